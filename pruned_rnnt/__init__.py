@@ -1,0 +1,1 @@
+"""Pruned RNN-T: transducer losses and training for PyTorch."""
