@@ -1,0 +1,125 @@
+"""The configuration loader: merging, and errors which name the key or the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pruned_rnnt.config import (
+    ConfigError,
+    differences,
+    from_dict,
+    load_config,
+    to_dict,
+    to_yaml,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimiser:
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-3
+    betas: tuple[float, ...] = (0.9, 0.98)
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ValueError(f"optimiser.learning_rate is {self.learning_rate}, needs > 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    seed: int = 0
+    optimiser: Optimiser = field(default_factory=Optimiser)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_defaults_then_yaml_then_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "seed: 3\noptimiser:\n  learning_rate: 2e-3\n")
+    config = load_config(Experiment, path, ["seed=5", "optimiser.betas=[0.8,0.9]"])
+    assert config.seed == 5
+    assert config.optimiser.learning_rate == 2e-3
+    assert config.optimiser.betas == (0.8, 0.9)
+    assert config.optimiser.name == "adamw"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+
+
+def test_base_file_comes_first(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", "seed: 3\noptimiser: {learning_rate: 0.1}\n")
+    path = write(tmp_path / "top.yaml", "base: base.yaml\nseed: 4\n")
+    config = load_config(Experiment, path)
+    assert (config.seed, config.optimiser.learning_rate) == (4, 0.1)
+
+
+def test_base_circle_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "base: a.yaml\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml.*back to the file itself"):
+        load_config(Experiment, path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimiser.learing_rate=1", "did you mean 'optimiser.learning_rate'"),
+        ("learning_rate=1", "did you mean 'optimiser.learning_rate'"),
+        ("optimizer.learning_rate=1", "did you mean 'optimiser"),
+        ("sed=1", "unknown key 'sed'; did you mean 'seed'"),
+        ("zzzzzz=1", "unknown key 'zzzzzz'$"),
+        ("seed=abc", "'seed'.*'abc'"),
+        ("optimiser=3", "'optimiser=3'"),
+        ("optimiser.name=adam", r"optimiser\.name.*adamw"),
+        ("optimiser.betas=[1,q]", r"optimiser\.betas"),
+        ("optimiser.learning_rate=-1", r"optimiser\.learning_rate is -1"),
+        ("seed", "not of the form section.key=value"),
+        ("=3", "not of the form section.key=value"),
+        ("seed=[1", "cannot be read"),
+    ],
+)
+def test_errors_name_the_key(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config(Experiment, None, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: [1\n", "not readable as YAML"),
+        ("- 1\n- 2\n", "at the top level"),
+        ("base: absent.yaml\n", r"config file not found.*absent\.yaml"),
+        ("optimiser:\n  lerning_rate: 1\n", r"bad\.yaml.*did you mean"),
+    ],
+)
+def test_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(Experiment, write(tmp_path / "bad.yaml", text))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not found: .*nowhere\.yaml"):
+        load_config(Experiment, tmp_path / "nowhere.yaml")
+
+
+def test_round_trips(tmp_path: Path) -> None:
+    config = load_config(Experiment, None, ["optimiser.clip=2.5", "seed=9"])
+    assert from_dict(Experiment, to_dict(config)) == config
+    assert load_config(Experiment, write(tmp_path / "c.yaml", to_yaml(config))) == config
+
+
+def test_differences_name_keys() -> None:
+    old = load_config(Experiment)
+    new = load_config(Experiment, None, ["optimiser.learning_rate=0.5"])
+    assert differences(old, old) == []
+    assert differences(old, new) == ["optimiser.learning_rate: 0.001 -> 0.5"]
+    assert differences({"a": {"b": 1}}, {"c": 2}) == [
+        "a.b: 1 -> (absent)",
+        "c: (absent) -> 2",
+    ]
