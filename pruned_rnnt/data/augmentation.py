@@ -1,0 +1,192 @@
+"""Random changes of log-mel features, one utterance at a time.
+
+Axes: T feature frames, F mel bins. Features are natural logarithms of mel energies, so adding to
+them is a gain, and sound that is mixed in adds energies: log(exp(a) + exp(b)).
+
+What is drawn for an utterance depends on (seed, epoch, cut id) alone. Batches, workers, ranks
+and a resumed run therefore see the same augmented utterance, and no random state needs saving.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from lhotse.dataset import SpecAugment
+from torch import Tensor
+
+# A decibel of energy in natural-log units.
+LOG_ENERGY_PER_DB = math.log(10.0) / 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecAugmentConfig:
+    """SpecAugment (Park et al. 2019, arXiv 1904.08779) as lhotse computes it.
+
+    time_warp: frames of the largest warp; utterances shorter than twice that are not warped.
+    """
+
+    enabled: bool = True
+    probability: float = 0.9
+    time_warp: int = 80
+    feature_masks: int = 2
+    feature_mask_size: int = 27
+    frame_masks: int = 10
+    frame_mask_size: int = 100
+    max_masked_fraction: float = 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig:
+    """Augmentation of the training features; zero switches a change off.
+
+    tempo: 0.1 stretches time by a factor between 0.9 and 1.1, leaving the spectrum alone.
+    frequency_warp: 0.1 stretches the frequency axis by a factor between 0.9 and 1.1, as vocal
+        tracts of other lengths do.
+    tilt_db: largest rise or fall in dB from the lowest to the highest mel bin (microphones).
+    volume_db: largest gain or loss in dB.
+    noise_probability, noise_snr_db: how often stationary coloured noise is added, and the range of
+        its signal-to-noise ratio.
+    noise_cuts: path of a lhotse CutSet of noises (`*.jsonl.gz`) to mix in, with stored features if
+        the speech has them; used with the probability and range of its own.
+    """
+
+    spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
+    tempo: float = 0.0
+    frequency_warp: float = 0.0
+    tilt_db: float = 0.0
+    volume_db: float = 0.0
+    noise_probability: float = 0.0
+    noise_snr_db: tuple[float, float] = (10.0, 30.0)
+    noise_cuts: str = ""
+    noise_cuts_probability: float = 0.5
+    noise_cuts_snr_db: tuple[float, float] = (10.0, 20.0)
+
+
+def derived_seed(*parts: object) -> int:
+    """A 32-bit seed from anything printable, equal in every process and run."""
+    text = "\x00".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+class FeatureAugmenter:
+    """Applies an AugmentationConfig to one utterance's features."""
+
+    def __init__(self, config: AugmentationConfig, *, seed: int) -> None:
+        self.config = config
+        self.seed = seed
+        spec = config.spec_augment
+        self._spec_augment = (
+            SpecAugment(
+                time_warp_factor=spec.time_warp,
+                num_feature_masks=spec.feature_masks,
+                features_mask_size=spec.feature_mask_size,
+                # lhotse divides by the number of masks; one mask of width 0 is none.
+                num_frame_masks=max(1, spec.frame_masks),
+                frames_mask_size=spec.frame_mask_size if spec.frame_masks > 0 else 1,
+                max_frames_mask_fraction=spec.max_masked_fraction,
+                p=spec.probability,
+            )
+            if spec.enabled
+            else None
+        )
+
+    def __call__(self, features_TF: Tensor, *, epoch: int, cut_id: str) -> Tensor:
+        """float32 (T, F) -> float32 (T', F); T' differs from T only when `tempo` is set."""
+        config = self.config
+        seed = derived_seed(self.seed, epoch, cut_id)
+        rng = np.random.default_rng(seed)
+        if config.tempo > 0:
+            features_TF = stretch_time(features_TF, 1 + rng.uniform(-config.tempo, config.tempo))
+        if config.frequency_warp > 0:
+            factor = 1 + rng.uniform(-config.frequency_warp, config.frequency_warp)
+            features_TF = warp_frequency(features_TF, factor)
+        if rng.uniform() < config.noise_probability:
+            features_TF = add_noise(features_TF, rng.uniform(*config.noise_snr_db), rng)
+        gain_db = rng.uniform(-config.volume_db, config.volume_db)
+        tilt_db = rng.uniform(-config.tilt_db, config.tilt_db)
+        if gain_db != 0 or tilt_db != 0:
+            gain_F = gain_db + tilt_db * torch.linspace(-0.5, 0.5, features_TF.shape[1])
+            features_TF = features_TF + gain_F * LOG_ENERGY_PER_DB
+        # lhotse cannot draw a time mask in an utterance too short for a mask of one frame.
+        long_enough = features_TF.shape[0] * config.spec_augment.max_masked_fraction >= 1
+        if self._spec_augment is not None and long_enough:
+            with seeded_global_rngs(seed):
+                features_TF = self._spec_augment(features_TF[None])[0]
+        return features_TF
+
+
+def stretch_time(features_TF: Tensor, tempo: float) -> Tensor:
+    """Resamples (T, F) linearly to round(T / tempo) frames: `tempo` > 1 speaks faster."""
+    frames = max(1, round(features_TF.shape[0] / tempo))
+    stretched_1FT = torch.nn.functional.interpolate(
+        features_TF.T[None], size=frames, mode="linear", align_corners=False
+    )
+    return stretched_1FT[0].T.contiguous()
+
+
+def warp_frequency(
+    features_TF: Tensor, factor: float, *, sampling_rate: int = 16000, low_hz: float = 20.0
+) -> Tensor:
+    """Moves what was at frequency f to about f * factor, on the mel axis of (T, F) features.
+
+    The map is linear up to a knee and bends from there so that the highest bin stays where it is
+    (the piecewise-linear warp of Lee and Rose 1996, as in vocal tract length perturbation).
+    """
+    bins = features_TF.shape[1]
+    high_hz = sampling_rate / 2 - 400.0
+    mel_F = np.linspace(_mel(low_hz), _mel(high_hz), bins + 2)[1:-1]
+    hz_F = 700.0 * (np.exp(mel_F / 1127.0) - 1.0)
+    top_hz = hz_F[-1]
+    knee_hz = 0.8 * top_hz * min(1.0, factor)
+    # The source frequency of each target bin.
+    source_hz_F = np.interp(hz_F, [0.0, knee_hz, top_hz], [0.0, knee_hz / factor, top_hz])
+    position_F = np.clip(np.interp(_mel(source_hz_F), mel_F, np.arange(bins)), 0, bins - 1)
+    left_F = torch.from_numpy(np.minimum(position_F.astype(np.int64), bins - 2))
+    weight_F = torch.from_numpy((position_F - left_F.numpy()).astype(np.float32))
+    return features_TF[:, left_F] * (1 - weight_F) + features_TF[:, left_F + 1] * weight_F
+
+
+def _mel(hz: float | np.ndarray) -> np.ndarray:
+    return 1127.0 * np.log1p(np.asarray(hz) / 700.0)
+
+
+def add_noise(features_TF: Tensor, snr_db: float, rng: np.random.Generator) -> Tensor:
+    """Adds stationary noise of a random smooth colour to (T, F), `snr_db` below the mean energy."""
+    frames, bins = features_TF.shape
+    colour_db_F = np.interp(np.linspace(0, 4, bins), np.arange(5), rng.uniform(-10.0, 10.0, size=5))
+    # Energies of a noise fluctuate from frame to frame; a mel bin averages several of them.
+    fluctuation_TF = rng.gamma(4.0, 0.25, size=(frames, bins))
+    noise_TF = torch.from_numpy(
+        (colour_db_F * LOG_ENERGY_PER_DB + np.log(fluctuation_TF)).astype(np.float32)
+    )
+    speech_level = torch.logsumexp(features_TF.flatten(), 0)
+    noise_level = torch.logsumexp(noise_TF.flatten(), 0)
+    noise_TF += speech_level - noise_level - snr_db * LOG_ENERGY_PER_DB
+    return torch.logaddexp(features_TF, noise_TF)
+
+
+@contextmanager
+def seeded_global_rngs(seed: int) -> Iterator[None]:
+    """Seeds the global generators of Python, numpy and torch (CPU), and gives their state back.
+
+    SpecAugment draws from all three.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - lhotse draws from the global generator
+    torch_state = torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.set_rng_state(torch_state)

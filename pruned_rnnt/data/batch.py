@@ -1,0 +1,84 @@
+"""One batch of utterances, as the model takes it.
+
+Axes: N batch, T feature frames (10 ms), F mel bins, U symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignedWord:
+    """A reference word and where it is spoken, in seconds from the start of the utterance."""
+
+    word: str
+    start: float
+    duration: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Features, targets and what is known about each utterance, longest utterance first.
+
+    features_NTF: float32 log-mel energies, padded with the log of a tiny energy.
+    feature_lengths_N: int64, frames of each utterance; stays on the CPU.
+    targets_NU: int32 symbol ids, padded with the blank 0.
+    target_lengths_N: int32, symbols of each utterance; stays on the CPU.
+    texts, ids: reference and cut id of each utterance.
+    durations: seconds of each utterance.
+    words: the reference words with their times; empty for an utterance without an alignment.
+        Times are those of the recording: augmentation that bends time does not change them.
+    """
+
+    features_NTF: Tensor
+    feature_lengths_N: Tensor
+    targets_NU: Tensor
+    target_lengths_N: Tensor
+    texts: tuple[str, ...]
+    ids: tuple[str, ...]
+    durations: tuple[float, ...]
+    words: tuple[tuple[AlignedWord, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with features and targets on `device`; lengths stay on the CPU."""
+        return replace(
+            self,
+            features_NTF=self.features_NTF.to(device, non_blocking=True),
+            targets_NU=self.targets_NU.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory (called by torch's DataLoader)."""
+        return replace(
+            self,
+            features_NTF=self.features_NTF.pin_memory(),
+            targets_NU=self.targets_NU.pin_memory(),
+        )
+
+
+def pad_targets(targets: Sequence[Sequence[int]], blank: int = 0) -> tuple[Tensor, Tensor]:
+    """Symbol ids -> targets_NU int32 padded with `blank`, target_lengths_N int32."""
+    target_lengths_N = torch.tensor([len(ids) for ids in targets], dtype=torch.int32)
+    longest = max((len(ids) for ids in targets), default=0)
+    targets_NU = torch.full((len(targets), longest), blank, dtype=torch.int32)
+    for row_U, ids in zip(targets_NU, targets, strict=True):
+        row_U[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return targets_NU, target_lengths_N
+
+
+def pad_features(features: Sequence[Tensor], value: float) -> tuple[Tensor, Tensor]:
+    """N float matrices (T_n, F) -> features_NTF float32 padded with `value`, lengths_N int64."""
+    lengths_N = torch.tensor([f.shape[0] for f in features], dtype=torch.int64)
+    shape = (len(features), int(lengths_N.max()), features[0].shape[1])
+    features_NTF = torch.full(shape, value, dtype=torch.float32)
+    for row_TF, feature_TF in zip(features_NTF, features, strict=True):
+        row_TF[: feature_TF.shape[0]] = feature_TF
+    return features_NTF, lengths_N

@@ -1,0 +1,115 @@
+"""The prepared data folder: what every recipe writes and training reads.
+
+    DIR/train_cuts.jsonl.gz   one lhotse CutSet a split (train, dev, test, ...)
+    DIR/features/  DIR/audio/ what the cuts point at, by paths relative to DIR
+    DIR/tokens/               tokens.model and tokens.txt
+    DIR/prepare.json          what was made from what, and what was left out and why
+
+Paths inside are relative, so the folder can be moved.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lhotse import CutSet
+
+from pruned_rnnt.data.tokens import Tokenizer
+
+REPORT_NAME = "prepare.json"
+
+
+@dataclass(frozen=True)
+class PreparedFolder:
+    """Reads a prepared folder at `path`."""
+
+    path: Path
+
+    def splits(self) -> list[str]:
+        """Names of the splits on disk, sorted."""
+        suffix = "_cuts.jsonl.gz"
+        return sorted(file.name.removesuffix(suffix) for file in self.path.glob(f"*{suffix}"))
+
+    def cuts_path(self, split: str) -> Path:
+        return self.path / f"{split}_cuts.jsonl.gz"
+
+    def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
+        """The cuts of a split, with paths made absolute. `lazy` reads them as they are needed.
+
+        Raises FileNotFoundError naming the file and the splits that exist.
+        """
+        path = self.cuts_path(split)
+        if not path.is_file():
+            found = ", ".join(self.splits()) or "none"
+            raise FileNotFoundError(
+                f"no split {split!r} at {path} (splits found: {found}): run `pruned-rnnt prepare`"
+            )
+        cuts = CutSet.from_jsonl_lazy(path)
+        root = str(self.path.resolve())
+        cuts = cuts.map(_PathPrefix(root))
+        return cuts if lazy else cuts.to_eager()
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; FileNotFoundError when there is none."""
+        return Tokenizer.load(self.path / "tokens")
+
+    def report(self) -> dict[str, Any]:
+        """prepare.json."""
+        report: dict[str, Any] = json.loads((self.path / REPORT_NAME).read_text(encoding="utf-8"))
+        return report
+
+
+class _PathPrefix:
+    """Makes the relative paths of a cut absolute (a class, so that workers can pickle it)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def __call__(self, cut: Any) -> Any:
+        if cut.has_features:
+            cut = cut.with_features_path_prefix(self.root)
+        if cut.has_recording:
+            cut = cut.with_recording_path_prefix(self.root)
+        return cut
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Writes `folder`/prepare.json."""
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    (folder / REPORT_NAME).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def building(output: Path | str) -> Iterator[Path]:
+    """Yields an empty folder beside `output` that becomes `output` when all went well.
+
+    An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
+    it is still there, whole. Raises ValueError when `output` holds something else than prepared
+    data, so that no foreign files are ever deleted.
+    """
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"output must be a folder, got the file {output}")
+    if output.is_dir() and any(output.iterdir()) and not (output / REPORT_NAME).is_file():
+        raise ValueError(
+            f"output {output} exists and holds no {REPORT_NAME}: it was not made by "
+            "`pruned-rnnt prepare`; choose another folder or empty it"
+        )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f"{output.name}.unfinished")
+    replaced = output.with_name(f"{output.name}.replaced")
+    for leftover in (unfinished, replaced):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    unfinished.mkdir()
+    yield unfinished
+    if output.exists():
+        output.rename(replaced)
+    unfinished.rename(output)
+    shutil.rmtree(replaced, ignore_errors=True)

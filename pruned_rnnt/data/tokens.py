@@ -1,0 +1,146 @@
+"""Text to symbol ids and back: one SentencePiece model, whatever the kind of piece.
+
+Ids 0, 1 and 2 are `<blk>`, `<sos/eos>` and `<unk>` in every tokenizer, so the blank of the
+losses is 0 and the first real symbol is 3. Blank and sos/eos are control symbols: no text can
+ever produce them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import sentencepiece
+
+BLANK_SYMBOL = "<blk>"
+SOS_EOS_SYMBOL = "<sos/eos>"
+UNKNOWN_SYMBOL = "<unk>"
+BLANK_ID = 0
+SOS_EOS_ID = 1
+UNKNOWN_ID = 2
+
+TOKENIZER_KINDS = ("unigram", "bpe", "char", "word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """What `train_tokenizer` makes of a text.
+
+    kind: "unigram" or "bpe" (pieces of words), "char" (single characters) or "word".
+    vocab_size: number of symbols wanted, the three special ones included. It is an upper bound:
+        a small text may not hold that many pieces. "char" and "word" take all they see.
+    """
+
+    kind: Literal["unigram", "bpe", "char", "word"] = "unigram"
+    vocab_size: int = 500
+
+
+class Tokenizer:
+    """A trained SentencePiece model with the special symbols of this package.
+
+    Picklable, so that data workers can carry it.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """`model`: a serialised SentencePiece model whose ids 0, 1, 2 are the special symbols."""
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._model = model
+        special = [self._processor.id_to_piece(i) for i in range(min(3, len(self)))]
+        wanted = [BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_SYMBOL]
+        if special != wanted:
+            raise ValueError(
+                f"tokenizer model must have the symbols {wanted} at ids 0, 1, 2; got {special}"
+            )
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Tokenizer:
+        """Reads `folder`/tokens.model. Raises FileNotFoundError naming the missing file."""
+        path = Path(folder) / "tokens.model"
+        if not path.is_file():
+            raise FileNotFoundError(f"no tokenizer at {path}: run `pruned-rnnt prepare` first")
+        return cls(path.read_bytes())
+
+    def save(self, folder: Path | str) -> None:
+        """Writes `folder`/tokens.model and `folder`/tokens.txt (`SYMBOL ID` lines)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokens.model").write_bytes(self._model)
+        lines = (f"{symbol} {index}\n" for index, symbol in enumerate(self.symbols))
+        (folder / "tokens.txt").write_text("".join(lines), encoding="utf-8")
+
+    def __len__(self) -> int:
+        return int(self._processor.get_piece_size())
+
+    def __getstate__(self) -> bytes:
+        return self._model
+
+    def __setstate__(self, model: bytes) -> None:
+        Tokenizer.__init__(self, model)
+
+    @property
+    def symbols(self) -> list[str]:
+        """All symbols, in the order of their ids."""
+        return [self._processor.id_to_piece(i) for i in range(len(self))]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`. What the model never saw becomes `<unk>` (id 2)."""
+        ids: list[int] = self._processor.encode(text, out_type=int)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`. Blank and sos/eos are silent; `<unk>` shows as the word `<unk>`."""
+        size = len(self)
+        for index in ids:
+            if not 0 <= index < size:
+                raise ValueError(f"ids must lie in [0, {size}), got {index}")
+        return " ".join(str(self._processor.decode(list(ids))).split())
+
+
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Trains on `texts` in memory; the same texts in the same order give the same model.
+
+    Raises ValueError when there is no text, for an unknown kind, or when `vocab_size` cannot hold
+    the characters of the text.
+    """
+    if config.kind not in TOKENIZER_KINDS:
+        raise ValueError(f"tokenizer kind must be one of {TOKENIZER_KINDS}, got {config.kind!r}")
+    lines = [text for text in texts if text.strip()]
+    if not lines:
+        raise ValueError("train_tokenizer needs at least one text that is not empty, got none")
+    try:
+        return _train(lines, config.kind, config.vocab_size)
+    except RuntimeError as error:
+        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        if needed is None:
+            raise
+        raise ValueError(
+            f"vocab_size must be at least {needed.group(1)} (the characters of the text and three "
+            f"special symbols), got {config.vocab_size}"
+        ) from error
+
+
+def _train(lines: list[str], kind: str, vocab_size: int) -> Tokenizer:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        use_all_vocab=kind in ("char", "word"),
+        character_coverage=1.0,
+        control_symbols=[BLANK_SYMBOL, SOS_EOS_SYMBOL],
+        unk_id=UNKNOWN_ID,
+        unk_piece=UNKNOWN_SYMBOL,
+        unk_surface=f" {UNKNOWN_SYMBOL} ",
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return Tokenizer(model.getvalue())
