@@ -1,0 +1,189 @@
+"""Conformer encoder (Gulati et al. 2020, arXiv 2005.08100), small by default.
+
+Axes: N batch, T frames (after subsampling), F mel bins, E encoder width.
+
+Differences from the paper, and why: rotary instead of relative-bias positions (fewer operations,
+and one offset is all that a stream needs); LayerNorm instead of BatchNorm in the convolution
+module (an utterance's output must not depend on what else is in the batch). Padding never reaches
+a real frame: it is masked in attention and zeroed before each convolution over time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.attention import RotaryAttention, attention_mask, rotary_angles
+from pruned_rnnt.model.subsampling import ConvSubsampling, normalise_utterance, subsampled_length
+
+# Log-mel energies of speech lie about here; a fixed shift and scale keeps streaming possible.
+_LOG_MEL_MEAN = -7.0
+_LOG_MEL_SCALE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformerConfig:
+    """Size and behaviour of the encoder; frames are counted after subsampling by four.
+
+    chunk_size and left_chunks apply to a causal encoder only: a frame sees its own chunk and
+    left_chunks chunks before it (None: all).
+    """
+
+    num_mel_bins: int = 80
+    layers: int = 4
+    dim: int = 128
+    heads: int = 4
+    feedforward_dim: int = 384
+    kernel_size: int = 15
+    subsampling_channels: int = 16
+    dropout: float = 0.1
+    feature_norm: Literal["fixed", "utterance"] = "fixed"
+    causal: bool = False
+    chunk_size: int = 16
+    left_chunks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim % (2 * self.heads):
+            raise ValueError(
+                f"model.encoder.dim is {self.dim}, needs a multiple of 2 * heads = {2 * self.heads}"
+            )
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"model.encoder.kernel_size is {self.kernel_size}, needs an odd number"
+            )
+        if self.causal and self.feature_norm == "utterance":
+            raise ValueError(
+                "model.encoder.feature_norm is 'utterance', which needs the whole utterance; "
+                "a causal encoder needs 'fixed'"
+            )
+        if self.chunk_size < 1:
+            raise ValueError(f"model.encoder.chunk_size is {self.chunk_size}, needs at least 1")
+
+
+class Conformer(nn.Module):
+    """Features to encoder frames: subsampling by four, then Conformer layers."""
+
+    def __init__(self, config: ConformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.subsampling = ConvSubsampling(
+            config.num_mel_bins, config.subsampling_channels, config.dim
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(ConformerLayer(config) for _ in range(config.layers))
+
+    def forward(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch.
+
+        Args:
+            features_NTF: (N, T, F) log-mel energies; what lies beyond the length is ignored.
+            feature_lengths: (N,) integer, on any device; on the CPU they stay readable there
+                without waiting for the GPU.
+
+        Returns:
+            (N, T', E) with T' = (T - 7) // 4 + 1, and the (N,) lengths in such frames, on the
+            device of feature_lengths.
+
+        Raises:
+            ValueError: fewer than 7 frames, or another number of bins than configured.
+        """
+        config = self.config
+        if features_NTF.dim() != 3 or features_NTF.size(2) != config.num_mel_bins:
+            raise ValueError(
+                f"features has shape {tuple(features_NTF.shape)}, "
+                f"needs (N, T, {config.num_mel_bins})"
+            )
+        device = features_NTF.device
+        if config.feature_norm == "utterance":
+            normal_NTF = normalise_utterance(features_NTF, feature_lengths.to(device))
+        else:
+            normal_NTF = features_NTF - _LOG_MEL_MEAN
+        x_NTE = self.subsampling(normal_NTF * _LOG_MEL_SCALE)
+        lengths = subsampled_length(feature_lengths)
+        frames = x_NTE.size(1)
+        lengths_here = lengths.to(device)
+        padding_NT1 = (torch.arange(frames, device=device) >= lengths_here[:, None]).unsqueeze(-1)
+        mask_N1TT = attention_mask(
+            lengths_here, frames, config.chunk_size if config.causal else None, config.left_chunks
+        )
+        # Attention gives padding the weight 0, and 0 times NaN is NaN: no garbage goes further.
+        x_NTE = self.dropout(x_NTE.masked_fill(padding_NT1, 0.0))
+        angles = rotary_angles(frames, config.dim // config.heads, device)
+        for layer in self.layers:
+            x_NTE = layer(x_NTE, padding_NT1, mask_N1TT, angles)
+        return x_NTE, lengths
+
+
+class ConformerLayer(nn.Module):
+    """Half feed-forward, attention, convolution, half feed-forward; each on a residual branch."""
+
+    def __init__(self, config: ConformerConfig) -> None:
+        super().__init__()
+        dim = config.dim
+        self.feedforward_in = FeedForward(dim, config.feedforward_dim)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = RotaryAttention(dim, config.heads)
+        self.convolution = ConvolutionModule(dim, config.kernel_size, config.causal)
+        self.feedforward_out = FeedForward(dim, config.feedforward_dim)
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x_NTE: Tensor,
+        padding_NT1: Tensor,
+        mask_N1TT: Tensor,
+        angles: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        x_NTE = x_NTE + 0.5 * self.dropout(self.feedforward_in(x_NTE))
+        attended = self.attention(self.attention_norm(x_NTE), mask_N1TT, angles)
+        x_NTE = x_NTE + self.dropout(attended)
+        x_NTE = x_NTE + self.dropout(self.convolution(x_NTE, padding_NT1))
+        x_NTE = x_NTE + 0.5 * self.dropout(self.feedforward_out(x_NTE))
+        normed: Tensor = self.norm(x_NTE)
+        return normed
+
+
+class FeedForward(nn.Sequential):
+    """LayerNorm, wide layer with SiLU, back to E."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__(
+            nn.LayerNorm(dim), nn.Linear(dim, hidden_dim), nn.SiLU(), nn.Linear(hidden_dim, dim)
+        )
+
+
+class ConvolutionModule(nn.Module):
+    """LayerNorm, gated layer, depthwise convolution over time, LayerNorm, SiLU, linear layer.
+
+    A causal one sees kernel_size - 1 frames of the past and none of the future.
+    """
+
+    def __init__(self, dim: int, kernel_size: int, causal: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.pointwise_in = nn.Linear(dim, 2 * dim)
+        self.depthwise = nn.Conv1d(dim, dim, kernel_size, groups=dim)
+        self.depthwise_norm = nn.LayerNorm(dim)
+        self.pointwise_out = nn.Linear(dim, dim)
+        past = kernel_size - 1 if causal else kernel_size // 2
+        self.padding = (past, kernel_size - 1 - past)
+
+    def forward(self, x_NTE: Tensor, padding_NT1: Tensor) -> Tensor:
+        gated_NTE = functional.glu(self.pointwise_in(self.norm(x_NTE)), dim=-1)
+        padded_NTE = functional.pad(gated_NTE.masked_fill(padding_NT1, 0.0), (0, 0, *self.padding))
+        # As a 2-D convolution over (N, E, T, 1), whose channels-last layout is what we hold:
+        # no transposed copy, and five times as fast on a CPU.
+        mixed_NET1 = functional.conv2d(
+            padded_NTE.transpose(1, 2).unsqueeze(-1),
+            self.depthwise.weight.unsqueeze(-1),
+            self.depthwise.bias,
+            groups=self.depthwise.groups,
+        )
+        mixed_NTE = mixed_NET1.squeeze(-1).transpose(1, 2)
+        output: Tensor = self.pointwise_out(functional.silu(self.depthwise_norm(mixed_NTE)))
+        return output

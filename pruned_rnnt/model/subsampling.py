@@ -1,0 +1,67 @@
+"""Convolutional subsampling by four, in time, without padding.
+
+Axes: N batch, T frames, F mel bins, C channels, E encoder width.
+
+Output frame j sees exactly the input frames 4j .. 4j+6. Nothing is padded in time, so a frame of
+padding can only be seen by an output frame which is itself padding, and a stream of chunks gives
+the frames that the whole utterance gives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+SUBSAMPLING_FACTOR = 4
+# Input frames which one output frame sees, and so the shortest utterance there can be.
+RECEPTIVE_FIELD = 7
+
+
+def subsampled_length(lengths: Tensor) -> Tensor:
+    """Encoder frames of utterances with `lengths` feature frames; 0 where there are too few."""
+    return ((lengths - RECEPTIVE_FIELD) // SUBSAMPLING_FACTOR + 1).clamp(min=0)
+
+
+class ConvSubsampling(nn.Module):
+    """Two 3x3 convolutions of stride 2 over time and frequency, then a projection.
+
+    Args:
+        num_mel_bins: F, at least 7.
+        channels: C of both convolutions.
+        output_dim: E.
+    """
+
+    def __init__(self, num_mel_bins: int, channels: int, output_dim: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(1, channels, kernel_size=3, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, kernel_size=3, stride=2),
+            nn.ReLU(),
+        )
+        remaining_bins = ((num_mel_bins - 1) // 2 - 1) // 2
+        self.projection = nn.Linear(channels * remaining_bins, output_dim)
+
+    def forward(self, features_NTF: Tensor) -> Tensor:
+        """(N, T, F) -> (N, (T - 7) // 4 + 1, E).
+
+        Raises:
+            ValueError: T < 7.
+        """
+        if features_NTF.size(1) < RECEPTIVE_FIELD:
+            raise ValueError(
+                f"features has {features_NTF.size(1)} frames, the encoder needs at least "
+                f"{RECEPTIVE_FIELD}: pad shorter audio with silence"
+            )
+        maps_NCTF = self.convolutions(features_NTF.unsqueeze(1))
+        stacked = maps_NCTF.transpose(1, 2).flatten(2)
+        projected: Tensor = self.projection(stacked)
+        return projected
+
+
+def normalise_utterance(features_NTF: Tensor, lengths: Tensor) -> Tensor:
+    """Subtract each bin's mean over the utterance's own frames: removes level and channel."""
+    frames = torch.arange(features_NTF.size(1), device=features_NTF.device)
+    valid_NT1 = (frames[None, :] < lengths[:, None]).unsqueeze(-1)
+    total_N1F = features_NTF.masked_fill(~valid_NT1, 0.0).sum(dim=1, keepdim=True)
+    return features_NTF - total_N1F / lengths.clamp(min=1)[:, None, None]

@@ -1,0 +1,55 @@
+"""The stateless predictor: start context, negative symbols, and how far back it sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
+
+
+@pytest.mark.parametrize("context_size", [1, 2])
+def test_output_depends_on_the_last_symbols_alone(context_size: int) -> None:
+    predictor = StatelessPredictor(PredictorConfig(dim=8, context_size=context_size), 10)
+    targets = torch.tensor([[3, 4, 5, 6], [9, 4, 5, 7]], dtype=torch.int32)
+    output = predictor.forward_targets(targets)
+    assert output.shape == (2, 5, 8)
+    torch.testing.assert_close(output[0, 0], output[1, 0])
+    assert (output[0, 1] - output[1, 1]).abs().max() > 0
+    seen_first = context_size == 2
+    assert ((output[0, 2] - output[1, 2]).abs().max() > 0) == seen_first
+    torch.testing.assert_close(output[0, 3], output[1, 3])
+
+
+@pytest.mark.parametrize("context_size", [1, 2])
+def test_step_by_step_equals_all_at_once(context_size: int) -> None:
+    predictor = StatelessPredictor(PredictorConfig(dim=8, context_size=context_size), 10)
+    targets = torch.tensor([[3, 4, 5]])
+    output = predictor.forward_targets(targets)
+    context = predictor.start_context(1, torch.device("cpu"))
+    for u in range(4):
+        torch.testing.assert_close(predictor(context)[:, 0], output[:, u])
+        if u < 3:
+            context = torch.cat((context[:, 1:], targets[:, u : u + 1]), dim=1)
+
+
+def test_negative_symbols_embed_to_zero() -> None:
+    predictor = StatelessPredictor(PredictorConfig(dim=8), 10)
+    assert predictor.start_context(2, torch.device("cpu")).tolist() == [[-1, 0], [-1, 0]]
+    assert predictor(torch.tensor([[-1, -1]])).abs().max() == 0
+    with torch.no_grad():
+        predictor.embedding.weight[0] += 1.0
+    assert predictor(torch.tensor([[-1, -7]])).abs().max() == 0
+    assert predictor(torch.tensor([[0, -1]])).shape == (1, 1, 8)
+    predictor(torch.tensor([[-1, 4]])).sum().backward()
+    gradient = predictor.embedding.weight.grad
+    assert gradient is not None
+    assert gradient[0].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"context_size": 3}, "1 or 2"), ({"dim": 6}, "multiple of 4")]
+)
+def test_wrong_sizes_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PredictorConfig(**changes)
