@@ -1,0 +1,160 @@
+"""The best path through a transducer lattice: in which frame each symbol is emitted.
+
+Axes: N batch, T frames, U symbols, S band (S = U + 1 for a full lattice), D steps of the search.
+
+Both families of recursions (see `pruned_rnnt.loss`) become one search over steps:
+
+    best(d + 1, u) = max( best(d, u) + blank(d, u), best(d, u - 1) + emit(d, u - 1) )
+
+'regular' counts its steps along antidiagonals, d = t + u, where a blank and a symbol both take one
+step; the other types count frames, d = t, because there a symbol takes a frame too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pruned_rnnt.loss.results import Bounds
+
+_RNNT_TYPES = ("regular", "modified", "constrained", "rna")
+
+
+class Alignment(NamedTuple):
+    """frames: (N, U) int32, the frame of each symbol, -1 where there is none (u >= U_n, no path).
+
+    score: (N,), the log-probability of the best path, -inf where there is none.
+    """
+
+    frames: Tensor
+    score: Tensor
+
+
+def viterbi_alignment(
+    emit: Tensor,
+    blank: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    bounds: Bounds | None = None,
+    rnnt_type: str = "regular",
+) -> Alignment:
+    """Frame of each symbol on the most probable path; of equal paths the one that emits earliest.
+
+    Args:
+        emit, blank: (N, T, S) log-probabilities of emitting target u + 1 and of a blank in node
+            (t, u), with u = the column, or start(t) + column inside a band. Emissions of column
+            U_n are ignored.
+        logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
+        bounds: the band that the columns belong to; None for a full lattice, S = U + 1.
+        rnnt_type: 'regular', 'modified', 'constrained' or 'rna'.
+
+    Returns:
+        Alignment. With a band, frames is as wide as the longest target, else (N, S - 1).
+
+    Raises:
+        ValueError: an unknown rnnt_type, shapes that differ, or a band of another size.
+    """
+    if rnnt_type not in _RNNT_TYPES:
+        raise ValueError(f"rnnt_type is {rnnt_type!r}; it must be one of {', '.join(_RNNT_TYPES)}")
+    if emit.ndim != 3 or emit.shape != blank.shape:
+        raise ValueError(
+            f"emit has shape {tuple(emit.shape)} and blank {tuple(blank.shape)}; "
+            "both must be (N, T, S)"
+        )
+    frame_counts = logit_lengths.to(emit.device, torch.int64)
+    symbol_counts = target_lengths.to(emit.device, torch.int64)
+    emit, blank = emit.detach(), blank.detach()
+    if bounds is not None:
+        columns = int(symbol_counts.max()) + 1
+        emit = _unband(emit, bounds, columns)
+        blank = _unband(blank, bounds, columns)
+    emit = _without_forbidden_symbols(emit, blank, frame_counts, symbol_counts, rnnt_type)
+    last_step = frame_counts
+    if rnnt_type == "regular":
+        emit, blank = _antidiagonals(emit), _antidiagonals(blank)
+        last_step = frame_counts + symbol_counts
+    score, moved = _search(emit[:, :, :-1], blank, last_step, symbol_counts)
+    steps = _trace_back(moved, last_step, symbol_counts)
+    if rnnt_type == "regular":
+        # Step d = t + u emits symbol u in frame t.
+        steps = steps - torch.arange(steps.shape[1], device=steps.device)
+    reached = (score > -torch.inf)[:, None] & (
+        torch.arange(steps.shape[1], device=steps.device) < symbol_counts[:, None]
+    )
+    return Alignment(torch.where(reached, steps, -1).to(torch.int32), score)
+
+
+def _unband(rows_NTS: Tensor, bounds: Bounds, columns: int) -> Tensor:
+    """The band's rows at their place in the full lattice (N, T, columns); -inf outside the band."""
+    if bounds.start.shape != rows_NTS.shape[:2] or bounds.s_range != rows_NTS.shape[2]:
+        raise ValueError(
+            f"bounds are for (N, T, S) = {(*bounds.start.shape, bounds.s_range)}; "
+            f"emit and blank have shape {tuple(rows_NTS.shape)}"
+        )
+    offset = torch.arange(columns, device=rows_NTS.device) - bounds.start[:, :, None].long()
+    inside = (offset >= 0) & (offset < bounds.s_range)
+    values = rows_NTS.gather(2, offset.clamp(0, bounds.s_range - 1))
+    return torch.where(inside, values, -torch.inf)
+
+
+def _without_forbidden_symbols(
+    emit_NTU: Tensor, blank_NTU: Tensor, frame_counts: Tensor, symbol_counts: Tensor, rnnt_type: str
+) -> Tensor:
+    """Emission weights with -inf where no symbol may be emitted, and constrained's blank added."""
+    if rnnt_type == "constrained":
+        next_blank = torch.nn.functional.pad(blank_NTU[:, :, 1:], (0, 1), value=-torch.inf)
+        emit_NTU = emit_NTU + next_blank
+    # rna: the last transition is a blank, so the last frame emits nothing.
+    usable_frames = frame_counts - 1 if rnnt_type == "rna" else frame_counts
+    time = torch.arange(emit_NTU.shape[1], device=emit_NTU.device)
+    column = torch.arange(emit_NTU.shape[2], device=emit_NTU.device)
+    allowed = (time[None, :] < usable_frames[:, None])[:, :, None] & (
+        column[None, :] < symbol_counts[:, None]
+    )[:, None, :]
+    return torch.where(allowed, emit_NTU, -torch.inf)
+
+
+def _antidiagonals(rows_NTU: Tensor) -> Tensor:
+    """(N, T, U + 1) -> (N, T + U, U + 1): element (d, u) is (t = d - u, u), -inf outside."""
+    frame_count, columns = rows_NTU.shape[1:]
+    steps = torch.arange(frame_count + columns - 1, device=rows_NTU.device)
+    time = steps[:, None] - torch.arange(columns, device=rows_NTU.device)[None, :]
+    inside = (time >= 0) & (time < frame_count)
+    index = time.clamp(0, frame_count - 1)[None].expand(rows_NTU.shape[0], -1, -1)
+    return torch.where(inside, rows_NTU.gather(1, index), -torch.inf)
+
+
+def _search(
+    emit_NDU: Tensor, blank_NDU: Tensor, last_step: Tensor, symbol_counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Best scores (N,), and moved (N, D, U + 1): whether a symbol led to node (d + 1, u)."""
+    batch, steps, columns = blank_NDU.shape
+    best = blank_NDU.new_full((batch, columns), -torch.inf)
+    best[:, 0] = 0.0
+    score = blank_NDU.new_full((batch,), -torch.inf)
+    moved = torch.zeros(batch, steps, columns, dtype=torch.bool, device=blank_NDU.device)
+    for step in range(steps):
+        stay = best + blank_NDU[:, step]
+        move = torch.nn.functional.pad(best[:, :-1] + emit_NDU[:, step], (1, 0), value=-torch.inf)
+        moved[:, step] = move > stay
+        best = torch.maximum(stay, move)
+        final = best.gather(1, symbol_counts[:, None]).squeeze(1)
+        score = torch.where(last_step == step + 1, final, score)
+    return score, moved
+
+
+def _trace_back(moved_NDU: Tensor, last_step: Tensor, symbol_counts: Tensor) -> Tensor:
+    """(N, U) int64: the step in which each symbol was emitted on the best path."""
+    batch, steps, columns = moved_NDU.shape
+    emitted = torch.full((batch, columns), -1, device=moved_NDU.device)
+    column = symbol_counts.clone()
+    for step in range(steps - 1, -1, -1):
+        by_symbol = moved_NDU[:, step].gather(1, column[:, None]).squeeze(1) & (step < last_step)
+        column = column - by_symbol.long()
+        here = torch.where(by_symbol, step, emitted.gather(1, column[:, None]).squeeze(1))
+        emitted.scatter_(1, column[:, None], here[:, None])
+    return emitted[:, : columns - 1]

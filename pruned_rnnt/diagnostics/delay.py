@@ -1,0 +1,69 @@
+"""When symbols are emitted, and how late that is against a reference.
+
+Axes: N batch, T frames, U symbols.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pruned_rnnt.loss.results import Occupancy
+
+
+class SymbolDelay(NamedTuple):
+    """In frames; NaN where there is no symbol (u >= U_n) or no path.
+
+    frames: (N, U), the expected emission frame of each symbol.
+    delay: (N, U), frames minus the reference.
+    mean: scalar, the mean delay over all symbols of the batch; NaN if there are none.
+    """
+
+    frames: Tensor
+    delay: Tensor
+    mean: Tensor
+
+
+def mean_symbol_delay(
+    occupancy: Occupancy,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    reference_frames: Tensor | None = None,
+) -> SymbolDelay:
+    """Expected emission frame of each symbol, sum_t t emit(t, u) / sum_t emit(t, u), and its delay.
+
+    Args:
+        occupancy: emit (N, T, U + 1), the posterior of emitting symbol u + 1 in frame t.
+        logit_lengths, target_lengths: (N,).
+        reference_frames: (N, U), when each symbol ends in truth, in (fractions of) encoder frames;
+            NaN for a symbol without a known time. Without it delays count from frame 0.
+
+    Returns:
+        SymbolDelay. Multiply by the seconds of an encoder frame for seconds.
+
+    Raises:
+        ValueError: reference_frames is not (N, U).
+    """
+    emit_NTU = occupancy.emit[:, :, :-1]
+    batch, frame_count, symbol_count = emit_NTU.shape
+    if reference_frames is None:
+        reference_frames = emit_NTU.new_zeros(batch, symbol_count)
+    elif reference_frames.shape != (batch, symbol_count):
+        raise ValueError(
+            f"reference_frames has shape {tuple(reference_frames.shape)}; "
+            f"it must be (N, U) = {(batch, symbol_count)}"
+        )
+    device = emit_NTU.device
+    time = torch.arange(frame_count, device=device)
+    in_time = time[None, :] < logit_lengths.to(device)[:, None]
+    emit_NTU = torch.where(in_time[:, :, None], emit_NTU, 0.0)
+    mass = emit_NTU.sum(dim=1)
+    symbols = torch.arange(symbol_count, device=device)
+    known = (symbols[None, :] < target_lengths.to(device)[:, None]) & (mass > 0)
+    expected = (emit_NTU * time[None, :, None]).sum(dim=1) / torch.where(known, mass, 1.0)
+    frames = torch.where(known, expected, torch.nan)
+    delay = frames - reference_frames.to(frames)
+    return SymbolDelay(frames, delay, delay.nanmean())

@@ -1,0 +1,244 @@
+"""A picture of one utterance's lattice: occupancy, the band that pruning kept, the alignment.
+
+Drawn through matplotlib's object interface: no pyplot, no global state, no display. matplotlib is
+imported when the first figure is drawn.
+
+Axes: N batch, T frames, U symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.diagnostics.alignment import Alignment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pruned_rnnt.loss.results import Bounds, Occupancy
+
+_PAPER = "#ffffff"
+_INK = "#20242c"
+_FAINT_INK = "#6b7280"
+_BAND = "#f08c00"
+_BAND_TINT = "#fff5e6"
+_PATH = "#c2255c"
+# Nothing through teal to near black: the band's tint shows where there is no probability.
+_COLOURS = ("#e4f4f300", "#cfe9e8c0", "#9fd3d0", "#4aa5a8", "#1b6f7d", "#123f55", "#0b1d33")
+# Posteriors span decades; this exponent shows 1% as a visible tint.
+_GAMMA = 0.45
+_MAX_TOKEN_LABELS = 48
+
+
+def lattice_figure(
+    occupancy: Occupancy,
+    bounds: Bounds | None = None,
+    alignment: Alignment | Tensor | None = None,
+    *,
+    index: int = 0,
+    logit_length: int | None = None,
+    target_length: int | None = None,
+    tokens: Sequence[str] | None = None,
+    title: str | None = None,
+    frame_seconds: float | None = None,
+) -> Figure:
+    """Draw the lattice of one utterance.
+
+    The image is the posterior probability that a path visits node (t, u); the outline is the band;
+    the line is the alignment, with a dot where a symbol is emitted.
+
+    Args:
+        occupancy: emit, blank (N, T, U + 1), e.g. from `rnnt_loss_simple`.
+        bounds: the band, start (N, T) and s_range.
+        alignment: from `viterbi_alignment`, or frames (N, U), or the frames (U,) of this utterance.
+        index: which utterance of the batch.
+        logit_length, target_length: T_n and U_n of this utterance; default: as padded.
+        tokens: the target's symbols as text, for the vertical axis; at least U_n of them.
+        title: above the picture.
+        frame_seconds: seconds of an encoder frame; adds an axis in seconds.
+
+    Returns:
+        A Figure; `figure.savefig(path)` and TensorBoard's `add_figure` take it.
+
+    Raises:
+        ValueError: index or lengths outside the occupancy, or fewer tokens than symbols.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    node_TU = _visits(occupancy, index, logit_length, target_length)
+    frame_count, columns = node_TU.shape
+    if tokens is not None and len(tokens) < columns - 1:
+        raise ValueError(
+            f"tokens has {len(tokens)} entries; it must have one for each of the "
+            f"{columns - 1} symbols"
+        )
+    figure = Figure(figsize=_size(frame_count, columns), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.set_facecolor(_PAPER)
+    axes = figure.add_subplot()
+    image = _draw_visits(axes, node_TU)
+    if bounds is not None:
+        _draw_band(axes, bounds, index, frame_count, columns)
+    if alignment is not None:
+        _draw_alignment(axes, alignment, index, frame_count, columns)
+    _dress(axes, frame_count, columns, tokens, title, frame_seconds)
+    bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=32, ticks=[0.0, 0.01, 0.1, 0.3, 0.6, 1])
+    bar.set_label("probability that a path passes", color=_FAINT_INK, fontsize=8)
+    bar.ax.tick_params(labelsize=7, colors=_FAINT_INK, length=2)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _visits(
+    occupancy: Occupancy, index: int, logit_length: int | None, target_length: int | None
+) -> Tensor:
+    """(T_n, U_n + 1) posterior of visiting each node, on the CPU, in [0, 1]."""
+    batch, padded_frames, padded_columns = occupancy.emit.shape
+    if not -batch <= index < batch:
+        raise ValueError(f"index is {index}; the batch has {batch} utterances")
+    frames = padded_frames if logit_length is None else int(logit_length)
+    symbols = padded_columns - 1 if target_length is None else int(target_length)
+    if not 1 <= frames <= padded_frames:
+        raise ValueError(f"logit_length is {frames}; it must be in 1..{padded_frames}")
+    if not 0 <= symbols < padded_columns:
+        raise ValueError(f"target_length is {symbols}; it must be in 0..{padded_columns - 1}")
+    node = occupancy.emit[index, :frames, : symbols + 1].detach().to("cpu", torch.float64)
+    node = node + occupancy.blank[index, :frames, : symbols + 1].detach().to("cpu", torch.float64)
+    return node.nan_to_num(0.0).clamp(0.0, 1.0)
+
+
+def _size(frame_count: int, columns: int) -> tuple[float, float]:
+    """Inches: wide enough for the frames, high enough for a label a symbol, within reason."""
+    width = min(max(4.5 + frame_count * 0.045, 6.5), 13.0)
+    height = min(max(1.6 + columns * 0.19, 3.2), 9.0)
+    return width, height
+
+
+def _draw_visits(axes: Axes, node_TU: Tensor) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    return axes.imshow(
+        node_TU.T.numpy(),
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        cmap=LinearSegmentedColormap.from_list("lattice", _COLOURS),
+        norm=PowerNorm(_GAMMA, vmin=0.0, vmax=1.0),
+        zorder=1,
+    )
+
+
+def _draw_band(axes: Axes, bounds: Bounds, index: int, frame_count: int, columns: int) -> None:
+    """The kept nodes, as one closed staircase: a tint below the image, an outline above it."""
+    from matplotlib.patches import Polygon
+
+    starts = bounds.start[index, :frame_count].tolist()
+    lower: list[tuple[float, float]] = []
+    upper: list[tuple[float, float]] = []
+    for frame, start in enumerate(starts):
+        top = min(start + bounds.s_range, columns) - 0.5
+        for x in (frame - 0.5, frame + 0.5):
+            lower.append((x, start - 0.5))
+            upper.append((x, top))
+    corners = lower + upper[::-1]
+    axes.add_patch(Polygon(corners, closed=True, facecolor=_BAND_TINT, linewidth=0, zorder=0))
+    axes.add_patch(
+        Polygon(
+            corners,
+            closed=True,
+            fill=False,
+            edgecolor=_BAND,
+            linewidth=1.1,
+            joinstyle="miter",
+            label=f"band kept by pruning, S = {bounds.s_range}",
+            zorder=2,
+        )
+    )
+
+
+def _draw_alignment(
+    axes: Axes, alignment: Alignment | Tensor, index: int, frame_count: int, columns: int
+) -> None:
+    """The best path as a staircase through the nodes, a dot at each emission."""
+    frames = alignment.frames if isinstance(alignment, Alignment) else alignment
+    row = frames[index] if frames.ndim == 2 else frames
+    emitted = [int(frame) for frame in row.tolist()[: columns - 1]]
+    if any(frame < 0 for frame in emitted):
+        return  # no path, nothing to draw
+    xs, ys = [0.0], [0.0]
+    for symbol, frame in enumerate(emitted):
+        xs += [frame, frame]
+        ys += [symbol, symbol + 1]
+    xs.append(frame_count - 1)
+    ys.append(len(emitted))
+    axes.plot(xs, ys, color=_PAPER, linewidth=2.6, alpha=0.8, solid_joinstyle="round", zorder=3)
+    axes.plot(
+        xs, ys, color=_PATH, linewidth=1.3, solid_joinstyle="round", label="best path", zorder=4
+    )
+    axes.scatter(
+        emitted,
+        [symbol + 1 for symbol in range(len(emitted))],
+        s=13,
+        color=_PATH,
+        edgecolors=_PAPER,
+        linewidths=0.7,
+        label="symbol emitted",
+        zorder=5,
+    )
+
+
+def _dress(
+    axes: Axes,
+    frame_count: int,
+    columns: int,
+    tokens: Sequence[str] | None,
+    title: str | None,
+    frame_seconds: float | None,
+) -> None:
+    """Limits, labels, ticks, legend: everything around the picture."""
+    axes.set_xlim(-0.5, frame_count - 0.5)
+    axes.set_ylim(-0.5, columns - 0.5)
+    axes.set_facecolor(_PAPER)
+    for spine in axes.spines.values():
+        spine.set_color("#d4d7dd")
+    axes.tick_params(colors=_FAINT_INK, labelsize=8, length=2.5)
+    axes.set_xlabel("encoder frame", color=_INK, fontsize=9)
+    if tokens is not None and columns - 1 <= _MAX_TOKEN_LABELS:
+        axes.set_yticks(range(columns), ["start", *(_printable(t) for t in tokens[: columns - 1])])
+        for label in axes.get_yticklabels():
+            label.set_color(_INK)
+        axes.set_ylabel("symbols emitted", color=_INK, fontsize=9)
+    else:
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylabel("number of symbols emitted", color=_INK, fontsize=9)
+    if frame_seconds is not None:
+        seconds = axes.secondary_xaxis(
+            "top", functions=(lambda x: x * frame_seconds, lambda x: x / frame_seconds)
+        )
+        seconds.set_xlabel("seconds", color=_FAINT_INK, fontsize=8)
+        seconds.tick_params(colors=_FAINT_INK, labelsize=7, length=2.5)
+        seconds.spines["top"].set_color("#d4d7dd")
+    if title is not None:
+        axes.set_title(title, color=_INK, fontsize=10.5, loc="left", pad=8)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(
+            loc="lower right",
+            fontsize=8,
+            frameon=True,
+            framealpha=0.92,
+            labelcolor=_INK,
+            edgecolor="#d4d7dd",
+            fancybox=False,
+            borderpad=0.7,
+        )
+
+
+def _printable(token: str) -> str:
+    """A token as it should stand on an axis: a light word boundary, no mathtext."""
+    return token.replace("\u2581", "_").replace("$", r"\$")

@@ -1,0 +1,183 @@
+"""How much probability mass the pruning band keeps, and whether it is wide enough.
+
+Axes: N batch, T frames, U symbols, S band. Occupancies are rows (N, T, U + 1): `emit` and `blank`
+hold the posterior probability that a path takes that arc out of node (t, u).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pruned_rnnt.loss.results import Bounds, Occupancy
+
+# A frame counts as covered by the columns that hold all but this share of its mass.
+_TAIL = 1e-3
+# Share of the frames that a suggested width has to cover.
+_COVERED_FRAMES = 0.99
+# Mass on the edges of the band above which the band is called too narrow.
+_EDGE_LIMIT = 0.02
+
+
+class RetainedMass(NamedTuple):
+    """Shares in [0, 1], each (N,): of all arcs, of the symbols' arcs, of the blanks' arcs."""
+
+    total: Tensor
+    emit: Tensor
+    blank: Tensor
+
+
+class BandEdgeMass(NamedTuple):
+    """Mass on the columns of the band beyond which the lattice goes on.
+
+    lower, upper: (N,), the share of the band's mass on its first and last column.
+    needed_s_range: the width that holds 99.9% of the mass in 99% of the frames of the batch.
+    advice: one sentence on whether s_range fits.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    needed_s_range: int
+    advice: str
+
+
+def retained_mass(
+    occupancy: Occupancy,
+    bounds: Bounds,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    rnnt_type: str = "regular",
+) -> RetainedMass:
+    """Share of the probability mass whose arcs lie inside the band.
+
+    An arc is kept when both of its nodes are in the band, as in the pruned recursion. 1 means that
+    pruning changes nothing; the share lost by `emit` is the mean share of symbols whose emission
+    is cut.
+
+    Args:
+        occupancy: of the full lattice, e.g. from `rnnt_loss_simple`; emit, blank (N, T, U + 1).
+        bounds: the band, start (N, T) and s_range.
+        logit_lengths, target_lengths: (N,).
+        rnnt_type: 'regular' emits within a frame; the other types advance a frame with a symbol.
+
+    Returns:
+        RetainedMass. An utterance without symbols has emit = 1.
+    """
+    valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
+    inside = _band_nodes(occupancy.emit, bounds)
+    # The last frame's arcs leave the lattice: they end in the final node, which is always kept.
+    frames = torch.arange(occupancy.emit.shape[1], device=inside.device)
+    is_last = (frames[None, :] >= logit_lengths.to(inside.device)[:, None] - 1)[:, :, None]
+    blank_kept = inside & (_next_frame(inside) | is_last)
+    above = _next_column(inside)
+    if rnnt_type == "regular":
+        emit_kept = inside & above
+    else:
+        emit_kept = inside & (_next_column(_next_frame(inside)) | is_last)
+    emit = torch.where(valid, occupancy.emit, 0.0)
+    blank = torch.where(valid, occupancy.blank, 0.0)
+    emit_share = _share(emit, emit_kept)
+    blank_share = _share(blank, blank_kept)
+    both = torch.cat((emit, blank), dim=2)
+    return RetainedMass(
+        _share(both, torch.cat((emit_kept, blank_kept), dim=2)), emit_share, blank_share
+    )
+
+
+def band_edge_mass(
+    occupancy: Occupancy, bounds: Bounds, logit_lengths: Tensor, target_lengths: Tensor
+) -> BandEdgeMass:
+    """Mass on the edges of the band: if it is large, paths press against the band.
+
+    Only edges that cut something count: the first column where start > 0, the last column where it
+    is below U_n.
+
+    Args:
+        occupancy: of the full lattice; emit, blank (N, T, U + 1).
+        bounds: the band, start (N, T) and s_range.
+        logit_lengths, target_lengths: (N,).
+
+    Returns:
+        BandEdgeMass with an advice on s_range.
+    """
+    valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
+    node_NTU = torch.where(valid, occupancy.emit + occupancy.blank, 0.0)
+    inside = _band_nodes(occupancy.emit, bounds)
+    columns = torch.arange(node_NTU.shape[2], device=node_NTU.device)
+    start = bounds.start.to(node_NTU.device)[:, :, None]
+    top = start + bounds.s_range - 1
+    last_symbol = target_lengths.to(node_NTU.device)[:, None, None]
+    lower = _share(node_NTU * inside, (columns == start) & (start > 0), empty=0.0)
+    upper = _share(node_NTU * inside, (columns == top) & (top < last_symbol), empty=0.0)
+    needed = _needed_s_range(node_NTU)
+    edge = float((lower + upper).mean())
+    return BandEdgeMass(lower, upper, needed, _advice(bounds.s_range, edge, needed))
+
+
+def _advice(s_range: int, edge: float, needed: int) -> str:
+    if edge > _EDGE_LIMIT and needed > s_range:
+        return (
+            f"s_range={s_range} is too small: {edge:.1%} of the probability lies on the edge of "
+            f"the band; {_COVERED_FRAMES:.0%} of the frames need {needed} columns, "
+            f"try s_range={needed}."
+        )
+    if needed + 2 <= s_range and edge <= _EDGE_LIMIT:
+        # One spare column keeps the band from cutting the next batch.
+        return (
+            f"s_range={s_range} is larger than needed: {edge:.1%} of the probability lies on the "
+            f"edge of the band; s_range={needed + 1} keeps {_COVERED_FRAMES:.0%} of the frames "
+            "whole and is faster."
+        )
+    return f"s_range={s_range} fits: {edge:.1%} of the probability lies on the edge of the band."
+
+
+def _needed_s_range(node_NTU: Tensor) -> int:
+    """Smallest width that covers all but a small tail of the mass in nearly every frame."""
+    total = node_NTU.sum(dim=2)
+    frames = total > 0
+    if not bool(frames.any()):
+        return 1
+    share = node_NTU / total.clamp_min(torch.finfo(total.dtype).tiny)[:, :, None]
+    cumulative = share.cumsum(dim=2)
+    first = (cumulative < _TAIL / 2).sum(dim=2)
+    last = (cumulative < 1 - _TAIL / 2).sum(dim=2).clamp_max(node_NTU.shape[2] - 1)
+    width = (last - first + 1)[frames].to(torch.float64)
+    return int(torch.quantile(width, _COVERED_FRAMES, interpolation="higher"))
+
+
+def _valid_nodes(rows_NTU: Tensor, logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+    """(N, T, U + 1) bool: t < T_n and u <= U_n."""
+    device = rows_NTU.device
+    frames = torch.arange(rows_NTU.shape[1], device=device)
+    columns = torch.arange(rows_NTU.shape[2], device=device)
+    in_time = frames[None, :] < logit_lengths.to(device)[:, None]
+    in_text = columns[None, :] <= target_lengths.to(device)[:, None]
+    return in_time[:, :, None] & in_text[:, None, :]
+
+
+def _band_nodes(rows_NTU: Tensor, bounds: Bounds) -> Tensor:
+    """(N, T, U + 1) bool: start(t) <= u < start(t) + S."""
+    columns = torch.arange(rows_NTU.shape[2], device=rows_NTU.device)
+    offset = columns - bounds.start.to(rows_NTU.device)[:, :, None]
+    return (offset >= 0) & (offset < bounds.s_range)
+
+
+def _next_frame(mask_NTU: Tensor) -> Tensor:
+    """The mask at (t + 1, u); False beyond the last frame."""
+    return torch.nn.functional.pad(mask_NTU[:, 1:], (0, 0, 0, 1))
+
+
+def _next_column(mask_NTU: Tensor) -> Tensor:
+    """The mask at (t, u + 1); False beyond the last column."""
+    return torch.nn.functional.pad(mask_NTU[:, :, 1:], (0, 1))
+
+
+def _share(mass: Tensor, kept: Tensor, empty: float = 1.0) -> Tensor:
+    """Kept mass over all mass, (N,); `empty` where there is no mass."""
+    total = mass.sum(dim=(1, 2))
+    part = torch.where(kept, mass, 0.0).sum(dim=(1, 2))
+    return torch.where(total > 0, part / total.clamp_min(torch.finfo(total.dtype).tiny), empty)

@@ -1,0 +1,86 @@
+"""Every path through a small lattice, one by one, in plain Python floats: the tests' oracle."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Arc(NamedTuple):
+    frame: int
+    column: int
+    is_symbol: bool
+
+
+class Rows(NamedTuple):
+    """Occupancy or log-probabilities in rows (N, T, U + 1)."""
+
+    emit: Tensor
+    blank: Tensor
+
+
+class Band(NamedTuple):
+    start: Tensor
+    s_range: int
+
+
+def paths(frames: int, symbols: int, rnnt_type: str) -> Iterator[list[Arc]]:
+    """All paths of a lattice with that many frames and symbols, by recursion over their arcs."""
+
+    def extend(frame: int, column: int) -> Iterator[list[Arc]]:
+        if frame == frames:
+            if column == symbols:
+                yield []
+            return
+        for rest in extend(frame + 1, column):
+            yield [Arc(frame, column, False), *rest]
+        if column < symbols and not (rnnt_type == "rna" and frame == frames - 1):
+            step = 0 if rnnt_type == "regular" else 1
+            for rest in extend(frame + step, column + 1):
+                yield [Arc(frame, column, True), *rest]
+
+    yield from extend(0, 0)
+
+
+def weight(path: list[Arc], emit: Tensor, blank: Tensor, rnnt_type: str) -> float:
+    """Log-probability of a path; emit, blank (T, U + 1) of one utterance."""
+    total = 0.0
+    for arc in path:
+        if not arc.is_symbol:
+            total += float(blank[arc.frame, arc.column])
+            continue
+        total += float(emit[arc.frame, arc.column])
+        if rnnt_type == "constrained":
+            total += float(blank[arc.frame, arc.column + 1])
+    return total
+
+
+def posteriors(
+    emit: Tensor, blank: Tensor, lengths: list[tuple[int, int]], rnnt_type: str = "regular"
+) -> Rows:
+    """Posterior of each arc, summed over paths; emit, blank (N, T, U + 1)."""
+    result = Rows(torch.zeros_like(emit), torch.zeros_like(blank))
+    for n, (frames, symbols) in enumerate(lengths):
+        scored = [
+            (path, weight(path, emit[n], blank[n], rnnt_type))
+            for path in paths(frames, symbols, rnnt_type)
+        ]
+        top = max(score for _, score in scored)
+        total = sum(math.exp(score - top) for _, score in scored)
+        for path, score in scored:
+            share = math.exp(score - top) / total
+            for arc in path:
+                target = result.emit if arc.is_symbol else result.blank
+                target[n, arc.frame, arc.column] += share
+    return result
+
+
+def random_rows(batch: int, frames: int, symbols: int, seed: int) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, frames, symbols + 1)
+    return Rows(
+        -3 * torch.rand(shape, generator=generator, dtype=torch.float64),
+        -3 * torch.rand(shape, generator=generator, dtype=torch.float64),
+    )

@@ -1,0 +1,111 @@
+"""viterbi_alignment against every path of small lattices."""
+
+import math
+
+import pytest
+import torch
+from lattice_paths import Band, paths, random_rows, weight
+
+from pruned_rnnt.diagnostics import viterbi_alignment
+
+LENGTHS = [(4, 3), (3, 0), (4, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
+@pytest.mark.parametrize("seed", range(5))
+def test_best_of_all_paths(rnnt_type: str, seed: int) -> None:
+    rows = random_rows(4, 4, 3, seed)
+    frames, symbols = (torch.tensor(x) for x in zip(*LENGTHS, strict=True))
+    result = viterbi_alignment(rows.emit, rows.blank, frames, symbols, rnnt_type=rnnt_type)
+    assert result.frames.shape == (4, 3)
+    assert result.frames.dtype == torch.int32
+    for n, (t_n, u_n) in enumerate(LENGTHS):
+        scored = [
+            (weight(p, rows.emit[n], rows.blank[n], rnnt_type), p)
+            for p in paths(t_n, u_n, rnnt_type)
+        ]
+        best, path = max(scored, key=lambda pair: pair[0])
+        emitted = [arc.frame for arc in path if arc.is_symbol]
+        assert result.score[n].item() == pytest.approx(best, abs=1e-12)
+        assert result.frames[n].tolist() == emitted + [-1] * (3 - u_n)
+
+
+def test_more_symbols_than_frames_is_regular_only() -> None:
+    rows = random_rows(1, 2, 4, seed=0)
+    lengths = torch.tensor([2]), torch.tensor([4])
+    regular = viterbi_alignment(rows.emit, rows.blank, *lengths)
+    assert sorted(regular.frames[0].tolist()) == regular.frames[0].tolist()
+    assert regular.score.isfinite().all()
+    for rnnt_type in ("modified", "constrained", "rna"):
+        none = viterbi_alignment(rows.emit, rows.blank, *lengths, rnnt_type=rnnt_type)
+        assert none.score.item() == -math.inf
+        assert none.frames[0].tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
+def test_band_is_the_full_lattice_with_the_rest_forbidden(rnnt_type: str) -> None:
+    rows = random_rows(3, 6, 4, seed=7)
+    frames, symbols = torch.tensor([6, 5, 6]), torch.tensor([4, 2, 0])
+    start = torch.tensor(
+        [[0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]], dtype=torch.int32
+    )
+    band = Band(start, 3)
+    columns = start[:, :, None] + torch.arange(3)
+    outside = columns > 4
+    index = columns.clamp(max=4).long()
+    emit_band = rows.emit.gather(2, index).masked_fill(outside, -math.inf)
+    blank_band = rows.blank.gather(2, index).masked_fill(outside, -math.inf)
+    inside = torch.zeros_like(rows.emit, dtype=torch.bool).scatter(2, index, True)
+    expected = viterbi_alignment(
+        rows.emit.masked_fill(~inside, -math.inf),
+        rows.blank.masked_fill(~inside, -math.inf),
+        frames,
+        symbols,
+        rnnt_type=rnnt_type,
+    )
+    got = viterbi_alignment(
+        emit_band, blank_band, frames, symbols, bounds=band, rnnt_type=rnnt_type
+    )
+    torch.testing.assert_close(got.score, expected.score)
+    assert got.frames.tolist() == expected.frames.tolist()
+    assert (got.score > -math.inf).all()
+
+
+def test_equal_paths_emit_early() -> None:
+    zeros = torch.zeros(1, 3, 2)
+    result = viterbi_alignment(zeros, zeros, torch.tensor([3]), torch.tensor([1]))
+    assert result.frames.tolist() == [[0]]
+
+
+def test_padding_is_not_looked_at() -> None:
+    rows = random_rows(1, 3, 2, seed=3)
+    padded = [torch.full((1, 6, 5), math.nan, dtype=torch.float64) for _ in range(2)]
+    for target, source in zip(padded, rows, strict=True):
+        target[:, :3, :3] = source
+    lengths = torch.tensor([3]), torch.tensor([2])
+    plain = viterbi_alignment(rows.emit, rows.blank, *lengths)
+    other = viterbi_alignment(*padded, *lengths)
+    assert other.frames[:, :2].tolist() == plain.frames.tolist()
+    assert other.score.item() == plain.score.item()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rnnt_type": "loose"}, "rnnt_type is 'loose'; it must be one of regular, modified"),
+        ({"blank": torch.zeros(1, 2, 2)}, r"blank \(1, 2, 2\); both must be \(N, T, S\)"),
+        (
+            {"bounds": Band(torch.zeros(1, 3, dtype=torch.int32), 2)},
+            r"bounds are for \(N, T, S\) = \(1, 3, 2\); emit and blank have shape \(1, 3, 3\)",
+        ),
+    ],
+)
+def test_bad_input(change: dict[str, object], message: str) -> None:
+    arguments = {
+        "emit": torch.zeros(1, 3, 3),
+        "blank": torch.zeros(1, 3, 3),
+        "logit_lengths": torch.tensor([3]),
+        "target_lengths": torch.tensor([2]),
+    }
+    with pytest.raises(ValueError, match=message):
+        viterbi_alignment(**{**arguments, **change})

@@ -1,0 +1,128 @@
+"""lattice_figure: what is drawn, where, and that nothing global is touched."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+from lattice_paths import Band, Rows, posteriors, random_rows
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Polygon
+
+from pruned_rnnt.diagnostics import lattice_figure, viterbi_alignment
+
+FRAMES = torch.tensor([4, 3])
+SYMBOLS = torch.tensor([3, 1])
+BAND = Band(torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]], dtype=torch.int32), 2)
+
+
+def example() -> tuple[Rows, Rows]:
+    rows = random_rows(2, 4, 3, seed=2)
+    return rows, posteriors(rows.emit, rows.blank, [(4, 3), (3, 1)])
+
+
+def image_of(figure: Figure) -> AxesImage:
+    (image,) = figure.axes[0].get_images()
+    return image
+
+
+def test_image_is_the_probability_of_visiting_each_node() -> None:
+    _, occupancy = example()
+    image = image_of(lattice_figure(occupancy, index=0))
+    expected = (occupancy.emit[0] + occupancy.blank[0]).T
+    torch.testing.assert_close(torch.from_numpy(image.get_array().filled()), expected)
+    # Every path passes the first node and the last.
+    assert expected[0, 0].item() == pytest.approx(1)
+    assert expected[-1, -1].item() == pytest.approx(1)
+
+
+def test_lengths_crop_the_picture() -> None:
+    _, occupancy = example()
+    figure = lattice_figure(occupancy, BAND, index=1, logit_length=3, target_length=1)
+    assert image_of(figure).get_array().shape == (2, 3)
+    assert figure.axes[0].get_xlim() == (-0.5, 2.5)
+    assert figure.axes[0].get_ylim() == (-0.5, 1.5)
+
+
+def test_band_and_alignment_stand_where_they_should() -> None:
+    rows, occupancy = example()
+    alignment = viterbi_alignment(rows.emit, rows.blank, FRAMES, SYMBOLS)
+    axes = lattice_figure(occupancy, BAND, alignment, title="one", frame_seconds=0.04).axes[0]
+    outlines = [p for p in axes.patches if isinstance(p, Polygon)]
+    assert len(outlines) == 2
+    corners = outlines[-1].get_xy().tolist()
+    assert corners[0] == [-0.5, -0.5]
+    assert [3.5, 1.5] in corners  # the lower edge of the last frame, start = 2
+    assert [3.5, 3.5] in corners  # and its upper edge
+    path = axes.lines[-1].get_xydata().tolist()
+    assert path[0] == [0, 0]
+    assert path[-1] == [3, 3]
+    dots = axes.collections[0].get_offsets().tolist()
+    assert dots == [[frame, u + 1] for u, frame in enumerate(alignment.frames[0].tolist())]
+    labels = axes.get_legend_handles_labels()[1]
+    assert set(labels) == {"best path", "symbol emitted", "band kept by pruning, S = 2"}
+    assert axes.get_title(loc="left") == "one"
+
+
+def test_tokens_label_the_rows() -> None:
+    _, occupancy = example()
+    axes = lattice_figure(occupancy, tokens=["▁a", "b", "$c$"]).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["start", "_a", "b", r"\$c\$"]
+
+
+@pytest.mark.parametrize("frames", [torch.tensor([1, 2, 2]), torch.tensor([[1, 2, 2], [0, 0, 0]])])
+def test_alignment_as_plain_frames(frames: torch.Tensor) -> None:
+    _, occupancy = example()
+    axes = lattice_figure(occupancy, alignment=frames).axes[0]
+    assert axes.collections[0].get_offsets().tolist() == [[1, 1], [2, 2], [2, 3]]
+
+
+def test_no_path_draws_no_line() -> None:
+    _, occupancy = example()
+    axes = lattice_figure(occupancy, alignment=torch.tensor([-1, -1, -1])).axes[0]
+    assert not axes.lines
+    assert axes.get_legend() is None
+
+
+@pytest.mark.parametrize(("frames", "symbols"), [(1, 0), (1, 3), (900, 120)])
+def test_any_size_can_be_saved(frames: int, symbols: int) -> None:
+    blank = torch.rand(1, frames, symbols + 1)
+    figure = lattice_figure(Rows(torch.zeros_like(blank), blank), tokens=["x"] * symbols)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=40)
+    assert file.getvalue().startswith(b"\x89PNG")
+
+
+def test_nan_and_bfloat16_are_drawn() -> None:
+    blank = torch.full((1, 3, 2), torch.nan, dtype=torch.bfloat16)
+    image = image_of(lattice_figure(Rows(torch.zeros_like(blank), blank)))
+    assert image.get_array().max() == 0
+
+
+def test_pyplot_is_not_touched() -> None:
+    code = (
+        "import sys, torch; from pruned_rnnt.diagnostics import lattice_figure\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "from collections import namedtuple\n"
+        "rows = namedtuple('Rows', 'emit blank')(torch.zeros(1, 3, 2), torch.ones(1, 3, 2))\n"
+        "lattice_figure(rows).canvas.draw()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"index": 2}, "index is 2; the batch has 2 utterances"),
+        ({"logit_length": 5}, r"logit_length is 5; it must be in 1\.\.4"),
+        ({"target_length": 4}, r"target_length is 4; it must be in 0\.\.3"),
+        ({"tokens": ["a"]}, "tokens has 1 entries; it must have one for each of the 3 symbols"),
+    ],
+)
+def test_bad_input(arguments: dict[str, object], message: str) -> None:
+    _, occupancy = example()
+    with pytest.raises(ValueError, match=message):
+        lattice_figure(occupancy, **arguments)

@@ -1,0 +1,125 @@
+"""retained_mass and band_edge_mass against path posteriors, and their advice in words."""
+
+import pytest
+import torch
+from lattice_paths import Band, Rows, paths, posteriors, random_rows
+from torch import Tensor
+
+from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
+
+LENGTHS = [(4, 3), (3, 1), (4, 0)]
+FRAMES = torch.tensor([4, 3, 4])
+SYMBOLS = torch.tensor([3, 1, 0])
+
+
+def occupancy_and_band(rnnt_type: str, s_range: int) -> tuple[Rows, Band]:
+    rows = random_rows(3, 4, 3, seed=11)
+    start = torch.tensor([[0, 0, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int32)
+    start = start.clamp(max=max(4 - s_range, 0))
+    return posteriors(rows.emit, rows.blank, LENGTHS, rnnt_type), Band(start, s_range)
+
+
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+@pytest.mark.parametrize("s_range", [2, 3])
+def test_retained_mass_is_that_of_the_arcs_inside(rnnt_type: str, s_range: int) -> None:
+    occupancy, band = occupancy_and_band(rnnt_type, s_range)
+    result = retained_mass(occupancy, band, FRAMES, SYMBOLS, rnnt_type=rnnt_type)
+    for n, (frames, symbols) in enumerate(LENGTHS):
+
+        def inside(t: int, u: int, n: int = n, frames: int = frames) -> bool:
+            if t == frames:  # the final node
+                return True
+            return 0 <= u - int(band.start[n, t]) < s_range
+
+        kept = {True: 0.0, False: 0.0}
+        mass = {True: 0.0, False: 0.0}
+        arcs = {arc for path in paths(frames, symbols, rnnt_type) for arc in path}
+        for arc in arcs:
+            source = occupancy.emit if arc.is_symbol else occupancy.blank
+            share = float(source[n, arc.frame, arc.column])
+            frame_step = 1 if rnnt_type != "regular" or not arc.is_symbol else 0
+            target = (arc.frame + frame_step, arc.column + int(arc.is_symbol))
+            mass[arc.is_symbol] += share
+            if inside(arc.frame, arc.column) and inside(*target):
+                kept[arc.is_symbol] += share
+        assert result.blank[n].item() == pytest.approx(kept[False] / mass[False])
+        if symbols:
+            assert result.emit[n].item() == pytest.approx(kept[True] / mass[True])
+        else:
+            assert result.emit[n].item() == 1.0
+        assert result.total[n].item() == pytest.approx(sum(kept.values()) / sum(mass.values()))
+    if s_range == 2:
+        assert result.total[0] < 0.99
+
+
+def test_a_band_of_all_columns_keeps_everything() -> None:
+    occupancy, band = occupancy_and_band("regular", 4)
+    result = retained_mass(occupancy, band, FRAMES, SYMBOLS)
+    for share in result:
+        torch.testing.assert_close(share, torch.ones(3, dtype=torch.float64))
+    edge = band_edge_mass(occupancy, band, FRAMES, SYMBOLS)
+    assert edge.lower.tolist() == [0.0] * 3
+    assert edge.upper.tolist() == [0.0] * 3
+
+
+def test_padding_counts_for_nothing() -> None:
+    occupancy, band = occupancy_and_band("regular", 2)
+    dirty = Rows(occupancy.emit.clone(), occupancy.blank.clone())
+    dirty.emit[1, 3:] = 9.0
+    dirty.blank[1, :, 2:] = 9.0
+    torch.testing.assert_close(
+        retained_mass(dirty, band, FRAMES, SYMBOLS),
+        retained_mass(occupancy, band, FRAMES, SYMBOLS),
+    )
+
+
+def staircase(spread: int) -> tuple[Rows, Tensor, Tensor]:
+    """40 frames, 20 symbols, the mass of each frame spread evenly over 2 * spread + 1 columns."""
+    centre = torch.arange(40)[:, None] / 2
+    near = (torch.arange(21)[None, :] - centre).abs() <= spread
+    blank = (near / near.sum(dim=1, keepdim=True)).to(torch.float64)[None]
+    return Rows(torch.zeros_like(blank), blank), torch.tensor([40]), torch.tensor([20])
+
+
+def centred_band(s_range: int) -> Band:
+    start = torch.arange(40) // 2 - s_range // 2
+    return Band(start.clamp(0, 21 - s_range)[None].to(torch.int32), s_range)
+
+
+@pytest.mark.parametrize(
+    ("spread", "s_range", "advice"),
+    [
+        (4, 5, "s_range=5 is too small: "),
+        (4, 5, "of the frames need 9 columns, try s_range=9."),
+        (2, 8, "s_range=8 is larger than needed: "),
+        (2, 8, "s_range=6 keeps 99% of the frames whole"),
+        (2, 6, "s_range=6 fits: "),
+    ],
+)
+def test_advice(spread: int, s_range: int, advice: str) -> None:
+    occupancy, frames, symbols = staircase(spread)
+    result = band_edge_mass(occupancy, centred_band(s_range), frames, symbols)
+    assert advice in result.advice
+
+
+def test_edge_mass_is_that_of_the_outer_columns() -> None:
+    occupancy, frames, symbols = staircase(4)
+    band = centred_band(5)
+    result = band_edge_mass(occupancy, band, frames, symbols)
+    lower = upper = inside = 0.0
+    for t, start in enumerate(band.start[0].tolist()):
+        row = occupancy.blank[0, t].tolist()
+        inside += sum(row[start : start + 5])
+        lower += row[start] if start > 0 else 0.0
+        upper += row[start + 4] if start + 4 < 20 else 0.0
+    assert result.lower.item() == pytest.approx(lower / inside)
+    assert result.upper.item() == pytest.approx(upper / inside)
+    assert result.needed_s_range == 9
+
+
+def test_no_mass_at_all() -> None:
+    rows = Rows(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
+    band = Band(torch.zeros(1, 2, dtype=torch.int32), 2)
+    result = band_edge_mass(rows, band, torch.tensor([2]), torch.tensor([1]))
+    assert result.needed_s_range == 1
+    assert not any(share.isnan().any() for share in result[:2])
