@@ -1,0 +1,44 @@
+"""What a search returns, and the log-probabilities that searches add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Logits of the joiner for projected encoder frames and projected predictor output.
+JoinerFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """One decoded symbol sequence.
+
+    symbols: ids, without blanks.
+    frames: the encoder frame at which each symbol was emitted.
+    score: natural log-probability; of the one path for greedy search, of all paths kept in the
+        beam for beam search.
+    """
+
+    symbols: tuple[int, ...]
+    frames: tuple[int, ...]
+    score: float
+
+
+def joint_log_probs(logits: Tensor, blank: int, hat: bool) -> Tensor:
+    """(..., V) logits -> float32 log-probabilities of blank and symbols.
+
+    With `hat` (arXiv 2003.07705) blank has its own sigmoid, and the symbols share the rest.
+    """
+    if not hat:
+        return logits.float().log_softmax(dim=-1)
+    logits = logits.float()
+    blank_logit = logits[..., blank : blank + 1]
+    is_blank = torch.arange(logits.size(-1), device=logits.device) == blank
+    symbols = logits.masked_fill(is_blank, float("-inf")).log_softmax(dim=-1)
+    return torch.where(
+        is_blank, functional.logsigmoid(blank_logit), functional.logsigmoid(-blank_logit) + symbols
+    )

@@ -1,0 +1,87 @@
+"""Word error rate: counts by type, and a bootstrap confidence interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """Reference and hypothesis of one utterance, as words (or characters)."""
+
+    id: str
+    reference: tuple[str, ...]
+    hypothesis: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorCounts:
+    """Errors of a set of utterances; `+` adds two sets."""
+
+    insertions: int = 0
+    deletions: int = 0
+    substitutions: int = 0
+    reference_words: int = 0
+
+    @property
+    def errors(self) -> int:
+        return self.insertions + self.deletions + self.substitutions
+
+    @property
+    def rate(self) -> float:
+        """Errors per reference word; 0 for no words without errors, infinite with some."""
+        if self.reference_words == 0:
+            return 0.0 if self.errors == 0 else float("inf")
+        return self.errors / self.reference_words
+
+    def __add__(self, other: ErrorCounts) -> ErrorCounts:
+        return ErrorCounts(
+            insertions=self.insertions + other.insertions,
+            deletions=self.deletions + other.deletions,
+            substitutions=self.substitutions + other.substitutions,
+            reference_words=self.reference_words + other.reference_words,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rate:.2%} [{self.errors} / {self.reference_words}, {self.insertions} ins, "
+            f"{self.deletions} del, {self.substitutions} sub]"
+        )
+
+
+def count_errors(transcripts: Sequence[Transcript]) -> ErrorCounts:
+    """Errors of the cheapest alignment of each utterance, summed."""
+    import kaldialign
+
+    total = ErrorCounts()
+    for transcript in transcripts:
+        distance = kaldialign.edit_distance(transcript.reference, transcript.hypothesis)
+        total += ErrorCounts(
+            insertions=distance["ins"],
+            deletions=distance["del"],
+            substitutions=distance["sub"],
+            reference_words=len(transcript.reference),
+        )
+    return total
+
+
+def confidence_interval(
+    transcripts: Sequence[Transcript], replications: int = 10000, seed: int = 0
+) -> tuple[float, float]:
+    """Lower and upper end of the 95% interval of the WER, utterances drawn with replacement.
+
+    Source: Bisani and Ney 2004, "Bootstrap estimates for confidence intervals in ASR performance
+    evaluation". (nan, nan) when no reference has a word.
+    """
+    import kaldialign
+
+    if not any(transcript.reference for transcript in transcripts):
+        return float("nan"), float("nan")
+    interval = kaldialign.bootstrap_wer_ci(
+        [list(transcript.reference) for transcript in transcripts],
+        [list(transcript.hypothesis) for transcript in transcripts],
+        replications=replications,
+        seed=seed,
+    )
+    return float(interval["ci95min"]), float(interval["ci95max"])

@@ -1,0 +1,138 @@
+"""Error counts and result files, to the letter."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from pruned_rnnt.decode.results import write_results
+from pruned_rnnt.decode.wer import ErrorCounts, Transcript, confidence_interval, count_errors
+
+
+def transcript(utterance: str, reference: str, hypothesis: str) -> Transcript:
+    return Transcript(
+        id=utterance, reference=tuple(reference.split()), hypothesis=tuple(hypothesis.split())
+    )
+
+
+EXAMPLE = [
+    transcript("utt-2", "one two three", "one too three"),
+    transcript("utt-1", "four five", "four"),
+    transcript("utt-3", "six", "six seven eight"),
+    transcript("utt-4", "a b c d", "x y c d"),
+    transcript("utt-5", "", ""),
+]
+
+RECOGS = """\
+utt-1:\tref=['four', 'five']
+utt-1:\thyp=['four']
+utt-2:\tref=['one', 'two', 'three']
+utt-2:\thyp=['one', 'too', 'three']
+utt-3:\tref=['six']
+utt-3:\thyp=['six', 'seven', 'eight']
+utt-4:\tref=['a', 'b', 'c', 'd']
+utt-4:\thyp=['x', 'y', 'c', 'd']
+utt-5:\tref=[]
+utt-5:\thyp=[]
+"""
+
+# ruff: noqa: W291 - the heading of the details ends in two spaces.
+ERRS = """\
+%WER = 60.00
+Errors: 2 insertions, 1 deletions, 3 substitutions, over 10 reference words (6 correct)
+Search below for sections starting with PER-UTT DETAILS:, SUBSTITUTIONS:, DELETIONS:, \
+INSERTIONS:, PER-WORD STATS:
+
+PER-UTT DETAILS: corr or (ref->hyp)  
+utt-1:\tfour (five->*)
+utt-2:\tone (two->too) three
+utt-3:\tsix (*->seven eight)
+utt-4:\t(a b->x y) c d
+utt-5:\t
+
+SUBSTITUTIONS: count ref -> hyp
+1   two -> too
+1   b -> y
+1   a -> x
+
+DELETIONS: count ref
+1   five
+
+INSERTIONS: count hyp
+1   seven
+1   eight
+
+PER-WORD STATS: word  corr tot_errs count_in_ref count_in_hyp
+y   0 1 0 1
+x   0 1 0 1
+two   0 1 1 0
+too   0 1 0 1
+seven   0 1 0 1
+five   0 1 1 0
+eight   0 1 0 1
+b   0 1 1 0
+a   0 1 1 0
+three   1 0 1 1
+six   1 0 1 1
+one   1 0 1 1
+four   1 0 1 1
+d   1 0 1 1
+c   1 0 1 1
+"""
+
+
+def test_files_are_as_icefall_writes_them(tmp_path: Path) -> None:
+    rate = write_results(tmp_path / "new", "test", "greedy", "greedy_search", EXAMPLE)
+    assert rate == 60.0
+    assert (tmp_path / "new/recogs-test-greedy.txt").read_text() == RECOGS
+    assert (tmp_path / "new/errs-test-greedy.txt").read_text() == ERRS
+    summary = (tmp_path / "new/wer-summary-test-greedy.txt").read_text()
+    assert summary == "settings\tWER\ngreedy_search\t60.0\n"
+
+
+def test_no_reference_words(tmp_path: Path) -> None:
+    only_empty = [transcript("a", "", "word")]
+    assert write_results(tmp_path, "test", "x", "greedy_search", only_empty) == 0.0
+    assert count_errors(only_empty).rate == math.inf
+    assert count_errors([transcript("a", "", "")]).rate == 0.0
+    assert all(math.isnan(end) for end in confidence_interval(only_empty))
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "insertions", "deletions", "substitutions"),
+    [
+        ("a b c", "a b c", 0, 0, 0),
+        ("a b c", "", 0, 3, 0),
+        ("", "a b", 2, 0, 0),
+        ("a b c", "a x c", 0, 0, 1),
+        ("a b c", "b c d", 1, 1, 0),
+        ("a", "b c", 1, 0, 1),
+    ],
+)
+def test_counts(
+    reference: str, hypothesis: str, insertions: int, deletions: int, substitutions: int
+) -> None:
+    counts = count_errors([transcript("u", reference, hypothesis)])
+    assert counts == ErrorCounts(
+        insertions=insertions,
+        deletions=deletions,
+        substitutions=substitutions,
+        reference_words=len(reference.split()),
+    )
+
+
+def test_counts_add_up() -> None:
+    halves = count_errors(EXAMPLE[:2]) + count_errors(EXAMPLE[2:])
+    assert halves == count_errors(EXAMPLE)
+    assert str(halves) == "60.00% [6 / 10, 2 ins, 1 del, 3 sub]"
+
+
+def test_confidence_interval_holds_the_rate_and_narrows_with_data() -> None:
+    def width(copies: int) -> float:
+        lower, upper = confidence_interval(EXAMPLE * copies, replications=500)
+        assert lower <= 0.6 <= upper
+        return upper - lower
+
+    assert 0 < width(30) < width(2)
