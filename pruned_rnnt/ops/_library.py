@@ -1,0 +1,43 @@
+"""The op library `pruned_rnnt`, and the one way an op enters it.
+
+A raw op writes into tensors its caller allocated and returns nothing, so that a failed allocation
+is torch's own OutOfMemoryError; it writes every element of every output, and it knows no autograd.
+The fallback is plain torch for every device; a compiled library, once loaded, takes over the
+devices it implements because the dispatcher prefers a kernel of the device itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+NAMESPACE = "pruned_rnnt"
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+RNNT_TYPES = {"regular": 0, "modified": 1, "constrained": 2, "rna": 3}
+REGULAR, MODIFIED, CONSTRAINED, RNA = RNNT_TYPES.values()
+
+# Names of all ops in the order of definition, each with its fallback: for the backend report, and
+# for tests that compare a compiled kernel with its fallback.
+FALLBACKS: dict[str, Callable[..., None]] = {}
+
+
+def _no_outputs(*_: object) -> None:
+    """The fake of every op: outputs come in as arguments, shapes are already known."""
+
+
+def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
+    """Adds an op `name(...) -> ()` with its fallback; returns the overload to call."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _no_outputs, lib=LIBRARY)
+    FALLBACKS[name] = fallback
+    overload: torch._ops.OpOverload = getattr(torch.ops.pruned_rnnt, name).default
+    return overload
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums and recursions run in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,79 @@
+"""The recursion over lattice nodes kept as rows: full or band, padded or packed.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, R rows (row_geometry.py).
+
+The recurrence is that of lattice.py from (0,0) to (U_n,T_n), with two changes:
+    - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) stands in place of px(t,u);
+    - an arc to or from a node outside the band is -inf (`constrained`: the blank that belongs to an
+      emit must be inside the band too).
+A full lattice is a band that starts at 0 and is U+1 wide. The delay penalty is k2 issue 955.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops._library import define
+from pruned_rnnt.ops.lattice import full_lattice
+from pruned_rnnt.ops.row_geometry import nodes_of_rows
+
+NEG_INF = float("-inf")
+
+
+def _band_lattice(
+    px: Tensor,
+    py: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    start: Tensor | None,
+    row_splits: Tensor | None,
+    frames: int,
+    columns: int,
+    rnnt_type: int,
+    delay_penalty: float,
+    alpha: Tensor,
+    beta: Tensor,
+    total: Tensor,
+    gx: Tensor,
+    gy: Tensor,
+) -> None:
+    # The band is spread over the (U+1,T+1) lattice: memory O(N T U), which the compiled kernels
+    # do not need.
+    batch = logit_lengths.shape[0]
+    nodes = nodes_of_rows(
+        logit_lengths, target_lengths, start, row_splits, frames, columns, 0, px.shape[0]
+    )
+    valid = nodes.valid
+    rows = columns if start is None else 1 + int(nodes.u.masked_fill(~valid, 0).max())
+    where = ((nodes.n * rows + nodes.u) * (frames + 1) + nodes.t)[valid]
+    logit_lengths_N = logit_lengths.to(px.dtype)
+    delay = delay_penalty * ((logit_lengths_N[nodes.n] - 1) / 2 - nodes.t)
+    spread = px.new_full((2, batch * rows * (frames + 1)), NEG_INF)
+    spread[0, where] = (px + delay)[valid]
+    spread[1, where] = py[valid]
+    emit, stay = spread.view(2, batch, rows, frames + 1)
+    zeros = torch.zeros_like(logit_lengths)
+    boundary = torch.stack([zeros, zeros, target_lengths, logit_lengths], dim=1).long()
+    sums = full_lattice(emit, stay, boundary, rnnt_type)
+    total.copy_(sums.total)
+    for out, dense, invalid in (
+        (alpha, sums.alpha, NEG_INF),
+        (beta, sums.beta, NEG_INF),
+        (gx, sums.gx, 0.0),
+        (gy, sums.gy, 0.0),
+    ):
+        out.fill_(invalid)
+        out[valid] = dense.reshape(-1)[where]
+
+
+# px, py (R) acc as log_probs writes them; lengths (N) int32. -> alpha, beta (R) for t < T_n,
+# total (N) = log P, gx, gy (R). No path, T_n outside 1..T or (U_n, T_n) outside the band: total =
+# -inf, gx = gy = 0, and nothing is read outside the rows. Invalid nodes: alpha = beta = -inf,
+# gx = gy = 0.
+band_lattice = define(
+    "band_lattice(Tensor px, Tensor py, Tensor logit_lengths, Tensor target_lengths, "
+    "Tensor? start, Tensor? row_splits, int T, int S, int rnnt_type, float delay_penalty, "
+    "Tensor(a!) alpha, Tensor(b!) beta, Tensor(c!) total, Tensor(d!) gx, Tensor(e!) gy) -> ()",
+    _band_lattice,
+)

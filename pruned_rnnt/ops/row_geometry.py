@@ -1,0 +1,80 @@
+"""Lattice nodes as rows: the one layout of everything that has a row for each node.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
+
+Rows are t-major, the column j (or u) runs fastest. (start, row_splits, T, S) say which of four
+geometries is meant; T_n and U_n are the lengths of utterance n:
+    padded full   start None,  row_splits None  S = U+1, u = j,              row = (n T + t) S + j
+    padded band   start (N,T), row_splits None  u = start(n,t) + j,          row = (n T + t) S + j
+    packed full   start None,  row_splits given W_n = U_n+1, u = j,   row = row_splits[n] + t W_n + j
+    packed band   start (N,T), row_splits given u = start(n,t) + j,   row = row_splits[n] + t S + j
+start is int32, row_splits (N+1) int64 with row_splits[n] the first row of utterance n. A node is
+valid iff t < T_n and u <= U_n. A full lattice is a band that starts at 0 and is U+1 wide.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowGeometry(NamedTuple):
+    """The geometry of R rows, as the ops take it."""
+
+    start: Tensor | None
+    row_splits: Tensor | None
+    frames: int
+    columns: int
+    rows: int
+
+
+class Nodes(NamedTuple):
+    """Which node each row is: int64 n, t, u and a mask of the valid ones."""
+
+    n: Tensor
+    t: Tensor
+    u: Tensor
+    valid: Tensor
+
+
+def nodes_of_rows(
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    start: Tensor | None,
+    row_splits: Tensor | None,
+    frames: int,
+    columns: int,
+    row_begin: int,
+    count: int,
+) -> Nodes:
+    """Nodes of rows row_begin .. row_begin + count; indices of invalid ones may lie outside."""
+    rows = torch.arange(row_begin, row_begin + count, device=logit_lengths.device)
+    if row_splits is None:
+        n = rows // (frames * columns)
+        within = rows - n * (frames * columns)
+        width: Tensor | int = columns
+    else:
+        n = torch.searchsorted(row_splits, rows, right=True) - 1
+        n = n.clamp(0, logit_lengths.shape[0] - 1)
+        within = rows - row_splits[n]
+        width = columns if start is not None else target_lengths[n].long() + 1
+    t = within // width
+    u = within - t * width
+    if start is not None:
+        u = u + start[n, t.clamp(max=frames - 1)]
+    valid = (t < logit_lengths[n]) & (u <= target_lengths[n]) & (u >= 0)
+    return Nodes(n, t, u, valid)
+
+
+def symbols_after(
+    nodes: Nodes, targets: Tensor, target_lengths: Tensor, size: int, blank: int
+) -> Tensor:
+    """The symbol (R) emitted from each node, -1 where none can be."""
+    if targets.shape[1] == 0:
+        return torch.full_like(nodes.u, -1)
+    y = targets[nodes.n, nodes.u.clamp(0, targets.shape[1] - 1)].long()
+    usable = nodes.valid & (nodes.u < target_lengths[nodes.n]) & (y >= 0) & (y < size)
+    usable &= y != blank
+    return torch.where(usable, y, -1)

@@ -1,0 +1,251 @@
+"""Log-probabilities of the trivial joiner, logits(t,u,v) = am(t,v) + lm(u,v), without the 4-D tensor.
+
+Axes: N batch, T frames, U symbols, V vocabulary, R rows. acc: float64 for float64 input, else
+float32.
+
+With am_max = max_v am and am_exp = exp(am - am_max), the same for lm,
+    product(t,u) = sum_v am_exp(t,v) lm_exp(u,v)         one matrix product an utterance
+    logz(t,u)    = log product + am_max(t) + lm_max(u)   where product >= SAFE,
+                   log sum_v exp(am(t,v) + lm(u,v))      elsewhere: there the terms have
+                   underflowed, and the sum is taken entry by entry over V.
+SAFE is so far above the smallest normal number that what underflowed below it cannot be seen.
+
+With l = lm_only_scale, a = am_only_scale, c = 1 - l - a, and for v = y(u+1) (px) or blank (py):
+    p(t,u) = c (am(t,v) + lm(u,v) - logz(t,u)) + l (lm(u,v) - lm_lse(u))
+           + a (am(t,v) + log_q(v) - am_lse(t))
+A summand whose scale is 0 is left out (its tensors are None); if logz is -inf, px = py = -inf.
+
+Gradients, with ex = (1 + fastemit_lambda) gx and g = grad_loss of the utterance (loss = -log P):
+    weights(t,u) = g c (ex + gy)(t,u) / product(t,u), 0 where product < SAFE
+    am_sum = weights . lm_exp, lm_sum = weights^T . am_exp               two matrix products
+    d am(t,v) = am_exp(t,v) am_sum(t,v)
+              + sum over u with product(t,u) < SAFE of g c (ex + gy) exp(am(t,v) + lm(u,v) - logz)
+              + a g (sum_u ex + gy)(t) exp(am(t,v) + log_q(v) - am_lse(t))
+              - (c + a) g (sum_u ex(t,u) [v = y(u+1)] + [v = blank] sum_u gy(t,u))
+    d lm(u,v) = lm_exp(u,v) lm_sum(u,v)
+              + sum over t with product(t,u) < SAFE of g c (ex + gy) exp(am(t,v) + lm(u,v) - logz)
+              + l g (sum_t ex + gy)(u) exp(lm(u,v) - lm_lse(u))
+              - (c + l) g ([v = y(u+1)] sum_t ex(t,u) + [v = blank] sum_t gy(t,u))
+(the share of d lm through log_q is added by the caller). Rows of padding get exact zeros, whatever
+they hold. Entries with ex + gy = 0 contribute nothing and are not looked at.
+Source: arXiv 2206.13236, with the exact entries added.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops._library import define
+
+NEG_INF = float("-inf")
+# Entries of (R, V) expanded at a time where the product underflowed.
+_EXACT_ELEMENTS = 1 << 22
+
+
+def safe_product(dtype: torch.dtype) -> float:
+    """SAFE of the module docstring for an accumulator dtype."""
+    return 1e-280 if dtype == torch.float64 else 1e-28
+
+
+def _valid_nodes(logit_lengths: Tensor, target_lengths: Tensor, shape: torch.Size) -> Tensor:
+    """(N,T,U+1) bool: t < T_n and u <= U_n."""
+    t = torch.arange(shape[1], device=logit_lengths.device)
+    u = torch.arange(shape[2], device=logit_lengths.device)
+    inside_NT = t < logit_lengths[:, None]
+    inside_NU = u <= target_lengths[:, None]
+    return inside_NT[:, :, None] & inside_NU[:, None, :]
+
+
+def _exp_rows(x: Tensor, lengths: Tensor, extra: int, row_max: Tensor, x_exp: Tensor) -> None:
+    inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None] + extra
+    rows = x.to(row_max.dtype).masked_fill(~inside[:, :, None], 0)
+    maximum = rows.amax(-1)
+    maximum = maximum.masked_fill(maximum == NEG_INF, 0)
+    row_max.copy_(maximum)
+    x_exp.copy_((rows - maximum[:, :, None]).exp().masked_fill_(~inside[:, :, None], 0))
+
+
+def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
+    """Targets (N,U+1) int64 with blank in the last column and out-of-range symbols, and a mask of
+    the columns that hold a usable symbol."""
+    last = targets.new_full((targets.shape[0], 1), -1)
+    y = torch.cat([targets, last], dim=1).long()
+    usable = (y >= 0) & (y < size) & (y != blank)
+    return torch.where(usable, y, blank), usable
+
+
+def _simple_log_probs(
+    am: Tensor,
+    lm: Tensor,
+    am_max: Tensor,
+    lm_max: Tensor,
+    product: Tensor,
+    lm_lse: Tensor | None,
+    am_lse: Tensor | None,
+    log_q: Tensor | None,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    lm_only_scale: float,
+    am_only_scale: float,
+    px: Tensor,
+    py: Tensor,
+    logz: Tensor,
+) -> None:
+    acc = product.dtype
+    batch, frames, size = am.shape
+    width = lm.shape[1]
+    valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    safe = product >= safe_product(acc)
+    z = product.clamp_min(safe_product(acc)).log() + am_max[:, :, None] + lm_max[:, None, :]
+    z.masked_fill_(~valid, 0)
+    entries = (valid & ~safe).nonzero()
+    for n, t, u in (piece.unbind(1) for piece in entries.split(max(1, _EXACT_ELEMENTS // size))):
+        z[n, t, u] = torch.logsumexp(am[n, t].to(acc) + lm[n, u].to(acc), dim=-1)
+    logz.copy_(z)
+
+    y_NU, usable_NU = _symbols(targets, blank, size)
+    y_NTU = y_NU[:, None, :].expand(batch, frames, width)
+    combined_scale = 1 - lm_only_scale - am_only_scale
+    am_x, am_y = am.gather(2, y_NTU).to(acc), am[:, :, blank, None].to(acc)
+    lm_x = lm.gather(2, y_NU[:, :, None]).to(acc)[:, None, :, 0]
+    lm_y = lm[:, None, :, blank].to(acc)
+    log_x, log_y = torch.zeros_like(px), torch.zeros_like(py)
+    if combined_scale != 0:
+        log_x += combined_scale * (am_x + lm_x - z)
+        log_y += combined_scale * (am_y + lm_y - z)
+    if lm_lse is not None and lm_only_scale != 0:
+        log_x += lm_only_scale * (lm_x - lm_lse[:, None, :])
+        log_y += lm_only_scale * (lm_y - lm_lse[:, None, :])
+    if am_lse is not None and log_q is not None and am_only_scale != 0:
+        log_x += am_only_scale * (am_x + log_q[y_NU][:, None, :] - am_lse[:, :, None])
+        log_y += am_only_scale * (am_y + log_q[blank] - am_lse[:, :, None])
+    impossible = ~valid | (z == NEG_INF)
+    u = torch.arange(width, device=am.device)
+    emits_NU = usable_NU & (u < target_lengths[:, None])
+    px.copy_(log_x.masked_fill_(impossible | ~emits_NU[:, None, :], NEG_INF))
+    py.copy_(log_y.masked_fill_(impossible, NEG_INF))
+
+
+def _simple_weights(
+    grad_loss: Tensor,
+    gx: Tensor,
+    gy: Tensor,
+    product: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    scale: float,
+    fastemit_lambda: float,
+    weights: Tensor,
+) -> None:
+    leaving = gx * (1 + fastemit_lambda) + gy
+    used = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    used &= (product >= safe_product(product.dtype)) & (leaving != 0)
+    weights.copy_((leaving * (scale * grad_loss)[:, None, None] / product).masked_fill_(~used, 0))
+
+
+def _simple_backward(
+    grad_loss: Tensor,
+    gx: Tensor,
+    gy: Tensor,
+    am: Tensor,
+    lm: Tensor,
+    am_exp: Tensor,
+    lm_exp: Tensor,
+    product: Tensor,
+    logz: Tensor,
+    am_sum: Tensor,
+    lm_sum: Tensor,
+    lm_lse: Tensor | None,
+    am_lse: Tensor | None,
+    log_q: Tensor | None,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    lm_only_scale: float,
+    am_only_scale: float,
+    fastemit_lambda: float,
+    grad_am: Tensor,
+    grad_lm: Tensor,
+) -> None:
+    acc = product.dtype
+    batch, frames, size = am.shape
+    combined_scale = 1 - lm_only_scale - am_only_scale
+    valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
+    ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
+    leaving = ex + ey
+    d_am, d_lm = am_exp * am_sum, lm_exp * lm_sum
+
+    unsafe = (leaving != 0) & ~(product >= safe_product(acc))
+    entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
+    for n, t, u in (piece.unbind(1) for piece in entries.split(max(1, _EXACT_ELEMENTS // size))):
+        share = (am[n, t].to(acc) + lm[n, u].to(acc) - logz[n, t, u][:, None]).exp()
+        share *= combined_scale * leaving[n, t, u][:, None]
+        d_am.index_put_((n, t), share, accumulate=True)
+        d_lm.index_put_((n, u), share, accumulate=True)
+
+    if am_lse is not None and log_q is not None and am_only_scale != 0:
+        softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
+        d_am += am_only_scale * leaving.sum(2)[:, :, None] * softmax
+    if lm_lse is not None and lm_only_scale != 0:
+        softmax = (lm.to(acc) - lm_lse[:, :, None]).exp()
+        d_lm += lm_only_scale * leaving.sum(1)[:, :, None] * softmax
+
+    y_NU, usable_NU = _symbols(targets, blank, size)
+    ex = ex.masked_fill_(~usable_NU[:, None, :], 0)
+    am_scale, lm_scale = combined_scale + am_only_scale, combined_scale + lm_only_scale
+    d_am.scatter_add_(2, y_NU[:, None, :].expand(batch, frames, -1), -am_scale * ex)
+    d_am[:, :, blank] -= am_scale * ey.sum(2)
+    d_lm.scatter_add_(2, y_NU[:, :, None], -lm_scale * ex.sum(1)[:, :, None])
+    d_lm[:, :, blank] -= lm_scale * ey.sum(1)
+
+    t = torch.arange(frames, device=am.device)
+    u = torch.arange(lm.shape[1], device=am.device)
+    grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
+    grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))
+
+
+# x (N,L,V) any dtype, lengths (N) int32 -> row_max (N,L) acc, x_exp (N,L,V) acc. Rows from
+# lengths[n] + extra on are padding: row_max 0 and x_exp 0 without looking at x. A row of nothing
+# but -inf gives row_max 0 and x_exp 0. NaN stays NaN.
+exp_rows = define(
+    "exp_rows(Tensor x, Tensor lengths, int extra, Tensor(a!) row_max, Tensor(b!) x_exp) -> ()",
+    _exp_rows,
+)
+
+# am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U+1),
+# lm_lse (N,U+1), am_lse (N,T), log_q (V) acc; targets (N,U), lengths (N) int32.
+# -> px, py, logz (N,T,U+1) acc. px is -inf in column U_n; on invalid nodes (t >= T_n or u > U_n)
+# px = py = -inf and logz = 0. A target outside 0..V-1 or equal to blank is unreachable
+# (px = -inf), never read; T_n > T or U_n > U makes the whole utterance invalid.
+simple_log_probs = define(
+    "simple_log_probs(Tensor am, Tensor lm, Tensor am_max, Tensor lm_max, Tensor product, "
+    "Tensor? lm_lse, Tensor? am_lse, Tensor? log_q, Tensor targets, Tensor logit_lengths, "
+    "Tensor target_lengths, int blank, float lm_only_scale, float am_only_scale, "
+    "Tensor(a!) px, Tensor(b!) py, Tensor(c!) logz) -> ()",
+    _simple_log_probs,
+)
+
+# weights of the module docstring, (N,T,U+1) acc; scale is c. 0 on invalid nodes and where
+# ex + gy = 0.
+simple_weights = define(
+    "simple_weights(Tensor grad_loss, Tensor gx, Tensor gy, Tensor product, Tensor logit_lengths, "
+    "Tensor target_lengths, float scale, float fastemit_lambda, Tensor(a!) weights) -> ()",
+    _simple_weights,
+)
+
+# am_exp, am_sum (N,T,V) acc; lm_exp, lm_sum (N,U+1,V) acc. grad_am (N,T,V) and grad_lm (N,U+1,V)
+# are each of the dtype of am or of acc; grad_am may be am_sum itself and grad_lm lm_sum itself
+# (the same memory, element by element). Same result from run to run on every device.
+simple_backward = define(
+    "simple_backward(Tensor grad_loss, Tensor gx, Tensor gy, Tensor am, Tensor lm, Tensor am_exp, "
+    "Tensor lm_exp, Tensor product, Tensor logz, Tensor am_sum, Tensor lm_sum, Tensor? lm_lse, "
+    "Tensor? am_lse, Tensor? log_q, Tensor targets, Tensor logit_lengths, Tensor target_lengths, "
+    "int blank, float lm_only_scale, float am_only_scale, float fastemit_lambda, "
+    "Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
+    _simple_backward,
+)
