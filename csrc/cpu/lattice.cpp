@@ -191,7 +191,7 @@ void run_lattices(int64_t N, int64_t U, int64_t T, int64_t px_frames, const int3
       if (!box.possible()) {
         real* output = task % 2 == 0 ? box.alpha : box.beta;
         std::fill(output, output + (U + 1) * (T + 1), minus_infinity<real>);
-        arrays.total[task / 2] = minus_infinity<real>;
+        if (task % 2 == 0) arrays.total[task / 2] = minus_infinity<real>;
       } else if (task % 2 == 0) {
         arrays.total[task / 2] =
             run_vectorised<WithTopology<AlphaRows, topology>>(&box, scores.data());

@@ -96,12 +96,12 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
   });
 }
 
-// best[s] = the largest of previous[s - step .. s], and which (the smallest of equals).
+// best[s] = the largest of previous[s - step .. s], and which (the largest column of equals).
 void sliding_maximum(const std::vector<double>& previous, int64_t windows, int64_t step,
                      std::vector<double>& best, int32_t* from) {
   std::deque<int64_t> candidates;
   for (int64_t s = 0; s < windows; ++s) {
-    while (!candidates.empty() && previous[candidates.back()] < previous[s]) candidates.pop_back();
+    while (!candidates.empty() && previous[candidates.back()] <= previous[s]) candidates.pop_back();
     candidates.push_back(s);
     if (candidates.front() < s - step) candidates.pop_front();
     best[s] = previous[candidates.front()];
@@ -115,9 +115,10 @@ void exact_bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_
                                int32_t* start) {
   const int64_t last = std::max<int64_t>(symbols + 1 - S, 0);
   const int64_t windows = last + 1;
+  for (int64_t t = 0; t < T; ++t) start[t] = static_cast<int32_t>(std::min(step * t, last));
+  if (step * (frames - 1) < last) return;  // no band reaches the last symbol
   WindowScores window_scores(U + 1);
   std::vector<double> scores(windows), best(windows), reached(windows, minus_infinity<double>);
-  std::fill(from, from + T * (U + 1), 0);
   window_scores.compute(gx, gy, S, windows, scores.data());
   reached[0] = scores[0];
   for (int64_t t = 1; t < frames; ++t) {
@@ -125,7 +126,6 @@ void exact_bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_
     sliding_maximum(reached, windows, step, best, from + t * (U + 1));
     for (int64_t s = 0; s < windows; ++s) reached[s] = best[s] + scores[s];
   }
-  std::fill(start + frames - 1, start + T, static_cast<int32_t>(last));
   for (int64_t t = frames - 1; t > 0; --t) start[t - 1] = from[t * (U + 1) + start[t]];
 }
 
