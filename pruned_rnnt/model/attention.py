@@ -1,6 +1,7 @@
 """Multi-head self-attention with rotary positions.
 
-Axes: N batch, T frames, E encoder width, H heads, K width of one head.
+Axes: N batch, T frames, P frames of the past, S = P + T frames seen, E encoder width, H heads,
+K width of one head.
 
 Rotary positions (Su et al., arXiv 2104.09864) turn pairs of channels of queries and keys by an
 angle proportional to the frame's number, so that a product of a query and a key depends on their
@@ -67,15 +68,30 @@ class RotaryAttention(nn.Module):
         self.in_proj = nn.Linear(dim, 3 * dim)
         self.out_proj = nn.Linear(dim, dim)
 
-    def forward(self, x_NTE: Tensor, mask_N1TT: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self,
+        x_NTE: Tensor,
+        mask_N1TS: Tensor,
+        angles: tuple[Tensor, Tensor],
+        past_NPE: Tensor | None = None,
+    ) -> Tensor:
+        """Output of the frames of x, which see S = P + T frames: those of the past and x itself.
+
+        Args:
+            mask_N1TS: True where a frame of x may see another one.
+            angles: of all S frames.
+            past_NPE: what x was for the P frames before; None: there are none.
+        """
+        seen_NSE = x_NTE if past_NPE is None else torch.cat((past_NPE, x_NTE), dim=1)
         query, key, value = (
-            part.unflatten(-1, (self.heads, -1)) for part in self.in_proj(x_NTE).chunk(3, dim=-1)
+            part.unflatten(-1, (self.heads, -1)) for part in self.in_proj(seen_NSE).chunk(3, dim=-1)
         )
+        query_NTHK = rotate(query, angles)[:, seen_NSE.size(1) - x_NTE.size(1) :]
         context_NHTK = functional.scaled_dot_product_attention(
-            rotate(query, angles).transpose(1, 2),
+            query_NTHK.transpose(1, 2),
             rotate(key, angles).transpose(1, 2),
             value.transpose(1, 2),
-            attn_mask=mask_N1TT,
+            attn_mask=mask_N1TS,
         )
         projected: Tensor = self.out_proj(context_NHTK.transpose(1, 2).flatten(2))
         return projected

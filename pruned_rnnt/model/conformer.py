@@ -10,6 +10,7 @@ a real frame: it is masked in attention and zeroed before each convolution over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,11 +99,7 @@ class Conformer(nn.Module):
                 f"needs (N, T, {config.num_mel_bins})"
             )
         device = features_NTF.device
-        if config.feature_norm == "utterance":
-            normal_NTF = normalise_utterance(features_NTF, feature_lengths.to(device))
-        else:
-            normal_NTF = features_NTF - _LOG_MEL_MEAN
-        x_NTE = self.subsampling(normal_NTF * _LOG_MEL_SCALE)
+        x_NTE = self.embed(features_NTF, feature_lengths)
         lengths = subsampled_length(feature_lengths)
         frames = x_NTE.size(1)
         lengths_here = lengths.to(device)
@@ -116,6 +113,15 @@ class Conformer(nn.Module):
         for layer in self.layers:
             x_NTE = layer(x_NTE, padding_NT1, mask_N1TT, angles)
         return x_NTE, lengths
+
+    def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
+        """What enters the first layer: normalised features, subsampled, (N, T', E)."""
+        if self.config.feature_norm == "utterance":
+            normal_NTF = normalise_utterance(features_NTF, feature_lengths.to(features_NTF.device))
+        else:
+            normal_NTF = features_NTF - _LOG_MEL_MEAN
+        x_NTE: Tensor = self.subsampling(normal_NTF * _LOG_MEL_SCALE)
+        return x_NTE
 
 
 class ConformerLayer(nn.Module):
@@ -139,10 +145,25 @@ class ConformerLayer(nn.Module):
         mask_N1TT: Tensor,
         angles: tuple[Tensor, Tensor],
     ) -> Tensor:
+        return self.run_branches(
+            x_NTE,
+            attend=lambda normed_NTE: self.attention(normed_NTE, mask_N1TT, angles),
+            convolve=lambda input_NTE: self.convolution(input_NTE, padding_NT1),
+        )
+
+    def run_branches(
+        self,
+        x_NTE: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        convolve: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """The layer with its own feed-forward branches and norms around the given two branches.
+
+        A stream looks at frames of the past in these two, and nowhere else.
+        """
         x_NTE = x_NTE + 0.5 * self.dropout(self.feedforward_in(x_NTE))
-        attended = self.attention(self.attention_norm(x_NTE), mask_N1TT, angles)
-        x_NTE = x_NTE + self.dropout(attended)
-        x_NTE = x_NTE + self.dropout(self.convolution(x_NTE, padding_NT1))
+        x_NTE = x_NTE + self.dropout(attend(self.attention_norm(x_NTE)))
+        x_NTE = x_NTE + self.dropout(convolve(x_NTE))
         x_NTE = x_NTE + 0.5 * self.dropout(self.feedforward_out(x_NTE))
         normed: Tensor = self.norm(x_NTE)
         return normed
@@ -174,8 +195,15 @@ class ConvolutionModule(nn.Module):
         self.padding = (past, kernel_size - 1 - past)
 
     def forward(self, x_NTE: Tensor, padding_NT1: Tensor) -> Tensor:
-        gated_NTE = functional.glu(self.pointwise_in(self.norm(x_NTE)), dim=-1)
-        padded_NTE = functional.pad(gated_NTE.masked_fill(padding_NT1, 0.0), (0, 0, *self.padding))
+        gated_NTE = self.gate(x_NTE).masked_fill(padding_NT1, 0.0)
+        return self.mix(functional.pad(gated_NTE, (0, 0, *self.padding)))
+
+    def gate(self, x_NTE: Tensor) -> Tensor:
+        """What the convolution over time sees, frame by frame."""
+        return functional.glu(self.pointwise_in(self.norm(x_NTE)), dim=-1)
+
+    def mix(self, padded_NTE: Tensor) -> Tensor:
+        """Gated frames with kernel_size - 1 frames around them -> output of the inner frames."""
         # As a 2-D convolution over (N, E, T, 1), whose channels-last layout is what we hold:
         # no transposed copy, and five times as fast on a CPU.
         mixed_NET1 = functional.conv2d(
