@@ -1,0 +1,184 @@
+"""The causal Conformer on a stream: a chunk of features and a state in, frames and a state out.
+
+Axes: N streams, T feature frames of a chunk, F mel bins, C encoder frames of a chunk, P encoder
+frames of the past, S = P + C frames seen, K frames of the past of a convolution, L layers,
+E encoder width.
+
+The whole state is in tensors, so that streams can be joined to a batch and parted again, saved,
+or carried through an exported graph. A stream of chunks gives what the same causal encoder gives
+for the whole utterance when that one is set to the same chunk_size and P = left_chunks *
+chunk_size: the chunks then see the same frames.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.attention import rotary_angles
+from pruned_rnnt.model.conformer import Conformer, ConformerLayer
+from pruned_rnnt.model.subsampling import (
+    RECEPTIVE_FIELD,
+    SUBSAMPLING_FACTOR,
+    subsampled_length,
+)
+
+
+class ConformerState(NamedTuple):
+    """What N streams remember. Streams lie on axis 2, that of recognisers which run exports.
+
+    attention_LPNE: float, input of each layer's attention for the last P frames; frames before
+        the start of the stream are zero and never seen.
+    convolution_LKNE: float, input of each layer's convolution for the last K = kernel_size - 1.
+    processed_N: int64, feature frames which the stream has moved on by.
+    """
+
+    attention_LPNE: Tensor
+    convolution_LKNE: Tensor
+    processed_N: Tensor
+
+
+class StreamingConformer(nn.Module):
+    """Runs the modules of a causal Conformer chunk by chunk.
+
+    Args:
+        encoder: causal; its modules are used, not copied.
+        chunk_size: C, encoder frames of a chunk.
+        left_frames: P, encoder frames before the chunk that attention sees.
+
+    Raises:
+        ValueError: an encoder which is not causal, chunk_size below 1, left_frames below 0.
+
+    Attributes:
+        input_frames: feature frames of a chunk, 4 C + 3: the last three are looked at again by
+            the next chunk.
+        shift: feature frames from one chunk to the next, 4 C.
+    """
+
+    def __init__(self, encoder: Conformer, chunk_size: int, left_frames: int) -> None:
+        super().__init__()
+        if not encoder.config.causal:
+            raise ValueError("the encoder is not causal: train it with model.encoder.causal=true")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size is {chunk_size}, needs at least 1")
+        if left_frames < 0:
+            raise ValueError(f"left_frames is {left_frames}, needs at least 0")
+        self.encoder = encoder
+        self.chunk_size = chunk_size
+        self.left_frames = left_frames
+        self.shift = SUBSAMPLING_FACTOR * chunk_size
+        self.input_frames = self.shift + RECEPTIVE_FIELD - SUBSAMPLING_FACTOR
+
+    def start(self, streams: int) -> ConformerState:
+        """The state of streams which have heard nothing yet."""
+        config = self.encoder.config
+        like = next(self.encoder.parameters())
+        return ConformerState(
+            like.new_zeros(config.layers, self.left_frames, streams, config.dim),
+            like.new_zeros(config.layers, config.kernel_size - 1, streams, config.dim),
+            torch.zeros(streams, dtype=torch.int64, device=like.device),
+        )
+
+    def forward(
+        self, features_NTF: Tensor, state: ConformerState, lengths: Tensor | None = None
+    ) -> tuple[Tensor, ConformerState]:
+        """Encode the next chunk of every stream.
+
+        Args:
+            features_NTF: (N, input_frames, F), beginning processed_N frames into each stream.
+            state: from `start`, or from the chunk before.
+            lengths: (N,) feature frames that are real, where streams end within this chunk; None:
+                all are. Encoder frames beyond `subsampled_length(lengths)` mean nothing.
+
+        Returns:
+            (N, C, E), and the state for the next chunk.
+        """
+        config = self.encoder.config
+        device = features_NTF.device
+        x_NCE = self.encoder.embed(features_NTF, state.processed_N)
+        frames_C = torch.arange(self.chunk_size, device=device)
+        past_P = torch.arange(self.left_frames, device=device)
+        heard_N1 = torch.div(state.processed_N, SUBSAMPLING_FACTOR, rounding_mode="floor")[:, None]
+        seen_NS = torch.cat(
+            (past_P >= self.left_frames - heard_N1, (frames_C >= 0).expand(x_NCE.size(0), -1)), 1
+        )
+        mask_N1CS = seen_NS[:, None, None]
+        padding_NC1 = None
+        if lengths is not None:
+            padding_NC = frames_C >= subsampled_length(lengths.to(device))[:, None]
+            padding_NC1 = padding_NC.unsqueeze(-1)
+            x_NCE = x_NCE.masked_fill(padding_NC1, 0.0)
+            # As in the whole utterance: padding sees itself, so that no softmax is empty.
+            real_NS = torch.cat((torch.ones_like(seen_NS[:, : self.left_frames]), ~padding_NC), 1)
+            itself_CS = torch.cat(
+                (
+                    torch.zeros(self.chunk_size, self.left_frames, dtype=torch.bool, device=device),
+                    torch.eye(self.chunk_size, dtype=torch.bool, device=device),
+                ),
+                dim=1,
+            )
+            mask_N1CS = (mask_N1CS & real_NS[:, None, None]) | itself_CS
+        angles = rotary_angles(
+            self.left_frames + self.chunk_size, config.dim // config.heads, device
+        )
+        attention_past, convolution_past = [], []
+        for index, layer in enumerate(self.encoder.layers):
+            assert isinstance(layer, ConformerLayer)
+            stream = _LayerStream(
+                layer,
+                state.attention_LPNE[index].transpose(0, 1),
+                state.convolution_LKNE[index].transpose(0, 1),
+                mask_N1CS,
+                angles,
+                padding_NC1,
+            )
+            x_NCE = layer.run_branches(x_NCE, stream.attend, stream.convolve)
+            attention_past.append(stream.attention_NPE.transpose(0, 1))
+            convolution_past.append(stream.convolution_NKE.transpose(0, 1))
+        return x_NCE, ConformerState(
+            torch.stack(attention_past),
+            torch.stack(convolution_past),
+            state.processed_N + self.shift,
+        )
+
+
+class _LayerStream:
+    """Attention and convolution of one layer with their past, which each call moves on."""
+
+    def __init__(
+        self,
+        layer: ConformerLayer,
+        attention_NPE: Tensor,
+        convolution_NKE: Tensor,
+        mask_N1CS: Tensor,
+        angles: tuple[Tensor, Tensor],
+        padding_NC1: Tensor | None,
+    ) -> None:
+        self.layer = layer
+        self.attention_NPE = attention_NPE
+        self.convolution_NKE = convolution_NKE
+        self.mask_N1CS = mask_N1CS
+        self.angles = angles
+        self.padding_NC1 = padding_NC1
+
+    def attend(self, x_NCE: Tensor) -> Tensor:
+        attended: Tensor = self.layer.attention(
+            x_NCE, self.mask_N1CS, self.angles, past_NPE=self.attention_NPE
+        )
+        self.attention_NPE = _last_frames(self.attention_NPE, x_NCE)
+        return attended
+
+    def convolve(self, x_NCE: Tensor) -> Tensor:
+        gated_NCE = self.layer.convolution.gate(x_NCE)
+        if self.padding_NC1 is not None:
+            gated_NCE = gated_NCE.masked_fill(self.padding_NC1, 0.0)
+        mixed = self.layer.convolution.mix(torch.cat((self.convolution_NKE, gated_NCE), dim=1))
+        self.convolution_NKE = _last_frames(self.convolution_NKE, gated_NCE)
+        return mixed
+
+
+def _last_frames(past: Tensor, new: Tensor) -> Tensor:
+    """As many frames as there were of the past, up to the newest one."""
+    return torch.cat((past, new), dim=1)[:, new.size(1) :]
