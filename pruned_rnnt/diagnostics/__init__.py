@@ -5,22 +5,25 @@
 | How much probability does the band keep? | `retained_mass` |
 | Is s_range too small? | `band_edge_mass` |
 | How late are the symbols? | `mean_symbol_delay` |
-| In which frame is each symbol? | `viterbi_alignment` |
+| In which frame is each symbol? | `viterbi_alignment` of `log_prob_rows` |
 | What does it look like? | `lattice_figure` |
 """
 
 from pruned_rnnt.diagnostics.alignment import Alignment, viterbi_alignment
 from pruned_rnnt.diagnostics.delay import SymbolDelay, mean_symbol_delay
 from pruned_rnnt.diagnostics.figure import lattice_figure
+from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows
 from pruned_rnnt.diagnostics.mass import BandEdgeMass, RetainedMass, band_edge_mass, retained_mass
 
 __all__ = [
     "Alignment",
     "BandEdgeMass",
+    "LogProbRows",
     "RetainedMass",
     "SymbolDelay",
     "band_edge_mass",
     "lattice_figure",
+    "log_prob_rows",
     "mean_symbol_delay",
     "retained_mass",
     "viterbi_alignment",

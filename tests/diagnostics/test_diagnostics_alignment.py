@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from lattice_paths import Band, paths, random_rows, weight
+from lattice_paths import Band, joiner_log_probs, paths, random_rows, weight
 
-from pruned_rnnt.diagnostics import viterbi_alignment
+from pruned_rnnt.diagnostics import log_prob_rows, viterbi_alignment
 
 LENGTHS = [(4, 3), (3, 0), (4, 1), (1, 0)]
 
@@ -109,3 +109,34 @@ def test_bad_input(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(ValueError, match=message):
         viterbi_alignment(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("hat", [False, True])
+def test_log_prob_rows_of_logits_and_of_a_band(hat: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 4, 4, 6, generator=generator, dtype=torch.float64)
+    targets = torch.tensor([[0, 4, 3], [5, 1, 0]])
+    frames, symbols = torch.tensor([4, 3]), torch.tensor([3, 2])
+    rows = log_prob_rows(logits, targets, frames, symbols, blank=2, hat=hat)
+    start = torch.tensor([[0, 0, 1, 2], [0, 0, 1, 1]], dtype=torch.int32)
+    columns = start[:, :, None].long() + torch.arange(2)
+    banded = logits.gather(2, columns[..., None].expand(-1, -1, -1, 6))
+    band_rows = log_prob_rows(
+        banded, targets, frames, symbols, bounds=Band(start, 2), blank=2, hat=hat
+    )
+    for n, (t_n, u_n) in enumerate([(4, 3), (3, 2)]):
+        emit, none = joiner_log_probs(
+            logits[n, :t_n, : u_n + 1], targets[n, :u_n].tolist(), 2, hat=hat
+        )
+        torch.testing.assert_close(rows.emit[n, :t_n, : u_n + 1], emit)
+        torch.testing.assert_close(rows.blank[n, :t_n, : u_n + 1], none)
+        inside = columns[n, :t_n]
+        torch.testing.assert_close(band_rows.emit[n, :t_n], emit.gather(1, inside))
+        torch.testing.assert_close(band_rows.blank[n, :t_n], none.gather(1, inside))
+
+
+def test_log_prob_rows_of_another_width() -> None:
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 3, 5\); it must be .* with S = 5"):
+        log_prob_rows(
+            torch.zeros(1, 2, 3, 5), torch.ones(1, 4), torch.tensor([2]), torch.tensor([4])
+        )

@@ -57,6 +57,37 @@ def weight(path: list[Arc], emit: Tensor, blank: Tensor, rnnt_type: str) -> floa
     return total
 
 
+def log_total(
+    emit: Tensor, blank: Tensor, frames: int, symbols: int, rnnt_type: str = "regular"
+) -> Tensor:
+    """log of the sum over paths, differentiable; emit, blank (T, U + 1) of one utterance."""
+    scores = []
+    for path in paths(frames, symbols, rnnt_type):
+        score = torch.zeros((), dtype=emit.dtype)
+        for t, u, is_symbol in path:
+            score = score + (emit[t, u] if is_symbol else blank[t, u])
+            if is_symbol and rnnt_type == "constrained":
+                score = score + blank[t, u + 1]
+        scores.append(score)
+    return torch.stack(scores).logsumexp(0)
+
+
+def joiner_log_probs(
+    logits: Tensor, targets: list[int], blank: int, *, hat: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rows emit, blank (T, U + 1) of one utterance's logits (T, U + 1, V); emit(., U) is -inf."""
+    log_probs = logits.log_softmax(-1)
+    if hat:
+        others = [v for v in range(logits.shape[-1]) if v != blank]
+        keep = torch.nn.functional.logsigmoid(-logits[..., blank, None])
+        log_probs = torch.zeros_like(logits)
+        log_probs[..., others] = keep + logits[..., others].log_softmax(-1)
+        log_probs[..., blank] = torch.nn.functional.logsigmoid(logits[..., blank])
+    columns = [log_probs[:, u, y] for u, y in enumerate(targets)]
+    columns.append(torch.full_like(log_probs[:, 0, 0], -math.inf))
+    return torch.stack(columns, dim=1), log_probs[:, : len(targets) + 1, blank]
+
+
 def posteriors(
     emit: Tensor, blank: Tensor, lengths: list[tuple[int, int]], rnnt_type: str = "regular"
 ) -> Rows:

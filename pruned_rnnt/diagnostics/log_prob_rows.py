@@ -1,0 +1,79 @@
+"""Log-probabilities of the arcs of a lattice, from a joiner's logits: what an alignment needs.
+
+Axes: N batch, T frames, U symbols, S columns a frame (U + 1, or a band's s_range), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS, log_probs
+
+if TYPE_CHECKING:
+    from pruned_rnnt.loss.results import Bounds
+
+
+class LogProbRows(NamedTuple):
+    """emit, blank: (N, T, S) log-probabilities, -inf where there is no such arc. No gradient."""
+
+    emit: Tensor
+    blank: Tensor
+
+
+@torch.no_grad()
+def log_prob_rows(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    bounds: Bounds | None = None,
+    blank: int = 0,
+    from_log_probs: bool = False,
+    hat: bool = False,
+) -> LogProbRows:
+    """Log-probability of the next symbol and of a blank in every node.
+
+    Args:
+        logits: (N, T, S, V), of any floating type.
+        targets: (N, U) integers; logit_lengths, target_lengths: (N,).
+        bounds: the band that the columns belong to; None for a full lattice, S = U + 1.
+        blank, from_log_probs, hat: as in `pruned_rnnt.rnnt_loss`.
+
+    Returns:
+        LogProbRows in float64 for float64 logits, else in float32.
+
+    Raises:
+        ValueError: logits are not (N, T, S, V) for these targets or this band.
+    """
+    columns = targets.shape[1] + 1 if bounds is None else bounds.s_range
+    if logits.ndim != 4 or logits.shape[2] != columns:
+        raise ValueError(
+            f"logits has shape {tuple(logits.shape)}; it must be (N, T, S, V) with S = {columns}"
+        )
+    batch, frame_count, _, size = logits.shape
+    shape = (batch, frame_count, columns)
+    emit, stay, scratch = (
+        torch.empty(shape, dtype=accumulator(logits.dtype), device=logits.device) for _ in range(3)
+    )
+    start = None if bounds is None else bounds.start.contiguous()
+    log_probs(
+        logits.reshape(-1, size).contiguous(),
+        *(x.to(logits.device, torch.int32).contiguous() for x in (targets, logit_lengths)),
+        target_lengths.to(logits.device, torch.int32).contiguous(),
+        start,
+        None,
+        frame_count,
+        columns,
+        0,
+        blank,
+        HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
+        emit.view(-1),
+        stay.view(-1),
+        scratch.view(-1),
+    )
+    return LogProbRows(emit, stay)
