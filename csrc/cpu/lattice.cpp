@@ -36,7 +36,7 @@ struct Boxed {
 constexpr int64_t frame_step(Topology topology) { return topology == Topology::kRegular ? 0 : 1; }
 
 // scores[t] of the symbol arcs that leave row u at frames begin..end-1. An `rna` path ends with a
-// blank, so its last symbol arc is closed.
+// blank, so symbol arcs out of the last frame are closed.
 template <Topology topology, typename real>
 PRUNED_RNNT_INLINE void emission_scores(const Boxed<real>& box, int64_t u, int64_t begin,
                                         int64_t end, real* scores) {
@@ -46,7 +46,7 @@ PRUNED_RNNT_INLINE void emission_scores(const Boxed<real>& box, int64_t u, int64
   for (int64_t t = begin; t < end; ++t) {
     scores[t] = topology == Topology::kConstrained ? px[t] + py_above[t] : px[t];
   }
-  if (topology == Topology::kRna && u == box.u_end - 1 && end == box.t_end && begin < end) {
+  if (topology == Topology::kRna) {
     scores[end - 1] = minus_infinity<real>;
   }
 }

@@ -140,8 +140,13 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, int
     std::fill(gradient, gradient + V, scalar(0.0f));
   } else {
     const real weight = mode == kHat ? emit : emit + stay;
-    run_vectorised<SoftmaxGradient>(x, V, lse, weight, clamp, scale, gradient);
-    target_unit += weight * exp_of_nonpositive(target_logit - lse);
+    if (weight == 0) {
+      // HAT where only the blank is left: the other symbols may have no normaliser.
+      std::fill(gradient, gradient + V, scalar(0.0f));
+    } else {
+      run_vectorised<SoftmaxGradient>(x, V, lse, weight, clamp, scale, gradient);
+      target_unit += weight * exp_of_nonpositive(target_logit - lse);
+    }
     if (mode == kHat) {
       blank_unit = emit * sigmoid(blank_logit) - stay * sigmoid(-blank_logit);
     } else {
@@ -150,16 +155,6 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, int
   }
   if (target >= 0) gradient[target] = finish(target_unit);
   gradient[blank] = finish(blank_unit);
-}
-
-// Columns behind the vocabulary that a row of this tensor owns (a workspace padded for the matrix
-// product); none where they would lie outside the storage.
-int64_t padding_columns(const Tensor& rows, int64_t element_size) {
-  int64_t bytes = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(rows.get(), &bytes));
-  const int64_t stride = rows.stride(0);
-  const int64_t end = rows.storage_offset() + rows.size(0) * stride;
-  return end * element_size <= bytes ? std::max<int64_t>(stride - rows.size(1), 0) : 0;
 }
 
 void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
@@ -172,6 +167,8 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
   const int64_t rows = logits.size(0), V = logits.size(1);
   const Targets symbols(targets, V, blank);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
+  // A workspace padded for the matrix product has columns behind the vocabulary.
+  const int64_t columns = grad_logits.size(1);
   dispatch_floating(logits.scalar_type(), "log_probs_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -182,13 +179,12 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
     const real* stay = data_of<real>(gy) + row_begin;
     scalar* all_gradients = mutable_data_of<scalar>(grad_logits);
     const real emit_factor = static_cast<real>(1 + fastemit_lambda);
-    const int64_t padding = padding_columns(grad_logits, sizeof(scalar));
     expect_full_write(grad_logits, sizeof(scalar));
     parallel_tasks(rows, rows_per_task(V), [&](int64_t begin, int64_t end) {
       NodeCursor node(geometry, row_begin + begin);
       for (int64_t r = begin; r < end; ++r, node.advance()) {
         scalar* gradient = all_gradients + r * gradient_stride;
-        std::fill(gradient + V, gradient + V + padding, scalar(0.0f));
+        std::fill(gradient + V, gradient + columns, scalar(0.0f));
         const real scaled_emit = emit_factor * emit[r];
         if (!node.valid() || scaled_emit + stay[r] == 0) {
           std::fill(gradient, gradient + V, scalar(0.0f));

@@ -1,0 +1,268 @@
+"""Calls of every raw op on random ragged batches, to compare compiled kernels with fallbacks.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, D joiner dim, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops._library import RNNT_TYPES, accumulator
+
+NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op: its arguments, and what the outputs hold before it."""
+
+    op: str
+    inputs: tuple[object, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ragged lengths; the first utterance always fills the padded size."""
+
+    frames: int
+    symbols: int
+    logit_lengths: Tensor
+    target_lengths: Tensor
+    targets: Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.logit_lengths)
+
+
+# (name, T_n, U_n, V): one frame, no symbols, more symbols than frames, one utterance, many.
+SHAPES = [
+    ("ragged", [7, 4, 5], [3, 3, 0], 6),
+    ("one_frame", [1, 1], [2, 0], 4),
+    ("only_blanks", [4, 2], [0, 0], 3),
+    ("more_symbols_than_frames", [3, 2], [9, 5], 5),
+    ("single_long", [67], [21], 37),
+    ("wide_vocabulary", [5, 9, 2], [4, 8, 1], 301),
+    ("tiny_vocabulary", [6, 3], [4, 2], 2),
+]
+
+
+def poison(*shape: int, dtype: torch.dtype) -> Tensor:
+    """An output that no kernel may leave as it is."""
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def batch_of(logit_lengths: list[int], target_lengths: list[int], vocabulary: int) -> Batch:
+    frames, symbols = max(logit_lengths), max(target_lengths)
+    targets = torch.randint(1, vocabulary, (len(logit_lengths), symbols), dtype=torch.int32)
+    as_int = [torch.tensor(x, dtype=torch.int32) for x in (logit_lengths, target_lengths)]
+    return Batch(frames, symbols, as_int[0], as_int[1], targets)
+
+
+def log_softmax_like(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.nn.functional.logsigmoid(2 * torch.randn(*shape, dtype=dtype))
+
+
+def random_start(batch: Batch, columns: int) -> Tensor:
+    """Bands that a path fits into where there is room: from 0 to the last symbol, never back."""
+    last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
+    share = torch.rand(batch.size, batch.frames).sort(1).values
+    start = (share * (last + 0.999)).int()
+    start[:, 0] = 0
+    t = torch.arange(batch.frames)
+    return torch.where(t >= batch.logit_lengths[:, None] - 1, last, start).int()
+
+
+def geometries(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
+    """(start, row_splits, T, S), the number of rows, and the row where a frame in the middle of
+    utterance 0 begins; for padded and packed, full and band."""
+    frames, lengths = batch.frames, batch.logit_lengths.long()
+
+    def splits(widths: Tensor | int) -> Tensor:
+        return torch.cat([torch.zeros(1, dtype=torch.long), (lengths * widths).cumsum(0)])
+
+    middle = int(lengths[0]) // 2
+    full = splits(batch.target_lengths.long() + 1)
+    columns = batch.symbols + 1
+    yield (None, None, frames, columns), batch.size * frames * columns, middle * columns
+    yield (None, full, frames, columns), int(full[-1]), middle * int(batch.target_lengths[0] + 1)
+    for kept in (2, 3, 5):
+        start = random_start(batch, kept)
+        band = splits(kept)
+        yield (start, None, frames, kept), batch.size * frames * kept, middle * kept
+        yield (start, band, frames, kept), int(band[-1]), middle * kept
+
+
+def log_probs_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
+    acc = accumulator(dtype)
+    for geometry, rows, _ in geometries(batch):
+        for mode, blank in ((0, 0), (1, 0), (2, 0), (0, vocabulary - 1), (2, 1)):
+            targets = torch.where(batch.targets == blank, 0, batch.targets)
+            common = (targets, batch.logit_lengths, batch.target_lengths, *geometry)
+            begin = rows // 3
+            # The rows of a workspace that is wider than the vocabulary.
+            workspace = 3 * torch.randn(rows - begin, vocabulary + 3, dtype=dtype)
+            logits = workspace[:, :vocabulary]
+            logits[::7] = NEG_INF
+            logits[::5, 0] = NEG_INF
+            outputs = tuple(poison(rows, dtype=acc) for _ in range(3))
+            yield Call("log_probs", (logits, *common, begin, blank, mode), outputs)
+            lse = poison(rows, dtype=acc)
+            z = logits.to(acc)
+            if mode == 2:
+                z = z.clone()
+                z[:, blank] = NEG_INF
+            lse[begin:] = z.logsumexp(1) if mode != 1 else 0
+            gx, gy = torch.rand(2, rows, dtype=acc)
+            unused = torch.rand(rows) < 0.2
+            gx[unused] = gy[unused] = 0
+            # No path leads through a row without a normaliser, or none that emits (HAT).
+            gx[lse == NEG_INF] = 0
+            if mode != 2:
+                gy[lse == NEG_INF] = 0
+            upstream = torch.randn(batch.size, dtype=acc)
+            for clamp in (0.0, 0.1):
+                inputs = (upstream, logits, lse, gx, gy, *common, begin, blank, mode, 0.3, clamp)
+                gradient = poison(rows - begin, vocabulary + 3, dtype=dtype)
+                yield Call("log_probs_backward", inputs, (gradient,))
+
+
+def band_lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
+    for geometry, rows, _ in geometries(batch):
+        for rnnt_type in RNNT_TYPES.values():
+            for delay in (0.0, 0.1, -0.2):
+                px, py = log_softmax_like(2, rows, dtype=dtype)
+                px[torch.rand(rows) < 0.1] = NEG_INF
+                inputs = (px, py, batch.logit_lengths, batch.target_lengths, *geometry)
+                outputs = tuple(poison(rows, dtype=dtype) for _ in range(5))
+                total = poison(batch.size, dtype=dtype)
+                arrays = (*outputs[:2], total, *outputs[3:])
+                yield Call("band_lattice", (*inputs, rnnt_type, delay), arrays)
+
+
+def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
+    frames, symbols, size = batch.frames, batch.symbols, batch.size
+    zeros = torch.zeros_like(batch.logit_lengths)
+    ends = [batch.target_lengths, batch.logit_lengths]
+    inner = [(batch.target_lengths > 1).int(), (batch.logit_lengths > 1).int()]
+    boundaries = [None, torch.stack([zeros, zeros, *ends], 1), torch.stack([*inner, *ends], 1)]
+    for boundary in boundaries:
+        for rnnt_type in RNNT_TYPES.values():
+            emit_frames = frames + 1 if rnnt_type == RNNT_TYPES["regular"] else frames
+            px = log_softmax_like(size, symbols, emit_frames, dtype=dtype)
+            py = log_softmax_like(size, symbols + 1, frames, dtype=dtype)
+            nodes = (size, symbols + 1, frames + 1)
+            sums = [poison(*shape, dtype=dtype) for shape in (nodes, nodes, (size,))]
+            gradients = [poison(*x.shape, dtype=dtype) for x in (px, py)]
+            yield Call("lattice", (px, py, boundary, rnnt_type), (*sums, *gradients))
+
+
+def prune_bounds_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
+    shape = (batch.size, batch.frames, batch.symbols + 1)
+    gx, gy = torch.rand(2, *shape, dtype=dtype)
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    start = torch.full(shape[:2], -7, dtype=torch.int32)
+    scratch = torch.full(shape, -7, dtype=torch.int32)
+    for s_range in (2, 3, 5, 30):
+        for rnnt_type in (0, 1):
+            for padded in (False, True):
+                inputs = (gx, gy, *lengths, s_range, rnnt_type, padded)
+                yield Call("prune_bounds", inputs, (start,))
+            yield Call(
+                "prune_bounds_exact", (gx, gy, *lengths, s_range, rnnt_type, scratch), (start,)
+            )
+
+
+def band_gather_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
+    for columns, width in ((2, 1), (5, 17), (30, 8)):
+        start = random_start(batch, columns)
+        lm = torch.randn(batch.size, batch.symbols + 1, width, dtype=dtype)
+        grad = torch.randn(batch.size, batch.frames, columns, width, dtype=dtype)
+        yield Call("band_gather", (lm, start, columns), (poison(*grad.shape, dtype=dtype),))
+        yield Call("band_gather_backward", (grad, start), (poison(*lm.shape, dtype=dtype),))
+
+
+def joiner_rows_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
+    acc, width = accumulator(dtype), 70
+    am = torch.randn(batch.size, batch.frames, width, dtype=dtype)
+    lm = torch.randn(batch.size, batch.symbols + 1, width, dtype=dtype)
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    for geometry, rows, begin in geometries(batch):
+        for activation in (0, 1, 2):
+            common = (*lengths, *geometry, begin, activation)
+            hidden = poison(rows - begin, width, dtype=dtype)
+            yield Call("joiner_rows", (am, lm, *common), (hidden,))
+            value = torch.randn_like(hidden).tanh()
+            grad = torch.randn_like(hidden)
+            accumulated = torch.randn_like(lm, dtype=acc)
+            before = torch.randn_like(am, dtype=acc)
+            yield Call("joiner_rows_backward", (grad, value, *common), (before, accumulated))
+
+
+def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
+    acc = accumulator(dtype)
+    nodes = (batch.size, batch.frames, batch.symbols + 1)
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    am = torch.randn(*nodes[:2], vocabulary, dtype=dtype)
+    lm = torch.randn(nodes[0], nodes[2], vocabulary, dtype=dtype)
+    # Peaks so far apart that their product underflows: these entries are summed exactly.
+    am[:, ::2, 0] += 3000 if dtype == torch.float64 else 120
+    lm[:, ::2, -1] += 3000 if dtype == torch.float64 else 120
+    maxima, exponentials = [], []
+    for x, length, extra in ((am, lengths[0], 0), (lm, lengths[1], 1)):
+        outputs = (poison(*x.shape[:2], dtype=acc), poison(*x.shape, dtype=acc))
+        yield Call("exp_rows", (x, length, extra), outputs)
+        maxima.append(x.to(acc).amax(-1))
+        exponentials.append((x.to(acc) - maxima[-1][..., None]).exp())
+    product = exponentials[0] @ exponentials[1].mT
+    log_q = torch.randn(vocabulary, dtype=acc).log_softmax(0)
+    lm_lse, am_lse = lm.to(acc).logsumexp(-1), (am.to(acc) + log_q).logsumexp(-1)
+    logz = (am[:, :, None].to(acc) + lm[:, None].to(acc)).logsumexp(-1)
+    gx, gy = torch.rand(2, *nodes, dtype=acc)
+    gx[:, ::3] = gy[:, ::3] = 0
+    upstream = torch.randn(batch.size, dtype=acc)
+    sums = [torch.randn(*x.shape, dtype=acc) for x in (am, lm)]
+    yield Call(
+        "simple_weights",
+        (upstream, gx, gy, product, *lengths, 0.75, 0.2),
+        (poison(*nodes, dtype=acc),),
+    )
+    for blank, lm_scale, am_scale in ((0, 0.0, 0.0), (vocabulary - 1, 0.25, 0.0), (1, 0.25, 0.5)):
+        targets = torch.where(batch.targets == blank, 0, batch.targets)
+        smoothing = (
+            lm_lse if lm_scale else None,
+            am_lse if am_scale else None,
+            log_q if am_scale else None,
+        )
+        common = (*smoothing, targets, *lengths, blank, lm_scale, am_scale)
+        yield Call(
+            "simple_log_probs",
+            (am, lm, *maxima, product, *common),
+            tuple(poison(*nodes, dtype=acc) for _ in range(3)),
+        )
+        values = (upstream, gx, gy, am, lm, *exponentials, product, logz, *sums)
+        for out in {dtype, acc}:
+            yield Call(
+                "simple_backward",
+                (*values, *common, 0.3),
+                (poison(*am.shape, dtype=out), poison(*lm.shape, dtype=out)),
+            )
+
+
+def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) -> Iterator[Call]:
+    """Every op on one shape; ops without 16-bit inputs are left out for those."""
+    _, frames, symbols, vocabulary = shape
+    batch = batch_of(frames, symbols, vocabulary)
+    yield from log_probs_calls(batch, vocabulary, dtype)
+    yield from simple_calls(batch, vocabulary, dtype)
+    yield from band_gather_calls(batch, dtype)
+    yield from joiner_rows_calls(batch, dtype)
+    if dtype == accumulator(dtype):
+        yield from band_lattice_calls(batch, dtype)
+        yield from lattice_calls(batch, dtype)
+        yield from prune_bounds_calls(batch, dtype)
