@@ -1,6 +1,6 @@
 """Greedy search, a batch at a time, without waiting for the device before the end.
 
-Axes: N batch, T encoder frames, E encoder width, C context size, M symbols a frame.
+Axes: N batch, T encoder frames, E encoder width, C context size, M steps of the search.
 """
 
 from __future__ import annotations
@@ -37,6 +37,39 @@ def greedy_search(
     """
     if max_symbols_per_frame < 1:
         raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+    emitted_NM, score_N, _ = greedy_symbols(
+        model,
+        encoded_NTE,
+        lengths,
+        model.predictor.start_context(encoded_NTE.size(0), encoded_NTE.device),
+        max_symbols_per_frame=max_symbols_per_frame,
+        silent_symbols=silent_symbols,
+    )
+    return [
+        _collect(emitted, max_symbols_per_frame, score)
+        for emitted, score in zip(emitted_NM.tolist(), score_N.tolist(), strict=True)
+    ]
+
+
+@torch.inference_mode()
+def greedy_symbols(
+    model: TransducerModel,
+    encoded_NTE: Tensor,
+    lengths: Tensor,
+    context_NC: Tensor,
+    *,
+    max_symbols_per_frame: int = 1,
+    silent_symbols: Sequence[int] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Greedy search over some frames of longer streams; arguments as of `greedy_search`.
+
+    Args:
+        context_NC: last C symbols of each stream before these frames.
+
+    Returns:
+        (N, T * max_symbols_per_frame) int64 symbols, -1 where none was emitted; (N,) float32
+        log-probability of the steps taken; (N, C) last symbols after these frames.
+    """
     batch_size, num_frames, _ = encoded_NTE.shape
     device = encoded_NTE.device
     blank, hat = model.predictor.blank, model.loss_config.hat
@@ -44,7 +77,6 @@ def greedy_search(
     silent = torch.zeros(model.vocab_size, dtype=torch.bool, device=device)
     silent[[blank, *silent_symbols]] = True
     am_NTD = model.joiner.encoder_proj(encoded_NTE)
-    context_NC = model.predictor.start_context(batch_size, device)
     lm_ND = model.joiner.decoder_proj(model.predictor(context_NC)[:, 0])
     score_N = torch.zeros(batch_size, device=device)
     emitted_steps = []
@@ -60,13 +92,8 @@ def greedy_search(
             context_NC = torch.where(alive_N[:, None], grown_NC, context_NC)
             lm_ND = model.joiner.decoder_proj(model.predictor(context_NC)[:, 0])
     if not emitted_steps:
-        return [Hypothesis(symbols=(), frames=(), score=0.0) for _ in range(batch_size)]
-    emitted_NTM = torch.stack(emitted_steps, dim=1).cpu()
-    scores = score_N.tolist()
-    return [
-        _collect(emitted.tolist(), max_symbols_per_frame, score)
-        for emitted, score in zip(emitted_NTM, scores, strict=True)
-    ]
+        return context_NC.new_empty((batch_size, 0)), score_N, context_NC
+    return torch.stack(emitted_steps, dim=1), score_N, context_NC
 
 
 def _collect(emitted: list[int], symbols_per_frame: int, score: float) -> Hypothesis:

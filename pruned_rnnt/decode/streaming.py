@@ -1,0 +1,117 @@
+"""Greedy recognition of streams: a chunk of features and a state in, symbols and a state out.
+
+Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk, H context size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.decode.greedy import greedy_symbols
+from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
+from pruned_rnnt.model.subsampling import subsampled_length
+from pruned_rnnt.model.transducer import TransducerModel
+
+
+class StreamState(NamedTuple):
+    """What N streams remember.
+
+    encoder: of the streaming encoder.
+    context_NH: int64, the last symbols.
+    score_N: float32, log-probability of what was chosen so far.
+    """
+
+    encoder: ConformerState
+    context_NH: Tensor
+    score_N: Tensor
+
+
+class StreamingTransducer(nn.Module):
+    """A causal model which hears its audio in chunks; one symbol a frame at most.
+
+    Args:
+        model: with a causal encoder; its modules are used, not copied.
+        chunk_size: C, encoder frames (40 ms) of a chunk.
+        left_frames: encoder frames before the chunk that attention sees.
+        silent_symbols: ids taken for a blank (such as `<unk>`).
+
+    Raises:
+        ValueError: as `StreamingConformer`.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        chunk_size: int,
+        left_frames: int,
+        silent_symbols: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.encoder = StreamingConformer(model.encoder, chunk_size, left_frames)
+        self.silent_symbols = tuple(silent_symbols)
+
+    def start(self, streams: int) -> StreamState:
+        """The state of streams which have heard nothing yet."""
+        encoder = self.encoder.start(streams)
+        device = encoder.processed_N.device
+        context_NH = self.model.predictor.start_context(streams, device)
+        return StreamState(encoder, context_NH, torch.zeros(streams, device=device))
+
+    @torch.inference_mode()
+    def forward(
+        self, features_NTF: Tensor, state: StreamState, lengths: Tensor | None = None
+    ) -> tuple[Tensor, StreamState]:
+        """Recognise the next chunk of every stream.
+
+        Args:
+            features_NTF: (N, T, F) with T = `encoder.input_frames`; the next chunk begins
+                `encoder.shift` frames later.
+            lengths: (N,) real feature frames where streams end within this chunk; None: all.
+
+        Returns:
+            (N, C) int64: the symbol emitted at each frame or -1; and the state after the chunk.
+        """
+        encoded_NCE, encoder_state = self.encoder(features_NTF, state.encoder, lengths)
+        frames_N = (
+            torch.full_like(state.encoder.processed_N, self.encoder.chunk_size)
+            if lengths is None
+            else subsampled_length(lengths)
+        )
+        symbols_NC, score_N, context_NH = greedy_symbols(
+            self.model,
+            encoded_NCE,
+            frames_N,
+            state.context_NH,
+            silent_symbols=self.silent_symbols,
+        )
+        return symbols_NC, StreamState(encoder_state, context_NH, state.score_N + score_N)
+
+    def recognise(self, features_NTF: Tensor, feature_lengths: Tensor) -> list[Hypothesis]:
+        """Whole utterances (N, T, F), chunk by chunk; frames of symbols count from the start."""
+        streams, num_frames, _ = features_NTF.shape
+        device = features_NTF.device
+        lengths = feature_lengths.to(device)
+        state = self.start(streams)
+        chunks = []
+        for begin in range(0, num_frames, self.encoder.shift):
+            chunk_NTF = features_NTF[:, begin : begin + self.encoder.input_frames]
+            missing = self.encoder.input_frames - chunk_NTF.size(1)
+            chunk_NTF = nn.functional.pad(chunk_NTF, (0, 0, 0, missing))
+            left = (lengths - begin).clamp(0, self.encoder.input_frames)
+            symbols_NC, state = self(chunk_NTF, state, left)
+            chunks.append(symbols_NC)
+        emitted_NT = torch.cat(chunks, dim=1).tolist() if chunks else [[]] * streams
+        return [
+            Hypothesis(
+                symbols=tuple(symbol for symbol in emitted if symbol >= 0),
+                frames=tuple(frame for frame, symbol in enumerate(emitted) if symbol >= 0),
+                score=score,
+            )
+            for emitted, score in zip(emitted_NT, state.score_N.tolist(), strict=True)
+        ]

@@ -1,0 +1,73 @@
+"""Streaming recognition against greedy search over the whole utterance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+
+VOCAB = 7
+UNKNOWN = 2
+
+
+def make_model(chunk_size: int, left_chunks: int) -> TransducerModel:
+    """A causal model with random parameters, spread so that no decision is close."""
+    torch.manual_seed(0)
+    encoder = ConformerConfig(
+        num_mel_bins=20,
+        layers=2,
+        dim=16,
+        heads=2,
+        feedforward_dim=16,
+        kernel_size=5,
+        subsampling_channels=4,
+        causal=True,
+        chunk_size=chunk_size,
+        left_chunks=left_chunks,
+    )
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    model = TransducerModel(config, VOCAB).eval()
+    with torch.no_grad():
+        for parameter in model.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        model.predictor.convolution.weight.mul_(4)
+    return model
+
+
+@pytest.mark.parametrize(("chunk_size", "left_chunks"), [(1, 3), (4, 1), (6, 4), (100, 0)])
+def test_streams_recognise_what_the_whole_utterance_gives(
+    chunk_size: int, left_chunks: int
+) -> None:
+    model = make_model(chunk_size, left_chunks)
+    stream = StreamingTransducer(model, chunk_size, left_chunks * chunk_size, [UNKNOWN])
+    lengths = torch.tensor([203, 90, 7, 3])
+    features = torch.randn(4, 203, 20) * 6 - 7
+    with torch.inference_mode():
+        encoded, frames = model.encode(features, lengths)
+    whole = greedy_search(model, encoded, frames, silent_symbols=[UNKNOWN])
+    streamed = stream.recognise(features, lengths)
+    assert [found.symbols for found in streamed] == [found.symbols for found in whole]
+    assert [found.frames for found in streamed] == [found.frames for found in whole]
+    for one, other in zip(streamed, whole, strict=True):
+        assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-4)
+    emitted = {symbol for found in whole for symbol in found.symbols}
+    assert len(emitted) > 2, "the model says too little for this to mean anything"
+    assert UNKNOWN not in emitted
+    assert whole[3].symbols == ()
+
+
+def test_chunk_without_lengths_is_a_full_one() -> None:
+    model = make_model(4, 1)
+    stream = StreamingTransducer(model, 4, 4)
+    features = torch.randn(2, stream.encoder.input_frames, 20) * 6 - 7
+    free, _ = stream(features, stream.start(2))
+    full = torch.full((2,), stream.encoder.input_frames)
+    bounded, state = stream(features, stream.start(2), full)
+    assert torch.equal(free, bounded)
+    assert free.shape == (2, 4)
+    assert state.encoder.processed_N.tolist() == [16, 16]
