@@ -1,0 +1,8 @@
+"""`python -m pruned_rnnt` is `pruned-rnnt`."""
+
+import sys
+
+from pruned_rnnt.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

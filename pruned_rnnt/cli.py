@@ -1,0 +1,299 @@
+"""The command line: `pruned-rnnt prepare | train | decode | average | inspect`.
+
+Exit codes: 0 done; 1 the task failed (bad data, no checkpoint, training diverged); 2 wrong usage
+or configuration; 130 interrupted from the keyboard; 143 preempted by SIGTERM after saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pruned_rnnt.train.experiment import ExperimentConfig
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_PREEMPTED = 143
+
+_DESCRIPTION = """\
+Train and use transducer speech recognisers.
+
+  pruned-rnnt prepare synthetic                          make data
+  pruned-rnnt train --config configs/synthetic.yaml      train; run again to continue
+  pruned-rnnt decode exp/synthetic                       recognise the test set, WER
+  pruned-rnnt inspect exp/synthetic                      what happened
+"""
+_OVERRIDES = """\
+section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
+decode.method=modified_beam. `pruned-rnnt inspect CONFIG.yaml --keys` lists them all.
+"""
+
+
+class UsageError(ValueError):
+    """The command line asks for something that there is not."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    console = _start_logging()
+    try:
+        code: int = options.command(options, console)
+        return code
+    except KeyboardInterrupt:
+        print("pruned-rnnt: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if options.debug or not _is_for_people(error):
+            raise
+        print(f"pruned-rnnt {options.name}: {error}", file=sys.stderr)
+        return EXIT_USAGE if _is_usage(error) else EXIT_FAILED
+
+
+def _is_usage(error: Exception) -> bool:
+    from pruned_rnnt.config import ConfigError
+
+    return isinstance(error, ConfigError | UsageError)
+
+
+def _is_for_people(error: Exception) -> bool:
+    """Whether the message alone tells a user what to do; everything else keeps its traceback."""
+    from pruned_rnnt.train.bad_steps import TrainingStopped
+
+    return isinstance(error, ValueError | FileNotFoundError | TrainingStopped)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pruned-rnnt",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+
+    prepare = _command(
+        commands,
+        "prepare",
+        _prepare,
+        "make a data folder: audio and texts to manifests, features and tokens",
+        "Recipes: " + ", ".join(_recipes()) + ". What follows the recipe's name are its own\n"
+        "options: `pruned-rnnt prepare RECIPE --help`.",
+    )
+    prepare.add_argument("recipe", metavar="RECIPE", choices=_recipes())
+    prepare.add_argument("recipe_options", nargs=argparse.REMAINDER, metavar="...")
+
+    train = _command(
+        commands,
+        "train",
+        _train,
+        "train a model, or continue where its checkpoints end",
+        "Under torchrun, one process a GPU: torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n"
+        "A run goes on from its newest checkpoint when it is started again.\n\n" + _OVERRIDES,
+    )
+    train.add_argument("--config", type=Path, metavar="FILE", help="YAML with what is not default")
+    train.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue a run although its configuration has changed",
+    )
+    train.add_argument("overrides", nargs="*", metavar="section.key=value")
+
+    decode = _command(
+        commands,
+        "decode",
+        _decode,
+        "recognise a set with a trained model; WER and result files",
+        "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + _OVERRIDES,
+    )
+    _add_run_arguments(decode)
+
+    average = _command(
+        commands,
+        "average",
+        _average,
+        "average the last checkpoints of a run into one",
+        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE",
+    )
+    average.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    average.add_argument("--last", type=int, default=3, metavar="N", help="how many (default 3)")
+    average.add_argument(
+        "--output", type=Path, metavar="FILE", help="default: RUN/average-last-N.pt"
+    )
+
+    inspect = _command(
+        commands,
+        "inspect",
+        _inspect,
+        "show a run's history and curves, or a configuration's model and data",
+        "With a run's folder: a table, and curves as RUN/curves.png. With a YAML file: model size\n"
+        "and histograms of durations and lattices.\n\n" + _OVERRIDES,
+    )
+    inspect.add_argument("target", type=Path, metavar="RUN|CONFIG.yaml")
+    inspect.add_argument("--keys", action="store_true", help="print every setting as YAML")
+    inspect.add_argument("overrides", nargs="*", metavar="section.key=value")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    command: Callable[[argparse.Namespace, Console], int],
+    summary: str,
+    details: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of any error")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="instead of RUN: the run this file would make"
+    )
+    parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
+
+
+def _recipes() -> list[str]:
+    import recipes
+
+    return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__) if module.ispkg)
+
+
+def _start_logging() -> Console:
+    """Log lines of this package go through the console that also draws the progress bar."""
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    console = Console(stderr=True)
+    handler: logging.Handler = logging.StreamHandler()
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("pruned_rnnt")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return console
+
+
+def _prepare(options: argparse.Namespace, console: Console) -> int:
+    module = importlib.import_module(f"recipes.{options.recipe}.prepare")
+    code: int | None = module.main(options.recipe_options)
+    return code or 0
+
+
+def _train(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.train.distributed import process_group
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.trainer import Trainer
+
+    config = load_config(ExperimentConfig, options.config, options.overrides)
+    with process_group() as ranks:
+        if not ranks.is_first:
+            logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
+        trainer = Trainer(config, ranks, console, allow_changes=options.allow_changes)
+        outcome = trainer.run()
+    if outcome == "preempted":
+        print("pruned-rnnt train: stopped by SIGTERM, checkpoint saved", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
+def _decode(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.data.datamodule import DataModule
+    from pruned_rnnt.decode.results import write_results
+    from pruned_rnnt.decode.search import decode_set
+    from pruned_rnnt.decode.wer import confidence_interval, count_errors
+    from pruned_rnnt.train.run import load_model
+
+    config = _config_of_run(options)
+    loaded = load_model(config)
+    data = DataModule(config.data)
+    if data.tokenizer.symbols != loaded.tokenizer.symbols:
+        raise UsageError(
+            f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
+            "decode data that were prepared with the run's tokenizer"
+        )
+    split, method = config.decode.split, config.decode.method
+    decoded = decode_set(loaded.model, data.test_loader(split), loaded.tokenizer, config.decode)
+    transcripts = [utterance.transcript for utterance in decoded.utterances]
+    suffix = f"{method}-{loaded.source.stem}"
+    folder = config.folder / "results"
+    write_results(folder, split, suffix, method, transcripts)
+    lower, upper = confidence_interval(transcripts)
+    print(
+        f"{split} {method} {loaded.source.stem}: WER {count_errors(transcripts)}, "
+        f"95% interval {lower:.2%} .. {upper:.2%}, {len(transcripts)} utterances, "
+        f"real-time factor {decoded.real_time_factor:.4f}"
+    )
+    print(f"results: {folder}/*-{split}-{suffix}.txt")
+    return 0
+
+
+def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.run import run_config
+
+    overrides = [argument for argument in options.arguments if "=" in argument]
+    runs = [argument for argument in options.arguments if "=" not in argument]
+    if len(runs) + (options.config is not None) != 1:
+        raise UsageError("name one run: the folder RUN, or --config FILE of the experiment")
+    if runs:
+        return run_config(Path(runs[0]), overrides)
+    folder = load_config(ExperimentConfig, options.config, overrides).folder
+    return run_config(folder, overrides)
+
+
+def _average(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.train.run import average_checkpoints
+
+    output = options.output or options.run / f"average-last-{options.last}.pt"
+    for path in average_checkpoints(options.run, options.last, output):
+        print(f"averaged {path}")
+    print(f"wrote {output}; use it with decode.checkpoint={output}")
+    return 0
+
+
+def _inspect(options: argparse.Namespace, console: Console) -> int:
+    from rich.console import Console
+
+    from pruned_rnnt.config import load_config, to_yaml
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.report import inspect_config, inspect_run
+    from pruned_rnnt.train.run import run_config
+
+    is_run = options.target.is_dir()
+    if options.keys:
+        config = (
+            run_config(options.target, options.overrides)
+            if is_run
+            else load_config(ExperimentConfig, options.target, options.overrides)
+        )
+        print(to_yaml(config), end="")
+    elif is_run:
+        inspect_run(options.target, Console())
+    else:
+        config = load_config(ExperimentConfig, options.target, options.overrides)
+        inspect_config(config, Console())
+    return 0

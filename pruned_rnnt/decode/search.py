@@ -1,0 +1,145 @@
+"""Decoding a whole set: search method from the configuration, texts, times, real-time factor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.decode.wer import Transcript
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.model.transducer import TransducerModel
+
+# Features come every 10 ms.
+FRAME_SECONDS = 0.01 * SUBSAMPLING_FACTOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How to search, and in what.
+
+    split: which set of the prepared data.
+    checkpoint: `last`, `best` (validation WER), or the path of a checkpoint.
+    use_average: decode with the running average of the parameters.
+    max_symbols_per_frame: of greedy search; recognisers which run exported models use 1.
+    skip_unknown: never emit `<unk>`, as those recognisers do.
+    beam_size, num_best, length_norm: of modified beam search.
+    """
+
+    method: Literal["greedy", "modified_beam"] = "greedy"
+    split: str = "test"
+    checkpoint: str = "last"
+    use_average: bool = True
+    max_symbols_per_frame: int = 1
+    skip_unknown: bool = True
+    beam_size: int = 4
+    num_best: int = 1
+    length_norm: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """What was recognised in one utterance; best hypothesis first."""
+
+    id: str
+    reference: str
+    texts: tuple[str, ...]
+    hypotheses: tuple[Hypothesis, ...]
+
+    @property
+    def transcript(self) -> Transcript:
+        best = self.texts[0] if self.texts else ""
+        return Transcript(
+            id=self.id, reference=tuple(self.reference.split()), hypothesis=tuple(best.split())
+        )
+
+    def symbol_times(self) -> list[float]:
+        """Seconds at which the symbols of the best hypothesis were emitted."""
+        return [frame * FRAME_SECONDS for frame in self.hypotheses[0].frames]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedSet:
+    """Every utterance of a set, and how long the recogniser took.
+
+    audio_seconds: of speech; search_seconds: of encoder and search, without reading features.
+    """
+
+    utterances: tuple[Decoded, ...]
+    audio_seconds: float
+    search_seconds: float
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of computation for a second of speech."""
+        return self.search_seconds / max(self.audio_seconds, 1e-9)
+
+
+@torch.inference_mode()
+def decode_batch(
+    model: TransducerModel, batch: Batch, config: DecodeConfig
+) -> list[list[Hypothesis]]:
+    """Hypotheses of each utterance, best first; the model is expected in evaluation mode."""
+    device = next(model.parameters()).device
+    batch = batch.to(device)
+    encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
+    silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
+    if config.method == "greedy":
+        best = greedy_search(
+            model,
+            encoded_NTE,
+            lengths,
+            max_symbols_per_frame=config.max_symbols_per_frame,
+            silent_symbols=silent,
+        )
+        return [[hypothesis] for hypothesis in best]
+    return modified_beam_search(
+        model,
+        encoded_NTE,
+        lengths,
+        beam_size=config.beam_size,
+        num_best=config.num_best,
+        length_norm=config.length_norm,
+        silent_symbols=silent,
+    )
+
+
+def decode_set(
+    model: TransducerModel, batches: Iterable[Batch], tokenizer: Tokenizer, config: DecodeConfig
+) -> DecodedSet:
+    """Recognise every utterance of `batches`."""
+    utterances: list[Decoded] = []
+    audio_seconds = search_seconds = 0.0
+    model.eval()
+    for batch in batches:
+        started = time.perf_counter()
+        hypotheses = decode_batch(model, batch, config)
+        search_seconds += time.perf_counter() - started
+        audio_seconds += sum(batch.durations)
+        utterances += to_texts(batch, hypotheses, tokenizer)
+    return DecodedSet(
+        utterances=tuple(utterances), audio_seconds=audio_seconds, search_seconds=search_seconds
+    )
+
+
+def to_texts(
+    batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]], tokenizer: Tokenizer
+) -> list[Decoded]:
+    """Hypotheses of a batch with their texts and references."""
+    return [
+        Decoded(
+            id=utterance,
+            reference=reference,
+            texts=tuple(tokenizer.decode(hypothesis.symbols) for hypothesis in found),
+            hypotheses=tuple(found),
+        )
+        for utterance, reference, found in zip(batch.ids, batch.texts, hypotheses, strict=True)
+    ]

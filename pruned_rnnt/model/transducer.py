@@ -1,0 +1,205 @@
+"""The whole model: encoder, predictor, joiner and their losses in one forward.
+
+Axes: N batch, T frames (T' after subsampling), F mel bins, U symbols, E encoder width,
+P predictor width, D joiner width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from pruned_rnnt.loss import (
+    Bounds,
+    Joiner,
+    Occupancy,
+    PrunedTransducerLoss,
+    ctc_loss,
+    rnnt_loss_fused,
+)
+from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
+
+BLANK = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes; joiner_dim is the width in which encoder and predictor meet."""
+
+    encoder: ConformerConfig = field(default_factory=ConformerConfig)
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    joiner_dim: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised.
+
+    kind: `pruned` is the simple plus the pruned loss, `full` the transducer loss over the whole
+    lattice, to compare with. ctc_scale 0 leaves the CTC head out of the model. The other fields
+    are those of `pruned_rnnt.PrunedTransducerLoss`; kind `full` uses rnnt_type, delay_penalty,
+    fastemit_lambda and hat of them.
+    """
+
+    kind: Literal["pruned", "full"] = "pruned"
+    rnnt_type: Literal["regular", "modified", "constrained", "rna"] = "regular"
+    s_range: int = 5
+    lm_only_scale: float = 0.25
+    am_only_scale: float = 0.0
+    simple_scale: float = 0.5
+    pruned_scale_start: float = 0.1
+    warm_up_steps: int = 2000
+    delay_penalty: float = 0.0
+    fastemit_lambda: float = 0.0
+    hat: bool = False
+    exact_bounds: bool = False
+    ctc_scale: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLosses:
+    """Losses of each utterance, and what the pictures are drawn from.
+
+    total: (N,), what is minimised.
+    parts: (N,) each, unscaled: `simple` and `pruned`, or `full`; and `ctc` with a CTC head.
+    frame_lengths: (N,) encoder frames.
+    occupancy, bounds: of the simple loss and its band; None with the full loss.
+    """
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+    frame_lengths: Tensor
+    occupancy: Occupancy | None
+    bounds: Bounds | None
+
+
+class TransducerModel(nn.Module):
+    """Features and targets to losses; `encode`, `predictor` and `joiner` serve decoding.
+
+    Modules are made in the same order whatever the loss, so that one seed gives one encoder,
+    predictor and joiner.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, loss: LossConfig | None = None):
+        super().__init__()
+        loss = loss or LossConfig()
+        encoder_dim, predictor_dim = config.encoder.dim, config.predictor.dim
+        self.config = config
+        self.loss_config = loss
+        self.vocab_size = vocab_size
+        self.encoder = Conformer(config.encoder)
+        self.predictor = StatelessPredictor(config.predictor, vocab_size, BLANK)
+        self.joiner = Joiner(encoder_dim, predictor_dim, config.joiner_dim, vocab_size)
+        self.ctc_head = nn.Linear(encoder_dim, vocab_size) if loss.ctc_scale > 0 else None
+        self.pruned_loss = (
+            PrunedTransducerLoss(
+                self.joiner,
+                encoder_dim,
+                predictor_dim,
+                vocab_size,
+                blank=BLANK,
+                s_range=loss.s_range,
+                rnnt_type=loss.rnnt_type,
+                lm_only_scale=loss.lm_only_scale,
+                am_only_scale=loss.am_only_scale,
+                delay_penalty=loss.delay_penalty,
+                fastemit_lambda=loss.fastemit_lambda,
+                simple_scale=loss.simple_scale,
+                pruned_scale_start=loss.pruned_scale_start,
+                warm_up_steps=loss.warm_up_steps,
+                hat=loss.hat,
+                exact_bounds=loss.exact_bounds,
+                reduction="none",
+            )
+            if loss.kind == "pruned"
+            else None
+        )
+
+    def encode(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths."""
+        encoded: tuple[Tensor, Tensor] = self.encoder(features_NTF, feature_lengths)
+        return encoded
+
+    def forward(
+        self,
+        features_NTF: Tensor,
+        feature_lengths: Tensor,
+        targets_NU: Tensor,
+        target_lengths: Tensor,
+        step: int,
+    ) -> ModelLosses:
+        """Losses of a batch.
+
+        Args:
+            features_NTF: (N, T, F) float32.
+            feature_lengths, target_lengths: (N,) integer, best left on the CPU.
+            targets_NU: (N, U) int32 symbols.
+            step: optimiser steps so far, for the warm-up of the loss scales.
+        """
+        encoded_NTE, frame_lengths = self.encode(features_NTF, feature_lengths)
+        predicted_NUP = self.predictor.forward_targets(targets_NU)
+        logit_lengths = frame_lengths.int()
+        target_lengths = target_lengths.int()
+        parts: dict[str, Tensor] = {}
+        occupancy, bounds = None, None
+        if self.pruned_loss is not None:
+            losses = self.pruned_loss(
+                encoded_NTE, predicted_NUP, targets_NU, logit_lengths, target_lengths, step
+            )
+            total: Tensor = losses.loss
+            parts.update(simple=losses.simple_loss.detach(), pruned=losses.pruned_loss.detach())
+            occupancy, bounds = losses.occupancy, losses.bounds
+        else:
+            total = self._full_loss(
+                encoded_NTE, predicted_NUP, targets_NU, logit_lengths, target_lengths
+            )
+            parts["full"] = total.detach()
+        if self.ctc_head is not None:
+            ctc_N = ctc_loss(
+                self.ctc_head(encoded_NTE),
+                targets_NU,
+                logit_lengths,
+                target_lengths,
+                blank=BLANK,
+                reduction="none",
+            )
+            total = total + self.loss_config.ctc_scale * ctc_N
+            parts["ctc"] = ctc_N.detach()
+        return ModelLosses(
+            total=total,
+            parts=parts,
+            frame_lengths=frame_lengths,
+            occupancy=occupancy,
+            bounds=bounds,
+        )
+
+    def _full_loss(
+        self,
+        encoded_NTE: Tensor,
+        predicted_NUP: Tensor,
+        targets_NU: Tensor,
+        logit_lengths: Tensor,
+        target_lengths: Tensor,
+    ) -> Tensor:
+        config = self.loss_config
+        return rnnt_loss_fused(
+            self.joiner.encoder_proj(encoded_NTE),
+            self.joiner.decoder_proj(predicted_NUP),
+            self.joiner.output_linear.weight,
+            self.joiner.output_linear.bias,
+            targets_NU,
+            None,
+            logit_lengths,
+            target_lengths,
+            activation=self.joiner.activation,
+            blank=BLANK,
+            rnnt_type=config.rnnt_type,
+            delay_penalty=config.delay_penalty,
+            fastemit_lambda=config.fastemit_lambda,
+            hat=config.hat,
+            reduction="none",
+        )

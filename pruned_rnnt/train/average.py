@@ -1,0 +1,85 @@
+"""Averages of parameters: a running one while training, and one over checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningAverage:
+    """Exponential moving average of a model's parameters and buffers.
+
+    After k updates the newest parameters weigh 1 - min(decay, (1 + k) / (10 + k)): early values,
+    which are far from anything useful, are forgotten quickly.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._live = dict(model.state_dict(keep_vars=True))
+        self._average = {name: value.detach().clone() for name, value in self._live.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move towards the model's present parameters."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        moving = [name for name, value in self._average.items() if value.is_floating_point()]
+        torch._foreach_lerp_(
+            [self._average[name] for name in moving],
+            [self._live[name].detach() for name in moving],
+            1 - decay,
+        )
+        for name, value in self._average.items():
+            if not value.is_floating_point():
+                value.copy_(self._live[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged parameters inside, and its own ones again afterwards."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, value in self._live.items():
+            own = value.detach().clone()
+            value.copy_(self._average[name])
+            self._average[name].copy_(own)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self._average)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:
+        """Take over saved values, and the number of updates that made them."""
+        for name, value in self._average.items():
+            value.copy_(state[name])
+        self.updates = updates
+
+
+def mean_of_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of floating-point entries, in float64; other entries are those of the last state.
+
+    Raises:
+        ValueError: no state, or states of different models.
+    """
+    if not states:
+        raise ValueError("there is nothing to average")
+    mean: dict[str, Tensor] = {}
+    for name, last in states[-1].items():
+        values = [state.get(name) for state in states]
+        if any(value is None or value.shape != last.shape for value in values):
+            raise ValueError(f"the checkpoints are of different models: '{name}' differs")
+        if last.is_floating_point():
+            total = sum(value.double() for value in values if value is not None)
+            mean[name] = (total / len(states)).to(last.dtype)  # type: ignore[union-attr]
+        else:
+            mean[name] = last.clone()
+    return mean

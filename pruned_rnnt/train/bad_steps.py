@@ -1,0 +1,47 @@
+"""Steps which could not be made: named, dumped, counted, and the end after too many in a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.train.steps import StepReport
+
+_NAMED_IN_LOG = 5
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on; the message says why and where to look."""
+
+
+def dump_bad_step(
+    folder: Path, step: int, rank: int, report: StepReport, batches: Sequence[Batch]
+) -> None:
+    """Write what is known about a step that was skipped to `folder`, and one line to the log.
+
+    The file holds the reason, the shapes of features and targets, and the suspected utterances
+    with frames, symbols and loss.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:08d}-rank-{rank}.json"
+    dump = {
+        "step": step,
+        "problem": report.problem,
+        "gradient_norm": str(report.gradient_norm),
+        "batches": [
+            {"features": list(b.features_NTF.shape), "targets": list(b.targets_NU.shape)}
+            for b in batches
+        ],
+        # NaN and infinity are no JSON numbers, so losses are strings here.
+        "utterances": [dataclasses.asdict(u) | {"loss": str(u.loss)} for u in report.suspects],
+    }
+    path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
+    names = ", ".join(utterance.id for utterance in report.suspects[:_NAMED_IN_LOG])
+    names += ", ..." if len(report.suspects) > _NAMED_IN_LOG else ""
+    logger.warning("step %d skipped: %s; utterances: %s; see %s", step, report.problem, names, path)

@@ -1,0 +1,65 @@
+"""Processes of one training: found from the environment that torchrun sets, or just one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all; `local_rank` counts within the machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over all processes; through the CPU, so that no GPU is waited for."""
+        if self.world_size == 1:
+            return [float(value) for value in values]
+        total = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(total)
+        summed: list[float] = total.tolist()
+        return summed
+
+    def gather(self, value: Any) -> list[Any]:
+        """The plain value of every process, in order of rank, on every process."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def process_group() -> Iterator[Ranks]:
+    """Join the other processes of a torchrun launch; alone where there was none."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Ranks()
+        return
+    ranks = Ranks(
+        rank=int(os.environ["RANK"]),
+        world_size=world_size,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
+    # Gradients on GPUs go over NCCL; counts and flags, which live on the CPU, over gloo.
+    has_cuda = torch.cuda.is_available()
+    if has_cuda:
+        torch.cuda.set_device(ranks.local_rank)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo")
+    try:
+        yield ranks
+    finally:
+        distributed.destroy_process_group()

@@ -1,0 +1,87 @@
+"""One experiment: every configuration section, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pruned_rnnt.data.datamodule import DataConfig
+from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig
+from pruned_rnnt.train.optimiser import OptimiserConfig
+from pruned_rnnt.train.schedule import ScheduleConfig
+
+CONFIG_NAME = "config.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop: how long, how precise, what is kept and shown.
+
+    folder: of the run; checkpoints, logs and results go there.
+    steps: optimiser steps in all.
+    accumulate: batches whose gradients are summed for one step.
+    device: `auto` takes a CUDA device where there is one.
+    precision: of matrix products; float16 scales the loss against underflow.
+    average_decay: of the running average of parameters; 0 switches it off.
+    log_every, validate_every, save_every: in steps; 0 stands for the end of each epoch (log_every:
+        at least 1). A checkpoint is also written after each validation and at the end.
+    keep_last, keep_best: checkpoints kept, newest and of lowest validation WER.
+    max_bad_steps: training stops after so many steps in a row with infinite or NaN values.
+    threads: CPU threads of the training process; 0 leaves torch's choice.
+    """
+
+    folder: str = "exp/synthetic"
+    steps: int = 1000
+    seed: int = 42
+    accumulate: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    average_decay: float = 0.99
+    log_every: int = 20
+    validate_every: int = 0
+    save_every: int = 0
+    keep_last: int = 3
+    keep_best: int = 1
+    max_bad_steps: int = 10
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} is {getattr(self, name)}, needs at least 1")
+        if not 0 <= self.average_decay < 1:
+            raise ValueError(f"train.average_decay is {self.average_decay}, needs 0 <= x < 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """All sections; what a YAML file and `section.key=value` may set."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.train.folder)
+
+
+def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
+    """The device of this process.
+
+    Raises:
+        ValueError: `cuda` was asked for and there is none.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train.device is 'cuda', but torch sees no CUDA device")
+    if config.device != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")

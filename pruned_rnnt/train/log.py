@@ -1,0 +1,99 @@
+"""What a run leaves to read: log file, metrics.jsonl, TensorBoard, progress bar."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import rich.progress
+from rich.console import Console
+
+METRICS_NAME = "metrics.jsonl"
+LOG_NAME = "train.log"
+
+
+class RunLog:
+    """Writes to one run's folder; a context manager.
+
+    Args:
+        folder: of the run.
+        step: steps already done. Later lines of metrics.jsonl and later TensorBoard events, left
+            by a run which was killed, are dropped: they are about to be made again.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        metrics = folder / METRICS_NAME
+        kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self._metrics = metrics.open("a", encoding="utf-8")
+        self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+        self._handler = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+        self._handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        )
+        logging.getLogger("pruned_rnnt").addHandler(self._handler)
+
+    def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl and one TensorBoard scalar a value, as `group/name`."""
+        self._metrics.write(json.dumps({"group": group, "step": step, **values}) + "\n")
+        self._metrics.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"{group}/{name}", value, step)
+
+    def figure(self, name: str, step: int, figure: Any) -> None:
+        """A matplotlib figure; it is closed."""
+        self._board.add_figure(name, figure, step, close=True)
+
+    def text(self, name: str, step: int, text: str) -> None:
+        """Markdown text."""
+        self._board.add_text(name, text, step)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        logging.getLogger("pruned_rnnt").removeHandler(self._handler)
+        self._handler.close()
+        self._metrics.close()
+        self._board.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Lines of a run's metrics.jsonl; a last line which a kill cut short is left out."""
+    path = folder / METRICS_NAME
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def progress_bar(console: Console, *, enabled: bool) -> rich.progress.Progress:
+    """Steps done, time left, and a `status` field; shown on a terminal only."""
+    return rich.progress.Progress(
+        rich.progress.TextColumn("[bold]{task.description}"),
+        rich.progress.BarColumn(bar_width=None),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[status]}"),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("left"),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+        disable=not (enabled and console.is_terminal),
+    )

@@ -1,0 +1,51 @@
+"""What TensorBoard shows of a validation: the lattice, its mass in the band, decoded samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.search import FRAME_SECONDS, Decoded
+from pruned_rnnt.diagnostics import band_edge_mass, lattice_figure, retained_mass
+from pruned_rnnt.train.validate import ValidationReport
+
+
+def lattice_of_example(report: ValidationReport, tokenizer: Tokenizer, title: str) -> Any:
+    """Figure of the longest utterance of the report's example batch, None without occupancies."""
+    batch, losses = report.example_batch, report.example_losses
+    if batch is None or losses is None or losses.occupancy is None:
+        return None
+    index = int(losses.frame_lengths.argmax())
+    symbols = int(batch.target_lengths_N[index])
+    names = tokenizer.symbols
+    return lattice_figure(
+        losses.occupancy,
+        losses.bounds,
+        index=index,
+        logit_length=int(losses.frame_lengths[index]),
+        target_length=symbols,
+        tokens=[names[int(symbol)] for symbol in batch.targets_NU[index, :symbols]],
+        title=f"{title}: {batch.ids[index]}",
+        frame_seconds=FRAME_SECONDS,
+    )
+
+
+def band_scalars(report: ValidationReport, rnnt_type: str) -> dict[str, float]:
+    """Share of the probability kept by the band, and on its edges, over the example batch."""
+    batch, losses = report.example_batch, report.example_losses
+    if batch is None or losses is None or losses.occupancy is None or losses.bounds is None:
+        return {}
+    lengths = (losses.frame_lengths, batch.target_lengths_N)
+    kept = retained_mass(losses.occupancy, losses.bounds, *lengths, rnnt_type=rnnt_type)
+    edges = band_edge_mass(losses.occupancy, losses.bounds, *lengths)
+    return {
+        "retained_mass": float(kept.total.mean()),
+        "retained_symbol_mass": float(kept.emit.mean()),
+        "band_edge_mass": float((edges.lower + edges.upper).mean()),
+    }
+
+
+def samples_as_markdown(samples: tuple[Decoded, ...]) -> str:
+    """Table of references and what was recognised."""
+    rows = [f"| {s.id} | {s.reference} | {s.texts[0] if s.texts else ''} |" for s in samples]
+    return "\n".join(["| utterance | reference | recognised |", "| --- | --- | --- |", *rows])

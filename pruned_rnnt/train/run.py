@@ -1,0 +1,106 @@
+"""A finished or running training on disk: its configuration, checkpoints and model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pruned_rnnt.config import ConfigError, from_dict, load_config
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.train.average import mean_of_states
+from pruned_rnnt.train.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    load_checkpoint,
+    save_checkpoint,
+)
+from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with the parameters of a checkpoint, in evaluation mode, and its tokenizer."""
+
+    model: TransducerModel
+    tokenizer: Tokenizer
+    step: int
+    source: Path
+
+
+def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """The configuration a run was made with, changed by `section.key=value`.
+
+    The folder may have been moved: train.folder is where it is now.
+
+    Raises:
+        ConfigError: the folder is no run, or an override is wrong.
+    """
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a run: it has no {CONFIG_NAME}")
+    return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides])
+
+
+def find_checkpoint(folder: Path, which: str) -> Path:
+    """Path of a run's `last` or `best` checkpoint, or of a file named directly.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    if which == "best":
+        best = checkpoints.best()
+        if best is None:
+            raise CheckpointError(f"{checkpoints.folder} has no checkpoint with a validation WER")
+        return best
+    if which == "last":
+        paths = checkpoints.paths()
+        if not paths:
+            raise CheckpointError(f"{checkpoints.folder} has no checkpoints")
+        return paths[-1]
+    return Path(which)
+
+
+def load_model(config: ExperimentConfig) -> LoadedModel:
+    """The model of `config.decode.checkpoint` on the configured device.
+
+    Raises:
+        CheckpointError: no such checkpoint, or one of another model.
+    """
+    path = find_checkpoint(config.folder, config.decode.checkpoint)
+    values = load_checkpoint(path)
+    saved = from_dict(ExperimentConfig, values["config"], str(path))
+    model = TransducerModel(saved.model, values["vocab_size"], saved.loss)
+    average = values["average"] if config.decode.use_average else None
+    try:
+        model.load_state_dict(average if average is not None else values["model"])
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its own configuration: {error}") from error
+    return LoadedModel(
+        model=model.to(pick_device(config.train)).eval(),
+        tokenizer=Tokenizer.load(config.folder / "tokens"),
+        step=values["counters"]["step"],
+        source=path,
+    )
+
+
+def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
+    """Write the mean of a run's newest checkpoints as a checkpoint; returns what went in.
+
+    The parameters themselves are averaged, not their running averages.
+
+    Raises:
+        CheckpointError: fewer than `last` checkpoints, or an unreadable one.
+    """
+    paths = CheckpointFolder(folder / "checkpoints").paths()
+    if last < 1 or len(paths) < last:
+        raise CheckpointError(
+            f"{folder / 'checkpoints'} has {len(paths)} checkpoints, cannot average the last {last}"
+        )
+    chosen = paths[-last:]
+    loaded = [load_checkpoint(path) for path in chosen]
+    mean = mean_of_states([values["model"] for values in loaded])
+    save_checkpoint(output, {**loaded[-1], "model": mean, "average": None, "score": None})
+    return chosen

@@ -1,0 +1,59 @@
+"""Learning rate as a function of steps and epochs done: no state, so nothing to save."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate rises and falls; every kind starts with a linear warm-up.
+
+    kind:
+        cosine: falls to final_scale at the last step along half a cosine.
+        exponential: the same from end to end, in equal ratios.
+        constant: stays.
+        eden: of the Zipformer paper (arXiv 2310.11230, equation 8), with eden_steps and
+            eden_epochs; the warm-up starts at half the rate and takes 500 steps there.
+    warm_up_steps: steps from (almost) nothing to the full rate.
+    final_scale: what is left of the rate at the end.
+    """
+
+    kind: Literal["cosine", "exponential", "constant", "eden"] = "cosine"
+    warm_up_steps: int = 200
+    final_scale: float = 0.01
+    eden_steps: float = 7500.0
+    eden_epochs: float = 3.5
+    eden_warm_up_start: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.final_scale <= 1:
+            raise ValueError(f"schedule.final_scale is {self.final_scale}, needs 0 < x <= 1")
+        if self.warm_up_steps < 0:
+            raise ValueError(f"schedule.warm_up_steps is {self.warm_up_steps}, needs >= 0")
+
+
+def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_steps: int) -> float:
+    """Factor of the learning rate for the step after `step` steps, in epoch `epoch` (from 0)."""
+    if config.kind == "eden":
+        by_step = math.pow(1 + (step / config.eden_steps) ** 2, -0.25)
+        by_epoch = math.pow(1 + (epoch / config.eden_epochs) ** 2, -0.25)
+        return _warm_up(step, config.warm_up_steps, config.eden_warm_up_start) * by_step * by_epoch
+    rising = _warm_up(step, config.warm_up_steps, 0.0)
+    if config.kind == "constant" or step < config.warm_up_steps:
+        return rising
+    falling_steps = max(1, total_steps - config.warm_up_steps)
+    progress = min(1.0, (step - config.warm_up_steps) / falling_steps)
+    if config.kind == "exponential":
+        return math.pow(config.final_scale, progress)
+    half_cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.final_scale + (1 - config.final_scale) * half_cosine
+
+
+def _warm_up(step: int, steps: int, start: float) -> float:
+    """From `start` to 1 in `steps` steps; never 0, which would waste the first step."""
+    if step >= steps:
+        return 1.0
+    return start + (1.0 - start) * (step + 1) / (steps + 1)

@@ -1,0 +1,126 @@
+"""Everything that makes a run what it is at one moment: saved together, restored together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.config import ConfigError, differences, to_dict
+from pruned_rnnt.data.datamodule import BatchLoader
+from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.train.average import RunningAverage
+from pruned_rnnt.train.checkpoint import CheckpointFolder
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.random_state import capture_random_state, restore_random_state
+
+logger = logging.getLogger(__name__)
+
+# Keys which may change between a run and its continuation: they do not change what is learnt.
+_FREE_KEYS = (
+    "decode.",
+    "data.num_workers",
+    "data.prefetch_factor",
+    "data.path",
+    "data.valid",
+    "train.folder",
+    "train.log_every",
+    "train.validate_every",
+    "train.save_every",
+    "train.keep_",
+    "train.max_bad_steps",
+)
+
+
+@dataclass
+class Counters:
+    """Where the run is: steps done, epoch (from 0), batches of that epoch consumed."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    bad_in_row: int = 0
+    bad_steps: int = 0
+
+
+@dataclass
+class TrainingState:
+    """References to everything with a state; `average` is None when switched off."""
+
+    config: ExperimentConfig
+    model: TransducerModel
+    optimiser: torch.optim.Optimizer
+    scaler: Any
+    average: RunningAverage | None
+    loader: BatchLoader
+    ranks: Ranks
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    _random: dict[str, Any] | None = None
+
+    def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
+        """Write a checkpoint (first process only; all have to call). `score`: validation WER."""
+        random_states = self.ranks.gather(capture_random_state())
+        if not self.ranks.is_first:
+            return None
+        average = self.average
+        path = folder.save(
+            self.counters.step,
+            {
+                "config": to_dict(self.config),
+                "vocab_size": self.model.vocab_size,
+                "model": self.model.state_dict(),
+                "average": average.state_dict() if average is not None else None,
+                "average_updates": average.updates if average is not None else 0,
+                "optimiser": self.optimiser.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "sampler": self.loader.state_dict(self.counters.batch),
+                "random": random_states,
+                "counters": dataclasses.asdict(self.counters),
+                "score": score,
+            },
+        )
+        logger.info("saved %s", path)
+        return path
+
+    def restore(self, values: dict[str, Any], *, allow_changes: bool) -> None:
+        """Go to the moment of a checkpoint.
+
+        Random generators follow in `restore_random`, once nothing else will draw from them.
+
+        Raises:
+            ConfigError: the checkpoint is of another configuration; it names the keys.
+        """
+        changed = [
+            line
+            for line in differences(values["config"], to_dict(self.config))
+            if not line.startswith(_FREE_KEYS)
+        ]
+        if changed and not allow_changes:
+            raise ConfigError(
+                f"{self.config.folder} holds a run with another configuration "
+                f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes to "
+                "go on with the new one"
+            )
+        for line in changed:
+            logger.warning("configuration changed: %s", line)
+        self.model.load_state_dict(values["model"])
+        self.optimiser.load_state_dict(values["optimiser"])
+        self.scaler.load_state_dict(values["scaler"])
+        self.loader.load_state_dict(values["sampler"])
+        self.counters = Counters(**values["counters"])
+        if self.average is not None and values["average"] is not None:
+            self.average.load_state_dict(values["average"], values["average_updates"])
+        # A process that was not there before keeps its own seed.
+        if self.ranks.rank < len(values["random"]):
+            self._random = values["random"][self.ranks.rank]
+
+    def restore_random(self) -> None:
+        """Set the random generators to the restored moment, the first time it is called."""
+        if self._random is not None:
+            restore_random_state(self._random)
+            self._random = None

@@ -1,0 +1,201 @@
+"""Searches against each other and against an enumeration of every path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.hypothesis import joint_log_probs
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+
+VOCAB = 5
+UNKNOWN = 2
+
+
+def make_model(context_size: int = 2, hat: bool = False, seed: int = 0) -> TransducerModel:
+    """A model with random parameters, spread so that no decision is close."""
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        encoder=ConformerConfig(layers=1, dim=8, heads=2, feedforward_dim=8, kernel_size=3),
+        predictor=PredictorConfig(dim=8, context_size=context_size),
+        joiner_dim=8,
+    )
+    model = TransducerModel(config, VOCAB, LossConfig(hat=hat)).eval()
+    with torch.no_grad():
+        for parameter in model.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        # About as many blanks as symbols; HAT's blank has a sigmoid of its own.
+        model.joiner.output_linear.bias[0] += -2.0 if hat else 1.0
+        model.predictor.convolution.weight.copy_(
+            2 * torch.randn_like(model.predictor.convolution.weight)
+        )
+    return model
+
+
+def encoded(lengths: list[int], seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    frames = torch.randn(len(lengths), max(lengths), 8, generator=generator) * 2
+    return frames, torch.tensor(lengths)
+
+
+def log_probs_after(model: TransducerModel, frame: Tensor, symbols: tuple[int, ...]) -> Tensor:
+    context = model.predictor.start_context(1, frame.device)[0].tolist() + list(symbols)
+    context = context[-model.predictor.context_size :]
+    predicted = model.predictor(torch.tensor([context]))[:, 0]
+    logits = model.joiner(
+        model.joiner.encoder_proj(frame[None]), model.joiner.decoder_proj(predicted)
+    )
+    return joint_log_probs(logits[0], model.predictor.blank, model.loss_config.hat)
+
+
+def all_sequences(model: TransducerModel, frames: Tensor) -> dict[tuple[int, ...], float]:
+    """Log-probability of every sequence, over all ways to emit at most one symbol a frame."""
+    totals: dict[tuple[int, ...], list[float]] = {}
+    for path in itertools.product(range(VOCAB), repeat=len(frames)):
+        symbols: tuple[int, ...] = ()
+        score = 0.0
+        for t, choice in enumerate(path):
+            score += float(log_probs_after(model, frames[t], symbols)[choice])
+            if choice != model.predictor.blank:
+                symbols = (*symbols, choice)
+        totals.setdefault(symbols, []).append(score)
+    return {
+        symbols: float(torch.tensor(scores, dtype=torch.float64).logsumexp(0))
+        for symbols, scores in totals.items()
+    }
+
+
+@torch.no_grad()
+def greedy_by_hand(
+    model: TransducerModel, frames: Tensor, max_symbols: int, silent: set[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    symbols: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
+    score = 0.0
+    for t, frame in enumerate(frames):
+        for _ in range(max_symbols):
+            log_probs = log_probs_after(model, frame, symbols)
+            best = int(log_probs.argmax())
+            score += float(log_probs[best])
+            if best in silent:
+                break
+            symbols, times = (*symbols, best), (*times, t)
+    return symbols, times, score
+
+
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("context_size", [1, 2])
+@pytest.mark.parametrize("max_symbols", [1, 3])
+@pytest.mark.parametrize("silent", [(), (UNKNOWN,)])
+def test_greedy_in_a_batch_equals_greedy_by_hand(
+    hat: bool, context_size: int, max_symbols: int, silent: tuple[int, ...]
+) -> None:
+    model = make_model(context_size, hat)
+    frames, lengths = encoded([12, 1, 7, 0])
+    found = greedy_search(
+        model, frames, lengths, max_symbols_per_frame=max_symbols, silent_symbols=silent
+    )
+    assert sum(len(hypothesis.symbols) for hypothesis in found) > 3
+    for n, hypothesis in enumerate(found):
+        expected = greedy_by_hand(model, frames[n, : lengths[n]], max_symbols, {0, *silent})
+        assert (hypothesis.symbols, hypothesis.frames) == expected[:2]
+        assert hypothesis.score == pytest.approx(expected[2], abs=1e-4)
+
+
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("context_size", [1, 2])
+def test_beam_of_one_is_greedy(hat: bool, context_size: int) -> None:
+    model = make_model(context_size, hat)
+    frames, lengths = encoded([12, 1, 7])
+    greedy = greedy_search(model, frames, lengths)
+    beam = modified_beam_search(model, frames, lengths, beam_size=1)
+    for one, (other,) in zip(greedy, beam, strict=True):
+        assert (one.symbols, one.frames) == (other.symbols, other.frames)
+        assert one.score == pytest.approx(other.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("context_size", [1, 2])
+def test_wide_beam_finds_every_sequence_with_its_probability(hat: bool, context_size: int) -> None:
+    model = make_model(context_size, hat)
+    frames, lengths = encoded([4, 3])
+    wide = 700
+    found = modified_beam_search(
+        model, frames, lengths, beam_size=wide, num_best=wide, length_norm=False
+    )
+    for n, hypotheses in enumerate(found):
+        expected = all_sequences(model, frames[n, : lengths[n]])
+        assert {hypothesis.symbols for hypothesis in hypotheses} == set(expected)
+        assert len(hypotheses) == len(expected)
+        for hypothesis in hypotheses:
+            assert hypothesis.score == pytest.approx(expected[hypothesis.symbols], abs=1e-4)
+            assert len(hypothesis.frames) == len(hypothesis.symbols)
+            assert list(hypothesis.frames) == sorted(set(hypothesis.frames))
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert math.isclose(sum(math.exp(score) for score in scores), 1.0, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_beam_search_in_a_batch_equals_one_at_a_time(beam_size: int) -> None:
+    model = make_model()
+    frames, lengths = encoded([15, 3, 9, 1])
+    together = modified_beam_search(model, frames, lengths, beam_size=beam_size, num_best=beam_size)
+    for n, hypotheses in enumerate(together):
+        length = int(lengths[n])
+        (alone,) = modified_beam_search(
+            model,
+            frames[n : n + 1, :length],
+            lengths[n : n + 1],
+            beam_size=beam_size,
+            num_best=beam_size,
+        )
+        assert [h.symbols for h in alone] == [h.symbols for h in hypotheses]
+        assert [h.frames for h in alone] == [h.frames for h in hypotheses]
+        for one, other in zip(alone, hypotheses, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-4)
+
+
+def test_hypotheses_are_different_and_best_first() -> None:
+    model = make_model(seed=3)
+    frames, lengths = encoded([10])
+    (hypotheses,) = modified_beam_search(model, frames, lengths, beam_size=6, num_best=6)
+    assert len({hypothesis.symbols for hypothesis in hypotheses}) == len(hypotheses) > 2
+    norms = [h.score / (len(h.symbols) + 2) for h in hypotheses]
+    assert norms == sorted(norms, reverse=True)
+
+
+def test_silent_symbols_are_never_emitted() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.joiner.output_linear.bias[UNKNOWN] += 20.0
+    frames, lengths = encoded([8, 5])
+    silent = (UNKNOWN,)
+    assert UNKNOWN in greedy_search(model, frames, lengths)[0].symbols
+    assert greedy_search(model, frames, lengths, silent_symbols=silent)[0].symbols == ()
+    (first, _) = modified_beam_search(model, frames, lengths, silent_symbols=silent)
+    assert UNKNOWN not in first[0].symbols
+
+
+@pytest.mark.parametrize("hat", [False, True])
+def test_log_probs_sum_to_one(hat: bool) -> None:
+    log_probs = joint_log_probs(torch.randn(3, VOCAB).half() * 5, 0, hat)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize(("beam_size", "num_best"), [(0, 1), (4, 5), (4, 0)])
+def test_wrong_sizes_are_refused(beam_size: int, num_best: int) -> None:
+    frames, lengths = encoded([3])
+    with pytest.raises(ValueError, match="num_best"):
+        modified_beam_search(make_model(), frames, lengths, beam_size=beam_size, num_best=num_best)
+    with pytest.raises(ValueError, match="at least 1"):
+        greedy_search(make_model(), frames, lengths, max_symbols_per_frame=0)

@@ -1,0 +1,97 @@
+"""The model as a whole: its losses do not depend on the batch, and every part learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, ModelLosses, TransducerModel
+
+VOCAB = 9
+
+
+def make_model(**loss: object) -> TransducerModel:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoder=ConformerConfig(
+            num_mel_bins=20, layers=1, dim=16, heads=2, feedforward_dim=16, kernel_size=5
+        ),
+        predictor=PredictorConfig(dim=8),
+        joiner_dim=12,
+    )
+    return TransducerModel(config, VOCAB, LossConfig(**loss))  # type: ignore[arg-type]
+
+
+def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(3, 70, 20, generator=generator)
+    targets = torch.randint(3, VOCAB, (3, 6), generator=generator, dtype=torch.int32)
+    return features, torch.tensor([70, 41, 55]), targets, torch.tensor([6, 0, 3])
+
+
+@pytest.mark.parametrize(
+    ("loss", "parts"),
+    [
+        ({}, {"simple", "pruned", "ctc"}),
+        ({"ctc_scale": 0.0}, {"simple", "pruned"}),
+        ({"kind": "full"}, {"full", "ctc"}),
+        ({"kind": "full", "hat": True, "ctc_scale": 0.0}, {"full"}),
+        ({"rnnt_type": "modified"}, {"simple", "pruned", "ctc"}),
+        ({"hat": True, "delay_penalty": 0.01, "exact_bounds": True}, {"simple", "pruned", "ctc"}),
+    ],
+)
+def test_losses_of_a_batch_are_those_of_its_utterances(
+    loss: dict[str, object], parts: set[str]
+) -> None:
+    model = make_model(**loss).eval()
+    features, lengths, targets, target_lengths = make_batch()
+    together: ModelLosses = model(features, lengths, targets, target_lengths, 5000)
+    assert set(together.parts) == parts
+    assert together.total.shape == (3,)
+    for n in range(3):
+        frames, symbols = int(lengths[n]), int(target_lengths[n])
+        alone = model(
+            features[n : n + 1, :frames],
+            lengths[n : n + 1],
+            targets[n : n + 1, :symbols],
+            target_lengths[n : n + 1],
+            5000,
+        )
+        torch.testing.assert_close(alone.total[0], together.total[n], rtol=1e-4, atol=1e-4)
+        assert alone.frame_lengths.tolist() == [together.frame_lengths[n]]
+
+
+@pytest.mark.parametrize("loss", [{}, {"kind": "full"}, {"ctc_scale": 0.0}])
+def test_every_parameter_gets_a_gradient(loss: dict[str, object]) -> None:
+    model = make_model(**loss)
+    model(*make_batch(), 0).total.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_scales_follow_the_step() -> None:
+    model = make_model(ctc_scale=0.0, warm_up_steps=100).eval()
+    start = model(*make_batch(), 0)
+    torch.testing.assert_close(start.total, start.parts["simple"] + 0.1 * start.parts["pruned"])
+    end = model(*make_batch(), 100)
+    torch.testing.assert_close(end.total, 0.5 * end.parts["simple"] + end.parts["pruned"])
+
+
+def test_ctc_part_is_added_with_its_scale() -> None:
+    losses = make_model(kind="full", ctc_scale=0.3).eval()(*make_batch(), 0)
+    torch.testing.assert_close(losses.total, losses.parts["full"] + 0.3 * losses.parts["ctc"])
+
+
+def test_wide_band_pruned_loss_is_the_full_loss() -> None:
+    batch = make_batch()
+    full = make_model(kind="full", ctc_scale=0.0).eval()
+    pruned = make_model(s_range=7, ctc_scale=0.0).eval()
+    pruned.load_state_dict(full.state_dict(), strict=False)
+    torch.testing.assert_close(
+        pruned(*batch, 0).parts["pruned"], full(*batch, 0).total, rtol=1e-4, atol=1e-4
+    )

@@ -1,0 +1,159 @@
+"""The command line end to end on a tiny corpus, and errors that speak to people."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_corpus import make_corpus, tiny_overrides
+
+from pruned_rnnt.cli import EXIT_FAILED, EXIT_USAGE, main
+from pruned_rnnt.config import load_config
+from pruned_rnnt.train.experiment import ExperimentConfig
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exp") / "run"
+    settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
+    assert main(["train", *tiny_overrides(corpus, folder, *settings)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("method", ["greedy", "modified_beam"])
+def test_decode_writes_results(run: Path, method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", str(run), f"decode.method={method}"]) == 0
+    shown = capsys.readouterr().out
+    assert "WER" in shown
+    assert "95% interval" in shown
+    assert "real-time factor" in shown
+    suffix = f"test-{method}-step-00000006.txt"
+    recogs = (run / f"results/recogs-{suffix}").read_text().splitlines()
+    assert len(recogs) == 12
+    assert recogs[0].startswith("test-0:\tref=['")
+    assert (run / f"results/errs-{suffix}").read_text().startswith("%WER = ")
+    assert (run / f"results/wer-summary-{suffix}").read_text().startswith("settings\tWER\n")
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_decode_other_sets_and_checkpoints(
+    run: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"decode.checkpoint={which}", "decode.split=dev", "decode.use_average=false"]
+    assert main(["decode", str(run), *settings]) == 0
+    assert "dev greedy" in capsys.readouterr().out
+
+
+def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["average", str(run), "--last", "2"]) == 0
+    path = run / "average-last-2.pt"
+    parts = [run / f"checkpoints/step-0000000{step}.pt" for step in (4, 6)]
+    mean = torch.load(path, weights_only=True)["model"]
+    states = [torch.load(part, weights_only=True)["model"] for part in parts]
+    name = "joiner.output_linear.weight"
+    torch.testing.assert_close(mean[name], (states[0][name] + states[1][name]) / 2)
+    assert main(["decode", str(run), f"decode.checkpoint={path}"]) == 0
+    assert "average-last-2" in capsys.readouterr().out
+
+
+def test_inspect_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "WER" in shown
+    assert "step-00000006.pt" in shown
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_config(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(f"data:\n  path: {corpus}\n")
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "24 utterances" in shown
+    assert "encoder" in shown
+    assert main(["inspect", str(path), "--keys", "model.joiner_dim=7"]) == 0
+    assert "joiner_dim: 7" in capsys.readouterr().out
+
+
+def test_train_again_has_nothing_left_to_do(run: Path, corpus: Path) -> None:
+    before = (run / "checkpoints/step-00000006.pt").stat().st_mtime_ns
+    settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
+    assert main(["train", *tiny_overrides(corpus, run, *settings)]) == 0
+    assert (run / "checkpoints/step-00000006.pt").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "--config", "absent.yaml"], EXIT_USAGE, "config file not found: absent.yaml"),
+        (["train", "train.stebs=3"], EXIT_USAGE, "did you mean 'train.steps'"),
+        (["train", "train.steps=many"], EXIT_USAGE, "train.steps"),
+        (["train", "data.path=/nowhere"], EXIT_FAILED, "run `pruned-rnnt prepare`"),
+        (["decode", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
+        (["decode"], EXIT_USAGE, "name one run"),
+        (["decode", "a", "b"], EXIT_USAGE, "name one run"),
+        (["inspect", "absent.yaml"], EXIT_USAGE, "config file not found"),
+        (["average", "/nowhere"], EXIT_FAILED, "has 0 checkpoints"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+def test_decode_errors(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [
+        ("decode.split=train2", "no split 'train2'"),
+        ("decode.checkpoint=absent.pt", "checkpoint not found: absent.pt"),
+        ("decode.method=magic", "decode.method"),
+    ]
+    for override, message in cases:
+        assert main(["decode", str(run), override]) != 0
+        assert message in capsys.readouterr().err
+    other = make_corpus(tmp_path / "other", train=1, dev=1, seed=5)
+    assert main(["decode", str(run), f"data.path={other}"]) == EXIT_USAGE
+    assert "tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["prepare", "train", "decode", "average", "inspect"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, "--help"])
+    assert exit_info.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 8
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_loads(path: Path) -> None:
+    config = load_config(ExperimentConfig, path)
+    assert config.folder.name == path.stem
+
+
+def test_there_are_configs() -> None:
+    assert CONFIGS
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pruned_rnnt", "train", "train.stebs=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == EXIT_USAGE
+    assert "did you mean" in done.stderr

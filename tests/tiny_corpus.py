@@ -1,0 +1,109 @@
+"""A prepared data folder so small and plain that a tiny model learns it in seconds.
+
+Every word is a fixed pattern over the mel bins, spoken for some frames, with silence between.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from lhotse import CutSet, Features, MonoCut, SupervisionSegment
+from lhotse.features.io import NumpyFilesWriter
+
+from pruned_rnnt.config import load_config
+from pruned_rnnt.data.prepared import write_report
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.train.experiment import ExperimentConfig
+
+WORDS = ("red", "green", "blue")
+BINS = 80
+SILENCE = -12.0
+
+
+def make_corpus(folder: Path, train: int = 24, dev: int = 6, seed: int = 0) -> Path:
+    """Write train, dev and test splits; utterances have 1 to 3 words."""
+    rng = np.random.default_rng(seed)
+    patterns = {word: rng.uniform(-10, 2, size=BINS).astype(np.float32) for word in WORDS}
+    texts = []
+    with NumpyFilesWriter(folder / "features") as writer:
+        for split, count in (("train", train), ("dev", dev), ("test", dev)):
+            cuts = []
+            for index in range(count):
+                words = [str(word) for word in rng.choice(WORDS, size=rng.integers(1, 4))]
+                texts.append(" ".join(words))
+                cuts.append(_cut(f"{split}-{index}", words, patterns, rng, writer, folder))
+            CutSet.from_cuts(cuts).to_file(folder / f"{split}_cuts.jsonl.gz")
+    train_tokenizer(texts, TokenizerConfig(kind="word", vocab_size=50)).save(folder / "tokens")
+    write_report(folder, {"command": "tests"})
+    return folder
+
+
+def tiny_experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
+    """An experiment of a second or two over `corpus`."""
+    return load_config(ExperimentConfig, None, tiny_overrides(corpus, run, *overrides))
+
+
+def tiny_overrides(corpus: Path, run: Path, *overrides: str) -> list[str]:
+    return [
+        f"data.path={corpus}",
+        "data.num_workers=0",
+        "data.max_duration=8",
+        "data.augmentation.spec_augment.enabled=false",
+        f"train.folder={run}",
+        "train.steps=4",
+        "train.log_every=1",
+        "train.device=cpu",
+        "model.encoder.layers=1",
+        "model.encoder.dim=32",
+        "model.encoder.heads=2",
+        "model.encoder.feedforward_dim=32",
+        "model.encoder.kernel_size=5",
+        "model.encoder.subsampling_channels=4",
+        "model.predictor.dim=16",
+        "model.joiner_dim=32",
+        "loss.warm_up_steps=20",
+        "schedule.warm_up_steps=5",
+        *overrides,
+    ]
+
+
+def _cut(
+    name: str,
+    words: list[str],
+    patterns: dict[str, np.ndarray],
+    rng: np.random.Generator,
+    writer: NumpyFilesWriter,
+    folder: Path,
+) -> MonoCut:
+    pieces = [np.full((6, BINS), SILENCE, dtype=np.float32)]
+    for word in words:
+        pieces.append(np.tile(patterns[word], (int(rng.integers(12, 20)), 1)))
+        pieces.append(np.full((int(rng.integers(4, 8)), BINS), SILENCE, dtype=np.float32))
+    features_TF = np.concatenate(pieces)
+    features_TF = features_TF + 0.3 * rng.standard_normal(features_TF.shape).astype(np.float32)
+    duration = round(len(features_TF) * 0.01, 2)
+    stored = Features(
+        type="fbank",
+        num_frames=len(features_TF),
+        num_features=BINS,
+        frame_shift=0.01,
+        sampling_rate=16000,
+        start=0.0,
+        duration=duration,
+        storage_type=writer.name,
+        storage_path=str(Path(writer.storage_path).relative_to(folder)),
+        storage_key=writer.write(name, features_TF),
+        channels=0,
+    )
+    supervision = SupervisionSegment(
+        id=name, recording_id=name, start=0.0, duration=duration, text=" ".join(words)
+    )
+    return MonoCut(
+        id=name,
+        start=0.0,
+        duration=duration,
+        channel=0,
+        features=stored,
+        supervisions=[supervision],
+    )

@@ -1,0 +1,123 @@
+"""Checkpoints: whole or not at all, refused with their name, kept by number and score."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from pruned_rnnt.train.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+
+def values(step: int, score: float | None = None) -> dict[str, object]:
+    return {"model": {"w": torch.full((300,), float(step))}, "score": score}
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def text(path: Path) -> None:
+    path.write_text("not a checkpoint at all\n" * 50)
+
+
+def foreign(path: Path) -> None:
+    torch.save({"model": {}}, path)
+
+
+def newer(path: Path) -> None:
+    torch.save({"format": "pruned_rnnt checkpoint", "version": 99}, path)
+
+
+class Code:
+    """Would run code when unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (print, ("code from a checkpoint was run",))
+
+
+def with_code(path: Path) -> None:
+    torch.save({"format": "pruned_rnnt checkpoint", "version": 1, "model": Code()}, path)
+
+
+def bare_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Code(), protocol=2))
+
+
+SPOIL = [truncated, empty, text, foreign, newer, with_code, bare_pickle]
+
+
+@pytest.mark.parametrize("spoil", SPOIL, ids=lambda f: f.__name__)
+def test_unusable_files_are_refused_with_their_name(
+    tmp_path: Path, spoil: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step-00000003.pt"
+    save_checkpoint(path, values(3))
+    spoil(path)  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=r"step-00000003\.pt"):
+        load_checkpoint(path)
+    assert "code from a checkpoint" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("spoil", SPOIL, ids=lambda f: f.__name__)
+def test_the_one_before_is_used(
+    tmp_path: Path, spoil: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, values(1))
+    spoil(folder.save(2, values(2)))  # type: ignore[operator]
+    loaded = folder.load_newest()
+    assert loaded is not None
+    assert loaded["model"]["w"][0] == 1.0
+    assert "step-00000002.pt" in caplog.text
+
+
+def test_missing_file_and_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"not found: .*absent\.pt"):
+        load_checkpoint(tmp_path / "absent.pt")
+    assert CheckpointFolder(tmp_path / "nothing").load_newest() is None
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001.pt"
+    save_checkpoint(path, values(1))
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(path, {"model": lambda: None})
+    assert load_checkpoint(path)["model"]["w"][0] == 1.0
+
+
+def test_half_written_file_of_a_killed_process_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, values(1))
+    (tmp_path / ".step-00000002.pt.tmp").write_bytes(b"half")
+    assert [path.name for path in folder.paths()] == ["step-00000001.pt"]
+    folder.save(2, values(2))
+    assert load_checkpoint(folder.path(2))["model"]["w"][0] == 2.0
+
+
+def test_newest_and_best_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=2, keep_best=1)
+    for step, score in [(1, 0.5), (2, 0.1), (3, None), (4, 0.3), (5, 0.4)]:
+        folder.save(step, values(step, score))
+    names = [path.name for path in folder.paths()]
+    assert names == ["step-00000002.pt", "step-00000004.pt", "step-00000005.pt"]
+    assert folder.best() == folder.path(2)
+    folder.path(2).unlink()
+    assert folder.best() == folder.path(4)
+
+
+def test_best_of_none(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, values(1))
+    assert folder.best() is None

@@ -1,0 +1,306 @@
+"""The loop as a whole: exact continuation, learning, bad batches, preemption, pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_corpus import make_corpus, tiny_experiment
+
+from pruned_rnnt.config import ConfigError
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.train.bad_steps import TrainingStopped
+from pruned_rnnt.train.checkpoint import load_checkpoint
+from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.steps import StepReport
+from pruned_rnnt.train.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts and lists as one level, tensors as lists."""
+    if isinstance(values, dict):
+        items: Any = values.items()
+    elif isinstance(values, list | tuple):
+        items = enumerate(values)
+    else:
+        return {prefix: values.tolist() if isinstance(values, torch.Tensor) else values}
+    result = {}
+    for key, value in items:
+        result.update(flat(value, f"{prefix}.{key}"))
+    return result
+
+
+def checkpoint_of(run: Path, step: int) -> dict[str, Any]:
+    values = load_checkpoint(run / f"checkpoints/step-{step:08d}.pt")
+    values["config"]["train"].pop("folder")
+    return flat(values)
+
+
+def losses_of(run: Path) -> list[tuple[int, float]]:
+    return [
+        (line["step"], line["total_per_frame"])
+        for line in read_metrics(run)
+        if line["group"] == "train"
+    ]
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The process 'dies' when it has made this step, before it can save or log anything."""
+    account = Trainer._account
+
+    def account_then_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
+        account(self, report, batches)
+        if self.state.counters.step == step:
+            raise Killed
+
+    monkeypatch.setattr(Trainer, "_account", account_then_die)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.save_every=2", "train.validate_every=100"],
+        ["train.save_every=2", "train.validate_every=2", "data.num_workers=1"],
+        ["train.save_every=1", "train.accumulate=2", "train.precision=bfloat16"],
+        ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
+    ],
+    ids=["plain", "validation-and-worker", "accumulation-bfloat16", "scaled-adam"],
+)
+def test_four_steps_equal_two_and_two(
+    corpus: Path, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Dropout, shuffling and augmentation all draw random numbers.
+    random_parts = [
+        "data.augmentation.spec_augment.enabled=true",
+        "data.augmentation.noise_probability=0.5",
+        "train.keep_last=10",
+        *overrides,
+    ]
+    straight = tiny_experiment(corpus, tmp_path / "straight", *random_parts)
+    assert Trainer(straight).run() == "finished"
+
+    resumed = tiny_experiment(corpus, tmp_path / "resumed", *random_parts)
+    with monkeypatch.context() as patch:
+        killed_at(patch, 3)
+        with pytest.raises(Killed):
+            Trainer(resumed).run()
+    torch.rand(17)
+    trainer = Trainer(resumed)
+    assert trainer.state.counters.step == 2
+    assert trainer.run() == "finished"
+
+    assert losses_of(resumed.folder) == losses_of(straight.folder)
+    assert checkpoint_of(resumed.folder, 4) == checkpoint_of(straight.folder, 4)
+
+
+def test_resume_at_the_end_of_an_epoch(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["train.steps=12", "train.keep_last=10"]
+    straight = tiny_experiment(corpus, tmp_path / "straight", *overrides)
+    trainer = Trainer(straight)
+    trainer.run()
+    steps_of_epoch = trainer.checkpoints.paths()[0]
+    boundary = load_checkpoint(steps_of_epoch)["counters"]
+    assert boundary["epoch"] == 1
+    assert boundary["batch"] == 0
+
+    resumed = tiny_experiment(corpus, tmp_path / "resumed", *overrides)
+    with monkeypatch.context() as patch:
+        killed_at(patch, boundary["step"] + 1)
+        with pytest.raises(Killed):
+            Trainer(resumed).run()
+    Trainer(resumed).run()
+    assert losses_of(resumed.folder) == losses_of(straight.folder)
+    assert checkpoint_of(resumed.folder, 12) == checkpoint_of(straight.folder, 12)
+
+
+def test_validating_changes_no_training(corpus: Path, tmp_path: Path) -> None:
+    often = tiny_experiment(corpus, tmp_path / "often", "train.validate_every=1")
+    never = tiny_experiment(corpus, tmp_path / "never", "train.validate_every=100")
+    Trainer(often).run()
+    Trainer(never).run()
+    assert losses_of(often.folder) == losses_of(never.folder)
+
+
+@pytest.mark.parametrize("kind", ["pruned", "full"])
+def test_loss_falls_and_words_are_learnt(corpus: Path, tmp_path: Path, kind: str) -> None:
+    config = tiny_experiment(
+        corpus,
+        tmp_path / "run",
+        f"loss.kind={kind}",
+        "train.steps=90",
+        "train.log_every=5",
+        "train.validate_every=90",
+        "train.average_decay=0.9",
+        "optimiser.learning_rate=0.01",
+        "schedule.warm_up_steps=10",
+        "model.encoder.dropout=0.0",
+    )
+    Trainer(config).run()
+    losses = losses_of(config.folder)
+    assert losses[-1][1] < 0.2 * losses[0][1]
+    (valid,) = [line for line in read_metrics(config.folder) if line["group"] == "valid"]
+    assert valid["wer"] < 0.35
+    if kind == "pruned":
+        assert {"simple", "pruned", "ctc", "retained_mass"} <= set(valid)
+        assert 0.9 < valid["retained_mass"] <= 1.0001
+    else:
+        assert {"full", "ctc"} <= set(valid)
+
+
+def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: Path) -> None:
+    models = []
+    for kind in ("pruned", "full"):
+        config = tiny_experiment(corpus, tmp_path / kind, f"loss.kind={kind}")
+        models.append(Trainer(config).model.state_dict())
+    shared = [name for name in models[1] if name in models[0]]
+    assert any(name.startswith("joiner") for name in shared)
+    assert set(models[1]) == set(shared)
+    assert all(torch.equal(models[0][name], models[1][name]) for name in shared)
+
+
+def test_changed_configuration_is_named(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Trainer(tiny_experiment(corpus, run, "train.steps=1")).run()
+    changed = tiny_experiment(corpus, run, "train.steps=2", "optimiser.learning_rate=0.5")
+    with pytest.raises(ConfigError, match=r"optimiser\.learning_rate: 0\.002 -> 0\.5") as caught:
+        Trainer(changed)
+    assert "train.steps: 1 -> 2" in str(caught.value)
+    assert "--allow-changes" in str(caught.value)
+    trainer = Trainer(changed, allow_changes=True)
+    trainer.run()
+    assert trainer.state.counters.step == 2
+    # What does not change the result needs no permission.
+    free = tiny_experiment(
+        corpus,
+        run,
+        "train.steps=2",
+        "optimiser.learning_rate=0.5",
+        "train.log_every=7",
+        "decode.beam_size=9",
+    )
+    Trainer(free)
+
+
+def test_truncated_checkpoint_is_named_and_the_previous_one_used(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run", "train.save_every=2")
+    Trainer(config).run()
+    newest = config.folder / "checkpoints/step-00000004.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    trainer = Trainer(config)
+    assert trainer.state.counters.step == 2
+    assert "step-00000004.pt is truncated" in caplog.text
+    trainer.run()
+    assert load_checkpoint(newest)["counters"]["step"] == 4
+
+
+def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list[str]:
+    """Put NaN into one utterance's features before these steps; returns the ids, as they come."""
+    from pruned_rnnt.train.steps import Stepper
+
+    spoiled: list[str] = []
+    call = Stepper.__call__
+
+    def with_nan(self: Stepper, batches: Sequence[Batch], step: int) -> StepReport:
+        if step + 1 in steps:
+            batch = batches[0]
+            features = batch.features_NTF.clone()
+            features[-1, 3] = float("nan")
+            spoiled.append(batch.ids[-1])
+            batches = [dataclasses.replace(batch, features_NTF=features), *batches[1:]]
+        return call(self, batches, step)
+
+    monkeypatch.setattr(Stepper, "__call__", with_nan)
+    return spoiled
+
+
+def test_a_bad_batch_is_named_and_skipped(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoiled = spoil_batches(monkeypatch, [2])
+    config = tiny_experiment(corpus, tmp_path / "run", "train.save_every=1", "train.keep_last=9")
+    trainer = Trainer(config)
+    trainer.run()
+    assert trainer.state.counters.bad_steps == 1
+    assert f"step 2 skipped: infinite or NaN loss; utterances: {spoiled[0]};" in caplog.text
+    dump = json.loads((config.folder / "bad_steps/step-00000002-rank-0.json").read_text())
+    assert [utterance["id"] for utterance in dump["utterances"]] == spoiled
+    assert dump["batches"][0]["features"][2] == 80
+    before = load_checkpoint(config.folder / "checkpoints/step-00000001.pt")["model"]
+    after = load_checkpoint(config.folder / "checkpoints/step-00000002.pt")["model"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+
+
+def test_too_many_bad_batches_in_a_row_stop_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil_batches(monkeypatch, [1, 3, 4])
+    config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
+    with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*bad_steps"):
+        Trainer(config).run()
+
+
+def test_sigterm_saves_and_the_run_goes_on(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = tiny_experiment(corpus, tmp_path / "straight")
+    Trainer(straight).run()
+    account = Trainer._account
+
+    def account_then_signal(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
+        account(self, report, batches)
+        if self.state.counters.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config = tiny_experiment(corpus, tmp_path / "run")
+    handler = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_account", account_then_signal)
+        assert Trainer(config).run() == "preempted"
+    assert signal.getsignal(signal.SIGTERM) == handler
+    trainer = Trainer(config)
+    assert trainer.state.counters.step == 3
+    assert trainer.run() == "finished"
+    assert losses_of(config.folder) == losses_of(straight.folder)
+
+
+def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = tiny_experiment(corpus, tmp_path / "run", "train.validate_every=2")
+    Trainer(config).run()
+    folder = config.folder
+    assert (folder / "config.yaml").is_file()
+    assert (folder / "tokens/tokens.txt").is_file()
+    assert "validation: loss" in (folder / "train.log").read_text()
+    train = [line for line in read_metrics(folder) if line["group"] == "train"]
+    assert [line["step"] for line in train] == [1, 2, 3, 4]
+    assert {"simple_per_frame", "pruned_per_symbol", "gradient_norm", "learning_rate"} <= set(
+        train[0]
+    )
+    board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0})
+    board.Reload()
+    assert "valid/lattice" in board.Tags()["images"]
+    assert {"train/total_per_frame", "valid/wer", "valid/band_edge_mass"} <= set(
+        board.Tags()["scalars"]
+    )
