@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Compiles the native libraries from nothing with plain CMake (the CUDA one where nvcc is on the
+# path, whatever torch is installed) and checks that they need only torch's stable C interface.
+#   BUILD  the build folder (default build/check)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build="${BUILD:-build/check}"
+command -v cmake >/dev/null || python -m pip install --quiet cmake ninja
+cuda=OFF
+command -v nvcc >/dev/null && cuda=ON
+rm -rf "$build"
+cmake -S csrc -B "$build" -DPRUNED_RNNT_CUDA="$cuda" -DPython_EXECUTABLE="$(command -v python)"
+cmake --build "$build" --parallel 2
+python scripts/check_symbols.py "$build"/libpruned_rnnt_*.so

@@ -1,0 +1,56 @@
+"""Proves that a compiled library needs nothing of torch but its stable C interface.
+
+    python scripts/check_symbols.py [LIBRARY ...]
+
+Without arguments the libraries of the installed package are checked. Lists every symbol that a
+library takes from elsewhere with `nm`, and fails on any of `at::`, `c10::`, `torch::`, `caffe2::`:
+those change from one torch to the next, and a library that needs one runs under one torch only.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+UNSTABLE = re.compile(r"\b(at|c10|torch|caffe2)::")
+
+
+def undefined_symbols(library: Path) -> list[str]:
+    """Demangled names of the symbols that the library takes from elsewhere."""
+    command = ["nm", "--dynamic", "--undefined-only", "--demangle", str(library)]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [line.strip().partition(" ")[2] for line in listing.splitlines() if line.strip()]
+
+
+def unstable_symbols(library: Path) -> list[str]:
+    """Those of them that belong to torch's C++ interface."""
+    return [name for name in undefined_symbols(library) if UNSTABLE.search(name)]
+
+
+def installed_libraries() -> list[Path]:
+    """The libraries that `import pruned_rnnt` would load."""
+    from pruned_rnnt.ops._native import library_folders
+
+    return [path for folder in library_folders() for path in sorted(folder.glob("*.so"))]
+
+
+def main(arguments: list[str]) -> int:
+    libraries = [Path(argument) for argument in arguments] or installed_libraries()
+    if not libraries:
+        print("no library to check: none is installed and none was named")
+        return 1
+    bad = 0
+    for library in libraries:
+        unstable = unstable_symbols(library)
+        shims = sum("torch_" in name for name in undefined_symbols(library))
+        print(f"{library}: {shims} symbols of torch's C interface, {len(unstable)} unstable")
+        for name in unstable:
+            print(f"  {name}")
+        bad += len(unstable)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
