@@ -1,1 +1,70 @@
-"""Pruned RNN-T: transducer losses and training for PyTorch."""
+"""Pruned RNN-T: transducer losses and training for PyTorch.
+
+The way of the data. Axes: N batch, T frames, U symbols, S band, E encoder dim, D joiner dim,
+V vocabulary.
+
+|  # | stage         | where                                | in -> out                           |
+| -- | ------------- | ------------------------------------ | ----------------------------------- |
+|  1 | waveform      | data/ (lhotse)                       | cut -> wave_N                       |
+|  2 | features      | data/                                | -> feats_NTF, lengths               |
+|  3 | encoder       | model/                               | -> enc_NTE, lengths                 |
+|  4 | am, lm        | model/transducer.py, predictor.py    | -> am_NTV, lm_NUV (trivial joiner)  |
+|  5 | simple loss   | loss/                                | -> loss, emit and blank occupancy   |
+|  6 | bounds        | ops/prune_bounds                     | -> start_NT, S                      |
+|  7 | gather        | ops/band_gather                      | -> am_NTSD, lm_NTSD                 |
+|  8 | joiner        | loss/joiner.py                       | -> logits_NTSV (fused: not stored)  |
+|  9 | pruned loss   | ops/log_probs, ops/band_lattice      | -> loss                             |
+| 10 | optimiser     | train/                               | step                                |
+| 11 | checkpoint    | train/checkpoint.py                  | model, optimiser, sampler, RNG, ... |
+| 12 | decoding      | decode/                              | -> hypotheses, times                |
+| 13 | scoring       | decode/wer.py                        | -> errors by type, WER              |
+| 14 | export        | export/                              | -> ONNX files a recogniser runs     |
+
+`import pruned_rnnt` gives the losses and needs torch alone; the other parts are imported by name.
+"""
+
+from pruned_rnnt.loss import (
+    Bounds,
+    Joiner,
+    LatticeOccupancy,
+    MutualInformation,
+    Occupancy,
+    PrunedInputs,
+    PrunedTransducerLoss,
+    SimpleLoss,
+    TransducerLosses,
+    ctc_loss,
+    mutual_information,
+    packed_row_splits,
+    prune,
+    prune_bounds,
+    rnnt_loss,
+    rnnt_loss_fused,
+    rnnt_loss_pruned,
+    rnnt_loss_simple,
+    row_splits_to_row_ids,
+)
+from pruned_rnnt.ops import backend_report
+
+__all__ = [
+    "Bounds",
+    "Joiner",
+    "LatticeOccupancy",
+    "MutualInformation",
+    "Occupancy",
+    "PrunedInputs",
+    "PrunedTransducerLoss",
+    "SimpleLoss",
+    "TransducerLosses",
+    "backend_report",
+    "ctc_loss",
+    "mutual_information",
+    "packed_row_splits",
+    "prune",
+    "prune_bounds",
+    "rnnt_loss",
+    "rnnt_loss_fused",
+    "rnnt_loss_pruned",
+    "rnnt_loss_simple",
+    "row_splits_to_row_ids",
+]

@@ -7,6 +7,7 @@ implement them for a device. Raw ops write into tensors made by the caller (_lib
 from pruned_rnnt.ops import (
     band_gather,
     band_lattice,
+    fused_log_probs,
     joiner_rows,
     lattice,
     log_probs,
@@ -21,6 +22,7 @@ __all__ = [
     "backend_report",
     "band_gather",
     "band_lattice",
+    "fused_log_probs",
     "joiner_rows",
     "lattice",
     "log_probs",

@@ -69,7 +69,7 @@ def _load(device: str) -> str | None:
         if not path.is_file():
             continue
         try:
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+            torch.ops.load_library(str(path))
         except OSError as error:
             return f"{path} does not load: {error}"
         _STATE[device] = f"native ({path})"

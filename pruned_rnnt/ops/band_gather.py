@@ -5,10 +5,13 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pruned_rnnt.ops._library import accumulator, define
+from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 
 
 def _columns(start: Tensor, s_range: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -40,9 +43,34 @@ band_gather = define(
     "band_gather(Tensor lm, Tensor start, int s_range, Tensor(a!) out) -> ()", _band_gather
 )
 
-# grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D) of the dtype of grad, summed in acc and in a fixed
-# order (the fallback on CUDA: under torch.use_deterministic_algorithms).
+# grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D) of the dtype of grad, summed in acc and in a
+# fixed order (the fallback on CUDA: under torch.use_deterministic_algorithms).
 band_gather_backward = define(
     "band_gather_backward(Tensor grad, Tensor start, Tensor(a!) grad_lm) -> ()",
     _band_gather_backward,
 )
+
+
+class _BandGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lm: Tensor, start: Tensor, s_range: int) -> Tensor:
+        batch, frames = start.shape
+        out = lm.new_empty((batch, frames, s_range, lm.shape[2]))
+        band_gather(lm, start, s_range, out)
+        ctx.save_for_backward(start)
+        ctx.rows = lm.shape[1]
+        return out
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (start,) = ctx.saved_tensors
+        grad_lm = grad.new_empty((grad.shape[0], ctx.rows, grad.shape[3]))
+        band_gather_backward(grad.contiguous(), start, grad_lm)
+        return grad_lm, None, None
+
+
+def gathered_band(lm_NUD: Tensor, start_NT: Tensor, s_range: int) -> Tensor:
+    """lm (N,U+1,D), start (N,T) int32, both contiguous -> (N,T,S,D); differentiable in lm."""
+    out: Tensor = _BandGather.apply(lm_NUD, start_NT, s_range)
+    return out

@@ -41,6 +41,8 @@ def _band_lattice(
     # The band is spread over the (U+1,T+1) lattice: memory O(N T U), which the compiled kernels
     # do not need.
     batch = logit_lengths.shape[0]
+    if row_splits is not None:
+        frames = min(frames, int(logit_lengths.max()))
     nodes = nodes_of_rows(
         logit_lengths, target_lengths, start, row_splits, frames, columns, 0, px.shape[0]
     )

@@ -7,7 +7,6 @@ float32. fused_joiner.py calls these chunk by chunk.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pruned_rnnt.ops._library import define

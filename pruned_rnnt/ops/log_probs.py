@@ -10,7 +10,8 @@ With z the logits of a row, y the symbol its node emits, b blank:
     mode 2  HAT           lse = log sum_{v != b} exp z(v)   py = logsigmoid(z(b)),
                                                             px = logsigmoid(-z(b)) + z(y) - lse
 px = -inf from column U_n on and for a symbol outside 0..V-1 or equal to blank; on invalid nodes,
-and on all nodes of an utterance with T_n > T or U_n > U, px = py = -inf and lse = 0. Where lse is -inf, px (modes 0 and 2) and py (mode 0) are -inf.
+and on all nodes of an utterance with T_n > T or U_n > U, px = py = -inf and lse = 0. Where lse is
+-inf, px (modes 0 and 2) and py (mode 0) are -inf.
 
 The backward pass, with ex = (1 + fastemit_lambda) gx, per row:
     mode 0  unit(v) = (ex + gy) exp(z(v) - lse) - ex [v = y] - gy [v = b]
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from pruned_rnnt.ops._library import define
-from pruned_rnnt.ops.row_geometry import nodes_of_rows, symbols_after
+from pruned_rnnt.ops.row_geometry import nodes_of_rows, symbols_after, within_padding
 
 NEG_INF = float("-inf")
 LOGITS, LOG_PROBS, HAT = 0, 1, 2
@@ -54,6 +55,7 @@ def _log_probs(
     nodes = nodes_of_rows(
         logit_lengths, target_lengths, start, row_splits, frames, columns, row_begin, count
     )
+    nodes = within_padding(nodes, logit_lengths, target_lengths, frames, targets.shape[1])
     y = symbols_after(nodes, targets, target_lengths, size, blank)
     z = logits.to(px.dtype)
     emit = z.gather(1, y.clamp_min(0)[:, None])[:, 0]
@@ -112,7 +114,8 @@ def _log_probs_backward(
     elif mode == LOGITS:
         unit = (ex + ey) * (z - lse[rows][:, None]).exp()
     else:
-        unit = ex * (z - lse[rows][:, None]).exp()
+        # Where nothing is emitted, the symbols may have no normaliser at all.
+        unit = torch.where(ex == 0, 0, ex * (z - lse[rows][:, None]).exp())
         unit[:, blank] = 0
     unit.scatter_add_(1, y.clamp_min(0)[:, None], -emitted)
     if mode == HAT:

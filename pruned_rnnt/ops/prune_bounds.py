@@ -87,15 +87,15 @@ def _prune_bounds_exact(
         value, offset = pad(best, (step, 0), value=NEG_INF).unfold(1, step + 1, 1).flip(2).max(2)
         scratch[:, t, :windows] = (s - offset).clamp_min(0).int()
         best = value + score[:, t]
-    t = torch.arange(frames, device=device)
-    bounds = torch.minimum(step * t, last_N[:, None])
+    frame_T = torch.arange(frames, device=device)
+    bounds = torch.minimum(step * frame_T, last_N[:, None])
     feasible = step * (logit_lengths.long() - 1) >= last_N
     rows = torch.arange(batch, device=device)
     here = last_N
-    for t_now in range(frames - 1, -1, -1):
-        traced = feasible & (t_now < logit_lengths)
-        bounds[:, t_now] = torch.where(traced, here, bounds[:, t_now])
-        before = scratch[rows, t_now, here.clamp_max(windows - 1)].long()
+    for t in range(frames - 1, -1, -1):
+        traced = feasible & (t < logit_lengths)
+        bounds[:, t] = torch.where(traced, here, bounds[:, t])
+        before = scratch[rows, t, here.clamp_max(windows - 1)].long()
         here = torch.where(traced, before, here)
     start.copy_(bounds)
 

@@ -4,10 +4,10 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
 
 Rows are t-major, the column j (or u) runs fastest. (start, row_splits, T, S) say which of four
 geometries is meant; T_n and U_n are the lengths of utterance n:
-    padded full   start None,  row_splits None  S = U+1, u = j,              row = (n T + t) S + j
-    padded band   start (N,T), row_splits None  u = start(n,t) + j,          row = (n T + t) S + j
-    packed full   start None,  row_splits given W_n = U_n+1, u = j,   row = row_splits[n] + t W_n + j
-    packed band   start (N,T), row_splits given u = start(n,t) + j,   row = row_splits[n] + t S + j
+    padded full  start None,  row_splits None:   u = j,  row = (n T + t) S + j,  S = U+1
+    padded band  start (N,T), row_splits None:   u = start(n,t) + j,  row = (n T + t) S + j
+    packed full  start None,  row_splits given:  u = j,  row = row_splits[n] + t (U_n+1) + j
+    packed band  start (N,T), row_splits given:  u = start(n,t) + j,  row = row_splits[n] + t S + j
 start is int32, row_splits (N+1) int64 with row_splits[n] the first row of utterance n. A node is
 valid iff t < T_n and u <= U_n. A full lattice is a band that starts at 0 and is U+1 wide.
 """
@@ -21,13 +21,12 @@ from torch import Tensor
 
 
 class RowGeometry(NamedTuple):
-    """The geometry of R rows, as the ops take it."""
+    """The geometry of rows, as the ops take it: `*geometry` in their argument lists."""
 
     start: Tensor | None
     row_splits: Tensor | None
     frames: int
     columns: int
-    rows: int
 
 
 class Nodes(NamedTuple):
@@ -66,6 +65,14 @@ def nodes_of_rows(
         u = u + start[n, t.clamp(max=frames - 1)]
     valid = (t < logit_lengths[n]) & (u <= target_lengths[n]) & (u >= 0)
     return Nodes(n, t, u, valid)
+
+
+def within_padding(
+    nodes: Nodes, logit_lengths: Tensor, target_lengths: Tensor, frames: int, symbols: int
+) -> Nodes:
+    """The same with all nodes of utterances longer than the padded sizes T and U invalid."""
+    fits_N = (logit_lengths <= frames) & (target_lengths <= symbols)
+    return nodes._replace(valid=nodes.valid & fits_N[nodes.n])
 
 
 def symbols_after(

@@ -1,4 +1,4 @@
-"""Log-probabilities of the trivial joiner, logits(t,u,v) = am(t,v) + lm(u,v), without the 4-D tensor.
+"""Log-probabilities of the trivial joiner, am(t,v) + lm(u,v), without the 4-D tensor.
 
 Axes: N batch, T frames, U symbols, V vocabulary, R rows. acc: float64 for float64 input, else
 float32.
@@ -33,6 +33,8 @@ Source: arXiv 2206.13236, with the exact entries added.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,13 @@ def _valid_nodes(logit_lengths: Tensor, target_lengths: Tensor, shape: torch.Siz
     inside_NT = t < logit_lengths[:, None]
     inside_NU = u <= target_lengths[:, None]
     return inside_NT[:, :, None] & inside_NU[:, None, :]
+
+
+def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Indices (n, t, u) of entries (E,3), so many at a time that (piece, V) is small."""
+    count = max(1, _EXACT_ELEMENTS // size)
+    for begin in range(0, entries.shape[0], count):
+        yield entries[begin : begin + count].unbind(1)
 
 
 def _exp_rows(x: Tensor, lengths: Tensor, extra: int, row_max: Tensor, x_exp: Tensor) -> None:
@@ -98,11 +107,13 @@ def _simple_log_probs(
     batch, frames, size = am.shape
     width = lm.shape[1]
     valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    fits_N = (logit_lengths <= frames) & (target_lengths < width)
+    valid &= fits_N[:, None, None]
     safe = product >= safe_product(acc)
     z = product.clamp_min(safe_product(acc)).log() + am_max[:, :, None] + lm_max[:, None, :]
     z.masked_fill_(~valid, 0)
     entries = (valid & ~safe).nonzero()
-    for n, t, u in (piece.unbind(1) for piece in entries.split(max(1, _EXACT_ELEMENTS // size))):
+    for n, t, u in _pieces(entries, size):
         z[n, t, u] = torch.logsumexp(am[n, t].to(acc) + lm[n, u].to(acc), dim=-1)
     logz.copy_(z)
 
@@ -182,7 +193,7 @@ def _simple_backward(
 
     unsafe = (leaving != 0) & ~(product >= safe_product(acc))
     entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
-    for n, t, u in (piece.unbind(1) for piece in entries.split(max(1, _EXACT_ELEMENTS // size))):
+    for n, t, u in _pieces(entries, size):
         share = (am[n, t].to(acc) + lm[n, u].to(acc) - logz[n, t, u][:, None]).exp()
         share *= combined_scale * leaving[n, t, u][:, None]
         d_am.index_put_((n, t), share, accumulate=True)

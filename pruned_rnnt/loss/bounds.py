@@ -1,0 +1,200 @@
+"""The band of the pruned loss: choosing it, checking it, and cutting the joiner's inputs to it.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.loss.checks import (
+    INTEGERS,
+    RnntType,
+    Utterances,
+    check_floating,
+    check_rnnt_type,
+    check_s_range,
+    check_same,
+    check_shape,
+    check_utterances,
+    first_bad,
+    readable,
+)
+from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
+from pruned_rnnt.ops._library import REGULAR, RNA
+from pruned_rnnt.ops.band_gather import gathered_band
+from pruned_rnnt.ops.prune_bounds import prune_bounds as prune_bounds_op
+from pruned_rnnt.ops.prune_bounds import prune_bounds_exact
+
+
+def prune_bounds(
+    occupancy: Occupancy,
+    logit_lengths: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    s_range: int = 5,
+    *,
+    rnnt_type: RnntType = "regular",
+    exact: bool = False,
+    validate: bool = False,
+) -> Bounds:
+    """The s_range columns of each frame that hold the most probability (arXiv 2206.13236).
+
+    The band starts at column 0, never moves down, moves up by at most s_range - 1 columns a frame
+    (`regular`; else 1) and ends at the last column, so that it always holds a path.
+
+    Args:
+        occupancy: of the simple loss; emit and blank (N, T, U+1).
+        logit_lengths, target_lengths: (N,) integers; default T and U.
+        s_range: columns kept, at least 2 (`regular`) or 1. More than U+1 keeps everything.
+        rnnt_type: that of the losses.
+        exact: choose the band that retains the most under these constraints, by dynamic
+            programming, instead of adjusting the best window of each frame.
+        validate: on other devices than the CPU, wait and check values as on the CPU.
+
+    Returns:
+        Bounds: start (N, T) int32 and s_range.
+
+    Raises:
+        ValueError: what does not fit; on the CPU or with validate also an utterance whose symbols
+            do not fit into any band of that width, s_range < ceil(U_n / T_n) + 1 (`regular`).
+    """
+    emit, blank = occupancy
+    check_floating("occupancy.emit", emit, "(N, T, U+1)", 3)
+    check_floating("occupancy.blank", blank, "(N, T, U+1)", 3)
+    check_same("occupancy.blank", blank, "occupancy.emit", emit)
+    check_shape("occupancy.blank", blank, tuple(emit.shape), "the shape of occupancy.emit")
+    batch, frames, columns = emit.shape
+    kind = check_rnnt_type(rnnt_type)
+    check_s_range(s_range, kind)
+    # Only lengths matter here; targets of zeros that are no blank pass the rest of the check.
+    utterances = check_utterances(
+        torch.zeros((batch, columns - 1), dtype=torch.int32, device=emit.device),
+        logit_lengths,
+        target_lengths,
+        batch=batch,
+        frames=frames,
+        symbols=columns - 1,
+        vocabulary=2,
+        blank=1,
+        rnnt_type=kind,
+        device=emit.device,
+        validate=validate,
+        source="occupancy",
+    )
+    lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
+    if readable(validate, *lengths):
+        check_band_width(lengths, s_range, kind)
+    return chosen_bounds(occupancy, utterances, s_range, kind, exact)
+
+
+def chosen_bounds(
+    occupancy: Occupancy, utterances: Utterances, s_range: int, rnnt_type: int, exact: bool
+) -> Bounds:
+    """prune_bounds of checked arguments."""
+    emit, blank = (x.detach().contiguous() for x in occupancy)
+    lengths = (utterances.logit_lengths, utterances.target_lengths)
+    start = torch.empty(emit.shape[:2], dtype=torch.int32, device=emit.device)
+    if exact:
+        scratch = torch.empty_like(emit, dtype=torch.int32)
+        prune_bounds_exact(emit, blank, *lengths, s_range, rnnt_type, scratch, start)
+    else:
+        prune_bounds_op(emit, blank, *lengths, s_range, rnnt_type, False, start)
+    return Bounds(start, s_range)
+
+
+def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:
+    """Every utterance has a band of that width (`regular`; the others have one where they have a
+    path at all)."""
+    frames_N, symbols_N = lengths
+    if rnnt_type != REGULAR:
+        return
+    n = first_bad((s_range - 1) * frames_N < symbols_N)
+    if n is not None:
+        least = -(-int(symbols_N[n]) // int(frames_N[n])) + 1
+        raise ValueError(
+            f"utterance {n} has no path: with {int(symbols_N[n])} symbols in {int(frames_N[n])} "
+            f"frames s_range must be at least {least}, and is {s_range}"
+        )
+
+
+def check_bounds(
+    bounds: Bounds, utterances: Utterances, frames: int | None, rnnt_type: int, validate: bool
+) -> Bounds:
+    """bounds with start int32 and contiguous; where readable, each band holds a path."""
+    start, s_range = bounds
+    if start.dtype not in INTEGERS:
+        raise ValueError(f"bounds.start is {start.dtype}; it must be int32 or int64")
+    if start.dim() != 2:
+        raise ValueError(f"bounds.start has shape {tuple(start.shape)}; it must be (N, T)")
+    batch, device = utterances.targets.shape[0], utterances.targets.device
+    frames = start.shape[1] if frames is None else frames
+    check_shape("bounds.start", start, (batch, frames), "(N, T)")
+    if start.device != device:
+        raise ValueError(f"bounds.start is on {start.device} but logits on {device}")
+    check_s_range(s_range, rnnt_type)
+    start = start.to(torch.int32).contiguous()
+    lengths = (utterances.logit_lengths, utterances.target_lengths)
+    if readable(validate, start):
+        n = first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
+        if n is not None:
+            raise ValueError(
+                f"utterance {n} has no path inside bounds: its band of {s_range} columns must "
+                f"start at column 0, stay connected, and reach column {int(lengths[1][n])} at "
+                f"frame {int(lengths[0][n]) - 1}"
+            )
+    return Bounds(start, s_range)
+
+
+def _has_path(
+    start: Tensor, logit_lengths: Tensor, target_lengths: Tensor, s_range: int, rnnt_type: int
+) -> Tensor:
+    """(N,) bool. The columns that paths can be in at a frame are an interval low..high."""
+    t = torch.arange(start.shape[1], device=start.device)
+    top = start + (s_range - 1)
+    low = start.cummax(1).values.clamp_min(0)
+    if rnnt_type == REGULAR:
+        # From any column up to the top; between frames a column of both bands is needed.
+        high = top
+        meets = low[:, 1:] <= torch.minimum(top[:, 1:], top[:, :-1])
+    else:
+        # One column up a frame at most, and never above any top on the way.
+        high = torch.minimum((top - t).cummin(1).values, torch.zeros_like(top)) + t
+        meets = low[:, 1:] <= high[:, 1:]
+    before_end = t[1:] < logit_lengths[:, None]
+    connected = (start[:, 0] <= 0) & (top[:, 0] >= 0) & (meets | ~before_end).all(1)
+    last = (logit_lengths - 1).clamp(0, start.shape[1] - 1).long()[:, None]
+    low_N, high_N = low.gather(1, last)[:, 0], high.gather(1, last)[:, 0]
+    # `modified` and `constrained` may emit their last symbol in leaving the last frame.
+    beyond = 0 if rnnt_type in (REGULAR, RNA) else 1
+    start_N, top_N = start.gather(1, last)[:, 0], top.gather(1, last)[:, 0]
+    inside = (start_N <= target_lengths) & (target_lengths <= top_N)
+    return connected & inside & (low_N <= target_lengths) & (target_lengths <= high_N + beyond)
+
+
+def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
+    """The joiner's inputs at the columns of the band.
+
+    Args:
+        am: (N, T, D) and lm: (N, U+1, D'), floating; D and D' may differ.
+        bounds: of prune_bounds.
+
+    Returns:
+        PrunedInputs: am (N, T, S, D), a view, and lm (N, T, S, D') with
+        lm[n, t, j] = lm[n, start[n, t] + j], zeros where that lies beyond U.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit.
+    """
+    check_floating("am", am, "(N, T, D)", 3)
+    check_floating("lm", lm, "(N, U+1, D)", 3)
+    check_same("lm", lm, "am", am)
+    check_shape("bounds.start", bounds.start, tuple(am.shape[:2]), "(N, T) by the shape of am")
+    check_same("bounds.start", bounds.start, "am", am)
+    if lm.shape[0] != am.shape[0]:
+        raise ValueError(f"lm has {lm.shape[0]} utterances but am {am.shape[0]}")
+    if bounds.s_range < 1:
+        raise ValueError(f"s_range is {bounds.s_range}; it must be at least 1")
+    start = bounds.start.to(torch.int32).contiguous()
+    am_NTSD = am[:, :, None, :].expand(-1, -1, bounds.s_range, -1)
+    return PrunedInputs(am_NTSD, gathered_band(lm.contiguous(), start, bounds.s_range))

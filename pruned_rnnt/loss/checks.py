@@ -1,0 +1,259 @@
+"""The border: what every loss checks about its arguments, once, in the caller's words.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
+
+Shapes, dtypes, devices and scalars are always checked, without touching data. Lengths, targets
+and whether an utterance has a path are checked where they can be read without waiting: on the
+CPU. On other devices such an utterance gets a loss of +inf and a gradient of 0, unless
+validate=True asks to wait and check; the same holds for all devices inside torch.compile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops._library import REGULAR, RNA, RNNT_TYPES
+from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS
+from pruned_rnnt.ops.row_loss import LossOptions
+
+RnntType = Literal["regular", "modified", "constrained", "rna"]
+Reduction = Literal["none", "mean", "sum"]
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int32, torch.int64)
+
+
+class Utterances(NamedTuple):
+    """Checked targets (N,U) and lengths (N,), int32 and contiguous on the losses' device.
+
+    host_lengths: the two lengths on the CPU where they came from there, else None.
+    """
+
+    targets: Tensor
+    logit_lengths: Tensor
+    target_lengths: Tensor
+    host_lengths: tuple[Tensor, Tensor] | None
+
+
+def check_floating(name: str, x: Tensor, shape: str, dims: int) -> None:
+    """A floating tensor of `dims` dimensions, `shape` in words."""
+    if x.dtype not in FLOATS:
+        raise ValueError(f"{name} is {x.dtype}; it must be float64, float32, float16 or bfloat16")
+    if x.dim() != dims:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {shape}")
+    if x.shape[0] == 0:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; there must be at least one utterance")
+
+
+def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    """Same device as another argument."""
+    if x.device != other.device:
+        raise ValueError(f"{name} is on {x.device} but {other_name} on {other.device}")
+
+
+def check_shape(name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
+
+
+def check_rnnt_type(rnnt_type: str) -> int:
+    if rnnt_type not in RNNT_TYPES:
+        raise ValueError(f"rnnt_type is {rnnt_type!r}; it must be one of {list(RNNT_TYPES)}")
+    return RNNT_TYPES[rnnt_type]
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction is {reduction!r}; it must be one of {get_args(Reduction)}")
+
+
+def check_blank(blank: int, vocabulary: int) -> int:
+    """The blank's column; negative ones count from the end."""
+    if not -vocabulary <= blank < vocabulary:
+        raise ValueError(
+            f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
+            f"end, for a vocabulary of {vocabulary}"
+        )
+    return blank % vocabulary
+
+
+def check_s_range(s_range: int, rnnt_type: int) -> None:
+    least = 2 if rnnt_type == REGULAR else 1
+    if s_range < least:
+        raise ValueError(f"s_range is {s_range}; it must be at least {least} for this rnnt_type")
+
+
+def check_finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; it must be finite")
+    return float(value)
+
+
+def check_options(
+    *,
+    blank: int,
+    vocabulary: int,
+    rnnt_type: str,
+    reduction: str,
+    delay_penalty: float,
+    fastemit_lambda: float,
+    clamp: float | None,
+    hat: bool,
+    from_log_probs: bool = False,
+) -> LossOptions:
+    """The scalar arguments that the losses of logits share."""
+    check_reduction(reduction)
+    if hat and from_log_probs:
+        raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
+    if clamp is not None and not clamp > 0:
+        raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
+    return LossOptions(
+        blank=check_blank(blank, vocabulary),
+        mode=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
+        rnnt_type=check_rnnt_type(rnnt_type),
+        delay_penalty=check_finite("delay_penalty", delay_penalty),
+        fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
+        clamp=0.0 if clamp is None else check_finite("clamp", clamp),
+    )
+
+
+def reduced(loss_N: Tensor, reduction: str) -> Tensor:
+    """mean is over utterances."""
+    if reduction == "mean":
+        return loss_N.mean()
+    return loss_N.sum() if reduction == "sum" else loss_N
+
+
+def _lengths(
+    name: str, lengths: Tensor | None, full: int | None, batch: int, device: torch.device
+) -> Tensor:
+    if lengths is None:
+        if full is None:
+            raise ValueError(f"{name} is missing; packed rows need it")
+        return torch.full((batch,), full, dtype=torch.int32, device=device)
+    if lengths.dtype not in INTEGERS:
+        raise ValueError(f"{name} is {lengths.dtype}; it must be int32 or int64")
+    check_shape(name, lengths, (batch,), "(N,)")
+    if lengths.device.type != "cpu" and lengths.device != device:
+        raise ValueError(f"{name} is on {lengths.device}; it must be on {device} or the CPU")
+    return lengths
+
+
+def readable(validate: bool, *tensors: Tensor | None) -> bool:
+    """Whether values may be looked at: without waiting, or because the caller asked to."""
+    if torch.compiler.is_compiling():
+        return False
+    return validate or all(x is None or x.device.type == "cpu" for x in tensors)
+
+
+def check_utterances(
+    targets: Tensor,
+    logit_lengths: Tensor | None,
+    target_lengths: Tensor | None,
+    *,
+    batch: int | None,
+    frames: int | None,
+    symbols: int | None,
+    vocabulary: int,
+    blank: int,
+    rnnt_type: int,
+    device: torch.device,
+    validate: bool,
+    source: str,
+) -> Utterances:
+    """Targets and lengths against the sizes of `source`, the argument that they belong to.
+
+    For packed rows, which do not tell: batch and symbols None take any N and U, frames None bounds
+    logit_lengths from below only.
+    """
+    if targets.dtype not in INTEGERS:
+        raise ValueError(f"targets is {targets.dtype}; it must be int32 or int64")
+    if targets.dim() != 2:
+        raise ValueError(f"targets has shape {tuple(targets.shape)}; it must be (N, U)")
+    if targets.device != device:
+        raise ValueError(f"targets is on {targets.device} but {source} on {device}")
+    batch = targets.shape[0] if batch is None else batch
+    symbols = targets.shape[1] if symbols is None else symbols
+    check_shape("targets", targets, (batch, symbols), f"(N, U) by the shape of {source}")
+    logit_lengths = _lengths("logit_lengths", logit_lengths, frames, batch, device)
+    target_lengths = _lengths("target_lengths", target_lengths, symbols, batch, device)
+    host = None
+    if logit_lengths.device.type == "cpu" and target_lengths.device.type == "cpu":
+        host = (logit_lengths, target_lengths)
+    if readable(validate, logit_lengths, target_lengths):
+        _check_lengths(logit_lengths, target_lengths, frames, symbols, rnnt_type, source)
+        if readable(validate, targets) and symbols > 0:
+            _check_symbols(targets, target_lengths, vocabulary, blank)
+    return Utterances(
+        targets.to(torch.int32).contiguous(),
+        logit_lengths.to(device, torch.int32, non_blocking=True).contiguous(),
+        target_lengths.to(device, torch.int32, non_blocking=True).contiguous(),
+        host,
+    )
+
+
+def first_bad(bad_N: Tensor) -> int | None:
+    """The first utterance marked, or None; waits for the device."""
+    return int(bad_N.int().argmax()) if bool(bad_N.any()) else None
+
+
+def _refuse(bad_N: Tensor, message: Callable[[int], str]) -> None:
+    n = first_bad(bad_N)
+    if n is not None:
+        raise ValueError(message(n))
+
+
+def _check_lengths(
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    frames: int | None,
+    symbols: int,
+    rnnt_type: int,
+    source: str,
+) -> None:
+    most = frames if frames is not None else torch.iinfo(torch.int32).max
+    _refuse(
+        (logit_lengths < 1) | (logit_lengths > most),
+        lambda n: (
+            f"logit_lengths[{n}] is {int(logit_lengths[n])}; it must be at least 1"
+            + (f" and at most {frames}, the frames of {source}" if frames is not None else "")
+        ),
+    )
+    _refuse(
+        (target_lengths < 0) | (target_lengths > symbols),
+        lambda n: (
+            f"target_lengths[{n}] is {int(target_lengths[n])}; it must be in 0..{symbols}, the "
+            "columns of targets"
+        ),
+    )
+    if rnnt_type == REGULAR:
+        return
+    needed = target_lengths.to(logit_lengths) + (1 if rnnt_type == RNA else 0)
+    name = next(name for name, number in RNNT_TYPES.items() if number == rnnt_type)
+    _refuse(
+        logit_lengths < needed,
+        lambda n: (
+            f"utterance {n} has no path: {int(target_lengths[n])} symbols need at least "
+            f"{int(needed[n])} frames with rnnt_type {name!r}, but logit_lengths[{n}] is "
+            f"{int(logit_lengths[n])}"
+        ),
+    )
+
+
+def _check_symbols(targets: Tensor, target_lengths: Tensor, vocabulary: int, blank: int) -> None:
+    u = torch.arange(targets.shape[1], device=targets.device)
+    used = u < target_lengths.to(targets.device)[:, None]
+    bad = used & ((targets < 0) | (targets >= vocabulary) | (targets == blank))
+
+    def message(n: int) -> str:
+        column = int(bad[n].int().argmax())
+        return (
+            f"targets[{n}, {column}] of utterance {n} is {int(targets[n, column])}; targets must "
+            f"be in 0..{vocabulary - 1} and not the blank {blank}"
+        )
+
+    _refuse(bad.any(1), message)

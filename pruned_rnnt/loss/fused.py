@@ -1,0 +1,155 @@
+"""Joiner and transducer loss in one call, without ever storing all logits.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.loss.bounds import check_bounds
+from pruned_rnnt.loss.checks import (
+    Reduction,
+    RnntType,
+    Utterances,
+    check_floating,
+    check_options,
+    check_same,
+    check_shape,
+    check_utterances,
+    reduced,
+)
+from pruned_rnnt.loss.packing import own_rows
+from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.ops.fused_joiner import chunk_cuts, fused_loss, ragged_chunk_cuts
+from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.row_loss import LossOptions
+
+
+def rnnt_loss_fused(
+    am: Tensor,
+    lm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    bounds: Bounds | None,
+    logit_lengths: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    *,
+    activation: str = "tanh",
+    blank: int = 0,
+    rnnt_type: RnntType = "regular",
+    delay_penalty: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    clamp: float | None = None,
+    hat: bool = False,
+    reduction: Reduction = "mean",
+    validate: bool = False,
+) -> Tensor:
+    """Loss of the logits act(am(t) + lm(u)) weight^T + bias, inside a band or everywhere.
+
+    The same number as rnnt_loss_pruned (or rnnt_loss) of those logits, which exist only a chunk at
+    a time and are computed again in the backward pass. Lengths on the CPU let padding be left out
+    of all products; lengths elsewhere are never waited for. Under autocast the products run in
+    its dtype.
+
+    Args:
+        am: (N, T, D) and lm: (N, U+1, D), the joiner's projected inputs.
+        weight: (V, D) and bias: (V,) or None, its output layer.
+        bounds: of prune_bounds, or None for the whole lattice.
+        activation: `tanh`, `relu` or `none`.
+        others: as of rnnt_loss.
+
+    Returns:
+        (N,) or a scalar; float64 for float64 inputs, else float32.
+
+    Raises:
+        ValueError: as rnnt_loss and rnnt_loss_pruned.
+    """
+    check_floating("am", am, "(N, T, D)", 3)
+    check_floating("lm", lm, "(N, U+1, D)", 3)
+    check_floating("weight", weight, "(V, D)", 2)
+    batch, frames, width = am.shape
+    check_shape("lm", lm, (batch, max(lm.shape[1], 1), width), "(N, U+1, D) by the shape of am")
+    check_shape("weight", weight, (weight.shape[0], width), "(V, D) with the D of am")
+    for name, x in (("lm", lm), ("weight", weight), ("bias", bias)):
+        if x is not None:
+            check_same(name, x, "am", am)
+    if bias is not None:
+        check_floating("bias", bias, "(V,)", 1)
+        check_shape("bias", bias, (weight.shape[0],), "(V,)")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; it must be one of {list(ACTIVATIONS)}")
+    options = check_options(
+        blank=blank,
+        vocabulary=weight.shape[0],
+        rnnt_type=rnnt_type,
+        reduction=reduction,
+        delay_penalty=delay_penalty,
+        fastemit_lambda=fastemit_lambda,
+        clamp=clamp,
+        hat=hat,
+    )
+    utterances = check_utterances(
+        targets,
+        logit_lengths,
+        target_lengths,
+        batch=batch,
+        frames=frames,
+        symbols=lm.shape[1] - 1,
+        vocabulary=weight.shape[0],
+        blank=options.blank,
+        rnnt_type=options.rnnt_type,
+        device=am.device,
+        validate=validate,
+        source="am and lm",
+    )
+    if bounds is not None:
+        bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
+    loss = checked_fused_loss(am, lm, weight, bias, utterances, bounds, activation, options)
+    return reduced(loss, reduction)
+
+
+def checked_fused_loss(
+    am: Tensor,
+    lm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    utterances: Utterances,
+    bounds: Bounds | None,
+    activation: str,
+    options: LossOptions,
+) -> Tensor:
+    """rnnt_loss_fused of checked arguments, (N,)."""
+    dtype = _product_dtype(am, lm, weight)
+    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
+    bias = None if bias is None else bias.to(dtype)
+    geometry, rows = own_rows(utterances, bounds, am.shape[1])
+    row_bytes = weight.shape[0] * weight.element_size()
+    if bounds is None and geometry.row_splits is not None and utterances.host_lengths is not None:
+        frames_N, symbols_N = utterances.host_lengths
+        widths_N = (symbols_N + 1).tolist()
+        cuts = ragged_chunk_cuts(frames_N.tolist(), widths_N, row_bytes)
+    else:
+        cuts = chunk_cuts(rows, geometry.columns, row_bytes)
+    return fused_loss(
+        am,
+        lm,
+        weight,
+        bias,
+        utterances.targets,
+        utterances.logit_lengths,
+        utterances.target_lengths,
+        geometry,
+        cuts,
+        ACTIVATIONS[activation],
+        options,
+    )
+
+
+def _product_dtype(am: Tensor, lm: Tensor, weight: Tensor) -> torch.dtype:
+    device = am.device.type
+    if torch.is_autocast_enabled(device) and am.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return torch.promote_types(torch.promote_types(am.dtype, lm.dtype), weight.dtype)

@@ -1,0 +1,49 @@
+"""The joiner: where encoder and predictor meet.
+
+Axes: E encoder width, P predictor width, D joiner width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
+
+
+class Joiner(nn.Module):
+    """logits = output_linear(act(encoder_proj(encoder) + decoder_proj(predictor))).
+
+    The losses take its three layers apart; `forward` takes inputs that are already projected, so
+    that a search projects each frame and each predictor state once.
+
+    Args:
+        encoder_dim, predictor_dim, joiner_dim, vocab_size: E, P, D and V.
+        activation: `tanh`, `relu` or `none`.
+    """
+
+    def __init__(
+        self,
+        encoder_dim: int,
+        predictor_dim: int,
+        joiner_dim: int,
+        vocab_size: int,
+        activation: str = "tanh",
+    ):
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {activation!r}; it must be one of {list(ACTIVATIONS)}")
+        self.activation = activation
+        self.encoder_proj = nn.Linear(encoder_dim, joiner_dim)
+        self.decoder_proj = nn.Linear(predictor_dim, joiner_dim)
+        self.output_linear = nn.Linear(joiner_dim, vocab_size)
+
+    def forward(self, am: Tensor, lm: Tensor) -> Tensor:
+        """am, lm (..., D) that broadcast, the projected inputs -> logits (..., V)."""
+        hidden = am + lm
+        if self.activation == "tanh":
+            hidden = torch.tanh(hidden)
+        elif self.activation == "relu":
+            hidden = torch.relu(hidden)
+        logits: Tensor = self.output_linear(hidden)
+        return logits

@@ -1,0 +1,85 @@
+"""The lattice recursion itself, for log-probabilities in k2's layout.
+
+Axes: N batch, T frames, U symbols.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.loss.checks import (
+    INTEGERS,
+    RnntType,
+    check_floating,
+    check_rnnt_type,
+    check_same,
+    check_shape,
+    first_bad,
+    readable,
+)
+from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
+from pruned_rnnt.ops._library import REGULAR
+from pruned_rnnt.ops.mutual_information import mutual_information_sums
+
+
+def mutual_information(
+    px: Tensor,
+    py: Tensor,
+    boundary: Tensor | None = None,
+    *,
+    rnnt_type: RnntType = "regular",
+    validate: bool = False,
+) -> MutualInformation:
+    """log P of all paths through a lattice, given the log-probability of every arc.
+
+    The recurrence is stated in pruned_rnnt/ops/lattice.py.
+
+    Args:
+        px: (N, U, T+1) for `regular`, whose last used column is normally -inf, else (N, U, T):
+            log-probability of symbol u+1 at (u, t).
+        py: (N, U+1, T), log-probability of blank at (u, t).
+        boundary: (N, 4) integers [u_begin, t_begin, u_end, t_end]; default [0, 0, U, T].
+        rnnt_type: as of rnnt_loss.
+        validate: on other devices than the CPU, wait and check boundary as on the CPU.
+
+    Returns:
+        MutualInformation: total (N,), -inf where there is no path, and the occupancies, shaped
+        like px and py; float64 for float64 inputs, else float32.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, or a boundary outside the lattice.
+    """
+    check_floating("px", px, "(N, U, T+1) or (N, U, T)", 3)
+    check_floating("py", py, "(N, U+1, T)", 3)
+    check_same("py", py, "px", px)
+    kind = check_rnnt_type(rnnt_type)
+    batch, rows, frames = py.shape
+    last = frames + 1 if kind == REGULAR else frames
+    meaning = f"(N, U, {'T+1' if kind == REGULAR else 'T'}) by the shape of py"
+    check_shape("px", px, (batch, rows - 1, last), meaning)
+    if boundary is not None:
+        if boundary.dtype not in INTEGERS:
+            raise ValueError(f"boundary is {boundary.dtype}; it must be int32 or int64")
+        check_shape("boundary", boundary, (batch, 4), "(N, 4)")
+        if boundary.device.type != "cpu":
+            check_same("boundary", boundary, "px", px)
+        if readable(validate, boundary):
+            _check_boundary(boundary, rows - 1, frames)
+        boundary = boundary.to(px.device, torch.int32, non_blocking=True).contiguous()
+    dtype = torch.promote_types(torch.promote_types(px.dtype, py.dtype), torch.float32)
+    total, gx, gy = mutual_information_sums(
+        px.to(dtype).contiguous(), py.to(dtype).contiguous(), boundary, kind
+    )
+    return MutualInformation(total, LatticeOccupancy(gx, gy))
+
+
+def _check_boundary(boundary: Tensor, symbols: int, frames: int) -> None:
+    u_begin, t_begin, u_end, t_end = boundary.unbind(1)
+    outside = (u_begin < 0) | (u_begin > u_end) | (u_end > symbols)
+    n = first_bad(outside | (t_begin < 0) | (t_begin >= t_end) | (t_end > frames))
+    if n is not None:
+        raise ValueError(
+            f"boundary[{n}] is {boundary[n].tolist()}; it must be [u_begin, t_begin, u_end, t_end] "
+            f"with 0 <= u_begin <= u_end <= {symbols} and 0 <= t_begin < t_end <= {frames}"
+        )

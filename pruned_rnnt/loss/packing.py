@@ -1,0 +1,99 @@
+"""Rows of lattice nodes: padded, or packed without padding, full lattice or band.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.loss.checks import INTEGERS, Utterances, readable
+from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.ops.row_geometry import RowGeometry
+
+
+def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+    """Where each utterance's rows begin in packed logits (sum T_n (U_n+1), V).
+
+    Args:
+        logit_lengths, target_lengths: (N,) integers, on one device.
+
+    Returns:
+        (N+1,) int64 on that device; the last element is the number of rows.
+    """
+    return _cumulated(logit_lengths.long() * (target_lengths.long() + 1))
+
+
+def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> Tensor:
+    """The utterance of each packed row.
+
+    Args:
+        row_splits: (N+1,) integers that start at 0 and do not decrease.
+        row_count: row_splits[-1] where it is known: spares a device the wait for it.
+
+    Returns:
+        (R,) of the dtype of row_splits; utterance n has row_splits[n+1] - row_splits[n] rows.
+    """
+    if row_splits.dtype not in INTEGERS or row_splits.dim() != 1 or row_splits.numel() < 1:
+        raise ValueError(
+            f"row_splits is {row_splits.dtype} of shape {tuple(row_splits.shape)}; it must be "
+            "integers (N+1,)"
+        )
+    utterances = torch.arange(
+        row_splits.numel() - 1, dtype=row_splits.dtype, device=row_splits.device
+    )
+    return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
+
+
+def _cumulated(rows_N: Tensor) -> Tensor:
+    splits = rows_N.new_zeros((rows_N.shape[0] + 1,), dtype=torch.int64)
+    torch.cumsum(rows_N, 0, out=splits[1:])
+    return splits
+
+
+def given_packed_rows(
+    utterances: Utterances, bounds: Bounds | None, rows: int, validate: bool
+) -> tuple[Utterances, RowGeometry]:
+    """The geometry of packed logits that the caller gives: their rows must add up.
+
+    Where the lengths cannot be read, utterances that the rows do not cover lose their path.
+    """
+    columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
+    lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
+    if bounds is None:
+        splits = packed_row_splits(*lengths)
+    else:
+        splits = _cumulated(lengths[0].long() * bounds.s_range)
+    if readable(validate, splits):
+        if int(splits[-1]) != rows:
+            formula = "logit_lengths * " + ("(target_lengths + 1)" if bounds is None else "s_range")
+            raise ValueError(
+                f"logits has {rows} packed rows, but the sum of {formula} is {int(splits[-1])}"
+            )
+        frames = int(lengths[0].max())
+        splits = splits.to(utterances.targets.device, non_blocking=True)
+    else:
+        covered = splits[1:] <= rows
+        empty = torch.where(covered, utterances.logit_lengths, 0)
+        utterances = utterances._replace(logit_lengths=empty)
+        frames = rows
+    if bounds is None:
+        return utterances, RowGeometry(None, splits, frames, columns)
+    return utterances, RowGeometry(bounds.start, splits, bounds.start.shape[1], columns)
+
+
+def own_rows(utterances: Utterances, bounds: Bounds | None, frames: int) -> tuple[RowGeometry, int]:
+    """The geometry for rows of our own making, and how many they are: packed where the host knows
+    the lengths, for then their number is known without waiting; else padded."""
+    columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
+    start = None if bounds is None else bounds.start
+    batch, device = utterances.targets.shape[0], utterances.targets.device
+    if utterances.host_lengths is None or torch.compiler.is_compiling():
+        return RowGeometry(start, None, frames, columns), batch * frames * columns
+    if bounds is None:
+        splits = packed_row_splits(*utterances.host_lengths)
+    else:
+        splits = _cumulated(utterances.host_lengths[0].long() * columns)
+    on_device = splits.to(device, non_blocking=True)
+    return RowGeometry(start, on_device, frames, columns), int(splits[-1])

@@ -1,0 +1,84 @@
+"""What the losses return. All are named tuples, whatever the arguments were.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Occupancy(NamedTuple):
+    """How probable each arc of the lattice is, given the targets; no gradient.
+
+    emit: (N, T, U+1), probability of emitting symbol u+1 at frame t; its last column is 0.
+    blank: (N, T, U+1), probability of the blank that leaves node (t, u).
+    Both are 0 outside an utterance's lengths. They are d log P / d of the arc's log-probability,
+    so that with `constrained` blank also counts the blank that belongs to a symbol.
+    """
+
+    emit: Tensor
+    blank: Tensor
+
+
+class SimpleLoss(NamedTuple):
+    """loss: (N,) or a scalar, by reduction. occupancy: what prune_bounds chooses the band from."""
+
+    loss: Tensor
+    occupancy: Occupancy
+
+
+class Bounds(NamedTuple):
+    """The band: frame t of utterance n keeps the columns start[n, t] .. start[n, t] + s_range - 1.
+
+    start: (N, T) int32.
+    """
+
+    start: Tensor
+    s_range: int
+
+    @property
+    def ranges(self) -> Tensor:
+        """(N, T, S) int64: every kept column, as k2 writes the band."""
+        steps = torch.arange(self.s_range, device=self.start.device)
+        return self.start.long()[:, :, None] + steps
+
+
+class PrunedInputs(NamedTuple):
+    """am: (N, T, S, D), a view that repeats each frame. lm: (N, T, S, D), gathered."""
+
+    am: Tensor
+    lm: Tensor
+
+
+class LatticeOccupancy(NamedTuple):
+    """Occupancies in k2's layout. emit: shaped like px. blank: (N, U+1, T)."""
+
+    emit: Tensor
+    blank: Tensor
+
+
+class MutualInformation(NamedTuple):
+    """total: (N,), log P, differentiable. occupancy: its derivatives, without gradient."""
+
+    total: Tensor
+    occupancy: LatticeOccupancy
+
+
+class TransducerLosses(NamedTuple):
+    """Losses of PrunedTransducerLoss and what they were made with.
+
+    loss: simple_scale * simple_loss + pruned_scale * pruned_loss; all three (N,) or scalars, by
+    the module's reduction.
+    """
+
+    loss: Tensor
+    simple_loss: Tensor
+    pruned_loss: Tensor
+    occupancy: Occupancy
+    bounds: Bounds
+    simple_scale: float
+    pruned_scale: float

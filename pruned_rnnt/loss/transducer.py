@@ -1,0 +1,212 @@
+"""Simple loss, band and pruned loss as one module, with the warm-up of their scales.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
+from pruned_rnnt.loss.checks import (
+    Reduction,
+    RnntType,
+    Utterances,
+    check_floating,
+    check_options,
+    check_s_range,
+    check_utterances,
+    readable,
+    reduced,
+)
+from pruned_rnnt.loss.fused import checked_fused_loss
+from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.pruned import rnnt_loss_pruned
+from pruned_rnnt.loss.results import Bounds, TransducerLosses
+from pruned_rnnt.loss.simple import rnnt_loss_simple
+from pruned_rnnt.ops.log_probs import HAT
+
+# Of the two projections of the simple loss at initialisation, as a share of torch's default: their
+# sum should begin near the uniform distribution.
+_INITIAL_SHARE = 0.25
+
+
+class PrunedTransducerLoss(nn.Module):
+    """The training loss of a pruned transducer (arXiv 2206.13236), from encoder to number.
+
+    loss = simple_scale * simple loss + pruned_scale * pruned loss. During warm_up_steps the first
+    scale goes from 1 to simple_scale and the second from pruned_scale_start to 1, linearly,
+    because the band means little until the simple loss has learned something.
+
+    Args:
+        joiner: a Joiner, whose logits are then never stored; or any callable from am
+            (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
+            logits (N, T, S, V).
+        encoder_dim, predictor_dim, vocab_size: E, P and V.
+        blank: column of the blank; negative counts from the end.
+        s_range: columns of the band.
+        exact_bounds: see prune_bounds.
+        rnnt_type, delay_penalty, fastemit_lambda, hat, reduction: see rnnt_loss; hat concerns the
+            pruned loss.
+        lm_only_scale, am_only_scale: see rnnt_loss_simple.
+        simple_scale, pruned_scale_start, warm_up_steps: see above.
+    """
+
+    def __init__(
+        self,
+        joiner: Joiner | Callable[[Tensor, Tensor], Tensor],
+        encoder_dim: int,
+        predictor_dim: int,
+        vocab_size: int,
+        *,
+        blank: int = 0,
+        s_range: int = 5,
+        rnnt_type: RnntType = "regular",
+        lm_only_scale: float = 0.25,
+        am_only_scale: float = 0.0,
+        delay_penalty: float = 0.0,
+        fastemit_lambda: float = 0.0,
+        simple_scale: float = 0.5,
+        pruned_scale_start: float = 0.1,
+        warm_up_steps: int = 2000,
+        hat: bool = False,
+        exact_bounds: bool = False,
+        reduction: Reduction = "mean",
+    ):
+        super().__init__()
+        self.options = check_options(
+            blank=blank,
+            vocabulary=vocab_size,
+            rnnt_type=rnnt_type,
+            reduction=reduction,
+            delay_penalty=delay_penalty,
+            fastemit_lambda=fastemit_lambda,
+            clamp=None,
+            hat=hat,
+        )
+        check_s_range(s_range, self.options.rnnt_type)
+        self.joiner = joiner
+        self.vocab_size = vocab_size
+        self.s_range = s_range
+        self.rnnt_type = rnnt_type
+        self.lm_only_scale = lm_only_scale
+        self.am_only_scale = am_only_scale
+        self.simple_scale = simple_scale
+        self.pruned_scale_start = pruned_scale_start
+        self.warm_up_steps = warm_up_steps
+        self.exact_bounds = exact_bounds
+        self.reduction = reduction
+        self.simple_am_proj = nn.Linear(encoder_dim, vocab_size)
+        self.simple_lm_proj = nn.Linear(predictor_dim, vocab_size)
+        with torch.no_grad():
+            for projection in (self.simple_am_proj, self.simple_lm_proj):
+                projection.weight.mul_(_INITIAL_SHARE)
+                projection.bias.mul_(_INITIAL_SHARE)
+
+    def scales(self, step: int) -> tuple[float, float]:
+        """Scales of the simple and of the pruned loss after that many optimiser steps."""
+        done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
+        simple = 1.0 + done * (self.simple_scale - 1.0)
+        pruned = self.pruned_scale_start + done * (1.0 - self.pruned_scale_start)
+        return simple, pruned
+
+    def forward(
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        targets: Tensor,
+        logit_lengths: Tensor | None,
+        target_lengths: Tensor | None,
+        step: int,
+    ) -> TransducerLosses:
+        """Losses of a batch.
+
+        Args:
+            encoder_out: (N, T, E) and predictor_out: (N, U+1, P), floating.
+            targets: (N, U) integers, not the blank.
+            logit_lengths, target_lengths: (N,) integers, None for T and U. On the CPU padding is
+                left out of the joiner; on the inputs' device they are never waited for.
+            step: optimiser steps done so far, for the warm-up.
+
+        Raises:
+            ValueError: see rnnt_loss and prune_bounds.
+        """
+        check_floating("encoder_out", encoder_out, "(N, T, E)", 3)
+        check_floating("predictor_out", predictor_out, "(N, U+1, P)", 3)
+        utterances = check_utterances(
+            targets,
+            logit_lengths,
+            target_lengths,
+            batch=encoder_out.shape[0],
+            frames=encoder_out.shape[1],
+            symbols=predictor_out.shape[1] - 1,
+            vocabulary=self.vocab_size,
+            blank=self.options.blank,
+            rnnt_type=self.options.rnnt_type,
+            device=encoder_out.device,
+            validate=False,
+            source="encoder_out and predictor_out",
+        )
+        if utterances.host_lengths is not None and readable(False):
+            check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
+        simple_loss, occupancy = rnnt_loss_simple(
+            self.simple_am_proj(encoder_out),
+            self.simple_lm_proj(predictor_out),
+            utterances.targets,
+            utterances.logit_lengths,
+            utterances.target_lengths,
+            blank=self.options.blank,
+            lm_only_scale=self.lm_only_scale,
+            am_only_scale=self.am_only_scale,
+            rnnt_type=self.rnnt_type,
+            delay_penalty=self.options.delay_penalty,
+            fastemit_lambda=self.options.fastemit_lambda,
+            reduction="none",
+        )
+        bounds = chosen_bounds(
+            occupancy, utterances, self.s_range, self.options.rnnt_type, self.exact_bounds
+        )
+        pruned_loss = self._pruned_loss(encoder_out, predictor_out, utterances, bounds)
+        simple_scale, pruned_scale = self.scales(step)
+        return TransducerLosses(
+            loss=reduced(simple_scale * simple_loss + pruned_scale * pruned_loss, self.reduction),
+            simple_loss=reduced(simple_loss, self.reduction),
+            pruned_loss=reduced(pruned_loss, self.reduction),
+            occupancy=occupancy,
+            bounds=bounds,
+            simple_scale=simple_scale,
+            pruned_scale=pruned_scale,
+        )
+
+    def _pruned_loss(
+        self, encoder_out: Tensor, predictor_out: Tensor, utterances: Utterances, bounds: Bounds
+    ) -> Tensor:
+        if isinstance(self.joiner, Joiner):
+            return checked_fused_loss(
+                self.joiner.encoder_proj(encoder_out),
+                self.joiner.decoder_proj(predictor_out),
+                self.joiner.output_linear.weight,
+                self.joiner.output_linear.bias,
+                utterances,
+                bounds,
+                self.joiner.activation,
+                self.options,
+            )
+        am_NTSE, lm_NTSP = prune(encoder_out, predictor_out, bounds)
+        return rnnt_loss_pruned(
+            self.joiner(am_NTSE, lm_NTSP),
+            utterances.targets,
+            bounds,
+            utterances.logit_lengths,
+            utterances.target_lengths,
+            blank=self.options.blank,
+            rnnt_type=self.rnnt_type,
+            delay_penalty=self.options.delay_penalty,
+            fastemit_lambda=self.options.fastemit_lambda,
+            hat=self.options.mode == HAT,
+            reduction="none",
+        )

@@ -1,0 +1,44 @@
+"""log P of given emit and blank log-probabilities in k2's layout, differentiable.
+
+Axes: N batch, T frames, U symbols. The recurrence is stated in lattice.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.lattice import lattice
+from pruned_rnnt.ops.second_derivative import refuses_second_derivative
+
+
+class _MutualInformation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, rows, frames = py.shape
+        alpha, beta = px.new_empty((2, batch, rows, frames + 1)).unbind(0)
+        total = px.new_empty((batch,))
+        gx, gy = torch.empty_like(px), torch.empty_like(py)
+        lattice(px, py, boundary, rnnt_type, alpha, beta, total, gx, gy)
+        ctx.save_for_backward(gx, gy)
+        ctx.mark_non_differentiable(gx, gy)
+        return total, gx, gy
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        gx, gy = ctx.saved_tensors
+        scale = grad_total[:, None, None]
+        return scale * gx, scale * gy, None, None
+
+
+def mutual_information_sums(
+    px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """total (N,), gx, gy of contiguous acc px, py; total is differentiable, gx and gy are not."""
+    total, gx, gy = _MutualInformation.apply(px, py, boundary, rnnt_type)
+    return total, gx, gy

@@ -1,0 +1,47 @@
+"""Backward passes that cannot themselves be differentiated, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MESSAGE = (
+    "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
+)
+
+
+class _Refuse(torch.autograd.Function):
+    """The gradients themselves; going back through them raises."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(MESSAGE)
+
+
+def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the backward of an autograd.Function that writes into fresh tensors by raw ops.
+
+    torch's once_differentiable lets a gradient of create_graph=True pass as a constant when the
+    incoming gradient is one, so that a gradient penalty would silently be wrong.
+    """
+
+    @wraps(backward)
+    def refusing(ctx: Any, *grad_outputs: Tensor) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return backward(ctx, *grad_outputs)
+        with torch.no_grad():
+            grads = backward(ctx, *grad_outputs)
+        each = grads if isinstance(grads, tuple) else (grads,)
+        anchor = torch.zeros((), requires_grad=True)
+        refused = iter(_Refuse.apply(anchor, *[grad for grad in each if grad is not None]))
+        return tuple(None if grad is None else next(refused) for grad in each)
+
+    return refusing
