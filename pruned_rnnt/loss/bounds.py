@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
     INTEGERS,
-    RnntType,
     Utterances,
     check_floating,
     check_rnnt_type,
@@ -34,7 +33,7 @@ def prune_bounds(
     target_lengths: Tensor | None = None,
     s_range: int = 5,
     *,
-    rnnt_type: RnntType = "regular",
+    rnnt_type: str = "regular",
     exact: bool = False,
     validate: bool = False,
 ) -> Bounds:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from pruned_rnnt.ops._library import REGULAR, RNA, RNNT_TYPES
 from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.row_loss import LossOptions
 
-RnntType = Literal["regular", "modified", "constrained", "rna"]
-Reduction = Literal["none", "mean", "sum"]
+REDUCTIONS = ("none", "mean", "sum")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)
 
@@ -67,8 +66,8 @@ def check_rnnt_type(rnnt_type: str) -> int:
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction is {reduction!r}; it must be one of {get_args(Reduction)}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
 
 
 def check_blank(blank: int, vocabulary: int) -> int:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    Reduction,
     check_blank,
     check_floating,
     check_reduction,
@@ -26,7 +25,7 @@ def ctc_loss(
     target_lengths: Tensor | None = None,
     *,
     blank: int = 0,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
     validate: bool = False,
 ) -> Tensor:
     """Connectionist temporal classification with warp-ctc's contract (Graves et al. 2006).

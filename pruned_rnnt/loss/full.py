@@ -8,8 +8,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    Reduction,
-    RnntType,
     check_floating,
     check_options,
     check_utterances,
@@ -27,13 +25,13 @@ def rnnt_loss(
     target_lengths: Tensor | None = None,
     *,
     blank: int = 0,
-    rnnt_type: RnntType = "regular",
+    rnnt_type: str = "regular",
     from_log_probs: bool = False,
     delay_penalty: float = 0.0,
     fastemit_lambda: float = 0.0,
     clamp: float | None = None,
     hat: bool = False,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
     in_place: bool = False,
     validate: bool = False,
 ) -> Tensor:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pruned_rnnt.loss.bounds import check_bounds
 from pruned_rnnt.loss.checks import (
-    Reduction,
-    RnntType,
     Utterances,
     check_floating,
     check_options,
@@ -39,12 +37,12 @@ def rnnt_loss_fused(
     *,
     activation: str = "tanh",
     blank: int = 0,
-    rnnt_type: RnntType = "regular",
+    rnnt_type: str = "regular",
     delay_penalty: float = 0.0,
     fastemit_lambda: float = 0.0,
     clamp: float | None = None,
     hat: bool = False,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
     validate: bool = False,
 ) -> Tensor:
     """Loss of the logits act(am(t) + lm(u)) weight^T + bias, inside a band or everywhere.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
     INTEGERS,
-    RnntType,
     check_floating,
     check_rnnt_type,
     check_same,
@@ -28,7 +27,7 @@ def mutual_information(
     py: Tensor,
     boundary: Tensor | None = None,
     *,
-    rnnt_type: RnntType = "regular",
+    rnnt_type: str = "regular",
     validate: bool = False,
 ) -> MutualInformation:
     """log P of all paths through a lattice, given the log-probability of every arc.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from pruned_rnnt.loss.bounds import check_bounds
 from pruned_rnnt.loss.checks import (
-    Reduction,
-    RnntType,
     check_floating,
     check_options,
     check_shape,
@@ -31,13 +29,13 @@ def rnnt_loss_pruned(
     target_lengths: Tensor | None = None,
     *,
     blank: int = 0,
-    rnnt_type: RnntType = "regular",
+    rnnt_type: str = "regular",
     from_log_probs: bool = False,
     delay_penalty: float = 0.0,
     fastemit_lambda: float = 0.0,
     clamp: float | None = None,
     hat: bool = False,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
     in_place: bool = False,
     validate: bool = False,
 ) -> Tensor:

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    Reduction,
-    RnntType,
     check_blank,
     check_finite,
     check_floating,
@@ -34,10 +32,10 @@ def rnnt_loss_simple(
     blank: int = 0,
     lm_only_scale: float = 0.0,
     am_only_scale: float = 0.0,
-    rnnt_type: RnntType = "regular",
+    rnnt_type: str = "regular",
     delay_penalty: float = 0.0,
     fastemit_lambda: float = 0.0,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
     validate: bool = False,
 ) -> SimpleLoss:
     """Transducer loss of the logits am(t) + lm(u), without making them (arXiv 2206.13236).

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
 from pruned_rnnt.loss.checks import (
-    Reduction,
-    RnntType,
     Utterances,
     check_floating,
     check_options,
@@ -65,7 +63,7 @@ class PrunedTransducerLoss(nn.Module):
         *,
         blank: int = 0,
         s_range: int = 5,
-        rnnt_type: RnntType = "regular",
+        rnnt_type: str = "regular",
         lm_only_scale: float = 0.25,
         am_only_scale: float = 0.0,
         delay_penalty: float = 0.0,
@@ -75,7 +73,7 @@ class PrunedTransducerLoss(nn.Module):
         warm_up_steps: int = 2000,
         hat: bool = False,
         exact_bounds: bool = False,
-        reduction: Reduction = "mean",
+        reduction: str = "mean",
     ):
         super().__init__()
         self.options = check_options(
