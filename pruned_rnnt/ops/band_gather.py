@@ -72,5 +72,5 @@ class _BandGather(torch.autograd.Function):
 
 def gathered_band(lm_NUD: Tensor, start_NT: Tensor, s_range: int) -> Tensor:
     """lm (N,U+1,D), start (N,T) int32, both contiguous -> (N,T,S,D); differentiable in lm."""
-    out: Tensor = _BandGather.apply(lm_NUD, start_NT, s_range)
+    out: Tensor = _BandGather.apply(lm_NUD, start_NT, s_range)  # type: ignore[no-untyped-call]
     return out

@@ -155,7 +155,7 @@ def fused_loss(
 ) -> Tensor:
     """Loss (N,) acc of contiguous am and lm and an output layer, all of one dtype."""
     weight, bias = padded_output(weight_VD, bias_V)
-    loss: Tensor = _FusedLoss.apply(
+    loss: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
         am_NTD,
         lm_NUD,
         weight,

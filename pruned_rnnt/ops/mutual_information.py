@@ -40,5 +40,5 @@ def mutual_information_sums(
     px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """total (N,), gx, gy of contiguous acc px, py; total is differentiable, gx and gy are not."""
-    total, gx, gy = _MutualInformation.apply(px, py, boundary, rnnt_type)
+    total, gx, gy = _MutualInformation.apply(px, py, boundary, rnnt_type)  # type: ignore[no-untyped-call]
     return total, gx, gy

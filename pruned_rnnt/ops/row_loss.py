@@ -141,7 +141,7 @@ def row_loss(
 
     in_place writes the gradient over the logits in the backward pass.
     """
-    loss: Tensor = _RowLoss.apply(
+    loss: Tensor = _RowLoss.apply(  # type: ignore[no-untyped-call]
         logits_RV,
         targets,
         logit_lengths,

@@ -41,7 +41,7 @@ def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any
             grads = backward(ctx, *grad_outputs)
         each = grads if isinstance(grads, tuple) else (grads,)
         anchor = torch.zeros((), requires_grad=True)
-        refused = iter(_Refuse.apply(anchor, *[grad for grad in each if grad is not None]))
+        refused = iter(_Refuse.apply(anchor, *[grad for grad in each if grad is not None]))  # type: ignore[no-untyped-call]
         return tuple(None if grad is None else next(refused) for grad in each)
 
     return refusing

@@ -239,7 +239,7 @@ def simple_loss(
 
     The loss is differentiable in am and lm, the occupancies are not.
     """
-    loss, gx, gy = _SimpleLoss.apply(
+    loss, gx, gy = _SimpleLoss.apply(  # type: ignore[no-untyped-call]
         am_NTV, lm_NUV, targets, logit_lengths, target_lengths, options
     )
     return loss, gx, gy
