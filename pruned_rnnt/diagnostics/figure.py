@@ -202,6 +202,9 @@ def _dress(
     frame_seconds: float | None,
 ) -> None:
     """Limits, labels, ticks, legend: everything around the picture."""
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlim(-0.5, frame_count - 0.5)
     axes.set_ylim(-0.5, columns - 0.5)
     axes.set_facecolor(_PAPER)
@@ -215,11 +218,15 @@ def _dress(
             label.set_color(_INK)
         axes.set_ylabel("symbols emitted", color=_INK, fontsize=9)
     else:
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("number of symbols emitted", color=_INK, fontsize=9)
     if frame_seconds is not None:
         seconds = axes.secondary_xaxis(
-            "top", functions=(lambda x: x * frame_seconds, lambda x: x / frame_seconds)
+            "top",
+            functions=(
+                lambda frames: np.asarray(frames) * frame_seconds,
+                lambda seconds: np.asarray(seconds) / frame_seconds,
+            ),
         )
         seconds.set_xlabel("seconds", color=_FAINT_INK, fontsize=8)
         seconds.tick_params(colors=_FAINT_INK, labelsize=7, length=2.5)

@@ -1,0 +1,248 @@
+"""k2's `get_rnnt_logprobs*`: log-probabilities of symbols and blanks in k2's layout.
+
+All are differentiable in their logits by torch's own autograd. Where only the loss is wanted the
+functions of `pruned_rnnt.compat.k2` do not come here: they run the native losses.
+
+Axes: B batch, S symbols, T frames, C vocabulary, R the kept columns of a pruned lattice. px is
+(B, S, T + 1) for 'regular' with -inf at the frame after the last, (B, S, T) otherwise; py is
+(B, S + 1, T). For 'constrained' px holds the blank that follows the symbol, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.simple_log_probs import safe_product
+
+_RNNT_TYPES = ("regular", "modified", "constrained")
+
+
+def get_rnnt_logprobs(
+    lm: Tensor,
+    am: Tensor,
+    symbols: Tensor,
+    termination_symbol: int,
+    rnnt_type: str = "regular",
+    boundary: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """px, py of the trivial joiner am + lm.
+
+    Args:
+        lm: (B, S + 1, C) and am: (B, T, C), unnormalised.
+        symbols: (B, S) integers.
+        termination_symbol: the blank.
+        rnnt_type: 'regular', 'modified' or 'constrained'.
+        boundary: (B, 4) rows [s_begin, t_begin, s_end, t_end]; only t_end is used here.
+
+    Returns:
+        px, py. The normaliser is right at any range of the scores, where k2 has a floor.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown rnnt_type.
+    """
+    _check_simple(lm, am, symbols)
+    log_z = _log_normaliser(lm, am)
+    px = _symbol_scores(lm, symbols) + _symbol_scores_of_frames(am, symbols) - log_z[:, :-1]
+    py = _blank_scores(lm, am, termination_symbol) - log_z
+    return _finish(px, py, boundary, rnnt_type)
+
+
+def get_rnnt_logprobs_smoothed(
+    lm: Tensor,
+    am: Tensor,
+    symbols: Tensor,
+    termination_symbol: int,
+    lm_only_scale: float = 0.1,
+    am_only_scale: float = 0.1,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+) -> tuple[Tensor, Tensor]:
+    """px, py of the trivial joiner mixed with those of lm alone and of am alone.
+
+    The am part is weighted by the mean of softmax(lm) over all (b, s), padding included: that is
+    k2's convention. `pruned_rnnt.rnnt_loss_simple` averages over the real positions only.
+
+    Args, Returns and Raises: as `get_rnnt_logprobs`, and
+        lm_only_scale, am_only_scale: the weights of the two parts.
+    """
+    _check_simple(lm, am, symbols)
+    combined = 1.0 - lm_only_scale - am_only_scale
+    log_z = _log_normaliser(lm, am)
+    px = _symbol_scores(lm, symbols) + _symbol_scores_of_frames(am, symbols) - log_z[:, :-1]
+    py = _blank_scores(lm, am, termination_symbol) - log_z
+    px, py = combined * px, combined * py
+    if lm_only_scale != 0.0:
+        lm_alone = lm.log_softmax(dim=2)
+        px = px + lm_only_scale * _symbol_scores(lm_alone, symbols)
+        py = py + lm_only_scale * lm_alone[:, :, termination_symbol, None]
+    if am_only_scale != 0.0:
+        tiny = torch.finfo(lm.dtype).tiny
+        unigram = (lm.softmax(dim=2).mean(dim=(0, 1)) + tiny).log()
+        am_alone = (am + unigram).log_softmax(dim=2)
+        px = px + am_only_scale * _symbol_scores_of_frames(am_alone, symbols)
+        py = py + am_only_scale * am_alone[:, None, :, termination_symbol]
+    return _finish(px, py, boundary, rnnt_type)
+
+
+def get_rnnt_logprobs_joint(
+    logits: Tensor,
+    symbols: Tensor,
+    termination_symbol: int,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+    use_hat_loss: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """px, py of a joiner's logits.
+
+    Args:
+        logits: (B, T, S + 1, C), unnormalised.
+        symbols, termination_symbol, boundary, rnnt_type: as in `get_rnnt_logprobs`.
+        use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
+
+    Returns:
+        px, py.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown rnnt_type.
+    """
+    _check(logits.ndim == 4, f"logits has {logits.ndim} dimensions; it must be (B, T, S + 1, C)")
+    batch, frame_count, columns = logits.shape[:3]
+    _check_symbols(symbols, (batch, columns - 1))
+    rows = symbols.long()[:, None, :].expand(batch, frame_count, columns - 1)
+    emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
+    return _finish(emit.transpose(1, 2), blank.transpose(1, 2), boundary, rnnt_type)
+
+
+def get_rnnt_logprobs_pruned(
+    logits: Tensor,
+    symbols: Tensor,
+    ranges: Tensor,
+    termination_symbol: int,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+    use_hat_loss: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """px, py of a pruned joiner's logits, -inf outside the kept columns.
+
+    Args:
+        logits: (B, T, R, C), unnormalised.
+        symbols: (B, S) integers.
+        ranges: (B, T, R) integers from `get_rnnt_prune_ranges`.
+        termination_symbol, boundary, rnnt_type, use_hat_loss: as in `get_rnnt_logprobs_joint`.
+
+    Returns:
+        px, py of the whole lattice.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown rnnt_type.
+    """
+    _check(logits.ndim == 4, f"logits has {logits.ndim} dimensions; it must be (B, T, s_range, C)")
+    batch, frame_count = logits.shape[:2]
+    _check(
+        ranges.shape == logits.shape[:3],
+        f"ranges has shape {tuple(ranges.shape)}; it must be {tuple(logits.shape[:3])}",
+    )
+    _check_symbols(symbols, (batch, symbols.shape[-1]))
+    columns = symbols.shape[1] + 1
+    # Column S has no symbol; whatever stands there is cut off below.
+    padded = torch.nn.functional.pad(symbols.long(), (0, 1), value=termination_symbol)
+    rows = padded[:, None, :].expand(batch, frame_count, columns).gather(2, ranges)
+    emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
+    outside = logits.new_full((batch, frame_count, columns), -torch.inf, dtype=emit.dtype)
+    px = outside.scatter(2, ranges, emit)[:, :, :-1]
+    py = outside.scatter(2, ranges, blank)
+    return _finish(px.transpose(1, 2), py.transpose(1, 2), boundary, rnnt_type)
+
+
+def _finish(
+    px_BST: Tensor, py_BST: Tensor, boundary: Tensor | None, rnnt_type: str
+) -> tuple[Tensor, Tensor]:
+    """Give px the shape and the blocked arcs of its rnnt_type."""
+    _check(
+        rnnt_type in _RNNT_TYPES,
+        f"rnnt_type is {rnnt_type!r}; it must be one of {', '.join(_RNNT_TYPES)}",
+    )
+    if rnnt_type == "modified":
+        return px_BST.contiguous(), py_BST.contiguous()
+    if rnnt_type == "constrained":
+        return (px_BST + py_BST[:, 1:]).contiguous(), py_BST.contiguous()
+    px = torch.nn.functional.pad(px_BST, (0, 1), value=-torch.inf)
+    if boundary is not None:
+        time = torch.arange(px.shape[2], device=px.device)
+        after_last = time == boundary[:, 3].to(px.device)[:, None]
+        px = torch.where(after_last[:, None, :], -torch.inf, px)
+    return px.contiguous(), py_BST.contiguous()
+
+
+def _emit_and_blank(
+    logits: Tensor, rows: Tensor, blank: int, use_hat_loss: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the symbols in `rows` (of the first columns) and of the blank."""
+    columns = rows.shape[2]
+    symbol_logits = logits[:, :, :columns].gather(3, rows.unsqueeze(3)).squeeze(3)
+    blank_logits = logits[..., blank]
+    if not use_hat_loss:
+        log_z = logits.logsumexp(dim=3)
+        return symbol_logits - log_z[:, :, :columns], blank_logits - log_z
+    is_blank = torch.arange(logits.shape[3], device=logits.device) == blank
+    log_z = logits[:, :, :columns].masked_fill(is_blank, -torch.inf).logsumexp(dim=3)
+    log_symbol = torch.nn.functional.logsigmoid(-blank_logits[:, :, :columns])
+    return log_symbol + symbol_logits - log_z, torch.nn.functional.logsigmoid(blank_logits)
+
+
+def _symbol_scores(lm: Tensor, symbols: Tensor) -> Tensor:
+    """lm's score of each next symbol, (B, S, 1)."""
+    return lm[:, :-1].gather(2, symbols.long().unsqueeze(2))
+
+
+def _symbol_scores_of_frames(am: Tensor, symbols: Tensor) -> Tensor:
+    """am's score of each symbol in each frame, (B, S, T)."""
+    index = symbols.long().unsqueeze(2).expand(-1, -1, am.shape[1])
+    return am.transpose(1, 2).gather(1, index)
+
+
+def _blank_scores(lm: Tensor, am: Tensor, blank: int) -> Tensor:
+    """(B, S + 1, T)."""
+    return lm[:, :, blank, None] + am[:, None, :, blank]
+
+
+def _log_normaliser(lm: Tensor, am: Tensor) -> Tensor:
+    """log sum_c exp(lm(s, c) + am(t, c)), (B, S + 1, T), by a matrix product of probabilities.
+
+    Entries where that product underflows are computed again by an exact log-sum-exp.
+    """
+    lm_max = lm.detach().amax(dim=2, keepdim=True)
+    am_max = am.detach().amax(dim=2, keepdim=True)
+    product = (lm - lm_max).exp() @ (am - am_max).exp().transpose(1, 2)
+    safe = product.detach() >= safe_product(product.dtype)
+    log_z = torch.where(safe, product, 1.0).log() + lm_max + am_max.transpose(1, 2)
+    lost = (~safe).nonzero(as_tuple=True)
+    if lost[0].numel() == 0:
+        return log_z
+    batch, symbol, frame = lost
+    exact = (lm[batch, symbol] + am[batch, frame]).logsumexp(dim=1)
+    return log_z.index_put(lost, exact)
+
+
+def _check_simple(lm: Tensor, am: Tensor, symbols: Tensor) -> None:
+    _check(lm.ndim == 3, f"lm has {lm.ndim} dimensions; it must be (B, S + 1, C)")
+    _check(am.ndim == 3, f"am has {am.ndim} dimensions; it must be (B, T, C)")
+    _check(
+        lm.shape[0] == am.shape[0] and lm.shape[2] == am.shape[2],
+        f"lm has shape {tuple(lm.shape)} and am {tuple(am.shape)}; "
+        "they must have the same batch and vocabulary",
+    )
+    _check_symbols(symbols, (lm.shape[0], lm.shape[1] - 1))
+
+
+def _check_symbols(symbols: Tensor, shape: tuple[int, int]) -> None:
+    _check(
+        tuple(symbols.shape) == shape,
+        f"symbols has shape {tuple(symbols.shape)}; it must be (B, S) = {shape}",
+    )
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

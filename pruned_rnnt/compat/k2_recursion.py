@@ -1,0 +1,91 @@
+"""k2's `mutual_information_recursion` and `joint_mutual_information_recursion`.
+
+Axes: B batch, S symbols, T frames. px is (B, S, T + 1), or (B, S, T) where a symbol takes a frame;
+py is (B, S + 1, T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt import loss as losses
+
+_Grads = tuple[Tensor, Tensor]
+
+
+@overload
+def mutual_information_recursion(
+    px: Tensor, py: Tensor, boundary: Tensor | None = ..., return_grad: Literal[False] = ...
+) -> Tensor: ...
+@overload
+def mutual_information_recursion(
+    px: Tensor, py: Tensor, boundary: Tensor | None, return_grad: Literal[True]
+) -> tuple[Tensor, _Grads]: ...
+@overload
+def mutual_information_recursion(
+    px: Tensor, py: Tensor, boundary: Tensor | None = ..., *, return_grad: Literal[True]
+) -> tuple[Tensor, _Grads]: ...
+def mutual_information_recursion(
+    px: Tensor, py: Tensor, boundary: Tensor | None = None, return_grad: bool = False
+) -> Tensor | tuple[Tensor, _Grads]:
+    """Log of the summed probability of all monotonic paths through px and py.
+
+    Args:
+        px: (B, S, T + 1), or (B, S, T) for the recursion in which a symbol takes a frame.
+        py: (B, S + 1, T), of the same type.
+        boundary: (B, 4) integers [s_begin, t_begin, s_end, t_end]; default [0, 0, S, T].
+        return_grad: also return the occupation probabilities, which carry no gradient.
+
+    Returns:
+        scores (B,), differentiable in px and py; with return_grad (scores, (px_grad, py_grad)).
+
+    Raises:
+        ValueError: what `pruned_rnnt.mutual_information` refuses.
+    """
+    symbol_takes_frame = px.shape[-1] == py.shape[-1]
+    rnnt_type = "modified" if symbol_takes_frame else "regular"
+    scores, occupancy = losses.mutual_information(px, py, boundary, rnnt_type=rnnt_type)
+    if not return_grad:
+        return scores
+    return scores, (occupancy.emit.detach(), occupancy.blank.detach())
+
+
+def joint_mutual_information_recursion(
+    px: Sequence[Tensor], py: Sequence[Tensor], boundary: Tensor | None = None
+) -> Tensor:
+    """Scores of the recursion over sum(px), sum(py), split among the terms of these sums.
+
+    Each part is sum of occupancy * term; the first also carries the (constant) difference between
+    the log of a sum and the sum of logs, so that the parts add up to the score.
+
+    Args:
+        px, py: sequences of equally many tensors, shaped as in `mutual_information_recursion`.
+        boundary: (B, 4) as there.
+
+    Returns:
+        (len(px), B), differentiable in every px and py.
+
+    Raises:
+        ValueError: no terms, or not as many px as py.
+    """
+    if not px or len(px) != len(py):
+        raise ValueError(
+            f"px has {len(px)} terms and py {len(py)}; they must have as many, at least one"
+        )
+    px_terms, py_terms = torch.stack(tuple(px)), torch.stack(tuple(py))
+    total, (px_grad, py_grad) = mutual_information_recursion(
+        px_terms.detach().sum(dim=0), py_terms.detach().sum(dim=0), boundary, return_grad=True
+    )
+    parts = _weighted(px_grad, px_terms) + _weighted(py_grad, py_terms)
+    offset = total - parts.detach().sum(dim=0)
+    return torch.cat((parts[:1] + offset, parts[1:]))
+
+
+def _weighted(occupancy: Tensor, terms: Tensor) -> Tensor:
+    """(terms, B): sum of occupancy * term; a term of -inf is never occupied and counts 0."""
+    finite = terms.masked_fill(terms == -torch.inf, 0.0)
+    return (occupancy * finite).sum(dim=(2, 3))

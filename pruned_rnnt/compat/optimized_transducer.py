@@ -1,0 +1,89 @@
+"""`optimized_transducer.transducer_loss` and `TransducerLoss`: the loss on packed logits.
+
+Axes: N batch, T frames, U symbols, V vocabulary; rows: sum over n of T_n (U_n + 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt import loss as losses
+
+
+def transducer_loss(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    from_log_softmax: bool,
+    one_sym_per_frame: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Transducer loss on packed logits; as in the original, their memory becomes the gradient's.
+
+    Args:
+        logits: (rows, V): the (T_n, U_n + 1, V) blocks of the utterances one after the other. If
+            they require grad and from_log_softmax is False, they are overwritten.
+        targets: (N, U) integers, U = the largest target length.
+        logit_lengths, target_lengths: (N,) integers.
+        blank: the blank symbol, 0 <= blank < V.
+        from_log_softmax: True if logits are log-probabilities already.
+        one_sym_per_frame: True for the RNA topology: at most one symbol a frame, the last
+            transition is a blank.
+        reduction: 'mean' (over utterances) or 'sum'. There is no 'none'.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: another reduction, logits that are not packed, targets wider or narrower than
+            the longest, and what `pruned_rnnt.rnnt_loss` refuses.
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
+    if logits.ndim != 2:
+        raise ValueError(
+            f"logits has {logits.ndim} dimensions; it must be packed, (sum of T_n (U_n + 1), V)"
+        )
+    return losses.rnnt_loss(
+        logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        blank=blank,
+        rnnt_type="rna" if one_sym_per_frame else "regular",
+        from_log_probs=from_log_softmax,
+        reduction=reduction,
+        in_place=logits.requires_grad and not from_log_softmax,
+    )
+
+
+class TransducerLoss(torch.nn.Module):
+    """`transducer_loss` as a module; the arguments are those of the function."""
+
+    def __init__(self, blank: int, reduction: str = "mean") -> None:
+        super().__init__()
+        self.blank = blank
+        self.reduction = reduction
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        logit_lengths: Tensor,
+        target_lengths: Tensor,
+        from_log_softmax: bool,
+        one_sym_per_frame: bool = False,
+    ) -> Tensor:
+        return transducer_loss(
+            logits,
+            targets,
+            logit_lengths,
+            target_lengths,
+            self.blank,
+            from_log_softmax,
+            one_sym_per_frame,
+            self.reduction,
+        )
