@@ -16,6 +16,7 @@ from pruned_rnnt.loss.checks import (
     reduced,
 )
 from pruned_rnnt.ops._library import REGULAR
+from pruned_rnnt.ops.ctc import ctc_losses
 
 
 def ctc_loss(
@@ -69,13 +70,8 @@ def ctc_loss(
     used = torch.arange(targets.shape[1], device=targets.device)
     within = used < utterances.target_lengths[:, None]
     symbols = utterances.targets.long().masked_fill(~within, 0 if blank else vocabulary - 1)
-    loss = torch.nn.functional.ctc_loss(
-        logits.log_softmax(2, dtype=dtype).transpose(0, 1),
-        symbols,
-        utterances.logit_lengths.long(),
-        utterances.target_lengths.long(),
-        blank=blank,
-        reduction="none",
-        zero_infinity=True,
+    lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
+    loss = ctc_losses(
+        logits.log_softmax(2, dtype=dtype), symbols, lengths[0].long(), lengths[1].long(), blank
     )
     return reduced(loss, reduction)

@@ -131,11 +131,12 @@ def _log_probs_backward(
     grad_logits[:, size:] = 0
 
 
+# The schemas call the mode `normaliser`: torch.compile cannot trace an argument named mode.
 # logits (r,V) of any floating dtype, last stride 1, row stride >= V, hold rows row_begin ..
 # row_begin + r; px, py, lse (R) acc get these rows written. targets (N,U), lengths (N) int32.
 log_probs = define(
     "log_probs(Tensor logits, Tensor targets, Tensor logit_lengths, Tensor target_lengths, "
-    "Tensor? start, Tensor? row_splits, int T, int S, int row_begin, int blank, int mode, "
+    "Tensor? start, Tensor? row_splits, int T, int S, int row_begin, int blank, int normaliser, "
     "Tensor(a!) px, Tensor(b!) py, Tensor(c!) lse) -> ()",
     _log_probs,
 )
@@ -147,7 +148,7 @@ log_probs = define(
 log_probs_backward = define(
     "log_probs_backward(Tensor grad_loss, Tensor logits, Tensor lse, Tensor gx, Tensor gy, "
     "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor? start, "
-    "Tensor? row_splits, int T, int S, int row_begin, int blank, int mode, float fastemit_lambda, "
-    "float clamp, Tensor(a!) grad_logits) -> ()",
+    "Tensor? row_splits, int T, int S, int row_begin, int blank, int normaliser, "
+    "float fastemit_lambda, float clamp, Tensor(a!) grad_logits) -> ()",
     _log_probs_backward,
 )
