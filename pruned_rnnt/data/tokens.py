@@ -86,6 +86,11 @@ class Tokenizer:
         """All symbols, in the order of their ids."""
         return [self._processor.id_to_piece(i) for i in range(len(self))]
 
+    @property
+    def model(self) -> bytes:
+        """The serialised SentencePiece model that `Tokenizer` takes."""
+        return self._model
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`. What the model never saw becomes `<unk>` (id 2)."""
         ids: list[int] = self._processor.encode(text, out_type=int)

@@ -1,0 +1,1 @@
+"""Models that leave: ONNX folders which sherpa-onnx runs, and single files to load back."""

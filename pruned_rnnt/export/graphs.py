@@ -1,0 +1,195 @@
+"""The three graphs of an exported transducer, and their way to ONNX.
+
+Axes: N batch or streams, T feature frames, F mel bins, T' encoder frames, C frames of a chunk,
+P frames of the past, K frames of a convolution's past, L layers, E encoder width, H context size,
+J joiner width, V vocabulary.
+
+Inputs and outputs are bound by position, in the order that sherpa-onnx has for its transducers:
+
+    encoder            x (N,T,F), x_lens (N)                        -> (N,T',J), lengths (N)
+    encoder, streaming x (N,4C+3,F), cached_attn (L,P,N,E), cached_conv (L,K,N,E),
+                       processed_lens (N) feature frames            -> (N,C,J), both caches
+    decoder            y (N,H)                                      -> (N,J)
+    joiner             encoder_out (N,J), decoder_out (N,J)         -> logits (N,V)
+
+The projections to the joiner's width are part of encoder and decoder. Floats are float32, all
+integers int64.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.decode.hypothesis import joint_log_probs
+from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
+from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR
+from pruned_rnnt.model.transducer import TransducerModel
+
+OPSET = 20
+# Two encoder frames: for torch.export one frame is a case of its own. ONNX files take it all the
+# same. Ten minutes: attention over more would not fit in memory.
+_SHORTEST_FRAMES = RECEPTIVE_FIELD + SUBSAMPLING_FACTOR
+_LONGEST_FRAMES = 60_000
+
+
+class OfflineEncoderGraph(nn.Module):
+    """Encoder of whole utterances."""
+
+    def __init__(self, model: TransducerModel) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+        self.projection = model.joiner.encoder_proj
+
+    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
+        encoded_NTE, lengths = self.encoder(x, x_lens)
+        return self.projection(encoded_NTE), lengths
+
+
+class StreamingEncoderGraph(nn.Module):
+    """Encoder of one chunk of every stream."""
+
+    def __init__(self, model: TransducerModel, chunk_size: int, left_frames: int) -> None:
+        super().__init__()
+        self.stream = StreamingConformer(model.encoder, chunk_size, left_frames)
+        self.projection = model.joiner.encoder_proj
+
+    def forward(
+        self, x: Tensor, cached_attn: Tensor, cached_conv: Tensor, processed_lens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        encoded_NCE, state = self.stream(
+            x, ConformerState(cached_attn, cached_conv, processed_lens)
+        )
+        return self.projection(encoded_NCE), state.attention_LPNE, state.convolution_LKNE
+
+
+class DecoderGraph(nn.Module):
+    """Predictor of one context."""
+
+    def __init__(self, model: TransducerModel) -> None:
+        super().__init__()
+        self.predictor = model.predictor
+        self.projection = model.joiner.decoder_proj
+
+    def forward(self, y: Tensor) -> Tensor:
+        projected: Tensor = self.projection(self.predictor(y).squeeze(1))
+        return projected
+
+
+class JoinerGraph(nn.Module):
+    """Joiner of one frame and one context.
+
+    The recogniser takes a softmax of what comes out. A HAT model therefore gives log-probabilities,
+    which a softmax leaves as they are.
+    """
+
+    def __init__(self, model: TransducerModel) -> None:
+        super().__init__()
+        self.joiner = model.joiner
+        self.blank = model.predictor.blank
+        self.hat = model.loss_config.hat
+
+    def forward(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
+        logits: Tensor = self.joiner(encoder_out, decoder_out)
+        return joint_log_probs(logits, self.blank, hat=True) if self.hat else logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """One graph: module, example inputs, names, and which axes are free."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    free_axes: tuple[dict[int, Any], ...]
+
+
+def offline_encoder(model: TransducerModel) -> Graph:
+    batch = torch.export.Dim("N")
+    frames = torch.export.Dim("T", min=_SHORTEST_FRAMES, max=_LONGEST_FRAMES)
+    return Graph(
+        name="encoder",
+        module=OfflineEncoderGraph(model),
+        inputs=(
+            torch.zeros(2, 103, model.config.encoder.num_mel_bins),
+            torch.tensor([103, 90]),
+        ),
+        input_names=("x", "x_lens"),
+        output_names=("encoder_out", "encoder_out_lens"),
+        free_axes=({0: batch, 1: frames}, {0: batch}),
+    )
+
+
+def streaming_encoder(model: TransducerModel, chunk_size: int, left_frames: int) -> Graph:
+    streams = torch.export.Dim("N")
+    module = StreamingEncoderGraph(model, chunk_size, left_frames)
+    bins = model.config.encoder.num_mel_bins
+    return Graph(
+        name="encoder",
+        module=module,
+        inputs=(torch.zeros(2, module.stream.input_frames, bins), *module.stream.start(2)),
+        input_names=("x", "cached_attn", "cached_conv", "processed_lens"),
+        output_names=("encoder_out", "next_cached_attn", "next_cached_conv"),
+        free_axes=({0: streams}, {2: streams}, {2: streams}, {0: streams}),
+    )
+
+
+def decoder(model: TransducerModel) -> Graph:
+    batch = torch.export.Dim("N")
+    return Graph(
+        name="decoder",
+        module=DecoderGraph(model),
+        inputs=(model.predictor.start_context(2, torch.device("cpu")),),
+        input_names=("y",),
+        output_names=("decoder_out",),
+        free_axes=({0: batch},),
+    )
+
+
+def joiner(model: TransducerModel) -> Graph:
+    batch = torch.export.Dim("N")
+    width = model.config.joiner_dim
+    return Graph(
+        name="joiner",
+        module=JoinerGraph(model),
+        inputs=(torch.zeros(2, width), torch.zeros(2, width)),
+        input_names=("encoder_out", "decoder_out"),
+        output_names=("logit",),
+        free_axes=({0: batch}, {0: batch}),
+    )
+
+
+def export_program(graph: Graph) -> torch.export.ExportedProgram:
+    """The graph as a `torch.export` program with the same inputs and free axes."""
+    return torch.export.export(
+        graph.module.eval(),
+        graph.inputs,
+        dynamic_shapes=graph.free_axes,
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+
+
+def write_onnx(graph: Graph, path: Path) -> None:
+    """Write the graph as one ONNX file."""
+    with warnings.catch_warnings(), torch.inference_mode():
+        # Chatter of the exporter about itself; what it cannot export, it raises.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph.module.eval(),
+            graph.inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(graph.input_names),
+            output_names=list(graph.output_names),
+            dynamic_shapes=graph.free_axes,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(path, external_data=False)

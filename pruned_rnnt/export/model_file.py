@@ -1,0 +1,90 @@
+"""One file that holds a model: parameters, configuration and tokenizer, and no code.
+
+A dictionary of tensors and plain values, read with `weights_only`:
+
+    format, version   what the file is
+    config            `model` and `loss` sections
+    vocab_size, state size of the output, parameters
+    tokenizer         uint8 tensor, the SentencePiece model
+    source            what the model came from
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.config import ConfigError, from_dict, to_dict
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.export.onnx_folder import check_tokens
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+
+FORMAT = "pruned_rnnt model"
+VERSION = 1
+FILE_NAME = "model.pt"
+
+
+def save_model(model: TransducerModel, tokenizer: Tokenizer, path: Path, source: str) -> None:
+    """Write the file; ExportError where the tokens do not fit the model."""
+    check_tokens(model, tokenizer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": {"model": to_dict(model.config), "loss": to_dict(model.loss_config)},
+        "vocab_size": model.vocab_size,
+        "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
+        "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
+        "source": source,
+    }
+    torch.save(values, path)
+
+
+def load_model(path: Path | str) -> tuple[TransducerModel, Tokenizer]:
+    """The model on the CPU in evaluation mode, and its tokenizer.
+
+    Args:
+        path: the file, or the folder that `pruned-rnnt export --format torch` wrote.
+
+    Raises:
+        ExportError: missing, foreign or newer file, or one that does not fit this program.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / FILE_NAME
+    values = _read(path)
+    try:
+        config = from_dict(ModelConfig, values["config"]["model"], str(path))
+        loss = from_dict(LossConfig, values["config"]["loss"], str(path))
+        model = TransducerModel(config, values["vocab_size"], loss)
+        model.load_state_dict(values["state"])
+    except (ConfigError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ExportError(f"{path} is of an architecture this program lacks: {reason}") from error
+    return model.eval(), Tokenizer(values["tokenizer"].numpy().tobytes())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ExportError(
+            f"no model at {path}: write one with `pruned-rnnt export RUN --format torch`"
+        )
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
+        raise ExportError(f"{path} is truncated or no model file") from error
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        kind = values.get("format") if isinstance(values, dict) else type(values).__name__
+        raise ExportError(
+            f"{path} is no exported model but {kind or 'something else'}: "
+            "write one with `pruned-rnnt export RUN --format torch`"
+        )
+    if values["version"] > VERSION:
+        raise ExportError(
+            f"{path} has version {values['version']}, this program reads up to {VERSION}"
+        )
+    return values

@@ -1,0 +1,204 @@
+"""A folder that sherpa-onnx runs: graphs with their metadata, tokens, and how to use them.
+
+encoder.onnx decoder.onnx joiner.onnx     and NAME.int8.onnx, NAME.fp16.onnx when asked for
+tokens.txt tokens.model                   `SYMBOL ID` lines; SentencePiece model (hotwords)
+settings.json                             streaming or not, chunk, sample rate, ...
+recognise.py README.md                    runs the files; the exact commands
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.data.tokens import BLANK_ID, Tokenizer
+from pruned_rnnt.export.extras import ONNX_PACKAGES, ExportError, require
+from pruned_rnnt.export.graphs import (
+    Graph,
+    StreamingEncoderGraph,
+    decoder,
+    joiner,
+    offline_encoder,
+    streaming_encoder,
+    write_onnx,
+)
+from pruned_rnnt.export.precision import write_fp16, write_int8
+from pruned_rnnt.export.readme import readme_text
+from pruned_rnnt.model.transducer import TransducerModel
+
+SETTINGS_NAME = "settings.json"
+_RECOGNISE = Path(__file__).with_name("recognise.py")
+_LEFT_CHUNKS = 4
+_FRAME_SECONDS = 0.01
+# The last symbols of a causal model come up to this much after they were spoken.
+_DELAY_SECONDS = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxOptions:
+    """What to write.
+
+    streaming: a chunk at a time with explicit state, of a causal model; else whole utterances.
+    chunk, left: encoder frames (40 ms) of a chunk, and before it that attention sees. 0 takes
+        what the model was trained with (left: four chunks where training had no bound).
+    int8, fp16: write smaller copies as well.
+    """
+
+    streaming: bool = False
+    chunk: int = 0
+    left: int = 0
+    int8: bool = False
+    fp16: bool = False
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        return ("fp32", *(["int8"] if self.int8 else []), *(["fp16"] if self.fp16 else []))
+
+
+def file_name(graph: str, precision: str) -> str:
+    """Such as encoder.onnx or encoder.int8.onnx."""
+    return f"{graph}.onnx" if precision == "fp32" else f"{graph}.{precision}.onnx"
+
+
+def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
+    """The encoder as the options want it.
+
+    Raises:
+        ExportError: streaming asked of a model that is not causal or keeps no state, or sizes
+            which make no sense.
+    """
+    config = model.config.encoder
+    if not options.streaming:
+        if options.chunk or options.left:
+            raise ExportError("--chunk and --left are for --streaming")
+        return offline_encoder(model)
+    if not config.causal:
+        raise ExportError(
+            "the model is not causal, so it cannot stream: train it with model.encoder.causal=true,"
+            " or export it without --streaming"
+        )
+    if config.kernel_size == 1:
+        raise ExportError("model.encoder.kernel_size is 1: sherpa-onnx needs at least 3 to stream")
+    chunk = options.chunk or config.chunk_size
+    chunks = _LEFT_CHUNKS if config.left_chunks is None else config.left_chunks
+    left = options.left or chunks * chunk
+    if chunk < 1 or left < 1:
+        raise ExportError(
+            f"--chunk is {chunk} and --left is {left}: sherpa-onnx needs at least 1 of each"
+        )
+    return streaming_encoder(model, chunk, left)
+
+
+def export_onnx(
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: OnnxOptions,
+    source: str,
+) -> tuple[Graph, ...]:
+    """Write the folder; files of an earlier export in it are replaced.
+
+    Args:
+        model: on the CPU; set to evaluation mode.
+        source: what the model is, for README and metadata (such as `exp/fsdd step 5000`).
+
+    Returns:
+        Encoder, decoder and joiner as they were exported.
+
+    Raises:
+        ExportError: see `encoder_graph`; a package is missing; tokens do not fit the model.
+    """
+    require(ONNX_PACKAGES)
+    check_tokens(model, tokenizer)
+    model.eval()
+    encoder = encoder_graph(model, options)
+    graphs = (encoder, decoder(model), joiner(model))
+    settings = _settings(model, encoder, options, source)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.onnx"):
+        old.unlink()
+    for graph in graphs:
+        path = folder / file_name(graph.name, "fp32")
+        write_onnx(graph, path)
+        _add_metadata(path, _metadata(graph, model, source))
+        if options.int8:
+            write_int8(path, folder / file_name(graph.name, "int8"))
+        if options.fp16:
+            write_fp16(path, folder / file_name(graph.name, "fp16"))
+    tokenizer.save(folder)
+    shutil.copyfile(_RECOGNISE, folder / "recognise.py")
+    (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(readme_text(settings), encoding="utf-8")
+    return graphs
+
+
+def check_tokens(model: TransducerModel, tokenizer: Tokenizer) -> None:
+    """Raise ExportError where tokens and model cannot belong together."""
+    if len(tokenizer) != model.vocab_size:
+        raise ExportError(
+            f"the tokenizer has {len(tokenizer)} symbols, the model {model.vocab_size}: "
+            "they are not of the same run"
+        )
+    assert model.predictor.blank == BLANK_ID
+
+
+def _settings(
+    model: TransducerModel, encoder: Graph, options: OnnxOptions, source: str
+) -> dict[str, Any]:
+    config = model.config.encoder
+    settings: dict[str, Any] = {
+        "source": source,
+        "streaming": options.streaming,
+        "precisions": list(options.precisions),
+        "sample_rate": 16000,
+        "feature_dim": config.num_mel_bins,
+        "vocab_size": model.vocab_size,
+    }
+    if isinstance(encoder.module, StreamingEncoderGraph):
+        stream = encoder.module.stream
+        settings.update(
+            chunk_frames=stream.chunk_size,
+            left_frames=stream.left_frames,
+            chunk_seconds=round(stream.shift * _FRAME_SECONDS, 3),
+            tail_seconds=round((stream.input_frames + 1) * _FRAME_SECONDS + _DELAY_SECONDS, 3),
+            trained_chunk_frames=config.chunk_size,
+            trained_left_chunks=config.left_chunks,
+        )
+    return settings
+
+
+def _metadata(graph: Graph, model: TransducerModel, source: str) -> dict[str, str]:
+    """The keys that sherpa-onnx reads, and where the file comes from."""
+    config = model.config.encoder
+    values: dict[str, Any] = {"model_author": "pruned_rnnt", "version": 1, "comment": source}
+    if graph.name == "encoder":
+        values["model_type"] = "conformer"
+    if graph.name == "decoder":
+        values["vocab_size"] = model.vocab_size
+        values["context_size"] = model.predictor.context_size
+    if graph.name == "joiner":
+        values["joiner_dim"] = model.config.joiner_dim
+    if isinstance(graph.module, StreamingEncoderGraph):
+        stream = graph.module.stream
+        values.update(
+            num_encoder_layers=config.layers,
+            T=stream.input_frames,
+            decode_chunk_len=stream.shift,
+            left_context=stream.left_frames,
+            encoder_dim=config.dim,
+            pad_length=stream.input_frames - stream.shift,
+            cnn_module_kernel=config.kernel_size,
+        )
+    return {key: str(value) for key, value in values.items()}
+
+
+def _add_metadata(path: Path, values: Mapping[str, str]) -> None:
+    import onnx
+
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, dict(values))
+    onnx.save(model, path)

@@ -1,0 +1,34 @@
+"""A model for PyTorch: one file to load back, and `torch.export` programs without our code.
+
+model.pt                               for `pruned_rnnt.load`
+encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; graphs as in the ONNX files
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.export.graphs import decoder, export_program, joiner
+from pruned_rnnt.export.model_file import FILE_NAME, save_model
+from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.model.transducer import TransducerModel
+
+
+def export_torch(
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: OnnxOptions,
+    source: str,
+) -> None:
+    """Write the folder; arguments and errors as of `export_onnx`, precisions aside."""
+    encoder = encoder_graph(model.eval(), options)
+    save_model(model, tokenizer, folder / FILE_NAME, source)
+    for graph in (encoder, decoder(model), joiner(model)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.export.save(export_program(graph), folder / f"{graph.name}.pt2")

@@ -1,0 +1,236 @@
+"""Proof of an exported folder: onnxruntime against torch, and sherpa-onnx against our search.
+
+Axes: N batch, T feature frames, F mel bins, U symbols, H context size.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pruned_rnnt.data.audio import audio_features, read_audio
+from pruned_rnnt.data.datamodule import SAMPLING_RATE
+from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
+from pruned_rnnt.export.graphs import Graph, StreamingEncoderGraph
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
+from pruned_rnnt.model.streaming import ConformerState
+from pruned_rnnt.model.transducer import TransducerModel
+
+# Of float32 outputs; larger ones mean that the graph computes something else.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """One file as our greedy search and as sherpa-onnx heard it."""
+
+    file: str
+    ours: str
+    exported: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Results of one precision.
+
+    differences: largest absolute difference from torch of every output, by `FILE OUTPUT`.
+    texts: of every audio file.
+    real_time_factor: seconds sherpa-onnx took for a second of audio, one thread.
+    """
+
+    precision: str
+    differences: dict[str, float]
+    texts: tuple[TextPair, ...]
+    real_time_factor: float
+
+    @property
+    def differing(self) -> tuple[TextPair, ...]:
+        return tuple(pair for pair in self.texts if pair.ours != pair.exported)
+
+    @property
+    def exact(self) -> bool:
+        """Same texts, and outputs equal to within float32 rounding."""
+        return not self.differing and max(self.differences.values()) <= TOLERANCE
+
+    def lines(self) -> Iterator[str]:
+        """A report for people."""
+        for name, difference in self.differences.items():
+            yield f"{name}: largest difference from torch {difference:.2g}"
+        same = len(self.texts) - len(self.differing)
+        yield (
+            f"sherpa-onnx {self.precision}: {same} of {len(self.texts)} texts as our greedy "
+            f"search, real-time factor {self.real_time_factor:.4f}"
+        )
+        for pair in self.differing:
+            yield f"  {pair.file}\n    ours:        {pair.ours}\n    sherpa-onnx: {pair.exported}"
+
+
+def verify(
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    graphs: Sequence[Graph],
+    folder: Path,
+    audio: Sequence[Path],
+) -> list[Verification]:
+    """Check every precision in the folder on audio files.
+
+    Args:
+        graphs: what `export_onnx` returned for the model.
+
+    Raises:
+        ExportError: a package is missing, or sherpa-onnx did not finish.
+    """
+    require((*ONNX_PACKAGES, *VERIFY_PACKAGES))
+    settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+    tail = np.zeros(int(settings.get("tail_seconds", 0) * SAMPLING_RATE), dtype=np.float32)
+    features = [audio_features(np.concatenate((read_audio(path), tail))) for path in audio]
+    silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
+    ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in features]
+    texts = [_text(tokenizer, found) for found in ours]
+    results = []
+    for precision in settings["precisions"]:
+        recognised = run_recognise(folder, audio, precision)
+        results.append(
+            Verification(
+                precision=precision,
+                differences=_differences(graphs, folder, precision, features, ours),
+                texts=tuple(
+                    TextPair(str(path), text, " ".join(line["text"].split()))
+                    for path, text, line in zip(audio, texts, recognised, strict=True)
+                ),
+                real_time_factor=sum(line["elapsed_seconds"] for line in recognised)
+                / sum(line["audio_seconds"] for line in recognised),
+            )
+        )
+    return results
+
+
+def run_recognise(
+    folder: Path,
+    audio: Sequence[Path],
+    precision: str = "fp32",
+    method: str = "greedy_search",
+    threads: int = 1,
+) -> list[dict[str, Any]]:
+    """What the folder's own recognise.py prints for the files, one dictionary each.
+
+    In a process of its own: sherpa-onnx ends the process on errors.
+
+    Raises:
+        ExportError: it failed; with its last words.
+    """
+    command = [sys.executable, str(folder / "recognise.py"), *map(str, audio)]
+    command += ["--precision", precision, "--method", method, "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines() or ["no message"]
+        raise ExportError(
+            f"sherpa-onnx failed on {folder} ({precision}) with exit code {done.returncode}: "
+            f"{words[-1]}"
+        )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _text(tokenizer: Tokenizer, found: Hypothesis) -> str:
+    """As sherpa-onnx joins symbols: it shows control symbols, which `Tokenizer.decode` does not."""
+    symbols = tokenizer.symbols
+    return " ".join("".join(symbols[i] for i in found.symbols).replace("▁", " ").split())
+
+
+@torch.inference_mode()
+def _recognise(
+    model: TransducerModel, encoder: Graph, feature_TF: Tensor, silent: Sequence[int]
+) -> Hypothesis:
+    if isinstance(encoder.module, StreamingEncoderGraph):
+        stream = encoder.module.stream
+        # The recogniser waits for one frame more than a chunk needs, then stops.
+        chunks = max(0, len(feature_TF) - 1 - stream.input_frames) // stream.shift + 1
+        used = (chunks - 1) * stream.shift + stream.input_frames
+        transducer = StreamingTransducer(model, stream.chunk_size, stream.left_frames, silent)
+        return transducer.recognise(feature_TF[None, :used], torch.tensor([used]))[0]
+    lengths = torch.tensor([len(feature_TF)])
+    encoded_NTE, frames = model.encode(feature_TF[None], lengths)
+    return greedy_search(model, encoded_NTE, frames, silent_symbols=silent)[0]
+
+
+def _differences(
+    graphs: Sequence[Graph],
+    folder: Path,
+    precision: str,
+    features: Sequence[Tensor],
+    ours: Sequence[Hypothesis],
+) -> dict[str, float]:
+    """Largest difference of each output over all files, chunks and contexts."""
+    encoder, decoder, joiner = (_Pair(graph, folder, precision) for graph in graphs)
+    for feature_TF, found in zip(features, ours, strict=True):
+        encoded = _compare_encoder(encoder, feature_TF)
+        predictor = decoder.graph.module.get_submodule("predictor")
+        start: Tensor = predictor.start_context(1, torch.device("cpu"))  # type: ignore[operator]
+        symbols_L = torch.cat((start[0], torch.tensor(found.symbols, dtype=torch.int64)))
+        contexts_UH = symbols_L.unfold(0, start.size(1), 1).contiguous()
+        predicted = decoder.run(contexts_UH)[0]
+        nodes = min(len(encoded), len(predicted))
+        joiner.run(encoded[:nodes], predicted[:nodes])
+    return {
+        f"{pair.file} {name}": pair.largest[name]
+        for pair in (encoder, decoder, joiner)
+        for name in pair.graph.output_names
+    }
+
+
+def _compare_encoder(encoder: _Pair, feature_TF: Tensor) -> Tensor:
+    """Run one utterance through both; returns torch's frames (T', J)."""
+    module = encoder.graph.module
+    if not isinstance(module, StreamingEncoderGraph):
+        return encoder.run(feature_TF[None], torch.tensor([len(feature_TF)]))[0][0]
+    stream, state, frames = module.stream, module.stream.start(1), []
+    for begin in range(0, len(feature_TF) - stream.input_frames + 1, stream.shift):
+        chunk_NTF = feature_TF[None, begin : begin + stream.input_frames]
+        encoded, attention, convolution = encoder.run(chunk_NTF, *state)
+        state = ConformerState(attention, convolution, state.processed_N + stream.shift)
+        frames.append(encoded[0])
+    return torch.cat(frames)
+
+
+class _Pair:
+    """A graph in torch and its file in onnxruntime, run on the same inputs."""
+
+    def __init__(self, graph: Graph, folder: Path, precision: str) -> None:
+        import onnxruntime
+
+        self.graph = graph
+        self.file = file_name(graph.name, precision)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(
+            folder / self.file, options, providers=["CPUExecutionProvider"]
+        )
+        self.largest = dict.fromkeys(graph.output_names, 0.0)
+
+    @torch.inference_mode()
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """torch's outputs, after noting how far the file's ones are from them."""
+        outputs = self.graph.module(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        feeds = {
+            name: value.numpy() for name, value in zip(self.graph.input_names, inputs, strict=True)
+        }
+        names = self.graph.output_names
+        for name, mine, other in zip(names, outputs, self.session.run(None, feeds), strict=True):
+            difference = np.abs(mine.numpy().astype(np.float64) - other)
+            self.largest[name] = max(self.largest[name], float(difference.max(initial=0.0)))
+        return outputs
