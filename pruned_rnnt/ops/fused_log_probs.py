@@ -165,7 +165,7 @@ fused_log_probs_backward = define(
     "Tensor lse, Tensor gx, Tensor gy, Tensor targets, Tensor logit_lengths, "
     "Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, int[] cuts, "
     "int vocabulary, int blank, int normaliser, int activation, float fastemit_lambda, "
-    "float clamp, bool kept, Tensor(a!) hidden, Tensor(b!) logits, Tensor(c!) grad_am, Tensor(d!) grad_lm, "
-    "Tensor(e!) grad_weight, Tensor(f!) grad_bias) -> ()",
+    "float clamp, bool kept, Tensor(a!) hidden, Tensor(b!) logits, Tensor(c!) grad_am, "
+    "Tensor(d!) grad_lm, Tensor(e!) grad_weight, Tensor(f!) grad_bias) -> ()",
     _fused_log_probs_backward,
 )
