@@ -62,7 +62,7 @@ def retained_mass(
         occupancy: of the full lattice, e.g. from `rnnt_loss_simple`; emit, blank (N, T, U + 1).
         bounds: the band, start (N, T) and s_range.
         logit_lengths, target_lengths: (N,).
-        rnnt_type: 'regular' emits within a frame; the other types advance a frame with a symbol.
+        rnnt_type: of the loss that the occupancy is from.
 
     Returns:
         RetainedMass. An utterance without symbols has emit = 1.
@@ -73,13 +73,16 @@ def retained_mass(
     frames = torch.arange(occupancy.emit.shape[1], device=inside.device)
     is_last = (frames[None, :] >= logit_lengths.to(inside.device)[:, None] - 1)[:, :, None]
     blank_kept = inside & (_next_frame(inside) | is_last)
-    above = _next_column(inside)
-    if rnnt_type == "regular":
-        emit_kept = inside & above
-    else:
-        emit_kept = inside & (_next_column(_next_frame(inside)) | is_last)
+    emit_kept = inside
     emit = torch.where(valid, occupancy.emit, 0.0)
     blank = torch.where(valid, occupancy.blank, 0.0)
+    if rnnt_type == "constrained":
+        # The blank that follows a symbol is part of the symbol's arc, and passes (t, u + 1).
+        blank = blank - torch.nn.functional.pad(emit[:, :, :-1], (1, 0))
+    if rnnt_type in ("regular", "constrained"):
+        emit_kept = emit_kept & _next_column(inside)
+    if rnnt_type != "regular":
+        emit_kept = emit_kept & (_next_column(_next_frame(inside)) | is_last)
     emit_share = _share(emit, emit_kept)
     blank_share = _share(blank, blank_kept)
     both = torch.cat((emit, blank), dim=2)

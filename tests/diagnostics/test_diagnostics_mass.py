@@ -19,11 +19,16 @@ def occupancy_and_band(rnnt_type: str, s_range: int) -> tuple[Rows, Band]:
     return posteriors(rows.emit, rows.blank, LENGTHS, rnnt_type), Band(start, s_range)
 
 
-@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained"])
 @pytest.mark.parametrize("s_range", [2, 3])
 def test_retained_mass_is_that_of_the_arcs_inside(rnnt_type: str, s_range: int) -> None:
     occupancy, band = occupancy_and_band(rnnt_type, s_range)
-    result = retained_mass(occupancy, band, FRAMES, SYMBOLS, rnnt_type=rnnt_type)
+    given = occupancy
+    if rnnt_type == "constrained":
+        # The losses count the blank that belongs to a symbol among the blanks.
+        forced = torch.nn.functional.pad(occupancy.emit[:, :, :-1], (1, 0))
+        given = Rows(occupancy.emit, occupancy.blank + forced)
+    result = retained_mass(given, band, FRAMES, SYMBOLS, rnnt_type=rnnt_type)
     for n, (frames, symbols) in enumerate(LENGTHS):
 
         def inside(t: int, u: int, n: int = n, frames: int = frames) -> bool:
@@ -40,7 +45,10 @@ def test_retained_mass_is_that_of_the_arcs_inside(rnnt_type: str, s_range: int) 
             frame_step = 1 if rnnt_type != "regular" or not arc.is_symbol else 0
             target = (arc.frame + frame_step, arc.column + int(arc.is_symbol))
             mass[arc.is_symbol] += share
-            if inside(arc.frame, arc.column) and inside(*target):
+            whole = inside(arc.frame, arc.column) and inside(*target)
+            if rnnt_type == "constrained" and arc.is_symbol:
+                whole = whole and inside(arc.frame, arc.column + 1)
+            if whole:
                 kept[arc.is_symbol] += share
         assert result.blank[n].item() == pytest.approx(kept[False] / mass[False])
         if symbols:

@@ -1,0 +1,113 @@
+"""k2's `get_rnnt_prune_ranges` and `do_rnnt_pruning`: which columns to keep, and keeping them.
+
+Axes: B batch, S symbols, T frames, C channels, R kept columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt import loss as losses
+from pruned_rnnt.ops._library import MODIFIED, REGULAR
+from pruned_rnnt.ops.prune_bounds import prune_bounds
+
+
+def get_rnnt_prune_ranges(
+    px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int
+) -> Tensor:
+    """The columns to keep in each frame, from occupation probabilities.
+
+    s_range is raised to what the longest reference of the batch needs per frame ('regular'), with
+    a warning the first time, and lowered to S + 1.
+
+    Args:
+        px_grad: (B, S, T + 1) or (B, S, T), py_grad: (B, S + 1, T), from return_grad.
+        boundary: (B, 4) integers [s_begin, t_begin, s_end, t_end].
+        s_range: columns to keep.
+
+    Returns:
+        (B, T, s_range) int64; ranges[b, t] counts up from the first kept column.
+
+    Raises:
+        ValueError: shapes that do not fit, or s_range below 2 ('regular') or 1.
+    """
+    batch, symbol_count, last = px_grad.shape
+    frame_count = py_grad.shape[2]
+    if py_grad.shape != (batch, symbol_count + 1, frame_count) or last - frame_count not in (0, 1):
+        raise ValueError(
+            f"px_grad has shape {tuple(px_grad.shape)} and py_grad {tuple(py_grad.shape)}; they "
+            "must be (B, S, T + 1) or (B, S, T), and (B, S + 1, T)"
+        )
+    if boundary.shape != (batch, 4):
+        raise ValueError(
+            f"boundary has shape {tuple(boundary.shape)}; it must be (B, 4) = {(batch, 4)}"
+        )
+    is_regular = last == frame_count + 1
+    smallest = 2 if is_regular else 1
+    if is_regular:
+        needed = _needed_s_range(boundary)
+        if s_range < needed:
+            _warn_of_small_s_range(s_range)
+            s_range = needed
+    if s_range < smallest:
+        raise ValueError(
+            f"s_range is {s_range}; it must be at least {smallest}, or no path is left"
+        )
+    s_range = min(s_range, symbol_count + 1)
+    steps = torch.arange(s_range, device=px_grad.device)
+    if s_range == symbol_count + 1:
+        return steps.expand(batch, frame_count, s_range).contiguous()
+    start = torch.empty(batch, frame_count, dtype=torch.int32, device=px_grad.device)
+    prune_bounds(
+        torch.nn.functional.pad(px_grad[:, :, :frame_count].transpose(1, 2), (0, 1)).contiguous(),
+        py_grad.transpose(1, 2).contiguous(),
+        boundary[:, 3].to(torch.int32).contiguous(),
+        boundary[:, 2].to(torch.int32).contiguous(),
+        s_range,
+        REGULAR if is_regular else MODIFIED,
+        True,  # k2 searches up to the padded S
+        start,
+    )
+    return start.long().unsqueeze(2) + steps
+
+
+def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
+    """The joiner's inputs at the kept columns.
+
+    Args:
+        am: (B, T, C) and lm: (B, S + 1, C).
+        ranges: (B, T, R) integers from `get_rnnt_prune_ranges`.
+
+    Returns:
+        am and lm, each (B, T, R, C); am is a view.
+
+    Raises:
+        ValueError: what `pruned_rnnt.prune` refuses.
+    """
+    am_pruned, lm_pruned = losses.prune(am, lm, bounds_of_ranges(ranges))
+    return am_pruned, lm_pruned
+
+
+def bounds_of_ranges(ranges: Tensor) -> losses.Bounds:
+    """k2's ranges are contiguous: their first column says it all."""
+    return losses.Bounds(ranges[:, :, 0].to(torch.int32), ranges.shape[2])
+
+
+def _needed_s_range(boundary: Tensor) -> int:
+    """Columns a frame that let the longest reference of the batch pass: max ceil(S_n / T_n) + 1."""
+    symbols, frames = boundary[:, 2], boundary[:, 3]
+    return int(((symbols + frames - 1) // frames).max().clamp_min(1)) + 1
+
+
+@functools.cache
+def _warn_of_small_s_range(s_range: int) -> None:
+    """Cached: it warns once, not once a batch."""
+    warnings.warn(
+        f"s_range={s_range} cannot reach the last symbol of every reference of this batch; "
+        "such batches use the smallest s_range that can",
+        stacklevel=3,
+    )

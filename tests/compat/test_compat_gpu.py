@@ -1,0 +1,84 @@
+"""The compat layers on CUDA tensors: the CPU's numbers, and warp_rnnt's device error."""
+
+import pytest
+import torch
+from batches import BLANK, FRAMES, SYMBOLS, batch
+from torch import Tensor
+
+from pruned_rnnt.compat import k2, k2_pruning, optimized_transducer, torchaudio, warp_rnnt
+
+pytestmark = pytest.mark.gpu
+
+
+def k2_losses(device: str) -> list[Tensor]:
+    """Losses, ranges and gradients of a whole k2 step, on the CPU."""
+    data = batch()
+    am, lm = (x.detach().to(device).requires_grad_() for x in (data.am, data.lm))
+    targets, boundary = data.targets.to(device), data.boundary.to(device)
+    simple, (px_grad, py_grad) = k2.rnnt_loss_smoothed(
+        lm, am, targets, BLANK, 0.25, 0.1, boundary, return_grad=True
+    )
+    ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 2)
+    am_pruned, lm_pruned = k2.do_rnnt_pruning(am, lm, ranges)
+    pruned = k2.rnnt_loss_pruned(
+        (am_pruned + lm_pruned).tanh(), targets, ranges, BLANK, boundary, delay_penalty=0.1
+    )
+    full = k2.rnnt_loss(am[:, :, None] + lm[:, None], targets, BLANK, boundary)
+    native = k2.rnnt_loss_smoothed(lm, am, targets, BLANK, 0.25, 0.0, boundary)
+    gradients = torch.autograd.grad(simple + 2 * pruned - full + native, (am, lm))
+    return [x.detach().cpu() for x in (simple, pruned, full, native, ranges, *gradients)]
+
+
+def test_k2_equals_the_cpu() -> None:
+    for got, expected in zip(k2_losses("cuda"), k2_losses("cpu"), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_k2_needs_a_larger_s_range_on_the_gpu_too() -> None:
+    k2_pruning._warn_of_small_s_range.cache_clear()
+    boundary = torch.tensor([[0, 0, 9, 3]], device="cuda")
+    px_grad, py_grad = torch.rand(1, 9, 4, device="cuda"), torch.rand(1, 10, 3, device="cuda")
+    with pytest.warns(UserWarning, match="s_range=2 cannot reach"):
+        ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 2)
+    assert ranges.is_cuda
+    assert ranges.shape == (1, 3, 4)
+
+
+def other_losses(device: str) -> list[Tensor]:
+    data = batch()
+    logits = data.logits.detach().float().to(device).requires_grad_()
+    targets, frames, symbols = (x.int().to(device) for x in (data.targets, FRAMES, SYMBOLS))
+    packed = torch.cat(
+        [
+            logits[n, :t, : u + 1].reshape(-1, logits.shape[-1])
+            for n, (t, u) in enumerate(zip(FRAMES.tolist(), SYMBOLS.tolist(), strict=True))
+        ]
+    )
+    results = [
+        torchaudio.rnnt_loss(logits, targets, frames, symbols, BLANK, reduction="sum"),
+        warp_rnnt.rnnt_loss(
+            logits.log_softmax(-1), targets, frames, symbols, True, "sum", BLANK, True
+        ),
+        optimized_transducer.transducer_loss(packed, targets, frames, symbols, BLANK, False),
+    ]
+    gradients = torch.autograd.grad(sum(results), logits)
+    return [x.detach().cpu() for x in (*results, *gradients)]
+
+
+def test_the_others_equal_the_cpu() -> None:
+    for got, expected in zip(other_losses("cuda"), other_losses("cpu"), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["xs", "ys", "xn", "yn"])
+def test_warp_rnnt_names_the_tensor_that_is_not_on_the_gpu(name: str) -> None:
+    data = batch()
+    arguments = {
+        "xs": data.logits.detach().float().log_softmax(-1),
+        "ys": data.targets.int(),
+        "xn": FRAMES.int(),
+        "yn": SYMBOLS.int(),
+    }
+    arguments = {key: x if key == name else x.cuda() for key, x in arguments.items()}
+    with pytest.raises(RuntimeError, match=f"^{name} must be located in the CUDA$"):
+        warp_rnnt.rnnt_loss(*arguments.values(), blank=BLANK)
