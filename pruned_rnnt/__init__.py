@@ -23,6 +23,10 @@ V vocabulary.
 `import pruned_rnnt` gives the losses and needs torch alone; the other parts are imported by name.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from pruned_rnnt.loss import (
     Bounds,
     Joiner,
@@ -46,6 +50,13 @@ from pruned_rnnt.loss import (
 )
 from pruned_rnnt.ops import backend_report
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from pruned_rnnt.export.recogniser import Recogniser
+
 __all__ = [
     "Bounds",
     "Joiner",
@@ -58,6 +69,7 @@ __all__ = [
     "TransducerLosses",
     "backend_report",
     "ctc_loss",
+    "load",
     "mutual_information",
     "packed_row_splits",
     "prune",
@@ -68,3 +80,15 @@ __all__ = [
     "rnnt_loss_simple",
     "row_splits_to_row_ids",
 ]
+
+
+def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
+    """A model which `pruned-rnnt export RUN --format torch` wrote, ready for `.transcribe(file)`.
+
+    Raises:
+        ValueError: no such file, or another kind of file; the message says which.
+    """
+    # Here and not above: the losses need torch alone, a recogniser much more.
+    from pruned_rnnt.export import recogniser
+
+    return recogniser.load(path, device)

@@ -1,4 +1,4 @@
-"""The command line: `pruned-rnnt prepare | train | decode | average | inspect`.
+"""The command line: `pruned-rnnt prepare | train | decode | average | export | ...`.
 
 Exit codes: 0 done; 1 the task failed (bad data, no checkpoint, training diverged); 2 wrong usage
 or configuration; 130 interrupted from the keyboard; 143 preempted by SIGTERM after saving.
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pruned_rnnt.export.arguments import add_export_arguments
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +34,8 @@ Train and use transducer speech recognisers.
   pruned-rnnt train --config configs/synthetic.yaml      train; run again to continue
   pruned-rnnt decode exp/synthetic                       recognise the test set, WER
   pruned-rnnt inspect exp/synthetic                      what happened
+  pruned-rnnt export exp/synthetic                       files for sherpa-onnx
+  pruned-rnnt transcribe exp/synthetic a.wav             your own audio to text
 """
 _OVERRIDES = """\
 section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
@@ -130,6 +134,28 @@ def _parser() -> argparse.ArgumentParser:
     average.add_argument(
         "--output", type=Path, metavar="FILE", help="default: RUN/average-last-N.pt"
     )
+
+    export = _command(
+        commands,
+        "export",
+        _export,
+        "write a model for sherpa-onnx, or as one file for PyTorch",
+        "Writes RUN/export/FORMAT with a README; needs pip install 'pruned_rnnt[export]' for onnx."
+        "\ndecode.checkpoint and decode.use_average choose the parameters.\n\n" + _OVERRIDES,
+    )
+    _add_run_arguments(export)
+    add_export_arguments(export)
+
+    transcribe = _command(
+        commands,
+        "transcribe",
+        _transcribe,
+        "recognise audio files of any length and rate",
+        "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote.",
+    )
+    transcribe.add_argument("model", type=Path, metavar="MODEL")
+    transcribe.add_argument("audio", type=Path, nargs="+", metavar="AUDIO")
+    transcribe.add_argument("--times", action="store_true", help="show when each word was said")
 
     inspect = _command(
         commands,
@@ -272,6 +298,35 @@ def _average(options: argparse.Namespace, console: Console) -> int:
     for path in average_checkpoints(options.run, options.last, output):
         print(f"averaged {path}")
     print(f"wrote {output}; use it with decode.checkpoint={output}")
+    return 0
+
+
+def _export(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.export.command import check_export, run_export
+    from pruned_rnnt.train.run import load_model
+
+    check_export(options)
+    config = _config_of_run(options)
+    loaded = load_model(config)
+    name = options.format + ("-streaming" if options.streaming else "")
+    folder = options.output or config.folder / "export" / name
+    source = f"{config.folder.name}, {loaded.source.stem}"
+    exact = run_export(options, loaded.model, loaded.tokenizer, folder, source)
+    return 0 if exact else EXIT_FAILED
+
+
+def _transcribe(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.export.command import print_transcriptions
+    from pruned_rnnt.export.recogniser import Recogniser, load
+    from pruned_rnnt.train.experiment import CONFIG_NAME
+    from pruned_rnnt.train.run import load_model, run_config
+
+    if (options.model / CONFIG_NAME).is_file():
+        loaded = load_model(run_config(options.model))
+        recogniser = Recogniser(loaded.model, loaded.tokenizer)
+    else:
+        recogniser = load(options.model)
+    print_transcriptions(recogniser, options.audio, options.times)
     return 0
 
 

@@ -77,7 +77,8 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     try:
         model.load_state_dict(average if average is not None else values["model"])
     except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit its own configuration: {error}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} does not fit its own configuration: {reason}") from error
     return LoadedModel(
         model=model.to(pick_device(config.train)).eval(),
         tokenizer=Tokenizer.load(config.folder / "tokens"),
