@@ -82,7 +82,7 @@ def draw(scores: dict[str, Any], s_range: int, frame_seconds: float, output: Pat
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw a transducer lattice.")
     parser.add_argument("--scores", type=Path, help="torch file with am, lm, targets and lengths")
-    parser.add_argument("--output", type=Path, default=Path("docs/lattice.png"))
+    parser.add_argument("--output", type=Path, default=Path("recipes/lattice.png"))
     parser.add_argument("--s-range", type=int, default=5, help="columns kept a frame")
     parser.add_argument("--frame-seconds", type=float, default=0.04)
     arguments = parser.parse_args()
