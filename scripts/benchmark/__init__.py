@@ -1,0 +1,1 @@
+"""Benchmarks of the losses beside other implementations: `python -m scripts.benchmark --help`."""

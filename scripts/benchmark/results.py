@@ -1,0 +1,95 @@
+"""Rows of results: what is in one, where it is kept, how a table is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One system on one case. Times in milliseconds, memory in MiB above the inputs (timing.py)."""
+
+    case: str
+    what: str
+    system: str
+    version: str
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    peak_mib: float
+    loss: float
+    repeats: int
+    machine: str
+    torch: str
+    commit: str
+    date: str
+
+
+def machine(device: str) -> str:
+    """The machine in words: the device's name, or the processor's and its cores."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = "unknown processor"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    level = torch.backends.cpu.get_cpu_capability()
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    used = "" if threads == cores else f", {threads} threads used"
+    return f"{cores}-core {model} ({level}){used}"
+
+
+def commit() -> str:
+    """The commit of the working tree, with `+` if tracked files differ from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(FOLDER.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return git("rev-parse", "--short", "HEAD") + changed
+
+
+def append(rows: Iterable[Row], table: str) -> Path:
+    """Adds rows to results/TABLE.jsonl, which is kept in git."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{table}.jsonl"
+    with path.open("a") as file:
+        for row in rows:
+            file.write(json.dumps(asdict(row)) + "\n")
+    return path
+
+
+def shown(rows: Iterable[Row]) -> str:
+    """A table of rows for people."""
+    header = ("case", "system", "version", "median ms", "p20", "p80", "peak MiB", "loss")
+    cells = [header] + [
+        (
+            row.case,
+            row.system,
+            row.version,
+            f"{row.median_ms:.3g}",
+            f"{row.p20_ms:.3g}",
+            f"{row.p80_ms:.3g}",
+            f"{row.peak_mib:.0f}",
+            f"{row.loss:.4f}",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
