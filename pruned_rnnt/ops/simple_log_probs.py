@@ -250,8 +250,8 @@ simple_weights = define(
 )
 
 # am_exp, am_sum (N,T,V) acc; lm_exp, lm_sum (N,U+1,V) acc. grad_am (N,T,V) and grad_lm (N,U+1,V)
-# are each of the dtype of am or of acc; grad_am may be am_sum itself and grad_lm lm_sum itself
-# (the same memory, element by element). Same result from run to run on every device.
+# are both of the dtype of am, or both of acc; grad_am may be am_sum itself and grad_lm lm_sum
+# itself (the same memory, element by element). Same result from run to run on every device.
 simple_backward = define(
     "simple_backward(Tensor grad_loss, Tensor gx, Tensor gy, Tensor am, Tensor lm, Tensor am_exp, "
     "Tensor lm_exp, Tensor product, Tensor logz, Tensor am_sum, Tensor lm_sum, Tensor? lm_lse, "

@@ -130,10 +130,13 @@ def _unigram_gradient(
     target_lengths: Tensor,
     options: SimpleOptions,
 ) -> Tensor:
-    """The share of d lm (N,U+1,V) that goes through log q, in acc."""
+    """The share of d lm (N,U+1,V) that goes through log q, in acc. A NaN in an utterance counts as
+    no gradient here, or it would reach the others."""
     acc = log_q.dtype
     ex = gx * ((1 + options.fastemit_lambda) * grad_loss)[:, None, None]
     ey = gy * grad_loss[:, None, None]
+    broken_N = (ex + ey).sum((1, 2)).isnan()[:, None, None]
+    ex, ey = ex.masked_fill(broken_N, 0), ey.masked_fill(broken_N, 0)
     leaving_NT = (ex + ey).sum(2)
     softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
     softmax = softmax.masked_fill((leaving_NT == 0)[:, :, None], 0)
@@ -193,9 +196,10 @@ class _SimpleLoss(torch.autograd.Function):
         am_sum = _product(weights, lm_exp)
         lm_sum = _product(weights.transpose(1, 2), am_exp)
         # Written over the sums where the dtype is theirs.
-        in_acc = am.dtype == am_sum.dtype
-        grad_am = am_sum if in_acc else torch.empty_like(am)
-        grad_lm = lm_sum if in_acc or log_q is not None else torch.empty_like(lm)
+        in_acc = am.dtype == am_sum.dtype or log_q is not None
+        grad_am, grad_lm = am_sum, lm_sum
+        if not in_acc:
+            grad_am, grad_lm = torch.empty_like(am), torch.empty_like(lm)
         simple_backward(
             grad_loss,
             gx,
@@ -224,7 +228,7 @@ class _SimpleLoss(torch.autograd.Function):
             grad_lm = grad_lm + _unigram_gradient(
                 grad_loss, gx, gy, am, lm, am_lse, log_q, targets, target_lengths, options
             )
-        return grad_am, grad_lm.to(lm.dtype), None, None, None, None
+        return grad_am.to(am.dtype), grad_lm.to(lm.dtype), None, None, None, None
 
 
 def simple_loss(

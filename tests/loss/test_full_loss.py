@@ -1,0 +1,253 @@
+"""rnnt_loss: padded and packed, every topology and option, against all paths one by one."""
+
+import pytest
+import torch
+from loss_cases import (
+    DEVICES,
+    RNNT_TYPES,
+    every_small_batch,
+    gradients,
+    make_batch,
+    pack,
+    reference_losses,
+    reference_rows,
+    twin_total,
+)
+
+import pruned_rnnt
+
+FORMS = [{}, {"from_log_probs": True}, {"hat": True}]
+
+
+def random_logits(batch, **kind) -> torch.Tensor:
+    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
+    return torch.randn(shape, dtype=torch.float64, **kind).requires_grad_()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(17)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("form", FORMS, ids=["logits", "log_probs", "hat"])
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (3, 0.3), (-1, -0.2)])
+def test_value_and_gradient_are_those_of_all_paths(
+    rnnt_type, form, packed, blank, delay_penalty, device
+) -> None:
+    batch = every_small_batch(rnnt_type, blank % 5)
+    logits = random_logits(batch)
+    expected = reference_losses(
+        *reference_rows(logits, batch, **form), batch, rnnt_type, delay_penalty
+    )
+    (expected_grad,) = gradients(expected, batch.upstream(), logits)
+    given = pack(logits, batch) if packed else logits
+    loss = pruned_rnnt.rnnt_loss(
+        given.to(device),
+        batch.targets.to(device),
+        *batch.lengths(device),
+        blank=blank,
+        rnnt_type=rnnt_type,
+        delay_penalty=delay_penalty,
+        reduction="none",
+        **form,
+    )
+    torch.testing.assert_close(loss.cpu(), expected)
+    (grad,) = gradients(loss, batch.upstream(), logits)
+    torch.testing.assert_close(grad, expected_grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+def test_larger_lattices_equal_the_plain_torch_twin(rnnt_type, device) -> None:
+    batch = make_batch([37, 41, 40], [11, 0, 36], 7, 0)
+    logits = random_logits(batch)
+    rows = reference_rows(logits, batch)
+    expected = reference_losses(*rows, batch, rnnt_type, total=twin_total)
+    (expected_grad,) = gradients(expected, batch.upstream(), logits)
+    loss = pruned_rnnt.rnnt_loss(
+        logits.to(device),
+        batch.targets.to(device),
+        *batch.lengths(device),
+        rnnt_type=rnnt_type,
+        reduction="none",
+    )
+    torch.testing.assert_close(loss.cpu(), expected)
+    torch.testing.assert_close(gradients(loss, batch.upstream(), logits)[0], expected_grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float64, 1e-10),
+        (torch.float32, 2e-5),
+        (torch.float16, 2e-3),
+        (torch.bfloat16, 1e-2),
+    ],
+    ids=str,
+)
+def test_dtypes(dtype, tolerance, device) -> None:
+    """The loss is float32 or float64; the gradient has the dtype of the logits and its rounding."""
+    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    rounded = random_logits(batch).to(dtype)
+    reference = rounded.detach().double().requires_grad_()
+    rows = reference_rows(reference, batch)
+    expected = reference_losses(*rows, batch, total=twin_total)
+    (expected_grad,) = gradients(expected, batch.upstream(), reference)
+    logits = rounded.detach().to(device).requires_grad_()
+    loss = pruned_rnnt.rnnt_loss(
+        logits, batch.targets.to(device), *batch.lengths(device), reduction="none"
+    )
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(loss.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad((loss * batch.upstream().to(loss)).sum(), logits)
+    assert grad.dtype == dtype
+    torch.testing.assert_close(grad.cpu().double(), expected_grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("form", FORMS, ids=["logits", "log_probs", "hat"])
+def test_gradcheck(form, rnnt_type) -> None:
+    batch = make_batch([3, 4], [2, 1], 4, 1)
+    logits = random_logits(batch)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        lengths = batch.lengths("cpu")
+        return pruned_rnnt.rnnt_loss(
+            x, batch.targets, *lengths, blank=1, rnnt_type=rnnt_type, reduction="none", **form
+        )
+
+    assert torch.autograd.gradcheck(loss, logits, eps=1e-6, atol=1e-6)
+
+
+def test_reductions_and_default_lengths() -> None:
+    batch = make_batch([5, 5, 5], [3, 3, 3], 6, 0)
+    logits = random_logits(batch)
+    losses = pruned_rnnt.rnnt_loss(logits, batch.targets, reduction="none")
+    full = pruned_rnnt.rnnt_loss(logits, batch.targets, *batch.lengths("cpu"), reduction="none")
+    assert torch.equal(losses, full)
+    torch.testing.assert_close(pruned_rnnt.rnnt_loss(logits, batch.targets), losses.mean())
+    total = pruned_rnnt.rnnt_loss(logits, batch.targets, reduction="sum")
+    torch.testing.assert_close(total, losses.sum())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+def test_fastemit_scales_the_gradient_through_symbols(rnnt_type, device) -> None:
+    """Loss unchanged; gradient that of emit scaled by 1 + f, here by a factor that has value 1."""
+    batch = every_small_batch(rnnt_type)
+    logits = random_logits(batch)
+    emit, blank = reference_rows(logits, batch)
+    scaled = [px + 0.7 * (px - px.detach()).nan_to_num(nan=0.0) for px in emit]
+    expected = reference_losses(scaled, blank, batch, rnnt_type)
+    (expected_grad,) = gradients(expected, batch.upstream(), logits)
+    arguments = (logits.to(device), batch.targets.to(device), *batch.lengths(device))
+    plain, fast = (
+        pruned_rnnt.rnnt_loss(*arguments, rnnt_type=rnnt_type, fastemit_lambda=f, reduction="none")
+        for f in (0.0, 0.7)
+    )
+    assert torch.equal(plain, fast)
+    torch.testing.assert_close(gradients(fast, batch.upstream(), logits)[0], expected_grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_clamp_acts_before_the_upstream_gradient(device) -> None:
+    batch = every_small_batch("regular")
+    logits = random_logits(batch)
+    arguments = (logits.to(device), batch.targets.to(device), *batch.lengths(device))
+    free, clamped = (
+        pruned_rnnt.rnnt_loss(*arguments, clamp=clamp, reduction="none") for clamp in (None, 0.05)
+    )
+    (unit,) = gradients(free, torch.ones(batch.size), logits)
+    assert (unit.abs() > 0.05).any()
+    expected = unit.clamp(-0.05, 0.05) * batch.upstream()[:, None, None, None]
+    torch.testing.assert_close(gradients(clamped, batch.upstream(), logits)[0], expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_gradient_in_place(packed, device) -> None:
+    batch = make_batch([6, 4], [3, 2], 9, 0)
+    logits = random_logits(batch)
+    given = (pack(logits, batch) if packed else logits).detach().to(device)
+    arguments = (batch.targets.to(device), *batch.lengths(device))
+    apart, over = given.clone().requires_grad_(), given.clone().requires_grad_()
+    pruned_rnnt.rnnt_loss(apart, *arguments).backward()
+    loss = pruned_rnnt.rnnt_loss(over, *arguments, in_place=True)
+    (grad,) = torch.autograd.grad(loss, over, retain_graph=True)
+    assert grad.data_ptr() == over.data_ptr()
+    assert torch.equal(grad, apart.grad)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, over)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_may_hold_anything(device) -> None:
+    batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
+    logits = random_logits(batch).detach()
+    clean = logits.clone().to(device).requires_grad_()
+    dirty, targets = logits.clone(), batch.targets.clone()
+    for n, (frames, symbols) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True)):
+        dirty[n, frames:] = float("nan")
+        dirty[n, :, symbols + 1 :] = float("inf")
+        targets[n, symbols:] = 10**6
+    dirty = dirty.to(device).requires_grad_()
+    for given, y in ((clean, batch.targets), (dirty, targets)):
+        lengths = batch.lengths(device)
+        pruned_rnnt.rnnt_loss(given, y.to(device), *lengths, reduction="sum").backward()
+    assert torch.equal(dirty.grad, clean.grad)
+    for n, (frames, symbols) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True)):
+        assert not dirty.grad[n, frames:].any()
+        assert not dirty.grad[n, :, symbols + 1 :].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nan_stays_in_its_utterance(device) -> None:
+    batch = make_batch([5, 5, 5], [2, 2, 2], 6, 0)
+    logits = random_logits(batch).detach()
+    clean = logits.clone().to(device).requires_grad_()
+    logits[1, 2, 1, 3] = float("nan")
+    dirty = logits.to(device).requires_grad_()
+    arguments = (batch.targets.to(device), *batch.lengths(device))
+    losses = [pruned_rnnt.rnnt_loss(x, *arguments, reduction="none") for x in (clean, dirty)]
+    for loss in losses:
+        loss.sum().backward()
+    assert losses[1][1].isnan()
+    for n in (0, 2):
+        assert torch.equal(losses[0][n], losses[1][n])
+        assert torch.equal(clean.grad[n], dirty.grad[n])
+
+
+def test_log_probs_of_minus_infinity() -> None:
+    """An impossible arc has no gradient and no NaN."""
+    batch = make_batch([3], [2], 4, 0)
+    log_probs = random_logits(batch).detach().log_softmax(-1)
+    log_probs[0, 0, 0, batch.targets[0, 0]] = -torch.inf
+    log_probs.requires_grad_()
+    rows = reference_rows(log_probs, batch, from_log_probs=True)
+    expected = reference_losses(*rows, batch)
+    loss = pruned_rnnt.rnnt_loss(log_probs, batch.targets, from_log_probs=True, reduction="none")
+    torch.testing.assert_close(loss, expected)
+    (grad,) = gradients(loss, torch.ones(1), log_probs)
+    torch.testing.assert_close(grad, gradients(expected, torch.ones(1), log_probs)[0])
+    assert grad[0, 0, 0, batch.targets[0, 0]] == 0
+
+
+def test_non_contiguous_inputs() -> None:
+    batch = make_batch([6, 4], [3, 2], 7, 0)
+    logits = random_logits(batch).detach()
+    turned = logits.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0).requires_grad_()
+    straight = logits.clone().requires_grad_()
+    wide = torch.stack([batch.targets, batch.targets], dim=2)[:, :, 0]
+    assert not turned.is_contiguous()
+    assert not wide.is_contiguous()
+    frames, symbols = batch.lengths("cpu")
+    for x, y, t in (
+        (turned, wide, torch.stack([frames, frames], 1)[:, 0]),
+        (straight, batch.targets, frames),
+    ):
+        pruned_rnnt.rnnt_loss(x, y, t, symbols).backward()
+    assert torch.equal(turned.grad, straight.grad)
