@@ -1,0 +1,137 @@
+"""What every recipe's prepare has in common: its options, its report, its last words."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pruned_rnnt.data.filters import cut_text
+from pruned_rnnt.data.prepared import write_report
+from pruned_rnnt.data.tokens import TOKENIZER_KINDS, Tokenizer, TokenizerConfig
+
+SHOWN_SKIPPED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedFile:
+    """A source file that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(kw_only=True)
+class PrepareReport:
+    """Gathers what prepare.json and the summary say.
+
+    options: the recipe's settings. details: anything else worth keeping (voices, seeds, ...).
+    """
+
+    recipe: str
+    options: Mapping[str, Any]
+    skipped: Sequence[SkippedFile] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tokens: int = 0
+
+    def add_split(self, name: str, cuts: Sequence[Any]) -> None:
+        """Counts a split: utterances, hours, words and speakers."""
+        words = Counter(word for cut in cuts for word in cut_text(cut).split())
+        self.splits[name] = {
+            "utterances": len(cuts),
+            "hours": round(sum(cut.duration for cut in cuts) / 3600, 3),
+            "words": sum(words.values()),
+            "distinct_words": len(words),
+            "speakers": sorted({s.speaker for cut in cuts for s in cut.supervisions}),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Writes prepare.json into `folder`."""
+        reasons = Counter(file.reason for file in self.skipped)
+        write_report(
+            folder,
+            {
+                "recipe": self.recipe,
+                "command": ["pruned-rnnt", "prepare", self.recipe, *sys.argv[3:]],
+                "options": dict(self.options),
+                "splits": self.splits,
+                "tokens": self.tokens,
+                "skipped_counts": dict(sorted(reasons.items())),
+                "skipped": [{"path": f.path, "reason": f.reason} for f in self.skipped],
+                **self.details,
+                "versions": _versions(),
+            },
+        )
+
+    def show(self, output: Path, console: Console) -> None:
+        """Prints the splits, what was skipped, and the command that trains on the result."""
+        table = Table(title=f"{output}: {self.tokens} tokens")
+        for column in ("split", "utterances", "hours", "words", "speakers"):
+            table.add_column(column, justify="left" if column == "split" else "right")
+        for name, split in self.splits.items():
+            speakers = str(len(split["speakers"]))
+            cells = (split["utterances"], split["hours"], split["words"], speakers)
+            table.add_row(name, *(str(cell) for cell in cells))
+        console.print(table)
+        if self.skipped:
+            console.print(f"{len(self.skipped)} files skipped:")
+            for file in self.skipped[:SHOWN_SKIPPED]:
+                console.print(f"  {file.path}: {file.reason}", markup=False)
+            if len(self.skipped) > SHOWN_SKIPPED:
+                console.print(f"  ... all of them are in {output}/prepare.json")
+        if "train" in self.splits:
+            config = f"configs/{self.recipe}.yaml"
+            console.print(f"Train: pruned-rnnt train --config {config} data.path={output}")
+        else:
+            console.print(f"Decode: pruned-rnnt decode RUN data.path={output}")
+
+
+def add_common_arguments(
+    parser: argparse.ArgumentParser, *, output: str, tokenizer: TokenizerConfig
+) -> None:
+    """--output, --seed, --num-jobs, --tokens and --vocab-size, the same in every recipe."""
+    parser.add_argument(
+        "--output", type=Path, default=Path(output), metavar="DIR", help=f"default: {output}"
+    )
+    parser.add_argument("--seed", type=int, default=42, help="of everything random (default 42)")
+    parser.add_argument(
+        "--num-jobs", type=int, default=2, metavar="N", help="processes (default 2)"
+    )
+    parser.add_argument(
+        "--tokens",
+        choices=TOKENIZER_KINDS,
+        default=tokenizer.kind,
+        help=f"kind of symbol the model emits (default {tokenizer.kind})",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        default=tokenizer.vocab_size,
+        metavar="N",
+        help=f"most symbols, for unigram and bpe (default {tokenizer.vocab_size})",
+    )
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, report: PrepareReport) -> None:
+    """Writes DIR/tokens and notes its size."""
+    tokenizer.save(folder / "tokens")
+    report.tokens = len(tokenizer)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in ("pruned_rnnt", "torch", "lhotse", "sentencepiece", "espeakng-loader", "scipy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
