@@ -1,0 +1,144 @@
+"""Attention in two halves: weights, computed once a layer, and the modules which use them.
+
+Axes: N batch, T frames, S frames seen, E encoder width, H heads, K width of a head of queries,
+P width of a head of positions, D width of a position's encoding, R relative positions, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.zipformer.activation import scaled_linear
+from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.frames import Frames, extend
+from pruned_rnnt.model.zipformer.gradient import limit_scores, softmax
+from pruned_rnnt.model.zipformer.schedule import Clock, chance, ramp
+from pruned_rnnt.model.zipformer.whiten import Whiten
+
+# Low enough that its exponential is zero beside any real score, and within float16.
+_BLOCKED_SCORE = -1000.0
+# Share of the training batches on which positions are left out.
+_POSITION_SKIP = ramp(0.5, 0.0, 4000)
+
+
+class AttentionWeights(nn.Module):
+    """softmax(query . key + position query . position), from one projection of the input.
+
+    The usual division by sqrt(K) is in the initial weights.
+
+    Args:
+        dim: E.
+        heads: H.
+        query_head_dim, position_head_dim, position_dim: K, P and D.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        dim: int,
+        heads: int,
+        query_head_dim: int,
+        position_head_dim: int,
+        position_dim: int,
+    ) -> None:
+        super().__init__()
+        self.clock = clock
+        self.heads = heads
+        self.split = [query_head_dim * heads, query_head_dim * heads, position_head_dim * heads]
+        self.in_proj = scaled_linear(dim, sum(self.split), query_head_dim**-0.25)
+        self.linear_pos = scaled_linear(position_dim, position_head_dim * heads, 0.05, bias=False)
+        # A constant added to all keys changes nothing, so nothing but this holds their bias.
+        self.balance_keys = Balancer(
+            clock, min_positive=0.4, max_positive=0.6, min_abs=0.0, probability=0.025
+        )
+        self.whiten_keys = Whiten(clock, ramp(3.0, 6.0, 20000), strength=0.025, groups=heads)
+
+    def forward(
+        self, x_NTE: Tensor, frames: Frames, past_NSC: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weights (N, H, T, S), and the keys to be handed on."""
+        query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
+        key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
+        query_NHTK, position_NHTP = self._heads(query), self._heads(position_query)
+        if self.training and chance(self.clock.read(_POSITION_SKIP)):
+            # The weights stay in the graph: distributed training wants a gradient of each.
+            scores = (query_NHTK + 0.0 * self.linear_pos.weight.sum()) @ self._heads(key).mT
+        else:
+            positions_HRP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
+            by_distance_NHTR = position_NHTP @ positions_HRP.permute(1, 2, 0)
+            scores = query_NHTK @ self._heads(key).mT
+            scores = scores + _align_distances(by_distance_NHTR, scores.size(-1))
+        if self.training:
+            scores = limit_scores(scores)
+        return softmax(scores.masked_fill(frames.blocked, _BLOCKED_SCORE)), past_NSC
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(N, T, H * K) -> (N, H, T, K)."""
+        heads_NHTK: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads_NHTK
+
+
+def _align_distances(scores_NHTR: Tensor, seen: int) -> Tensor:
+    """(N, H, T, S + T), column r for distance r - S, to (N, H, T, S), column s for frame s.
+
+    Frame s is s - (S - T) - t away from frame t, so row t wants the columns from T - t on. Read
+    without its first T elements as rows which are one element shorter, the matrix has just that.
+    """
+    count = scores_NHTR.size(-2)
+    shifted = scores_NHTR.flatten(-2)[..., count:]
+    aligned_NHTS: Tensor = shifted.unflatten(-1, (count, seen + count - 1))[..., :seen]
+    return aligned_NHTS
+
+
+def averaging_weights(weights_NTS: Tensor) -> Tensor:
+    """The same weight for every frame that is seen at all."""
+    seen = (weights_NTS > 0.0).to(weights_NTS.dtype)
+    return seen / seen.sum(dim=-1, keepdim=True)
+
+
+class SelfAttention(nn.Module):
+    """Values of each head under given weights, and a projection back to (N, T, E)."""
+
+    def __init__(self, clock: Clock, dim: int, heads: int, value_head_dim: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(dim, heads * value_head_dim)
+        self.out_proj = scaled_linear(heads * value_head_dim, dim, 0.05)
+        self.whiten = Whiten(clock, ramp(7.5, 22.5, 20000))
+
+    def forward(
+        self, x_NTE: Tensor, weights_NHTS: Tensor, past_NSC: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(N, T, E), and the values to be handed on."""
+        value_NSC, past_NSC = extend(past_NSC, self.in_proj(x_NTE))
+        value_NHSC = value_NSC.unflatten(-1, (weights_NHTS.size(1), -1)).transpose(1, 2)
+        context_NTC = (weights_NHTS @ value_NHSC).transpose(1, 2).flatten(2)
+        return self.whiten(self.out_proj(context_NTC)), past_NSC
+
+
+class NonlinAttention(nn.Module):
+    """out(a * (W (tanh(b) * c))) with a, b, c from one projection and W the weights of one head."""
+
+    def __init__(self, clock: Clock, dim: int) -> None:
+        super().__init__()
+        hidden_dim = 3 * dim // 4
+        self.in_proj = nn.Linear(dim, 3 * hidden_dim)
+        self.balancer = Balancer(
+            clock,
+            min_positive=ramp(0.25, 0.05, 20000),
+            max_positive=ramp(0.75, 0.95, 20000),
+            min_abs=0.5,
+            max_abs=5.0,
+        )
+        self.whiten1 = Whiten(clock, ramp(5.0, 10.0, 20000))
+        self.out_proj = scaled_linear(hidden_dim, dim, 0.05)
+        self.whiten2 = Whiten(clock, ramp(5.0, 15.0, 20000))
+
+    def forward(
+        self, x_NTE: Tensor, weights_NTS: Tensor, past_NSC: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(N, T, E), and what the weights are applied to, to be handed on."""
+        squashed, value, gate = self.in_proj(x_NTE).chunk(3, dim=-1)
+        mixed_NTC = self.whiten1(value) * torch.tanh(self.balancer(squashed))
+        mixed_NSC, past_NSC = extend(past_NSC, mixed_NTC)
+        return self.whiten2(self.out_proj((weights_NTS @ mixed_NSC) * gate)), past_NSC

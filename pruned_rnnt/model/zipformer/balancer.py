@@ -1,0 +1,117 @@
+"""Balancer: keeps the statistics of each channel within limits by bending the gradient.
+
+The forward pass changes nothing. With mean m, standard deviation s and root mean square r of a
+channel over all other axes, the backward pass adds to each gradient element its own magnitude
+times a small multiple of the gradient of
+
+    |m/s - clamp(m/s, mean limits)| + |log(clamp(r, rms limits) / r)|
+
+normalised to a root mean square of one per channel (arXiv 2310.11230, section 3.4). Limits are
+given as the share of positive values and the mean absolute value, as for normal data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, chance, ramp
+
+_ABS_TO_RMS = math.sqrt(math.pi / 2)
+# Share of the batches on which a balancer acts, unless it says otherwise.
+_PROBABILITY = ramp(0.5, 0.125, 8000)
+_STRENGTH = 0.04
+_TINY = 1e-20
+
+
+class Balancer(nn.Module):
+    """Identity with the gradient described above, on some of the batches.
+
+    Args:
+        channel_axis: axis of the input with the channels.
+        min_positive, max_positive: limits on the share of positive values, 0 to 1.
+        min_abs, max_abs: limits on the mean absolute value.
+        probability: of acting on a batch.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        channel_axis: int = -1,
+        min_positive: float | Schedule = 0.05,
+        max_positive: float | Schedule = 0.95,
+        min_abs: float | Schedule = 0.2,
+        max_abs: float | Schedule = 100.0,
+        probability: float | Schedule = _PROBABILITY,
+    ) -> None:
+        super().__init__()
+        self.clock = clock
+        self.channel_axis = channel_axis
+        self.min_positive = min_positive
+        self.max_positive = max_positive
+        self.min_abs = min_abs
+        self.max_abs = max_abs
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and torch.is_grad_enabled() and x.requires_grad):
+            return x
+        read = self.clock.read
+        if not chance(read(self.probability)):
+            return x
+        balanced: Tensor = _Balance.apply(  # type: ignore[no-untyped-call]
+            x,
+            self.channel_axis % x.dim(),
+            (_mean_limit(read(self.min_positive)), _mean_limit(read(self.max_positive))),
+            (_ABS_TO_RMS * read(self.min_abs), _ABS_TO_RMS * read(self.max_abs)),
+        )
+        return balanced
+
+
+def _mean_limit(positive: float) -> float:
+    """Mean over standard deviation for a share of positive values; crude at the ends, and finite.
+
+    The constant fits atanh to the inverse of the error function near zero, 1 / (sqrt(pi) ln 2).
+    """
+    balance, margin = 2.0 * positive - 1.0, 1e-10
+    return 0.8139535143 * 0.5 * math.log((1.0 + balance + margin) / (1.0 - balance + margin))
+
+
+class _Balance(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        channel_axis: int,
+        mean_limits: tuple[float, float],
+        rms_limits: tuple[float, float],
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.axes = [axis for axis in range(x.dim()) if axis != channel_axis]
+        ctx.mean_limits, ctx.rms_limits = mean_limits, rms_limits
+        return x.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        wide = x if x.dtype == torch.float64 else x.float()
+        mean = wide.mean(dim=ctx.axes, keepdim=True)
+        power = wide.square().mean(dim=ctx.axes, keepdim=True)
+        variance = (power - mean.square()).clamp(min=_TINY)
+        power = power.clamp(min=_TINY)
+        ratio = mean * variance.rsqrt()
+        # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
+        mean_side = (ratio - ratio.clamp(*ctx.mean_limits)).sign()
+        rms_side = (power.sqrt() - power.sqrt().clamp(*ctx.rms_limits)).sign()
+        # The gradient of the penalty is linear in x: offset + slope * x, but for a constant.
+        offset = mean_side * variance.rsqrt() * (1.0 + ratio.square())
+        slope = rms_side / power - mean_side * ratio / variance
+        size = ((offset + slope * mean).square() + slope.square() * variance).sqrt()
+        size = size.clamp(min=_TINY) / _STRENGTH
+        push = wide * (slope / size) + offset / size
+        return grad + (grad.abs() * push).to(grad.dtype), None, None, None

@@ -1,0 +1,144 @@
+"""Sizes and behaviour of a Zipformer, and the three sizes of the paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+# Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
+OUTPUT_RATE = 2
+WHOLE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """What the layers of one stack have in common; see `ZipformerConfig`."""
+
+    dim: int
+    feedforward_dim: int
+    heads: int
+    kernel_size: int
+    query_head_dim: int
+    value_head_dim: int
+    position_head_dim: int
+    position_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZipformerConfig:
+    """Sizes; the defaults are the medium model. Lists have one entry for each stack.
+
+    downsampling: rate of each stack, against the 20 ms frames of the embedding.
+    unmasked_dims: channels of each stack which are never masked in training.
+    warm_up_steps: over which the layers come in, the stacks one after the other.
+
+    A causal encoder sees chunks and what came before them, counted in 20 ms frames. Training draws
+    a size from chunk_sizes and a past from left_contexts for each batch (-1: the whole utterance,
+    the whole past); evaluation uses chunk_size and left_context unless told otherwise.
+    """
+
+    num_mel_bins: int = 80
+    downsampling: tuple[int, ...] = (1, 2, 4, 8, 4, 2)
+    layers: tuple[int, ...] = (2, 2, 3, 4, 3, 2)
+    dims: tuple[int, ...] = (192, 256, 384, 512, 384, 256)
+    unmasked_dims: tuple[int, ...] = (192, 192, 256, 256, 256, 192)
+    feedforward_dims: tuple[int, ...] = (512, 768, 1024, 1536, 1024, 768)
+    heads: tuple[int, ...] = (4, 4, 4, 8, 4, 4)
+    kernel_sizes: tuple[int, ...] = (31, 31, 15, 15, 15, 31)
+    query_head_dim: int = 32
+    value_head_dim: int = 12
+    position_head_dim: int = 4
+    position_dim: int = 48
+    warm_up_steps: int = 4000
+    causal: bool = False
+    chunk_sizes: tuple[int, ...] = (16, 32, 64, WHOLE)
+    left_contexts: tuple[int, ...] = (64, 128, 256, WHOLE)
+    chunk_size: int = 32
+    left_context: int = 128
+
+    def __post_init__(self) -> None:
+        stacks = len(self.downsampling)
+        for name in _PER_STACK:
+            if len(getattr(self, name)) != stacks:
+                raise ValueError(
+                    f"model.encoder.{name} has {len(getattr(self, name))} entries, needs one for "
+                    f"each of the {stacks} stacks of model.encoder.downsampling"
+                )
+        if self.num_mel_bins < 11:
+            raise ValueError(
+                f"model.encoder.num_mel_bins is {self.num_mel_bins}, needs at least 11"
+            )
+        if any(size % 2 == 0 for size in self.kernel_sizes):
+            raise ValueError(
+                f"model.encoder.kernel_sizes is {self.kernel_sizes}, needs odd numbers"
+            )
+        if any(dim % 4 for dim in self.dims):
+            raise ValueError(f"model.encoder.dims is {self.dims}, needs multiples of 4")
+        if self.position_dim % 2:
+            raise ValueError(
+                f"model.encoder.position_dim is {self.position_dim}, needs an even number"
+            )
+        for size in (*self.chunk_sizes, self.chunk_size):
+            self.check_chunk_size(size)
+
+    def check_chunk_size(self, size: int) -> None:
+        """Raises ValueError for a chunk which some stack would have to cut through."""
+        if size != WHOLE and (size < 1 or size % self.common_rate):
+            raise ValueError(
+                f"chunk size is {size}, needs a multiple of {self.common_rate} (every rate of "
+                f"model.encoder.downsampling), or {WHOLE} for whole utterances"
+            )
+
+    @property
+    def common_rate(self) -> int:
+        """The fewest frames which are whole frames of every stack and of the output."""
+        return math.lcm(OUTPUT_RATE, *self.downsampling)
+
+    @property
+    def output_dim(self) -> int:
+        return max(self.dims)
+
+    def stack(self, index: int) -> StackConfig:
+        return StackConfig(
+            dim=self.dims[index],
+            feedforward_dim=self.feedforward_dims[index],
+            heads=self.heads[index],
+            kernel_size=self.kernel_sizes[index],
+            query_head_dim=self.query_head_dim,
+            value_head_dim=self.value_head_dim,
+            position_head_dim=self.position_head_dim,
+            position_dim=self.position_dim,
+        )
+
+
+_PER_STACK = ("layers", "dims", "unmasked_dims", "feedforward_dims", "heads", "kernel_sizes")
+
+MEDIUM = ZipformerConfig()
+SMALL = dataclasses.replace(
+    MEDIUM,
+    layers=(2, 2, 2, 2, 2, 2),
+    dims=(192, 256, 256, 256, 256, 256),
+    unmasked_dims=(192,) * 6,
+    feedforward_dims=(512, 768, 768, 768, 768, 768),
+)
+LARGE = dataclasses.replace(
+    MEDIUM,
+    layers=(2, 2, 4, 5, 4, 2),
+    dims=(192, 256, 512, 768, 512, 256),
+    unmasked_dims=(192, 192, 256, 320, 256, 192),
+    feedforward_dims=(512, 768, 1536, 2048, 1536, 768),
+)
+SIZES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
+
+
+def zipformer_config(size: str, **changes: Any) -> ZipformerConfig:
+    """The configuration of a size of the paper (23, 65, 148 million parameters), with changes.
+
+    Raises:
+        ValueError: a size other than `small`, `medium` and `large`.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size is {size!r}, needs one of {', '.join(SIZES)}")
+    return dataclasses.replace(SIZES[size], **changes)

@@ -1,0 +1,127 @@
+"""The convolution module, and a depthwise convolution which is causal from chunk to chunk.
+
+Axes: N batch, T frames, E encoder width, K kernel size, P = K // 2 frames of the past, C frames of
+a chunk, B chunks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.zipformer.activation import SwooshLinear
+from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.frames import Frames, extend
+from pruned_rnnt.model.zipformer.schedule import Clock, ramp
+from pruned_rnnt.model.zipformer.whiten import Whiten
+
+
+class ConvolutionModule(nn.Module):
+    """Gated projection, depthwise convolution over time, SwooshR, projection.
+
+    Args:
+        dim: E.
+        kernel_size: K, odd.
+        causal: see no frame beyond the chunk, instead of K // 2 frames on both sides.
+    """
+
+    def __init__(self, clock: Clock, dim: int, kernel_size: int, causal: bool) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(dim, 2 * dim)
+        # Large gates make sparse gradients, from which this module does not find its way.
+        self.balancer1 = Balancer(
+            clock,
+            min_positive=ramp(0.05, 0.025, 8000),
+            max_positive=1.0,
+            min_abs=1.5,
+            max_abs=ramp(5.0, 10.0, 8000),
+        )
+        self.depthwise_conv = (
+            ChunkCausalConvolution(dim, kernel_size)
+            if causal
+            else nn.Conv1d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
+        )
+        self.balancer2 = Balancer(
+            clock,
+            min_positive=ramp(0.1, 0.05, 8000),
+            max_positive=1.0,
+            min_abs=ramp(0.2, 0.5, 20000),
+            max_abs=10.0,
+        )
+        self.whiten = Whiten(clock, ramp(7.5, 15.0, 20000))
+        self.out_proj = SwooshLinear(clock, dim, dim, "R", dropout=0.0, initial_scale=0.05)
+
+    def forward(
+        self, x_NTE: Tensor, frames: Frames, past_NPE: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(N, T, E), and the gated frames to be handed on (a causal module's alone)."""
+        value, gate = self.in_proj(x_NTE).chunk(2, dim=-1)
+        gated_NTE = value * torch.sigmoid(self.balancer1(gate))
+        gated_NTE = gated_NTE.masked_fill(frames.padding_NT1, 0.0)
+        if isinstance(self.depthwise_conv, ChunkCausalConvolution):
+            mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
+        else:
+            mixed_NTE = self.depthwise_conv(gated_NTE.transpose(1, 2)).transpose(1, 2)
+        return self.out_proj(self.whiten(self.balancer2(mixed_NTE))), past_NPE
+
+
+class ChunkCausalConvolution(nn.Module):
+    """Depthwise: a causal convolution plus one within the chunk, which sees both sides.
+
+    The second one lacks its neighbours near the edges of a chunk; learned factors for the K
+    positions next to each edge make up for it. Where an utterance is one chunk, the chunk ends with
+    the utterance.
+    """
+
+    def __init__(self, dim: int, kernel_size: int) -> None:
+        super().__init__()
+        past = kernel_size // 2
+        self.kernel_size = kernel_size
+        self.causal_conv = nn.Conv1d(dim, dim, past + 1, groups=dim)
+        nn.init.uniform_(_bias(self.causal_conv), -0.1, 0.1)
+        self.chunkwise_conv = nn.Conv1d(dim, dim, kernel_size, padding=past, groups=dim)
+        # For the first K frames of a chunk, and for the last K; added to a factor of one.
+        self.chunkwise_conv_scale = nn.Parameter(torch.zeros(2, dim, kernel_size))
+
+    def forward(
+        self, x_NTE: Tensor, frames: Frames, past_NPE: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(N, T, E), and the last P frames, where there was a past."""
+        count = x_NTE.size(1)
+        left = self.kernel_size // 2
+        joined_NTE, past_NPE = extend(past_NPE, x_NTE)
+        if past_NPE is None:
+            joined_NTE = functional.pad(joined_NTE, (0, 0, left, 0))
+        causal_NTE = self.causal_conv(joined_NTE.transpose(1, 2)).transpose(1, 2)
+        if frames.chunk_size is None:
+            within_NTE = self.chunkwise_conv(x_NTE.transpose(1, 2)).transpose(1, 2)
+            return causal_NTE + within_NTE * self._factors(frames.lengths_N, count), past_NPE
+        chunk = frames.chunk_size
+        filled_NTE = functional.pad(x_NTE, (0, 0, 0, -count % chunk))
+        chunks_NBCE = filled_NTE.unflatten(1, (-1, chunk))
+        within = self.chunkwise_conv(chunks_NBCE.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
+        size = torch.full((1,), chunk, device=x_NTE.device)
+        within = within * self._factors(size, chunk)
+        within_NTE = within.unflatten(0, chunks_NBCE.shape[:2]).flatten(1, 2)[:, :count]
+        return causal_NTE + within_NTE, past_NPE
+
+    def _factors(self, sizes_N: Tensor, count: int) -> Tensor:
+        """(N, count, E) factors for the first `count` frames of chunks of `sizes_N` frames."""
+        first_KE, last_KE = functional.pad(self.chunkwise_conv_scale, (0, 1)).transpose(1, 2)
+        frame_T = torch.arange(count, device=sizes_N.device)
+        from_end_NT = sizes_N[:, None] - frame_T
+        # Row K is zero: what lies further than K from the edge.
+        of_first_T = frame_T.clamp(max=self.kernel_size)
+        within = (from_end_NT >= 1) & (from_end_NT <= self.kernel_size)
+        of_last_NT = torch.where(within, self.kernel_size - from_end_NT, self.kernel_size)
+        return (
+            1.0
+            + functional.embedding(of_first_T, first_KE)
+            + functional.embedding(of_last_NT, last_KE)
+        )
+
+
+def _bias(convolution: nn.Conv1d) -> Tensor:
+    assert convolution.bias is not None
+    return convolution.bias

@@ -1,0 +1,127 @@
+"""The embedding: features to frames of 20 ms, by convolutions (arXiv 2310.11230, section 3.1).
+
+Axes: N batch, T feature frames, T' frames after subsampling by two, F mel bins, F' bins of a map,
+C channels, E encoder width.
+
+Three convolutions over time and frequency, without padding in time, then a ConvNeXt block and a
+projection. Frame j of the maps sees features 2j .. 2j+8; the block sees three maps' frames more on
+both sides, zeros beyond the utterance.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.zipformer.activation import Swoosh, sequence_dropout_mask
+from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.gradient import ScaleGradient
+from pruned_rnnt.model.zipformer.layer import DROPOUT, keep_mask
+from pruned_rnnt.model.zipformer.norm import BiasNorm
+from pruned_rnnt.model.zipformer.schedule import Clock, ramp
+from pruned_rnnt.model.zipformer.whiten import Whiten
+
+EMBEDDING_RATE = 2
+# Features which the first frame of the maps sees, and so the shortest utterance there can be.
+RECEPTIVE_FIELD = 9
+# Maps on either side of a frame that the ConvNeXt block sees.
+CONTEXT = 3
+_CHANNELS = (8, 32, 128)
+_SKIP_BLOCK = ramp(0.2, 0.015, 20000)
+
+
+def embedding_length(lengths: Tensor) -> Tensor:
+    """Frames of 20 ms of utterances with `lengths` features; 0 where there are too few."""
+    return ((lengths - (RECEPTIVE_FIELD - EMBEDDING_RATE)) // EMBEDDING_RATE).clamp(min=0)
+
+
+class Embedding(nn.Module):
+    """(N, T, F) -> (N, T', E).
+
+    Args:
+        num_mel_bins: F.
+        output_dim: E.
+    """
+
+    def __init__(self, clock: Clock, num_mel_bins: int, output_dim: int) -> None:
+        super().__init__()
+        self.clock = clock
+        first, second, third = _CHANNELS
+        self.conv = nn.Sequential(
+            nn.Conv2d(1, first, 3, padding=(0, 1)),
+            # Its weights see every feature of every frame: too much for float16.
+            ScaleGradient(0.2),
+            Balancer(clock, channel_axis=1, max_abs=1.0),
+            Swoosh("R"),
+            nn.Conv2d(first, second, 3, stride=2),
+            Balancer(clock, channel_axis=1, max_abs=4.0),
+            Swoosh("R"),
+            nn.Conv2d(second, third, 3, stride=(1, 2)),
+            Balancer(clock, channel_axis=1, max_abs=4.0),
+            Swoosh("R"),
+        )
+        self.convnext = ConvNeXt(clock, third)
+        self.state_shape = (third, CONTEXT, ((num_mel_bins - 1) // 2 - 1) // 2)
+        self.out = nn.Linear(third * self.state_shape[2], output_dim)
+        self.out_whiten = Whiten(clock, ramp(4.0, 8.0, 20000), strength=0.02)
+        self.out_norm = BiasNorm(output_dim)
+
+    def forward(
+        self, features_NTF: Tensor, lengths_N: Tensor, past_NCTF: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Frames, and what the next chunk of a stream must be given.
+
+        Args:
+            lengths_N: real frames of the maps.
+            past_NCTF: (N, C, 3, F') maps before those of a chunk of a stream, whose last three
+                maps only serve the frames before them; None for whole utterances.
+        """
+        maps_NCTF = self.conv(features_NTF.unsqueeze(1))
+        frame_T = torch.arange(maps_NCTF.size(2), device=maps_NCTF.device)
+        padding_NT = frame_T >= lengths_N[:, None]
+        maps_NCTF = maps_NCTF.masked_fill(padding_NT[:, None, :, None], 0.0)
+        maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
+        x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
+        mask_N1E = sequence_dropout_mask(x_NTE, self.clock.read(DROPOUT), self.training)
+        return (x_NTE if mask_N1E is None else x_NTE * mask_N1E), past_NCTF
+
+
+class ConvNeXt(nn.Module):
+    """x + pointwise(SwooshL(pointwise(depthwise(x)))), after Liu et al., arXiv 2201.03545."""
+
+    def __init__(self, clock: Clock, channels: int) -> None:
+        super().__init__()
+        self.clock = clock
+        self.depthwise_conv = nn.Conv2d(channels, channels, 2 * CONTEXT + 1, groups=channels)
+        self.pointwise_conv1 = nn.Conv2d(channels, 3 * channels, 1)
+        self.hidden_balancer = Balancer(
+            clock, channel_axis=1, min_positive=0.3, max_positive=1.0, min_abs=0.75, max_abs=5.0
+        )
+        self.activation = Swoosh("L")
+        self.pointwise_conv2 = nn.Conv2d(3 * channels, channels, 1)
+        with torch.no_grad():
+            self.pointwise_conv2.weight.mul_(0.01)
+            assert self.pointwise_conv2.bias is not None
+            self.pointwise_conv2.bias.uniform_(-0.001, 0.001)
+        self.out_balancer = Balancer(
+            clock, channel_axis=1, min_positive=0.4, max_positive=0.6, min_abs=1.0, max_abs=6.0
+        )
+        self.out_whiten = Whiten(clock, 5.0)
+
+    def forward(self, x_NCTF: Tensor, past_NCTF: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(N, C, T', F') -> the same, or three frames fewer where there is a past."""
+        if past_NCTF is None:
+            seen_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
+        else:
+            joined_NCTF = torch.cat((past_NCTF, x_NCTF), dim=2)
+            x_NCTF = x_NCTF[:, :, :-CONTEXT]
+            past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
+            seen_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
+        hidden = self.pointwise_conv1(self.depthwise_conv(seen_NCTF))
+        branch = self.pointwise_conv2(self.activation(self.hidden_balancer(hidden)))
+        if self.training:
+            keep_N111 = keep_mask(branch, self.clock.read(_SKIP_BLOCK))
+            branch = branch if keep_N111 is None else branch * keep_N111
+        out_NCTF = self.out_balancer(x_NCTF + branch)
+        return self.out_whiten(out_NCTF.transpose(1, 3)).transpose(1, 3), past_NCTF

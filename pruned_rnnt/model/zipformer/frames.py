@@ -1,0 +1,139 @@
+"""What a layer must know of its frames: which are real, which see which, how far apart.
+
+Axes: N batch, T frames at the rate of the stack, P cached frames of the past, S = P + T frames
+seen, R relative positions, D width of a position.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """Frames of a batch at one rate.
+
+    lengths_N: real frames.
+    padding_NT1: bool, True beyond the length.
+    blocked: bool (N, 1, 1, S) or (N, 1, T, S), True where a frame (T) must not see another (S).
+    chunk_size: frames of a chunk, or None where an utterance is one chunk.
+    positions_RD: encodings of the distances -S .. T - 1 of a frame seen from a frame which sees.
+    """
+
+    lengths_N: Tensor
+    padding_NT1: Tensor
+    blocked: Tensor
+    chunk_size: int | None
+    positions_RD: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How a causal encoder cuts utterances, in frames before any stack's downsampling.
+
+    chunk_size: frames which are seen together, or None for the whole utterance.
+    left_chunks: chunks of the past which are seen; None: all.
+    """
+
+    chunk_size: int | None = None
+    left_chunks: int | None = None
+
+
+def frames_at_rate(
+    lengths_N: Tensor, num_frames: int, rate: int, chunking: Chunking, positions_RD: Tensor
+) -> Frames:
+    """Frames of whole utterances, of which the stack has one in `rate`.
+
+    Args:
+        lengths_N: at rate 1.
+        num_frames: at rate 1, a multiple of `rate`.
+        positions_RD: of distances -num_frames .. num_frames - 1.
+    """
+    lengths_N = _divide_up(lengths_N, rate)
+    count = num_frames // rate
+    frames_T = torch.arange(count, device=lengths_N.device)
+    padding_NT = frames_T >= lengths_N[:, None]
+    blocked = padding_NT[:, None, None]
+    chunk_size = None if chunking.chunk_size is None else chunking.chunk_size // rate
+    if chunk_size is not None:
+        chunk_T = frames_T // chunk_size
+        distance_TT = chunk_T[:, None] - chunk_T
+        out_of_reach = distance_TT < 0
+        if chunking.left_chunks is not None:
+            out_of_reach = out_of_reach | (distance_TT > chunking.left_chunks)
+        blocked = blocked | out_of_reach
+    return Frames(
+        lengths_N=lengths_N,
+        padding_NT1=padding_NT.unsqueeze(-1),
+        blocked=blocked,
+        chunk_size=chunk_size,
+        positions_RD=positions_RD[num_frames - count : num_frames + count],
+    )
+
+
+def stream_frames_at_rate(
+    lengths_N: Tensor,
+    processed_N: Tensor,
+    chunk_size: int,
+    left_frames: int,
+    rate: int,
+    positions_RD: Tensor,
+) -> Frames:
+    """Frames of one chunk of every stream with its cached past.
+
+    Args:
+        lengths_N: real frames of the chunk, at rate 1.
+        processed_N: frames before the chunk, at rate 1.
+        chunk_size, left_frames: at rate 1, multiples of `rate`.
+        positions_RD: of distances -(left_frames + chunk_size) .. chunk_size - 1.
+    """
+    lengths_N = _divide_up(lengths_N, rate)
+    count, past = chunk_size // rate, left_frames // rate
+    frames_T = torch.arange(count, device=lengths_N.device)
+    frames_P = torch.arange(past, device=lengths_N.device)
+    padding_NT = frames_T >= lengths_N[:, None]
+    unheard_NP = frames_P < past - processed_N[:, None] // rate
+    zero = left_frames + chunk_size
+    return Frames(
+        lengths_N=lengths_N,
+        padding_NT1=padding_NT.unsqueeze(-1),
+        blocked=torch.cat((unheard_NP, padding_NT), dim=1)[:, None, None],
+        chunk_size=count,
+        positions_RD=positions_RD[zero - past - count : zero + count],
+    )
+
+
+def relative_positions(past: int, count: int, dim: int, like: Tensor) -> Tensor:
+    """Encodings of the distances -(past + count) .. count - 1: (R, dim), in the dtype of `like`.
+
+    A distance is pressed into (-pi/2, pi/2), near zero in proportion, far off logarithmically. What
+    is returned are cosines and sines of the first dim / 2 multiples of that angle, in turn, with a
+    constant one in place of the last sine. Far distances thus differ little from their neighbours.
+    """
+    distance = torch.arange(-(past + count), count, device=like.device, dtype=torch.float32)
+    bend = math.sqrt(dim)
+    pressed = bend * distance.sign() * ((distance.abs() + bend).log() - math.log(bend))
+    angle = (pressed * (2.0 * math.pi / dim)).atan()
+    multiples = angle[:, None] * torch.arange(1, dim // 2 + 1, device=like.device)
+    encodings_RD = torch.stack((multiples.cos(), multiples.sin()), dim=-1).flatten(1)
+    ones_R1 = torch.ones_like(encodings_RD[:, :1])
+    return torch.cat((encodings_RD[:, :-1], ones_R1), dim=1).to(like.dtype)
+
+
+def extend(past: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`new` (N, T, ...) behind `past` (N, P, ...), and the last P frames of both.
+
+    Without a past: `new` itself, and None.
+    """
+    if past is None:
+        return new, None
+    joined = torch.cat((past, new), dim=1)
+    return joined, joined[:, new.size(1) :]
+
+
+def _divide_up(lengths_N: Tensor, rate: int) -> Tensor:
+    return (lengths_N + rate - 1) // rate

@@ -1,0 +1,194 @@
+"""One Zipformer layer (arXiv 2310.11230, figure 2).
+
+Axes: N batch, T frames, S frames seen, E encoder width, H heads.
+
+    weights  computed once, from the layer's input
+    x += feedforward1;  x += nonlinear attention;  x += self-attention 1;  x += convolution 1
+    x += feedforward2;  x = bypass from the input
+    x += self-attention 2;  x += convolution 2;  x += feedforward3
+    x = norm(x);  x = bypass from the input
+
+In training, branches and whole layers are left out for some of the sequences, often at first and
+then hardly at all.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.zipformer.activation import SwooshLinear
+from pruned_rnnt.model.zipformer.attention import (
+    AttentionWeights,
+    NonlinAttention,
+    SelfAttention,
+    averaging_weights,
+)
+from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.config import StackConfig
+from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
+from pruned_rnnt.model.zipformer.frames import Frames
+from pruned_rnnt.model.zipformer.gradient import limit_parameter
+from pruned_rnnt.model.zipformer.norm import BiasNorm
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, chance, ramp
+from pruned_rnnt.model.zipformer.state import LayerState
+from pruned_rnnt.model.zipformer.whiten import Whiten
+
+DROPOUT = ramp(0.3, 0.1, 20000)
+# Shares of the sequences which go without a branch, and of the batches with averaging weights.
+_SKIP_ATTENTION = Schedule(((0, 0.2), (4000, 0.05), (16000, 0.0)))
+_SKIP_CONVOLUTION = _SKIP_ATTENTION
+_SKIP_FEEDFORWARD = Schedule(((0, 0.1), (4000, 0.01), (50000, 0.0)))
+_AVERAGING = ramp(0.25, 0.025, 4000)
+# A bypass begins as nearly the new value alone, so that every module has to learn something.
+_BYPASS_LOW = ramp(0.9, 0.2, 20000)
+
+
+class ZipformerLayer(nn.Module):
+    """(N, T, E) -> (N, T, E).
+
+    Args:
+        skip: share of the sequences which go around the layer.
+    """
+
+    def __init__(
+        self, clock: Clock, config: StackConfig, causal: bool, skip: float | Schedule
+    ) -> None:
+        super().__init__()
+        dim, heads, hidden_dim = config.dim, config.heads, config.feedforward_dim
+        self.clock = clock
+        self.self_attn_weights = AttentionWeights(
+            clock,
+            dim,
+            heads,
+            config.query_head_dim,
+            config.position_head_dim,
+            config.position_dim,
+        )
+        self.self_attn1 = SelfAttention(clock, dim, heads, config.value_head_dim)
+        self.self_attn2 = SelfAttention(clock, dim, heads, config.value_head_dim)
+        self.feed_forward1 = FeedForward(clock, dim, hidden_dim * 3 // 4)
+        self.feed_forward2 = FeedForward(clock, dim, hidden_dim)
+        self.feed_forward3 = FeedForward(clock, dim, hidden_dim * 5 // 4)
+        self.nonlin_attention = NonlinAttention(clock, dim)
+        self.conv_module1 = ConvolutionModule(clock, dim, config.kernel_size, causal)
+        self.conv_module2 = ConvolutionModule(clock, dim, config.kernel_size, causal)
+        self.bypass_mid = Bypass(clock, dim)
+        self.norm = BiasNorm(dim)
+        self.bypass = Bypass(clock, dim, skip)
+        self.balancer_na = _branch_balancer(clock, min_abs=ramp(0.004, 0.02, 4000), max_abs=100.0)
+        self.balancer_ff2 = _branch_balancer(clock, min_abs=ramp(0.0, 0.1, 4000), max_abs=2.0)
+        self.balancer_ff3 = _branch_balancer(clock, min_abs=ramp(0.0, 0.2, 4000), max_abs=4.0)
+        self.balancer1 = Balancer(
+            clock, min_positive=0.45, max_positive=0.55, min_abs=0.2, max_abs=4.0
+        )
+        self.balancer2 = Balancer(
+            clock, min_positive=0.45, max_positive=0.55, min_abs=0.1, max_abs=4.0
+        )
+        self.whiten = Whiten(clock, ramp(4.0, 12.0, 20000))
+
+    def forward(
+        self, x_NTE: Tensor, frames: Frames, state: LayerState | None
+    ) -> tuple[Tensor, LayerState | None]:
+        """Frames through the layer, and the state behind them where there was one before."""
+        past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
+        begin_NTE = x_NTE
+        keep_attention = self._keep(x_NTE, _SKIP_ATTENTION)
+        weights_NHTS, keys = self.self_attn_weights(x_NTE, frames, past[0])
+        x_NTE = x_NTE + self.feed_forward1(x_NTE)
+
+        first_NTS = weights_NHTS[:, 0]
+        if self.training and chance(self.clock.read(_AVERAGING)):
+            first_NTS = averaging_weights(first_NTS)
+        branch, nonlin = self.nonlin_attention(x_NTE, first_NTS, past[1])
+        x_NTE = x_NTE + _kept(self.balancer_na(branch), keep_attention)
+        branch, values1 = self.self_attn1(x_NTE, weights_NHTS, past[2])
+        x_NTE = x_NTE + _kept(branch, keep_attention)
+        branch, convolution1 = self.conv_module1(x_NTE, frames, past[4])
+        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_CONVOLUTION))
+        branch = self.balancer_ff2(self.feed_forward2(x_NTE))
+        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_FEEDFORWARD))
+        x_NTE = self.bypass_mid(begin_NTE, x_NTE)
+
+        branch, values2 = self.self_attn2(x_NTE, weights_NHTS, past[3])
+        x_NTE = x_NTE + _kept(branch, keep_attention)
+        branch, convolution2 = self.conv_module2(x_NTE, frames, past[5])
+        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_CONVOLUTION))
+        branch = self.balancer_ff3(self.feed_forward3(x_NTE))
+        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_FEEDFORWARD))
+        x_NTE = self.bypass(begin_NTE, self.norm(self.balancer1(x_NTE)))
+        x_NTE = self.whiten(self.balancer2(x_NTE))
+        if state is None:
+            return x_NTE, None
+        new = (keys, nonlin, values1, values2, convolution1, convolution2)
+        return x_NTE, LayerState(*cast(tuple[Tensor, ...], new))
+
+    def _keep(self, x_NTE: Tensor, skip: Schedule) -> Tensor | None:
+        """(N, 1, 1) of 0 and 1; None where every sequence keeps the branch."""
+        return keep_mask(x_NTE, self.clock.read(skip)) if self.training else None
+
+
+class FeedForward(nn.Module):
+    """Wide layer, SwooshL, dropout, back to E."""
+
+    def __init__(self, clock: Clock, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(dim, hidden_dim)
+        self.hidden_balancer = Balancer(
+            clock, min_positive=0.3, max_positive=1.0, min_abs=0.75, max_abs=5.0
+        )
+        self.out_proj = SwooshLinear(clock, hidden_dim, dim, "L", DROPOUT, initial_scale=0.1)
+        self.out_whiten = Whiten(clock, ramp(7.5, 15.0, 20000))
+
+    def forward(self, x_NTE: Tensor) -> Tensor:
+        hidden_NTE = self.hidden_balancer(self.in_proj(x_NTE))
+        out_NTE: Tensor = self.out_whiten(self.out_proj(hidden_NTE))
+        return out_NTE
+
+
+class Bypass(nn.Module):
+    """before + (after - before) * scale, with a learned scale for each channel.
+
+    Args:
+        skip: share of the sequences for which the scale is zero, in training.
+    """
+
+    def __init__(self, clock: Clock, dim: int, skip: float | Schedule = 0.0) -> None:
+        super().__init__()
+        self.clock = clock
+        self.skip = skip
+        self.bypass_scale = nn.Parameter(torch.full((dim,), 0.5))
+
+    def forward(self, before_NTE: Tensor, after_NTE: Tensor) -> Tensor:
+        scale: Tensor = self.bypass_scale
+        if self.training:
+            scale = limit_parameter(scale, self.clock.read(_BYPASS_LOW), 1.0)
+            keep_N11 = keep_mask(after_NTE, self.clock.read(self.skip))
+            scale = scale if keep_N11 is None else scale * keep_N11
+        return before_NTE + (after_NTE - before_NTE) * scale
+
+
+def keep_mask(x: Tensor, skip: float) -> Tensor | None:
+    """(N, 1, ..) of 0 (for a share `skip`) and 1, in the dtype of x; None without any skipping."""
+    if skip <= 0.0:
+        return None
+    shape = (x.size(0),) + (1,) * (x.dim() - 1)
+    return (torch.rand(shape, device=x.device) >= skip).to(x.dtype)
+
+
+def _kept(branch: Tensor, keep: Tensor | None) -> Tensor:
+    return branch if keep is None else branch * keep
+
+
+def _branch_balancer(clock: Clock, min_abs: Schedule, max_abs: float) -> Balancer:
+    """For the output of a branch, seldom: what it is against is rare, and memory is not free."""
+    return Balancer(
+        clock,
+        min_positive=0.3,
+        max_positive=0.7,
+        min_abs=min_abs,
+        max_abs=max_abs,
+        probability=0.05,
+    )

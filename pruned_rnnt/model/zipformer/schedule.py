@@ -1,0 +1,56 @@
+"""Values which change over training, and the one clock they all read.
+
+Nothing here keeps state of its own but the clock's step, which the trainer sets before each batch:
+a resumed run that sets the same step sees the same values. Yes-or-no draws come from torch's CPU
+generator, so that its saved state is all that an exact continuation needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A piecewise linear function of the step, constant before its first and after its last point.
+
+    Args:
+        points: (step, value) pairs with rising steps.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, step: float) -> float:
+        before_step, before = self.points[0]
+        for after_step, after in self.points:
+            if step <= after_step:
+                if after_step == before_step:
+                    return after
+                share = max(step - before_step, 0.0) / (after_step - before_step)
+                return before + share * (after - before)
+            before_step, before = after_step, after
+        return before
+
+
+def ramp(start: float, end: float, steps: float, begin: float = 0.0) -> Schedule:
+    """From `start` at step `begin` to `end` at step `steps`."""
+    return Schedule(((begin, start), (steps, end)))
+
+
+class Clock:
+    """The step of training, shared by all modules of one encoder; fractions are welcome."""
+
+    def __init__(self) -> None:
+        self.step = 0.0
+
+    def read(self, value: float | Schedule) -> float:
+        return value.at(self.step) if isinstance(value, Schedule) else value
+
+
+def chance(probability: float) -> bool:
+    """True with this probability; draws only where the answer is open."""
+    if probability <= 0.0 or probability >= 1.0:
+        return probability >= 1.0
+    return torch.rand((), device="cpu").item() < probability

@@ -1,0 +1,218 @@
+"""Stacks of layers, each at its own rate.
+
+Axes: N batch, T frames before downsampling, T' frames of the embedding (20 ms), D downsampling
+rate, E encoder width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, StackConfig, ZipformerConfig
+from pruned_rnnt.model.zipformer.frames import Frames
+from pruned_rnnt.model.zipformer.layer import Bypass, ZipformerLayer
+from pruned_rnnt.model.zipformer.schedule import Clock, ramp
+from pruned_rnnt.model.zipformer.state import LayerState
+
+_POSITION_DROPOUT = 0.15
+# Share of the sequences whose upper channels are masked, half of them and the other half.
+_MASK_PROBABILITY = 0.125
+# Shares of the sequences which go around a layer before and after its warm-up.
+_SKIP_BEFORE, _SKIP_AFTER = 0.5, 0.035
+
+
+class Stacks(nn.Module):
+    """All stacks, and the downsampling of their output to frames of 40 ms."""
+
+    def __init__(self, clock: Clock, config: ZipformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        share = config.warm_up_steps / (len(config.downsampling) + 1)
+        self.encoders = nn.ModuleList()
+        for index, rate in enumerate(config.downsampling):
+            # The embedding has the first share of the warm-up for itself.
+            warm_up = (share * (index + 1), share * (index + 2))
+            stack = Stack(
+                clock, config.stack(index), config.layers[index], rate, warm_up, config.causal
+            )
+            self.encoders.append(
+                stack if rate == 1 else DownsampledStack(clock, stack, config.dims[index], rate)
+            )
+        self.downsample_output = Downsample(OUTPUT_RATE)
+
+    def forward(
+        self, x_NTE: Tensor, frames: dict[int, Frames], states: tuple[LayerState, ...] | None
+    ) -> tuple[Tensor, list[LayerState]]:
+        """(N, T', E of the first stack) -> (N, T' / 2, E of the widest).
+
+        Channels which the last stack does not have come from the last stack that has them.
+        """
+        config = self.config
+        lengths_N = frames[1].lengths_N
+        masks = self._channel_masks(x_NTE)
+        outputs: list[Tensor] = []
+        new_states: list[LayerState] = []
+        for index, (rate, stack) in enumerate(zip(config.downsampling, self.encoders, strict=True)):
+            x_NTE = _to_width(x_NTE, config.dims[index])
+            begin = len(new_states)
+            of_stack = None if states is None else states[begin : begin + config.layers[index]]
+            if rate == 1:
+                x_NTE, of_layers = stack(x_NTE, frames[rate], masks[index], of_stack)
+            else:
+                x_NTE, of_layers = stack(x_NTE, lengths_N, frames[rate], masks[index], of_stack)
+            outputs.append(x_NTE)
+            new_states += of_layers
+        pieces, width = [], 0
+        for output in reversed(outputs):
+            if output.size(-1) > width:
+                pieces.append(output[..., width:])
+                width = output.size(-1)
+        return self.downsample_output(torch.cat(pieces, dim=-1), lengths_N), new_states
+
+    def _channel_masks(self, x_NTE: Tensor) -> list[Tensor | None]:
+        """(N, 1, E) for each stack: the upper channels of some sequences are zero in training.
+
+        Half of the channels that may be masked go first, the other half more often.
+        """
+        config = self.config
+        if not self.training:
+            return [None] * len(config.dims)
+        draws_2N = torch.rand((2, x_NTE.size(0)), device=x_NTE.device) >= _MASK_PROBABILITY
+        keep_lower_N = draws_2N[0]
+        keep_upper_N = draws_2N.all(dim=0)
+        masks: list[Tensor | None] = []
+        for dim, unmasked in zip(config.dims, config.unmasked_dims, strict=True):
+            channel_E = torch.arange(dim, device=x_NTE.device)
+            middle = unmasked + (dim - unmasked) // 2
+            keep_NE = (
+                (channel_E < unmasked)
+                | ((channel_E < middle) & keep_lower_N[:, None])
+                | keep_upper_N[:, None]
+            )
+            masks.append(keep_NE.to(x_NTE.dtype).unsqueeze(1))
+        return masks
+
+
+class Stack(nn.Module):
+    """Layers of one width at one rate.
+
+    Args:
+        rate: the stack's downsampling: the slower its frames, the more often a layer is skipped.
+        warm_up: steps between which the layers come in, one after the other.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        config: StackConfig,
+        num_layers: int,
+        rate: int,
+        warm_up: tuple[float, float],
+        causal: bool,
+    ) -> None:
+        super().__init__()
+        begin, end = warm_up
+        each = (end - begin) / num_layers
+        skips = [
+            ramp(
+                _SKIP_BEFORE,
+                _SKIP_AFTER * rate**0.5,
+                steps=begin + each * (index + 1),
+                begin=begin + each * index,
+            )
+            for index in range(num_layers)
+        ]
+        self.layers = nn.ModuleList(ZipformerLayer(clock, config, causal, skip) for skip in skips)
+
+    def forward(
+        self,
+        x_NTE: Tensor,
+        frames: Frames,
+        mask_N1E: Tensor | None,
+        states: tuple[LayerState, ...] | None,
+    ) -> tuple[Tensor, list[LayerState]]:
+        """(N, T, E) -> (N, T, E); `mask_N1E` leaves channels out, before and after each layer."""
+        frames = _with_dropped_positions(frames, self.training)
+        x_NTE = _masked(x_NTE, mask_N1E)
+        new_states = []
+        for index, layer in enumerate(self.layers):
+            x_NTE, state = layer(x_NTE, frames, None if states is None else states[index])
+            x_NTE = _masked(x_NTE, mask_N1E)
+            if state is not None:
+                new_states.append(state)
+        return x_NTE, new_states
+
+
+class DownsampledStack(nn.Module):
+    """A stack at a lower rate, its output repeated and combined with the input."""
+
+    def __init__(self, clock: Clock, stack: Stack, dim: int, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+        self.downsample = Downsample(rate)
+        self.encoder = stack
+        self.out_combiner = Bypass(clock, dim)
+
+    def forward(
+        self,
+        x_NTE: Tensor,
+        lengths_N: Tensor,
+        frames: Frames,
+        mask_N1E: Tensor | None,
+        states: tuple[LayerState, ...] | None,
+    ) -> tuple[Tensor, list[LayerState]]:
+        """(N, T, E) -> (N, T, E), with lengths before and frames after downsampling."""
+        slow_NTE, new_states = self.encoder(
+            self.downsample(x_NTE, lengths_N), frames, mask_N1E, states
+        )
+        repeated_NTE = slow_NTE.repeat_interleave(self.rate, dim=1)
+        return self.out_combiner(x_NTE, repeated_NTE), new_states
+
+
+class Downsample(nn.Module):
+    """Weighted mean of each D frames, with learned weights: (N, T, E) -> (N, T / D, E).
+
+    An utterance that ends within such a group gives its last frame the weights of the missing
+    ones, so that what lies beyond its end is never seen.
+    """
+
+    def __init__(self, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+        self.bias = nn.Parameter(torch.zeros(rate))
+
+    def forward(self, x_NTE: Tensor, lengths_N: Tensor) -> Tensor:
+        weights_D = functional.softmax(self.bias, dim=0)
+        frame_TD = torch.arange(x_NTE.size(1), device=x_NTE.device).unflatten(0, (-1, self.rate))
+        behind_NTD = frame_TD - lengths_N[:, None, None]
+        missing_NT1 = torch.where(behind_NTD >= 0, weights_D, 0.0).sum(dim=-1, keepdim=True)
+        weights_NTD = torch.where(behind_NTD < 0, weights_D, 0.0)
+        weights_NTD = weights_NTD + torch.where(behind_NTD == -1, missing_NT1, 0.0)
+        groups_NTDE = x_NTE.unflatten(1, (-1, self.rate))
+        mean_NTE: Tensor = (groups_NTDE * weights_NTD.unsqueeze(-1)).sum(dim=2)
+        return mean_NTE
+
+
+def _with_dropped_positions(frames: Frames, training: bool) -> Frames:
+    """Dropout of the positions' encodings, drawn once for all layers of a stack."""
+    if not training:
+        return frames
+    dropped_RD = functional.dropout(frames.positions_RD, _POSITION_DROPOUT)
+    return Frames(
+        lengths_N=frames.lengths_N,
+        padding_NT1=frames.padding_NT1,
+        blocked=frames.blocked,
+        chunk_size=frames.chunk_size,
+        positions_RD=dropped_RD,
+    )
+
+
+def _masked(x_NTE: Tensor, mask_N1E: Tensor | None) -> Tensor:
+    return x_NTE if mask_N1E is None else x_NTE * mask_N1E
+
+
+def _to_width(x_NTE: Tensor, dim: int) -> Tensor:
+    """The first `dim` channels, or zeros behind those there are."""
+    return functional.pad(x_NTE, (0, dim - x_NTE.size(-1)))

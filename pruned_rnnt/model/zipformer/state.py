@@ -1,0 +1,40 @@
+"""What streams remember between chunks. Streams lie on axis 0 of every tensor.
+
+Axes: N streams, P cached frames at the rate of a stack, K kernel size, E encoder width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class LayerState(NamedTuple):
+    """Of one layer, at the rate of its stack.
+
+    keys: (N, P, heads * query_head_dim).
+    nonlin: (N, P, 3 E / 4), what the nonlinear attention applies its weights to.
+    values1, values2: (N, P, heads * value_head_dim).
+    convolution1, convolution2: (N, K // 2, E), gated frames.
+    """
+
+    keys: Tensor
+    nonlin: Tensor
+    values1: Tensor
+    values2: Tensor
+    convolution1: Tensor
+    convolution2: Tensor
+
+
+class ZipformerState(NamedTuple):
+    """Of the whole encoder.
+
+    embedding: (N, channels, 3, bins), maps before the convolution of the embedding.
+    layers: one each, in the order in which they run.
+    processed: (N,) int64, feature frames which the stream has moved on by.
+    """
+
+    embedding: Tensor
+    layers: tuple[LayerState, ...]
+    processed: Tensor
