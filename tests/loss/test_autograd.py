@@ -1,0 +1,112 @@
+"""What every loss owes autograd: upstream gradients of any sign, graphs that are kept, refusal of
+second derivatives, gradients of a part of the inputs, torch.compile without a break."""
+
+import pytest
+import torch
+from loss_calls import NAMES, make_call
+from loss_cases import DEVICES
+
+UPSTREAM = [[1.0, 1.0, 1.0], [-0.5, 0.0, 3.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_is_linear_in_the_upstream_gradient(name, device) -> None:
+    """And repeatable: the same graph gives the same numbers again and again."""
+    losses, inputs = make_call(name, device)
+    loss = losses(*inputs)
+    each = [torch.autograd.grad(loss[n], inputs, retain_graph=True) for n in range(loss.shape[0])]
+    for upstream in UPSTREAM:
+        weights = torch.tensor(upstream, dtype=loss.dtype, device=device)
+        for _ in range(2):
+            grads = torch.autograd.grad(loss, inputs, weights, retain_graph=True)
+            for i, grad in enumerate(grads):
+                expected = sum(w * each[n][i] for n, w in enumerate(upstream))
+                torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_are_bit_identical(name, device) -> None:
+    results = []
+    for _ in range(2):
+        losses, inputs = make_call(name, device, torch.float32)
+        loss = losses(*inputs)
+        results.append([loss, *torch.autograd.grad(loss.sum(), inputs)])
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("upstream_needs_gradient", [False, True])
+def test_second_derivatives_are_refused(name, upstream_needs_gradient) -> None:
+    losses, inputs = make_call(name)
+    upstream = torch.ones(3, dtype=torch.float64, requires_grad=upstream_needs_gradient)
+    grads = torch.autograd.grad(losses(*inputs), inputs, upstream, create_graph=True)
+    penalty = sum((grad**2).sum() for grad in grads) + sum((x**2).sum() for x in inputs)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        penalty.backward()
+
+
+@pytest.mark.parametrize("name", ["simple_smoothed", "pruned", "fused_band", "mutual_information"])
+def test_gradient_of_some_inputs_only(name) -> None:
+    losses, inputs = make_call(name)
+    all_grads = torch.autograd.grad(losses(*inputs).sum(), inputs)
+    for i, wanted in enumerate(all_grads):
+        fixed = [x if j == i else x.detach() for j, x in enumerate(inputs)]
+        (grad,) = torch.autograd.grad(losses(*fixed).sum(), inputs[i])
+        torch.testing.assert_close(grad, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_gradient_wanted(name) -> None:
+    losses, inputs = make_call(name)
+    with torch.no_grad():
+        plain = losses(*inputs)
+    assert not plain.requires_grad
+    torch.testing.assert_close(plain, losses(*inputs).detach())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_in_one_graph(name, device) -> None:
+    losses, inputs = make_call(name, device)
+    expected = losses(*inputs)
+    wanted = torch.autograd.grad(expected.sum(), inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(losses, fullgraph=True, backend="aot_eager")
+    got = compiled(*inputs)
+    torch.testing.assert_close(got, expected)
+    for grad, want in zip(torch.autograd.grad(got.sum(), inputs), wanted, strict=True):
+        torch.testing.assert_close(grad, want)
+
+
+@pytest.mark.parametrize("name", ["full", "module_fused"])
+def test_compiles_with_changing_shapes(name) -> None:
+    """A second batch of another shape, where torch makes sizes symbolic."""
+    import pruned_rnnt
+
+    torch._dynamo.reset()
+    module = pruned_rnnt.PrunedTransducerLoss(pruned_rnnt.Joiner(6, 6, 10, 11), 6, 6, 11, s_range=3)
+
+    def loss(*x: torch.Tensor) -> torch.Tensor:
+        if name == "full":
+            return pruned_rnnt.rnnt_loss(x[0], x[1])
+        return module(x[0], x[1], x[2], None, None, 0).loss
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for frames, symbols in ((8, 4), (9, 3), (12, 6)):
+        targets = torch.randint(1, 11, (2, symbols))
+        if name == "full":
+            arguments = (torch.randn(2, frames, symbols + 1, 11, requires_grad=True), targets)
+        else:
+            arguments = (
+                torch.randn(2, frames, 6, requires_grad=True),
+                torch.randn(2, symbols + 1, 6, requires_grad=True),
+                targets,
+            )
+        expected, got = loss(*arguments), compiled(*arguments)
+        torch.testing.assert_close(got, expected)
+        (want,) = torch.autograd.grad(expected, arguments[0])
+        (grad,) = torch.autograd.grad(got, arguments[0])
+        torch.testing.assert_close(grad, want)

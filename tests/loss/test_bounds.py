@@ -1,0 +1,180 @@
+"""prune_bounds and prune: constraints, the greedy rule step by step, and the optimum by search."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from loss_cases import DEVICES, make_batch
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt import Bounds, Occupancy
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
+# (T_n, U_n, s_range): ragged, empty references, one frame, narrow, wider than the lattice, tight.
+CASES = [
+    ([20, 13, 17], [9, 4, 0], 3),
+    ([5, 5], [0, 0], 2),
+    ([1, 1], [2, 0], 3),
+    ([30, 25], [12, 12], 2),
+    ([8, 6], [4, 3], 9),
+    ([4, 6], [12, 9], 4),
+    ([60, 41], [30, 17], 5),
+]
+
+
+def occupancy_of(frames_N: list[int], symbols_N: list[int], rnnt_type: str) -> tuple:
+    batch = make_batch(frames_N, symbols_N, 6, 0)
+    am = 3 * torch.randn(batch.size, batch.frames, 6, dtype=torch.float64)
+    lm = 3 * torch.randn(batch.size, batch.symbols + 1, 6, dtype=torch.float64)
+    lengths = batch.lengths("cpu")
+    arguments = (am, lm, batch.targets, *lengths)
+    return pruned_rnnt.rnnt_loss_simple(*arguments, rnnt_type=rnnt_type).occupancy, lengths
+
+
+def feasible(frames_N: list[int], symbols_N: list[int], s_range: int, rnnt_type: str) -> bool:
+    if rnnt_type == "regular":
+        return all((s_range - 1) * t >= u for t, u in zip(frames_N, symbols_N, strict=True))
+    return all(t >= u for t, u in zip(frames_N, symbols_N, strict=True))
+
+
+def score(occupancy: Occupancy, n: int, t: int, s: int, s_range: int) -> float:
+    kept = occupancy.blank[n, t, s : s + s_range].sum()
+    return float(kept - (occupancy.emit[n, t, s - 1] if s > 0 else 0))
+
+
+def step_limit(s_range: int, rnnt_type: str) -> int:
+    return s_range - 1 if rnnt_type == "regular" else 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+@pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
+def test_constraints(frames_N, symbols_N, s_range, rnnt_type, exact, device) -> None:
+    if not feasible(frames_N, symbols_N, s_range, rnnt_type):
+        pytest.skip("no band of this width")
+    occupancy, lengths = occupancy_of(frames_N, symbols_N, rnnt_type)
+    moved = Occupancy(*(x.to(device) for x in occupancy))
+    bounds = pruned_rnnt.prune_bounds(moved, *lengths, s_range, rnnt_type=rnnt_type, exact=exact)
+    assert bounds.start.dtype == torch.int32
+    assert bounds.s_range == s_range
+    start = bounds.start.cpu()
+    steps = start.diff(dim=1)
+    assert (start[:, 0] == 0).all()
+    assert (steps >= 0).all()
+    assert (steps <= step_limit(s_range, rnnt_type)).all()
+    for n, (frames, symbols) in enumerate(zip(frames_N, symbols_N, strict=True)):
+        assert start[n, frames - 1] == max(symbols - s_range + 1, 0)
+        assert start[n, -1] == max(symbols - s_range + 1, 0)
+    ranges = bounds.ranges
+    assert ranges.dtype == torch.int64
+    assert torch.equal(ranges.cpu(), start[:, :, None] + torch.arange(s_range))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+@pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
+def test_greedy_rule_step_by_step(frames_N, symbols_N, s_range, rnnt_type, device) -> None:
+    """Steps 1 to 4 in plain Python."""
+    if not feasible(frames_N, symbols_N, s_range, rnnt_type):
+        pytest.skip("no band of this width")
+    occupancy, lengths = occupancy_of(frames_N, symbols_N, rnnt_type)
+    k = step_limit(s_range, rnnt_type)
+    expected = []
+    for n, (frames, symbols) in enumerate(zip(frames_N, symbols_N, strict=True)):
+        last = max(symbols + 1 - s_range, 0)
+        best = []
+        for t in range(max(frames_N)):
+            scores = [score(occupancy, n, t, s, s_range) for s in range(last + 1)]
+            first = next(s for s, x in enumerate(scores) if x >= max(scores) - 1e-5)
+            best.append(first if t < frames - 1 else last)
+        monotone = [min(best[t:]) for t in range(len(best))]
+        expected.append(
+            [
+                min(k * t, max(s - k * i for i, s in enumerate(monotone[t:])))
+                for t in range(len(best))
+            ]
+        )
+    moved = Occupancy(*(x.to(device) for x in occupancy))
+    bounds = pruned_rnnt.prune_bounds(moved, *lengths, s_range, rnnt_type=rnnt_type)
+    assert bounds.start.tolist() == expected
+
+
+def retained(occupancy: Occupancy, start: Tensor, n: int, frames: int, s_range: int) -> float:
+    return sum(score(occupancy, n, t, int(start[n, t]), s_range) for t in range(frames))
+
+
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+@pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
+def test_exact_retains_at_least_what_greedy_does(frames_N, symbols_N, s_range, rnnt_type) -> None:
+    if not feasible(frames_N, symbols_N, s_range, rnnt_type):
+        pytest.skip("no band of this width")
+    occupancy, lengths = occupancy_of(frames_N, symbols_N, rnnt_type)
+    greedy, exact = (
+        pruned_rnnt.prune_bounds(occupancy, *lengths, s_range, rnnt_type=rnnt_type, exact=e)
+        for e in (False, True)
+    )
+    for n, frames in enumerate(frames_N):
+        least = retained(occupancy, greedy.start, n, frames, s_range)
+        assert retained(occupancy, exact.start, n, frames, s_range) >= least - 1e-9
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+@pytest.mark.parametrize("s_range", [2, 3])
+@pytest.mark.parametrize("trial", range(8))
+def test_exact_is_the_optimum_over_all_bands(trial, s_range, rnnt_type, device) -> None:
+    """Random numbers in place of occupancies, where the greedy rule is often not the best."""
+    torch.manual_seed(trial)
+    frames, symbols = 5, 4
+    occupancy = Occupancy(*torch.rand(2, 1, frames, symbols + 1, dtype=torch.float64))
+    last, k = symbols + 1 - s_range, step_limit(s_range, rnnt_type)
+    best = -math.inf
+    for steps in itertools.product(range(k + 1), repeat=frames - 1):
+        band = [0, *itertools.accumulate(steps)]
+        if band[-1] == last:
+            value = sum(score(occupancy, 0, t, s, s_range) for t, s in enumerate(band))
+            best = max(best, value)
+    moved = Occupancy(*(x.to(device) for x in occupancy))
+    start = pruned_rnnt.prune_bounds(moved, None, None, s_range, rnnt_type=rnnt_type, exact=True)[0]
+    assert retained(occupancy, start.cpu(), 0, frames, s_range) == pytest.approx(best, abs=1e-12)
+
+
+def test_bounds_do_not_depend_on_the_padding() -> None:
+    occupancy, lengths = occupancy_of([20, 13], [9, 4], "regular")
+    bounds = pruned_rnnt.prune_bounds(occupancy, *lengths, 3)
+    alone = Occupancy(*(x[1:, :13, :5] for x in occupancy))
+    assert torch.equal(pruned_rnnt.prune_bounds(alone, s_range=3).start[0], bounds.start[1, :13])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_prune_gathers_and_its_gradient_adds_up(dtype, device) -> None:
+    start = torch.tensor([[0, 0, 2, 3], [0, 1, 1, 1]], dtype=torch.int32)
+    bounds = Bounds(start.to(device), 3)
+    am = torch.randn(2, 4, 6).to(device, dtype).requires_grad_()
+    lm = torch.randn(2, 5, 7).to(device, dtype).requires_grad_()
+    am_p, lm_p = pruned_rnnt.prune(am, lm, bounds)
+    assert am_p.shape == (2, 4, 3, 6)
+    assert lm_p.shape == (2, 4, 3, 7)
+    weight = torch.randn(2, 4, 3, 7).to(device, dtype)
+    (grad,) = torch.autograd.grad(lm_p, lm, weight)
+    expected = torch.zeros(2, 5, 7)
+    for n, t, j in itertools.product(range(2), range(4), range(3)):
+        u = int(start[n, t]) + j
+        inside = u < 5
+        wanted = lm[n, u] if inside else torch.zeros_like(lm[0, 0])
+        assert torch.equal(lm_p[n, t, j], wanted)
+        assert torch.equal(am_p[n, t, j], am[n, t])
+        if inside:
+            expected[n, u] += weight[n, t, j].float().cpu()
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(grad.cpu().float(), expected, rtol=tolerance, atol=tolerance)
+    assert am_p.requires_grad

@@ -1,0 +1,205 @@
+"""rnnt_loss_fused against the losses of stored logits, over chunks, layouts and dtypes."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from loss_cases import DEVICES, gradients, make_batch
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt import Bounds
+from pruned_rnnt.ops import fused_joiner
+
+WIDTH = 12
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(23)
+
+
+def inputs(batch, dtype=torch.float64) -> list[Tensor]:
+    shapes = [
+        (batch.size, batch.frames, WIDTH),
+        (batch.size, batch.symbols + 1, WIDTH),
+        (batch.vocabulary, WIDTH),
+        (batch.vocabulary,),
+    ]
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def stored_loss(batch, tensors, bounds, activation, **options) -> Tensor:
+    am, lm, weight, bias = tensors
+    act = {"tanh": torch.tanh, "relu": torch.relu, "none": lambda x: x}[activation]
+    lengths = batch.lengths("cpu")
+    if bounds is None:
+        logits = act(am[:, :, None] + lm[:, None]) @ weight.T + bias
+        return pruned_rnnt.rnnt_loss(logits, batch.targets, *lengths, reduction="none", **options)
+    am_p, lm_p = pruned_rnnt.prune(am, lm, bounds)
+    logits = act(am_p + lm_p) @ weight.T + bias
+    return pruned_rnnt.rnnt_loss_pruned(
+        logits, batch.targets, bounds, *lengths, reduction="none", **options
+    )
+
+
+def band_of(batch, s_range: int = 3) -> Bounds:
+    occupancy = pruned_rnnt.rnnt_loss_simple(
+        torch.randn(batch.size, batch.frames, 9),
+        torch.randn(batch.size, batch.symbols + 1, 9),
+        batch.targets % 8 + 1,
+        *batch.lengths("cpu"),
+    ).occupancy
+    return pruned_rnnt.prune_bounds(occupancy, *batch.lengths("cpu"), s_range)
+
+
+def fused_loss(batch, tensors, bounds, device, lengths_on, **options) -> Tensor:
+    if bounds is not None:
+        bounds = Bounds(bounds.start.to(device), bounds.s_range)
+    return pruned_rnnt.rnnt_loss_fused(
+        *(x.to(device) for x in tensors),
+        batch.targets.to(device),
+        bounds,
+        *batch.lengths(lengths_on),
+        reduction="none",
+        **options,
+    )
+
+
+# Lengths on the CPU give packed rows; on the losses' own device, if that is another, padded rows.
+PLACES = [
+    ("cpu", "cpu"),
+    pytest.param("cuda", "cuda", marks=pytest.mark.gpu),
+    pytest.param("cuda", "cpu", marks=pytest.mark.gpu),
+]
+# Bytes of workspace: everything at once, several chunks, one frame at a time.
+WORKSPACES = [64 << 20, 3000, 1]
+
+
+@pytest.mark.parametrize(("device", "lengths_on"), PLACES)
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize("activation", ["tanh", "relu", "none"])
+@pytest.mark.parametrize("banded", [True, False], ids=["band", "full"])
+@pytest.mark.parametrize("vocabulary", [13, 16])
+def test_equals_the_loss_of_stored_logits(
+    vocabulary, banded, activation, workspace, device, lengths_on, monkeypatch
+) -> None:
+    monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", workspace)
+    batch = make_batch([9, 11, 4], [4, 6, 0], vocabulary, 0)
+    tensors = inputs(batch)
+    bounds = band_of(batch) if banded else None
+    expected = stored_loss(batch, tensors, bounds, activation)
+    loss = fused_loss(batch, tensors, bounds, device, lengths_on, activation=activation)
+    torch.testing.assert_close(loss.cpu(), expected)
+    wanted = gradients(expected, batch.upstream(), *tensors)
+    # Twice: the second pass finds the kept workspace spent.
+    for _ in range(2):
+        for grad, want in zip(gradients(loss, batch.upstream(), *tensors), wanted, strict=True):
+            torch.testing.assert_close(grad, want)
+
+
+@pytest.mark.parametrize(("device", "lengths_on"), PLACES)
+@pytest.mark.parametrize("rnnt_type", ["modified", "constrained", "rna"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay_penalty": 0.2, "blank": -1},
+        {"hat": True, "fastemit_lambda": 0.3},
+        {"clamp": 0.05, "blank": 2},
+    ],
+    ids=lambda x: "-".join(x),
+)
+def test_options(options, rnnt_type, device, lengths_on) -> None:
+    batch = make_batch([9, 11, 4], [4, 6, 0], 13, options.get("blank", 0) % 13)
+    tensors = inputs(batch)
+    start = (torch.arange(11) // 2).clamp_max(torch.tensor([2, 4, 0])[:, None])
+    bounds = Bounds(start.int(), 3)
+    expected = stored_loss(batch, tensors, bounds, "tanh", rnnt_type=rnnt_type, **options)
+    loss = fused_loss(batch, tensors, bounds, device, lengths_on, rnnt_type=rnnt_type, **options)
+    torch.testing.assert_close(loss.cpu(), expected)
+    for grad, want in zip(
+        gradients(loss, batch.upstream(), *tensors),
+        gradients(expected, batch.upstream(), *tensors),
+        strict=True,
+    ):
+        torch.testing.assert_close(grad, want)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 8e-2)],
+    ids=str,
+)
+def test_dtypes(dtype, tolerance, device) -> None:
+    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    tensors = [x.detach().mul(0.3).to(dtype) for x in inputs(batch)]
+    wide = [x.double().requires_grad_() for x in tensors]
+    expected = stored_loss(batch, wide, None, "tanh")
+    given = [x.to(device).requires_grad_() for x in tensors]
+    loss = fused_loss(batch, given, None, device, device)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+    grads = torch.autograd.grad((loss * batch.upstream().to(loss)).sum(), given)
+    for grad, want in zip(grads, gradients(expected, batch.upstream(), *wide), strict=True):
+        assert grad.dtype == dtype
+        scale = want.abs().max().item()
+        torch.testing.assert_close(
+            grad.cpu().double(), want, rtol=tolerance, atol=tolerance * scale
+        )
+
+
+def test_no_bias() -> None:
+    batch = make_batch([5, 4], [2, 1], 13, 0)
+    am, lm, weight, _ = inputs(batch)
+    arguments = (batch.targets, None, *batch.lengths("cpu"))
+    without = pruned_rnnt.rnnt_loss_fused(am, lm, weight, None, *arguments)
+    zeros = torch.zeros(13, dtype=torch.float64)
+    assert torch.equal(without, pruned_rnnt.rnnt_loss_fused(am, lm, weight, zeros, *arguments))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_runs_in_its_dtype(device) -> None:
+    """The same as casting the inputs by hand; gradients come back in the inputs' dtype."""
+    batch = make_batch([9, 7], [4, 3], 16, 0)
+    tensors = [x.detach().float().to(device).requires_grad_() for x in inputs(batch)]
+    with torch.autocast(device, torch.bfloat16):
+        loss = fused_loss(batch, tensors, None, device, device)
+    by_hand = fused_loss(batch, [x.bfloat16() for x in tensors], None, device, device)
+    assert torch.equal(loss, by_hand)
+    for grad in torch.autograd.grad(loss.sum(), tensors):
+        assert grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_may_hold_anything(device) -> None:
+    batch = make_batch([6, 4], [3, 1], 16, 0)
+    clean = [x.detach() for x in inputs(batch)]
+    dirty = [x.clone() for x in clean]
+    dirty[0][1, 4:] = float("nan")
+    dirty[1][1, 2:] = float("nan")
+    grads = []
+    for values in (clean, dirty):
+        leaves = [x.to(device).requires_grad_() for x in values]
+        loss = fused_loss(batch, leaves, None, device, device)
+        grads.append(torch.autograd.grad(loss.sum(), leaves))
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 7, 16, 40, 10_000])
+def test_ragged_chunks_are_whole_frames(limit, monkeypatch) -> None:
+    monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", limit)
+    frames_N, widths_N = [3, 5, 1, 2], [4, 1, 9, 3]
+    cuts = fused_joiner.ragged_chunk_cuts(frames_N, widths_N, 1)
+    ends, row = {0}, 0
+    for frames, width in zip(frames_N, widths_N, strict=True):
+        ends |= {row + t * width for t in range(frames + 1)}
+        row += frames * width
+    assert cuts[0] == 0
+    assert cuts[-1] == row
+    assert set(cuts) <= ends
+    for begin, end in pairwise(cuts):
+        assert begin < end
+        inner = [e for e in ends if begin < e < end]
+        assert end - begin <= limit or not inner

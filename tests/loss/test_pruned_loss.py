@@ -1,0 +1,216 @@
+"""rnnt_loss_pruned against all paths inside the band, and against the full loss for wide bands."""
+
+import pytest
+import torch
+from loss_cases import (
+    DEVICES,
+    RNNT_TYPES,
+    every_small_batch,
+    gradients,
+    make_batch,
+    reference_losses,
+    reference_rows,
+    twin_total,
+)
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt import Bounds
+
+FORMS = [{}, {"from_log_probs": True}, {"hat": True}]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(11)
+
+
+def bounds_of(batch, s_range: int, rnnt_type: str) -> Bounds:
+    """A band that wanders between the first and the last symbol."""
+    start = torch.zeros(batch.size, batch.frames, dtype=torch.int32)
+    step = s_range - 1 if rnnt_type == "regular" else 1
+    for n, (frames, symbols) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True)):
+        last = max(symbols + 1 - s_range, 0)
+        for t in range(1, batch.frames):
+            least = max(int(start[n, t - 1]), last - step * max(frames - 1 - t, 0))
+            most = min(int(start[n, t - 1]) + step, last)
+            start[n, t] = torch.randint(least, most + 1, ())
+    return Bounds(start, s_range)
+
+
+def inside_band(logits: Tensor, bounds: Bounds) -> Tensor:
+    """Logits (N,T,S,V) of the band, differentiable; columns beyond U are those of U."""
+    n = torch.arange(logits.shape[0])[:, None, None]
+    t = torch.arange(logits.shape[1])[None, :, None]
+    return logits[n, t, bounds.ranges.clamp_max(logits.shape[2] - 1)]
+
+
+def packed_band(logits: Tensor, batch) -> Tensor:
+    return torch.cat([logits[n, :t].flatten(0, 1) for n, t in enumerate(batch.frames_N)])
+
+
+def wide_enough(batch, s_range: int, rnnt_type: str):
+    """The utterances that have a band of this width."""
+    step = s_range - 1 if rnnt_type == "regular" else 1
+    kept = [
+        n
+        for n, (t, u) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True))
+        if (t - 1) * step >= u + 1 - s_range
+    ]
+    return batch._replace(
+        frames_N=[batch.frames_N[n] for n in kept],
+        symbols_N=[batch.symbols_N[n] for n in kept],
+        targets=batch.targets[kept],
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("form", FORMS, ids=["logits", "log_probs", "hat"])
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize(
+    ("s_range", "blank", "delay_penalty"), [(2, 0, 0.0), (3, -1, 0.3), (7, 2, -0.2)]
+)
+def test_value_and_gradient_are_those_of_the_paths_inside(
+    rnnt_type, form, packed, s_range, blank, delay_penalty, device
+) -> None:
+    batch = wide_enough(every_small_batch(rnnt_type, blank % 5), s_range, rnnt_type)
+    bounds = bounds_of(batch, s_range, rnnt_type)
+    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
+    logits = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    rows = reference_rows(logits, batch, **form)
+    expected = reference_losses(*rows, batch, rnnt_type, delay_penalty, bounds.start, s_range)
+    (expected_grad,) = gradients(expected, batch.upstream(), logits)
+    band = inside_band(logits, bounds)
+    given = packed_band(band, batch) if packed else band
+    loss = pruned_rnnt.rnnt_loss_pruned(
+        given.to(device),
+        batch.targets.to(device),
+        Bounds(bounds.start.to(device), s_range),
+        *batch.lengths(device),
+        blank=blank,
+        rnnt_type=rnnt_type,
+        delay_penalty=delay_penalty,
+        reduction="none",
+        **form,
+    )
+    torch.testing.assert_close(loss.cpu(), expected)
+    (grad,) = gradients(loss, batch.upstream(), logits)
+    torch.testing.assert_close(grad, expected_grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("s_range", [5, 17, 40])
+def test_larger_bands_equal_the_plain_torch_twin(s_range, rnnt_type, device) -> None:
+    batch = make_batch([37, 41, 40], [21, 0, 36], 7, 0)
+    bounds = bounds_of(batch, s_range, rnnt_type)
+    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
+    logits = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    rows = reference_rows(logits, batch)
+    expected = reference_losses(
+        *rows, batch, rnnt_type, 0.0, bounds.start, s_range, total=twin_total
+    )
+    (expected_grad,) = gradients(expected, batch.upstream(), logits)
+    loss = pruned_rnnt.rnnt_loss_pruned(
+        inside_band(logits, bounds).to(device),
+        batch.targets.to(device),
+        Bounds(bounds.start.to(device), s_range),
+        *batch.lengths(device),
+        rnnt_type=rnnt_type,
+        reduction="none",
+    )
+    torch.testing.assert_close(loss.cpu(), expected)
+    torch.testing.assert_close(gradients(loss, batch.upstream(), logits)[0], expected_grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
+    ids=str,
+)
+def test_dtypes(dtype, tolerance, device) -> None:
+    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    bounds = bounds_of(batch, 4, "regular")
+    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
+    band = inside_band(torch.randn(shape), bounds).to(dtype)
+    losses, grads = [], []
+    for wanted, place in ((torch.float64, "cpu"), (dtype, device)):
+        given = band.to(place, wanted).requires_grad_()
+        loss = pruned_rnnt.rnnt_loss_pruned(
+            given,
+            batch.targets.to(place),
+            Bounds(bounds.start.to(place), 4),
+            *batch.lengths(place),
+            reduction="none",
+        )
+        losses.append(loss.cpu().double())
+        (grad,) = torch.autograd.grad((loss * batch.upstream().to(loss)).sum(), given)
+        assert grad.dtype == wanted
+        grads.append(grad.cpu().double())
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grads[1], grads[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+def test_a_band_over_everything_is_the_full_loss(rnnt_type) -> None:
+    batch = every_small_batch(rnnt_type)
+    columns = batch.symbols + 1
+    logits = torch.randn(batch.size, 4, columns, 5, dtype=torch.float64)
+    bounds = Bounds(torch.zeros(batch.size, 4, dtype=torch.int32), columns)
+    lengths = batch.lengths("cpu")
+    full = pruned_rnnt.rnnt_loss(logits, batch.targets, *lengths, rnnt_type=rnnt_type)
+    pruned = pruned_rnnt.rnnt_loss_pruned(
+        logits, batch.targets, bounds, *lengths, rnnt_type=rnnt_type
+    )
+    torch.testing.assert_close(pruned, full, rtol=1e-13, atol=0)
+
+
+def test_options_are_those_of_the_full_loss() -> None:
+    """FastEmit, clamp, in place: with a band over everything, equal to rnnt_loss."""
+    batch = make_batch([6, 5], [3, 2], 7, 0)
+    logits = torch.randn(2, 6, 4, 7, dtype=torch.float64)
+    bounds = Bounds(torch.zeros(2, 6, dtype=torch.int64), 4)
+    options = {"fastemit_lambda": 0.4, "clamp": 0.1, "reduction": "sum"}
+    grads = []
+    for in_place in (False, True):
+        full, band = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        lengths = batch.lengths("cpu")
+        pruned_rnnt.rnnt_loss(
+            full, batch.targets, *lengths, in_place=in_place, **options
+        ).backward()
+        pruned_rnnt.rnnt_loss_pruned(
+            band, batch.targets, bounds, *lengths, in_place=in_place, **options
+        ).backward()
+        torch.testing.assert_close(band.grad, full.grad, rtol=1e-12, atol=1e-14)
+        grads.append(band.grad)
+    assert torch.equal(grads[0], grads[1])
+
+
+def test_gradcheck() -> None:
+    batch = make_batch([4, 5], [3, 2], 4, 0)
+    bounds = bounds_of(batch, 2, "regular")
+    band = torch.randn(2, 5, 2, 4, dtype=torch.float64, requires_grad=True)
+
+    def loss(x: Tensor) -> Tensor:
+        lengths = batch.lengths("cpu")
+        return pruned_rnnt.rnnt_loss_pruned(x, batch.targets, bounds, *lengths, reduction="none")
+
+    assert torch.autograd.gradcheck(loss, band, eps=1e-6, atol=1e-6)
+
+
+def test_padding_may_hold_anything() -> None:
+    """Also the columns of the band beyond an utterance's last symbol."""
+    batch = make_batch([6, 4], [3, 1], 7, 0)
+    bounds = bounds_of(batch, 3, "regular")
+    band = torch.randn(2, 6, 3, 7, dtype=torch.float64)
+    dirty = band.clone()
+    dirty[1, 4:] = float("nan")
+    dirty[bounds.ranges > torch.tensor([3, 1])[:, None, None]] = float("inf")
+    grads = []
+    for x in (band, dirty):
+        leaf = x.requires_grad_()
+        pruned_rnnt.rnnt_loss_pruned(leaf, batch.targets, bounds, *batch.lengths("cpu")).backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
