@@ -10,7 +10,7 @@
 namespace pruned_rnnt {
 namespace {
 
-// lm (N,U+1,D), start (N,T) -> out (N,T,S,D); columns past U are 0.
+// lm (N,U+1,D), start (N,T) -> out (N,T,S,D); columns outside 0..U are 0.
 void band_gather(const Tensor& lm, const Tensor& start, int64_t s_range, const Tensor& out) {
   const int64_t positions = lm.size(1), D = lm.size(2), T = start.size(1), S = s_range;
   const int32_t* first = data_of<int32_t>(start);
@@ -22,11 +22,13 @@ void band_gather(const Tensor& lm, const Tensor& start, int64_t s_range, const T
     parallel_tasks(start.numel(), rows_per_task(S * D), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
         const int64_t u = first[frame];
-        const int64_t copied = std::max<int64_t>(0, std::min(S, positions - u)) * D;
-        const scalar* from = source + ((frame / T) * positions + u) * D;
-        scalar* to = target + frame * S * D;
-        std::copy(from, from + copied, to);
-        std::fill(to + copied, to + S * D, scalar(0.0f));
+        const int64_t from = std::min(S, std::max<int64_t>(-u, 0));
+        const int64_t until = std::max(from, std::min(S, positions - u));
+        const scalar* rows = source + ((frame / T) * positions + u) * D;
+        scalar* columns = target + frame * S * D;
+        std::fill(columns, columns + from * D, scalar(0.0f));
+        std::copy(rows + from * D, rows + until * D, columns + from * D);
+        std::fill(columns + until * D, columns + S * D, scalar(0.0f));
       }
     });
   });

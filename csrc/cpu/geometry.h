@@ -9,17 +9,21 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "stable.h"
 
 namespace pruned_rnnt {
 
 struct Geometry {
+  // max_symbols: the padded U where the op has it from another tensor.
   Geometry(const Tensor& logit_lengths, const Tensor& target_lengths, const OptionalTensor& start,
-           const OptionalTensor& row_splits, int64_t frames, int64_t columns)
+           const OptionalTensor& row_splits, int64_t frames, int64_t columns,
+           int64_t max_symbols = std::numeric_limits<int32_t>::max())
       : N(logit_lengths.size(0)),
         T(frames),
         S(columns),
+        U(start.has_value() ? max_symbols : std::min(max_symbols, columns - 1)),
         logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
         start(data_or_null<int32_t>(start)),
@@ -31,8 +35,7 @@ struct Geometry {
   int64_t stored_frames_of(int64_t n) const { return packed() ? logit_lengths[n] : T; }
   // Frames that have nodes.
   int64_t frames_of(int64_t n) const {
-    const bool fits = logit_lengths[n] <= T && target_lengths[n] >= 0 &&
-                      (start != nullptr || target_lengths[n] < S);
+    const bool fits = logit_lengths[n] <= T && target_lengths[n] >= 0 && target_lengths[n] <= U;
     return fits ? logit_lengths[n] : 0;
   }
   int64_t width_of(int64_t n) const { return packed() && !start ? symbols_of(n) + 1 : S; }
@@ -43,7 +46,7 @@ struct Geometry {
   int64_t row_of(int64_t n, int64_t t) const { return first_row_of(n) + t * width_of(n); }
   int64_t first_symbol_of(int64_t n, int64_t t) const { return start ? start[n * T + t] : 0; }
 
-  int64_t N, T, S;
+  int64_t N, T, S, U;
   const int32_t* logit_lengths;
   const int32_t* target_lengths;
   const int32_t* start;
@@ -70,9 +73,9 @@ class NodeCursor {
   int64_t n() const { return n_; }
   int64_t t() const { return t_; }
   int64_t u() const { return first_symbol_ + j_; }
-  bool valid() const { return t_ < frames_ && u() <= symbols_; }
+  bool valid() const { return t_ < frames_ && u() >= 0 && u() <= symbols_; }
   // Whether a symbol can be emitted here: valid, and not all symbols are out yet.
-  bool emits() const { return t_ < frames_ && u() < symbols_; }
+  bool emits() const { return valid() && u() < symbols_; }
 
   void advance() {
     if (++j_ < width_) return;

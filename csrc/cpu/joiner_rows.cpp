@@ -75,7 +75,7 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
                  const Tensor& target_lengths, const OptionalTensor& start,
                  const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
                  int64_t activation, const Tensor& hidden) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, lm.size(1) - 1);
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   const int64_t frames = am.size(1), positions = lm.size(1);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
@@ -108,7 +108,8 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
                           const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
                           int64_t S, int64_t row_begin, int64_t activation, const Tensor& grad_am,
                           const Tensor& grad_lm) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                          grad_lm.size(1) - 1);
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   const int64_t frames = grad_am.size(1), positions = grad_lm.size(1);
   if (rows == 0) return;

@@ -73,7 +73,7 @@ class Targets {
 
   // The symbol that this node emits; -1 where it emits none, or none that can be.
   int64_t emitted_at(const NodeCursor& node) const {
-    if (!node.emits() || node.u() >= U_) return -1;
+    if (!node.emits()) return -1;
     const int64_t symbol = symbols_[node.n() * U_ + node.u()];
     return symbol < V_ && symbol != blank_ ? symbol : -1;
   }
@@ -87,7 +87,7 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
                const Tensor& target_lengths, const OptionalTensor& start,
                const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
                int64_t blank, int64_t mode, const Tensor& px, const Tensor& py, const Tensor& lse) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   const Targets symbols(targets, V, blank);
   dispatch_floating(logits.scalar_type(), "log_probs", [&](auto zero) {
@@ -163,7 +163,7 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
                         const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
                         int64_t S, int64_t row_begin, int64_t blank, int64_t mode,
                         double fastemit_lambda, double clamp, const Tensor& grad_logits) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1);
   const Targets symbols(targets, V, blank);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);

@@ -14,6 +14,12 @@ namespace {
 // Scores this close to the largest count as equal, so that rounding does not choose the window.
 constexpr double kTie = 1e-5;
 
+// Lengths that do not fit the padding belong to an utterance without a path, whose band nobody
+// uses: they are cut, so that nothing is read outside.
+int64_t cut(int64_t length, int64_t least, int64_t most) {
+  return std::max(least, std::min(length, most));
+}
+
 // Columns by which a path can move from one frame to the next inside a band of S columns.
 int64_t largest_step(int64_t S, int64_t rnnt_type) { return rnnt_type == 0 ? S - 1 : 1; }
 
@@ -89,8 +95,8 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
     parallel_tasks(N, 1, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         const int64_t offset = n * T * (U + 1);
-        bounds_of_utterance(emit + offset, stay + offset, T, U, frames[n], symbols[n], s_range,
-                            step, padded_search, output + n * T);
+        bounds_of_utterance(emit + offset, stay + offset, T, U, cut(frames[n], 1, T),
+                            cut(symbols[n], 0, U), s_range, step, padded_search, output + n * T);
       }
     });
   });
@@ -145,8 +151,9 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
     parallel_tasks(N, 1, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         const int64_t offset = n * T * (U + 1);
-        exact_bounds_of_utterance(emit + offset, stay + offset, T, U, frames[n], symbols[n],
-                                  s_range, step, from + offset, output + n * T);
+        exact_bounds_of_utterance(emit + offset, stay + offset, T, U, cut(frames[n], 1, T),
+                                  cut(symbols[n], 0, U), s_range, step, from + offset,
+                                  output + n * T);
       }
     });
   });

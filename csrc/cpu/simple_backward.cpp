@@ -121,7 +121,7 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
                                 scales.lm_only};
 
     const auto am_row = [&](int64_t row, real* gradient) {
-      const int64_t n = row / T, first = row * width, positions = batch.symbols[n] + 1;
+      const int64_t n = row / T, first = row * width, positions = batch.positions(n);
       dense_gradient(acoustic, row, language.x + n * width * V, occupancies, first, 1, positions,
                      scales.combined, upstream[n], V, gradient);
       const real scale = (scales.combined + scales.am_only) * upstream[n];
@@ -136,10 +136,10 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
     const auto lm_row = [&](int64_t row, real* gradient) {
       const int64_t n = row / width, u = row % width, first = n * T * width + u;
       dense_gradient(language, row, acoustic.x + n * T * V, occupancies, first, width,
-                     batch.frames[n], scales.combined, upstream[n], V, gradient);
+                     batch.frames(n), scales.combined, upstream[n], V, gradient);
       const real scale = (scales.combined + scales.lm_only) * upstream[n];
       double emit = 0, stay = 0;
-      for (int64_t t = 0; t < batch.frames[n]; ++t) {
+      for (int64_t t = 0; t < batch.frames(n); ++t) {
         emit += static_cast<double>(occupancies.emit(first + t * width));
         stay += static_cast<double>(occupancies.gy[first + t * width]);
       }
@@ -170,11 +170,12 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
     };
     const auto both_sides = [&](auto out_zero) {
       all_rows(
-          grad_am, batch.N * T, [&](int64_t row) { return row % T < batch.frames[row / T]; },
+          grad_am, batch.N * T, [&](int64_t row) { return row % T < batch.frames(row / T); },
           am_row, out_zero);
       all_rows(
           grad_lm, batch.N * width,
-          [&](int64_t row) { return row % width <= batch.symbols[row / width]; }, lm_row, out_zero);
+          [&](int64_t row) { return row % width < batch.positions(row / width); }, lm_row,
+          out_zero);
     };
     if (own_type) {
       both_sides(scalar());

@@ -18,11 +18,18 @@ struct Batch {
       : N(product.size(0)),
         T(product.size(1)),
         width(product.size(2)),
-        frames(data_of<int32_t>(logit_lengths)),
-        symbols(data_of<int32_t>(target_lengths)) {}
+        logit_lengths(data_of<int32_t>(logit_lengths)),
+        target_lengths(data_of<int32_t>(target_lengths)) {}
+
+  // Frames and symbol positions that have nodes; none where the lengths do not fit the padding.
+  int64_t frames(int64_t n) const { return fits(n) ? logit_lengths[n] : 0; }
+  int64_t positions(int64_t n) const { return fits(n) ? target_lengths[n] + 1 : 0; }
+  bool fits(int64_t n) const {
+    return logit_lengths[n] <= T && target_lengths[n] >= 0 && target_lengths[n] < width;
+  }
 
   int64_t N, T, width;  // width is U + 1
-  const int32_t *frames, *symbols;
+  const int32_t *logit_lengths, *target_lengths;
 };
 
 struct Vocabulary {

@@ -69,7 +69,7 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
       const int64_t frame = n * batch.T + t, row = frame * width;
       const scalar* acoustic = data_of<scalar>(am) + frame * V;
       const scalar* language = data_of<scalar>(lm) + n * width * V;
-      const int64_t positions = batch.symbols[n] + 1;
+      const int64_t positions = batch.positions(n);
       run_vectorised<SafeLogarithm>(products + row, data_of<real>(lm_max) + n * width,
                                     data_of<real>(am_max)[frame], positions, normaliser + row);
       for (int64_t u = 0; u < positions; ++u) {
@@ -98,7 +98,7 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
     parallel_tasks(batch.N * batch.T, rows_per_task(16 * width), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
         const int64_t n = frame / batch.T, t = frame % batch.T, row = frame * width;
-        if (t < batch.frames[n]) {
+        if (t < batch.frames(n)) {
           frame_log_probs(n, t);
           continue;
         }
@@ -140,8 +140,7 @@ void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
     parallel_tasks(batch.N * batch.T, rows_per_task(width), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
         const int64_t n = frame / batch.T, row = frame * width;
-        const int64_t positions =
-            frame % batch.T < batch.frames[n] ? int64_t{batch.symbols[n]} + 1 : 0;
+        const int64_t positions = frame % batch.T < batch.frames(n) ? batch.positions(n) : 0;
         run_vectorised<WeightsRow>(emit + row, stay + row, products + row, positions, emit_factor,
                                    static_cast<real>(scale) * upstream[n], output + row);
         std::fill(output + row + positions, output + row + width, real(0));

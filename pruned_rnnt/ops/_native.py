@@ -25,6 +25,8 @@ from pruned_rnnt.ops._library import FALLBACKS, NAMESPACE
 BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
 BUILD_NOTES = "build_notes.txt"
+# Ops that only call others of this library and torch's own: no kernels are wanted for them.
+COMPOSED = frozenset({"ctc", "fused_log_probs", "fused_log_probs_backward"})
 
 logger = logging.getLogger("pruned_rnnt")
 
@@ -110,13 +112,15 @@ def has_native_kernel(op: str, device: str) -> bool:
 def backend_report() -> str:
     """Which backend each device and each op uses in this process, and why, as text of some lines.
 
-    "native" is a compiled kernel, "fallback" plain torch (which every other device uses).
+    "native" is a compiled kernel, "fallback" plain torch (which every other device uses), and
+    "composed" an op that calls other ops and torch's own kernels.
     """
     lines = [f"torch {torch.__version__}, PRUNED_RNNT_BACKEND={requested_backend()}"]
     lines += [f"{device}: {_STATE.get(device, 'not loaded')}" for device in DEVICES]
     width = max(map(len, FALLBACKS), default=0) + 2
     lines.append("op".ljust(width) + "".join(device.ljust(10) for device in DEVICES).rstrip())
     for op in FALLBACKS:
-        cells = ["native" if has_native_kernel(op, device) else "fallback" for device in DEVICES]
+        without = "composed" if op in COMPOSED else "fallback"
+        cells = ["native" if has_native_kernel(op, device) else without for device in DEVICES]
         lines.append(op.ljust(width) + "".join(cell.ljust(10) for cell in cells).rstrip())
     return "\n".join(lines)
