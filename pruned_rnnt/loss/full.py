@@ -43,7 +43,7 @@ def rnnt_loss(
             utterance after the other (packed_row_splits). Log-probabilities, with from_log_probs.
         targets: (N, U) integers in 0..V-1, not the blank; padding may hold anything.
         logit_lengths, target_lengths: (N,) integers, on the device of logits or the CPU. The
-            default is T and U; packed logits need them.
+            default is T and U; packed logits need logit_lengths.
         blank: column of the blank; negative counts from the end.
         rnnt_type: `regular`: any number of symbols a frame. `modified`: one at most, and a frame
             emits a symbol or a blank. `constrained`: as modified, a symbol followed by the blank of
