@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -39,6 +40,9 @@ def run_shards(
             min(num_jobs, len(shards)) or 1,
             mp_context=multiprocessing.get_context("spawn"),
             max_tasks_per_child=1,
+            initializer=torch.set_num_threads,
+            # Processes share the cores already; threads on top of them only wait for one another.
+            initargs=(1,),
         ) as pool,
     ):
         task = progress.add_task(description, total=sum(sizes))

@@ -20,7 +20,7 @@ def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> Float
         return samples_S
     ratio = Fraction(target_rate, source_rate)
     resampled_S = scipy.signal.resample_poly(samples_S, ratio.numerator, ratio.denominator)
-    return resampled_S.astype(np.float32)
+    return np.asarray(resampled_S, dtype=np.float32)
 
 
 def perturb_speed(samples_S: FloatArray, speed: float) -> FloatArray:
