@@ -1,0 +1,55 @@
+"""ctc_loss: warp-ctc's contract over torch's implementation."""
+
+import pytest
+import torch
+from loss_cases import DEVICES, gradients, make_batch
+
+import pruned_rnnt
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("blank", [0, 3, -1])
+def test_equals_torch_and_infeasible_utterances_cost_nothing(blank, device) -> None:
+    torch.manual_seed(2)
+    # The third has fewer frames than symbols, the fourth no symbols.
+    batch = make_batch([9, 7, 2, 5], [4, 3, 4, 0], 6, blank % 6)
+    logits = (3 * torch.randn(4, 9, 6, dtype=torch.float64)).to(device).requires_grad_()
+    targets = batch.targets.clone()
+    targets[3] = -7  # padding may hold anything
+    lengths = batch.lengths(device)
+    loss = pruned_rnnt.ctc_loss(logits, targets.to(device), *lengths, blank=blank, reduction="none")
+    expected = torch.nn.functional.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1),
+        batch.targets.to(device),
+        *lengths,
+        blank=blank % 6,
+        reduction="none",
+        zero_infinity=True,
+    )
+    assert loss[2] == 0
+    torch.testing.assert_close(loss, expected)
+    (grad,) = gradients(loss, batch.upstream(), logits)
+    assert not grad[2].any()
+    torch.testing.assert_close(grad, gradients(expected, batch.upstream(), logits)[0])
+
+
+def test_log_probs_and_activations_give_the_same() -> None:
+    logits = torch.randn(2, 8, 5)
+    targets = torch.tensor([[1, 2, 2], [4, 3, 1]])
+    losses = [
+        pruned_rnnt.ctc_loss(x, targets, reduction="sum")
+        for x in (logits, logits.log_softmax(-1), logits + 7)
+    ]
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(losses[2], losses[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_dtypes(dtype) -> None:
+    logits = torch.randn(2, 8, 5).to(dtype).requires_grad_()
+    targets = torch.tensor([[1, 2, 2], [4, 3, 1]])
+    loss = pruned_rnnt.ctc_loss(logits, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, pruned_rnnt.ctc_loss(logits.float(), targets))
+    loss.backward()
+    assert logits.grad.dtype == dtype

@@ -1,0 +1,33 @@
+"""The packed layout: which row belongs to which utterance."""
+
+import pytest
+import torch
+from loss_cases import DEVICES
+
+import pruned_rnnt
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_row_splits_and_ids(device) -> None:
+    splits = pruned_rnnt.packed_row_splits(
+        torch.tensor([3, 1, 2], device=device), torch.tensor([1, 0, 2], device=device)
+    )
+    assert splits.tolist() == [0, 6, 7, 13]
+    assert splits.dtype == torch.int64
+    expected = [0] * 6 + [1] + [2] * 6
+    assert pruned_rnnt.row_splits_to_row_ids(splits).tolist() == expected
+    assert pruned_rnnt.row_splits_to_row_ids(splits, 13).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_utterances_without_rows(dtype) -> None:
+    ids = pruned_rnnt.row_splits_to_row_ids(torch.tensor([0, 0, 2, 2, 3, 3], dtype=dtype))
+    assert ids.tolist() == [1, 1, 3]
+    assert ids.dtype == dtype
+    assert pruned_rnnt.row_splits_to_row_ids(torch.tensor([0], dtype=dtype)).tolist() == []
+
+
+@pytest.mark.parametrize("splits", [torch.tensor([0.0, 1.0]), torch.zeros(2, 2).long()])
+def test_refused(splits) -> None:
+    with pytest.raises(ValueError, match=r"row_splits is .* it must be integers"):
+        pruned_rnnt.row_splits_to_row_ids(splits)
