@@ -1,0 +1,54 @@
+"""torch.library.opcheck on every raw op: schema, fake, and tracing by AOTAutograd."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pruned_rnnt.ops._library import FALLBACKS
+from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, poison
+
+
+def fused_calls() -> Iterator[Call]:
+    """Two chunks of a padded lattice, T = 3, U = 2, V = 6 in 8 columns, D = 5."""
+    batch = batch_of([3, 2], [2, 1], 6)
+    inputs = [torch.randn(shape) for shape in ((2, 3, 5), (2, 3, 5), (8, 5), (8,))]
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    layout = (batch.targets, *lengths, None, None, 3, 3, [0, 12, 18], 6, 0, 0, 1)
+    workspace = [poison(12, width, dtype=torch.float32) for width in (5, 8)]
+    rows = [torch.rand(18) for _ in range(3)]
+    yield Call("fused_log_probs", (*inputs, *layout), (*workspace, *rows))
+    sums = [torch.empty_like(x) for x in inputs]
+    upstream = torch.randn(2)
+    yield Call(
+        "fused_log_probs_backward",
+        (upstream, *inputs, *rows, *layout, 0.0, 0.0, False),
+        (*workspace, *sums),
+    )
+
+
+def ctc_calls() -> Iterator[Call]:
+    log_probs = torch.randn(2, 7, 5).log_softmax(-1)
+    targets, lengths = torch.tensor([[1, 2], [3, 3]]), (torch.tensor([7, 5]), torch.tensor([2, 1]))
+    outputs = (poison(2, dtype=torch.float32), torch.empty_like(log_probs))
+    yield Call("ctc", (log_probs, targets, *lengths, 0), outputs)
+
+
+def first_calls() -> dict[str, Call]:
+    torch.manual_seed(0)
+    found: dict[str, Call] = {}
+    for calls in (all_calls(SHAPES[0], torch.float32), fused_calls(), ctc_calls()):
+        for call in calls:
+            found.setdefault(call.op, call)
+    return found
+
+
+@pytest.mark.parametrize("op", sorted(FALLBACKS))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_opcheck(op, device) -> None:
+    call = first_calls()[op]
+    arguments = [
+        x.clone().to(device) if isinstance(x, torch.Tensor) else x
+        for x in (*call.inputs, *call.outputs)
+    ]
+    torch.library.opcheck(getattr(torch.ops.pruned_rnnt, op).default, tuple(arguments))
