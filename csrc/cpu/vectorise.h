@@ -1,9 +1,15 @@
 // Hot loops compiled for several instruction sets in one portable binary.
 //
+// ATEN_CPU_CAPABILITY=default|avx2|avx512, by which torch's own kernels can be held back, holds
+// these back too.
+//
 // A hot loop is a struct with `template <...> static PRUNED_RNNT_INLINE auto run(arguments...)`;
 // run_vectorised<Loop>(arguments...) calls the version for the widest instruction set that the
 // running processor has. The choice is by call, so that a loop should be worth a microsecond.
 #pragma once
+
+#include <cstdlib>
+#include <string_view>
 
 #include "log_math.h"
 
@@ -19,7 +25,10 @@ enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
 inline InstructionSet detect_instruction_set() {
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  const char* wanted = std::getenv("ATEN_CPU_CAPABILITY");
+  const std::string_view limit = wanted != nullptr ? wanted : "";
+  if (limit == "default") return InstructionSet::kBaseline;
+  if (limit != "avx2" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return InstructionSet::kAvx512;
   }

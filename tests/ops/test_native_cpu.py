@@ -4,6 +4,11 @@ The fallbacks are tested against brute force elsewhere; here the two must agree 
 every element written, for all layouts, topologies and dtypes.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -55,3 +60,64 @@ def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
                 equal_nan=True,
                 msg=lambda text, c=call, i=index: f"output {i} of {describe(c)}\n{text}",
             )
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_kernels_for_older_processors(capability) -> None:
+    # Which version of a loop runs is fixed when the library is loaded.
+    selected = [f"{__file__}::test_kernel_equals_fallback", "-k", "ragged and float32"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *selected],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "1 passed" in result.stdout
+
+
+def units_in_the_last_place(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest error of got, in units of the last place of the exact float64 values."""
+    rounded = exact.to(got.dtype)
+    unit = torch.nextafter(rounded.abs(), torch.tensor(float("inf"))).double() - rounded.abs()
+    return float(((got.double() - exact).abs() / unit).max())
+
+
+def test_exp_is_accurate() -> None:
+    x = torch.cat([torch.zeros(1), -torch.logspace(-8, 1.94, 200_001)])[None, None]
+    maximum, x_exp = torch.empty(1, 1), torch.empty_like(x)
+    torch.ops.pruned_rnnt.exp_rows(x, torch.tensor([1], dtype=torch.int32), 0, maximum, x_exp)
+    assert units_in_the_last_place(x_exp, x.double().exp()) < 1.5
+
+
+def test_exp_keeps_infinity_and_nan() -> None:
+    x = torch.tensor([[0.0, -float("inf"), -1e4, -104.0], [float("nan"), 0.0, 1.0, 2.0]])[None]
+    maximum, x_exp = torch.empty(1, 2), torch.empty_like(x)
+    torch.ops.pruned_rnnt.exp_rows(x, torch.tensor([2], dtype=torch.int32), 0, maximum, x_exp)
+    assert x_exp[0, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert x_exp[0, 1].isnan().tolist() == [True, False, False, False]
+
+
+def test_log_is_accurate() -> None:
+    product = torch.logspace(-27, 30, 100_001)[None, None]
+    width = product.shape[2]
+    zeros = torch.zeros(1, width, 1)
+    lengths = [torch.tensor([size], dtype=torch.int32) for size in (1, width - 1)]
+    targets = torch.zeros(1, width - 1, dtype=torch.int32)
+    px, py, logz = (torch.empty(1, 1, width) for _ in range(3))
+    maxima = (torch.zeros(1, 1), torch.zeros(1, width))
+    inputs = (zeros[:, :1], zeros, *maxima, product, None, None, None, targets, *lengths)
+    torch.ops.pruned_rnnt.simple_log_probs(*inputs, 0, 0.0, 0.0, px, py, logz)
+    assert units_in_the_last_place(logz, product.double().log()) < 2
+
+
+def test_tanh_is_accurate() -> None:
+    x = torch.logspace(-20, 2, 100_000)
+    am = torch.cat([x, -x, torch.tensor([0.0, float("inf"), -float("inf")])])[None, None]
+    lengths = [torch.tensor([size], dtype=torch.int32) for size in (1, 0)]
+    hidden = torch.empty(1, am.shape[2])
+    geometry = (*lengths, None, None, 1, 1, 0)
+    torch.ops.pruned_rnnt.joiner_rows(am, torch.zeros_like(am), *geometry, 1, hidden)
+    assert units_in_the_last_place(hidden, am[0].double().tanh()) < 3
