@@ -161,7 +161,8 @@ class Zipformer(nn.Module):
                 next chunk begins 2 C frames later.
             state: from `streaming_init_states`, or from the chunk before.
             lengths: (N,) feature frames that are real, where streams end within this chunk; None:
-                all are. Encoder frames beyond `subsampled_length(lengths)` mean nothing.
+                all are. Of the C / 2 encoder frames those beyond `subsampled_length(lengths)` mean
+                nothing.
 
         Returns:
             (N, C / 2, E), and the state for the next chunk.

@@ -1,0 +1,162 @@
+"""Training: exact continuation, a gradient for every parameter, schedules in effect."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
+from pruned_rnnt.model.zipformer.whiten import Whiten
+from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch
+
+
+def one_step(encoder: Zipformer, optimiser: torch.optim.Optimizer, step: int) -> float:
+    batch, lengths, _ = ragged_batch([60, 41])
+    encoder.set_step(step)
+    encoded, frames = encoder(batch, lengths)
+    loss = sum(
+        (encoded[n, :count] * torch.linspace(-1, 1, encoded.size(-1))).square().mean()
+        for n, count in enumerate(frames.tolist())
+    )
+    assert isinstance(loss, Tensor)
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+
+def optimiser_of(encoder: Zipformer) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(encoder.parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize("config", [TINY, CAUSAL])
+def test_a_run_continues_exactly(config: ZipformerConfig) -> None:
+    """What is saved is the state dicts, torch's generator and the step."""
+    torch.manual_seed(0)
+    encoder = Zipformer(config).train()
+    optimiser = optimiser_of(encoder)
+    for step in range(4):
+        one_step(encoder, optimiser, 1500 * step)
+    file = io.BytesIO()
+    saved: dict[str, Any] = {
+        "encoder": encoder.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "generator": torch.get_rng_state(),
+    }
+    torch.save(saved, file)
+    expected = [one_step(encoder, optimiser, 1500 * step) for step in range(4, 10)]
+
+    file.seek(0)
+    loaded = torch.load(file)
+    again = Zipformer(config).train()
+    again.load_state_dict(loaded["encoder"])
+    optimiser = optimiser_of(again)
+    optimiser.load_state_dict(loaded["optimiser"])
+    torch.set_rng_state(loaded["generator"])
+    assert [one_step(again, optimiser, 1500 * step) for step in range(4, 10)] == expected
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    flags = [module.over_limit.item() for module in again.modules() if isinstance(module, Whiten)]
+    assert True in flags
+    assert False in flags
+
+
+@pytest.mark.parametrize("config", [TINY, CAUSAL])
+def test_every_parameter_has_a_gradient_on_every_batch(config: ZipformerConfig) -> None:
+    """Whatever is skipped, distributed training must find all of them in the graph."""
+    torch.manual_seed(2)
+    encoder = Zipformer(config).train()
+    batch, lengths, _ = ragged_batch([40, 31, 40])
+    for step in [0, 0, 0, 300, 3000, 60000]:
+        encoder.zero_grad()
+        encoder.set_step(step)
+        encoder(batch, lengths)[0].square().mean().backward()
+        for name, parameter in encoder.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
+def test_training_is_noisier_early() -> None:
+    """Two passes over one batch differ by the skips and dropout, whose rates fall."""
+    encoder = Zipformer(TINY).train()
+    batch, lengths, _ = ragged_batch([60] * 8)
+    spread = []
+    for step in (0, 100_000):
+        torch.manual_seed(3)
+        encoder.set_step(step)
+        with torch.no_grad():
+            outputs = torch.stack([encoder(batch, lengths)[0] for _ in range(8)])
+        spread.append(outputs.std(dim=0).mean().item())
+    assert spread[0] > 1.2 * spread[1] > 0
+
+
+def test_copies_have_a_clock_of_their_own() -> None:
+    encoder = Zipformer(TINY)
+    other = copy.deepcopy(encoder)
+    other.set_step(7)
+    assert (encoder.clock.step, other.clock.step) == (0.0, 7.0)
+    clocks = {id(module.clock) for module in other.modules() if hasattr(module, "clock")}
+    assert clocks == {id(other.clock)}
+
+
+def test_layers_come_in_one_after_the_other() -> None:
+    encoder = Zipformer(TINY)
+    skips = {
+        name: module.skip
+        for name, module in encoder.named_modules()
+        if name.endswith(".bypass") and ".layers." in name
+    }
+    begins = [skip.points[0] for skip in skips.values()]
+    ends = [skip.points[1] for skip in skips.values()]
+    share = TINY.warm_up_steps / 5
+    assert [step for step, _ in begins] == [
+        pytest.approx(share * at) for at in (1.0, 2.0, 2.5, 3.0, 4.0)
+    ]
+    assert [step for step, _ in ends] == [
+        pytest.approx(share * at) for at in (2.0, 2.5, 3.0, 4.0, 5.0)
+    ]
+    assert {value for _, value in begins} == {0.5}
+    assert [value for _, value in ends] == [
+        pytest.approx(0.035 * rate**0.5) for rate in (1, 2, 2, 4, 2)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_training_under_autocast(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    encoder = Zipformer(CAUSAL).train()
+    batch, lengths, _ = ragged_batch([50, 50])
+    for step in range(3):
+        encoder.set_step(step)
+        with torch.autocast("cpu", dtype=dtype):
+            encoded, _ = encoder(batch, lengths)
+        encoded.square().mean().backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_training_on_the_device(dtype: torch.dtype) -> None:
+    """With a scaled loss, as float16 needs; and the same numbers twice."""
+    batch, lengths, _ = ragged_batch([50, 44])
+    seen = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        encoder = Zipformer(CAUSAL).train().cuda()
+        for step in range(4):
+            encoder.set_step(step * 2000)
+            with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+                encoded, _ = encoder(batch.cuda(), lengths)
+            (encoded.square().mean() * 256).backward()
+        gradients = [parameter.grad for parameter in encoder.parameters()]
+        assert all(gradient.isfinite().all() for gradient in gradients)
+        seen.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert torch.equal(seen[0], seen[1])
