@@ -26,6 +26,8 @@ def write_int8(source: Path, target: Path) -> None:
             target,
             op_types_to_quantize=["MatMul", "Gemm", "Gather"],
             weight_type=QuantType.QInt8,
+            # Seven bits: without VNNI instructions products of eight bits overflow their sums.
+            reduce_range=True,
         )
     finally:
         root.setLevel(level)

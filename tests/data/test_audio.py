@@ -1,0 +1,54 @@
+"""Audio files of many kinds come in as 16 kHz samples and features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from pruned_rnnt.data.audio import audio_features, read_audio, resample
+
+
+def tone(rate: int, seconds: float = 0.5, pitch: float = 440.0) -> np.ndarray:
+    time = np.arange(int(rate * seconds)) / rate
+    return (0.5 * np.sin(2 * np.pi * pitch * time)).astype(np.float32)
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100, 48000])
+@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_files_become_16_khz(rate: int, suffix: str, channels: int, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(path, np.stack([tone(rate)] * channels, axis=1), rate)
+    samples = read_audio(path)
+    assert samples.dtype == np.float32
+    assert samples.ndim == 1
+    # An mp3 has some padding at both ends.
+    assert abs(len(samples) - 8000) <= (2500 if suffix == "mp3" else 1)
+    spectrum = np.abs(np.fft.rfft(samples[1000:7000]))
+    pitch = np.argmax(spectrum) * 16000 / 6000
+    assert abs(pitch - 440) < 5
+    assert np.abs(samples).max() == pytest.approx(0.5, abs=0.08)
+
+
+def test_resampling_keeps_samples_at_16_khz() -> None:
+    samples = tone(16000)
+    assert resample(samples, 16000) is samples
+
+
+def test_features_are_a_frame_each_10_ms() -> None:
+    assert audio_features(tone(16000)).shape == (50, 80)
+
+
+def test_what_is_no_audio_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not found"):
+        read_audio(tmp_path / "absent.wav")
+    text = tmp_path / "a.wav"
+    text.write_text("no sound")
+    with pytest.raises(ValueError, match="cannot be read as audio"):
+        read_audio(text)
+    soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
+    with pytest.raises(ValueError, match="no samples"):
+        read_audio(tmp_path / "empty.wav")

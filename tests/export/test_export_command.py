@@ -1,0 +1,227 @@
+"""A trained run through `export`: sherpa-onnx hears what our own decoding hears."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from tone_corpus import TONES, make_corpus, sing
+
+import pruned_rnnt
+from pruned_rnnt.cli import EXIT_FAILED, EXIT_USAGE, main
+from pruned_rnnt.data.audio import audio_features, read_audio
+from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.wer import Transcript, count_errors
+from pruned_rnnt.export import extras
+from pruned_rnnt.export.graphs import Graph, decoder, joiner
+from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.export.verify import run_recognise, verify
+from pruned_rnnt.train.run import LoadedModel, load_model, run_config
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+pytest.importorskip("sherpa_onnx")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal model which has learnt its five words nearly without errors."""
+    corpus = make_corpus(tmp_path_factory.mktemp("tones"))
+    folder = tmp_path_factory.mktemp("exp") / "tones"
+    settings = [
+        f"data.path={corpus}",
+        "data.num_workers=0",
+        "data.max_duration=60",
+        "data.num_buckets=2",
+        "data.augmentation.spec_augment.enabled=false",
+        f"train.folder={folder}",
+        "train.device=cpu",
+        "train.steps=260",
+        "train.validate_every=1000",
+        "train.save_every=1000",
+        "train.average_decay=0.9",
+        "optimiser.learning_rate=5e-3",
+        "schedule.warm_up_steps=20",
+        "loss.warm_up_steps=20",
+        "model.encoder.layers=2",
+        "model.encoder.dim=48",
+        "model.encoder.heads=2",
+        "model.encoder.feedforward_dim=96",
+        "model.encoder.kernel_size=5",
+        "model.encoder.subsampling_channels=8",
+        "model.encoder.dropout=0",
+        "model.encoder.causal=true",
+        "model.encoder.chunk_size=8",
+        "model.encoder.left_chunks=3",
+        "model.predictor.dim=32",
+        "model.joiner_dim=48",
+    ]
+    assert main(["train", *settings]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def utterances(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[str]]:
+    """120 utterances, about 300 words, and their texts."""
+    rng = np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("audio")
+    paths, texts = [], []
+    for index in range(120):
+        words = [str(word) for word in rng.choice(list(TONES), size=rng.integers(1, 5))]
+        paths.append(folder / f"{index}.wav")
+        soundfile.write(paths[-1], sing(words, rng), 16000)
+        texts.append(" ".join(words))
+    return paths, texts
+
+
+def error_rate(texts: list[str], heard: list[str]) -> float:
+    transcripts = [
+        Transcript(id="", reference=tuple(text.split()), hypothesis=tuple(words.split()))
+        for text, words in zip(texts, heard, strict=True)
+    ]
+    return count_errors(transcripts).rate
+
+
+@pytest.fixture(scope="module")
+def offline(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("offline")
+    assert main(["export", str(run), "--int8", "--fp16", "--output", str(folder)]) == 0
+    return folder
+
+
+def graphs_of(loaded: LoadedModel) -> tuple[Graph, ...]:
+    encoder = encoder_graph(loaded.model, OnnxOptions())
+    return (encoder, decoder(loaded.model), joiner(loaded.model))
+
+
+def test_sherpa_onnx_hears_what_we_hear(
+    run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
+) -> None:
+    paths, texts = utterances
+    loaded = load_model(run_config(run))
+    found = verify(loaded.model, loaded.tokenizer, graphs_of(loaded), offline, paths)
+    assert [result.precision for result in found] == ["fp32", "int8", "fp16"]
+    assert found[0].exact, "\n".join(found[0].lines())
+    rates = [error_rate(texts, [pair.exported for pair in result.texts]) for result in found]
+    assert rates[0] < 0.2, "the model has not learnt enough for this to mean anything"
+    assert max(rates) - rates[0] <= 0.01
+    assert not found[1].exact, "int8 cannot be as exact as float32"
+    readme = (offline / "README.md").read_text()
+    assert "python recognise.py" in readme
+    assert "--precision int8" in readme
+    assert "## Streaming" not in readme
+
+
+def test_streaming_hears_what_our_stream_hears(
+    run: Path,
+    utterances: tuple[list[Path], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths, texts = utterances
+    arguments = ["export", str(run), "--streaming", "--output", str(tmp_path), "--verify"]
+    assert main([*arguments, *map(str, paths)]) == 0
+    shown = capsys.readouterr().out
+    assert f"sherpa-onnx fp32: {len(paths)} of {len(paths)} texts" in shown
+    assert "\nverified\n" in shown
+    # The model never heard the digital silence that ends a stream, and may add a word to it.
+    heard = [line["text"] for line in run_recognise(tmp_path, paths)]
+    starts = [words.startswith(text) for text, words in zip(texts, heard, strict=True)]
+    assert sum(starts) > len(starts) / 2
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert (settings["chunk_frames"], settings["left_frames"]) == (8, 24)
+    assert "## Streaming" in (tmp_path / "README.md").read_text()
+
+
+def test_modified_beam_search_agrees(
+    run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
+) -> None:
+    paths, texts = utterances
+    theirs = [line["text"] for line in run_recognise(offline, paths, method="modified_beam_search")]
+    loaded = load_model(run_config(run))
+    ours = []
+    for path in paths:
+        features = audio_features(read_audio(path))
+        with torch.inference_mode():
+            encoded = loaded.model.encode(features[None], torch.tensor([len(features)]))
+        found = modified_beam_search(loaded.model, *encoded, silent_symbols=[2])
+        ours.append(loaded.tokenizer.decode(found[0][0].symbols))
+    assert abs(error_rate(texts, ours) - error_rate(texts, theirs)) <= 0.005
+
+
+def test_verifying_notices_another_model(
+    run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
+) -> None:
+    """The proof can fail: parameters changed after the export are found out."""
+    loaded = load_model(run_config(run))
+    with torch.no_grad():
+        loaded.model.joiner.output_linear.bias[0] -= 0.01
+    found = verify(loaded.model, loaded.tokenizer, graphs_of(loaded), offline, utterances[0][:3])
+    assert found[0].differences["joiner.onnx logit"] == pytest.approx(0.01, rel=0.01)
+    assert not found[0].exact
+
+
+def test_torch_file_is_loaded_back(
+    run: Path,
+    utterances: tuple[list[Path], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = utterances[0][:6]
+    assert main(["export", str(run), "--format", "torch", "--output", str(tmp_path / "out")]) == 0
+    recogniser = pruned_rnnt.load(tmp_path / "out")
+    capsys.readouterr()
+    assert main(["transcribe", str(run), *map(str, paths), "--times"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main(["transcribe", str(tmp_path / "out/model.pt"), *map(str, paths), "--times"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    for path in paths:
+        heard = recogniser.transcribe(path)
+        assert f"{path}\t{heard.text}" in lines
+        assert [word.word for word in heard.words] == heard.text.split()
+        seconds = soundfile.info(path).duration
+        times = [time for word in heard.words for time in (word.start, word.end)]
+        assert all(0 <= time <= seconds + 0.05 for time in times)
+        assert [word.start for word in heard.words] == sorted(word.start for word in heard.words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["export", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
+        (["export", "RUN", "--chunk", "4"], EXIT_FAILED, "--chunk and --left are for --streaming"),
+        (["export", "RUN", "--streaming", "--chunk", "-4"], EXIT_FAILED, "at least 1"),
+        (["export", "RUN", "--format", "torch", "--int8"], EXIT_FAILED, "for --format onnx"),
+        (["export", "RUN", "--verify", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
+        (["export", "RUN", "decode.checkpoint=absent.pt"], EXIT_FAILED, "not found: absent.pt"),
+        (["export", "RUN", "decode.checkpoint=RUN/config.yaml"], EXIT_FAILED, "no checkpoint"),
+        (["transcribe", "/nowhere", "a.wav"], EXIT_FAILED, "no model at /nowhere"),
+        (["transcribe", "RUN", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
+        (["transcribe", "RUN", "RUN/config.yaml"], EXIT_FAILED, "cannot be read as audio"),
+        (["transcribe", "RUN/config.yaml", "a.wav"], EXIT_FAILED, "no model file"),
+    ],
+)
+def test_errors_are_one_line(
+    run: Path,
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([argument.replace("RUN", str(run)) for argument in arguments]) == code
+    shown = capsys.readouterr().err.strip()
+    assert message in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_missing_package_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else name)
+    assert main(["export", str(run)]) == EXIT_FAILED
+    assert "onnxscript is not installed: pip install" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""The torch file holds the model, and foreign files are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.export.model_file import load_model, save_model
+from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.export.recogniser import Recogniser
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
+
+
+def make_model(vocab_size: int, **changes: object) -> TransducerModel:
+    torch.manual_seed(0)
+    encoder = ConformerConfig(
+        layers=1,
+        dim=16,
+        heads=2,
+        feedforward_dim=16,
+        kernel_size=3,
+        subsampling_channels=4,
+        **changes,  # type: ignore[arg-type]
+    )
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    model = TransducerModel(config, vocab_size, LossConfig(hat=True, kind="full", ctc_scale=0.0))
+    with torch.no_grad():
+        for parameter in model.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    return model.eval()
+
+
+def test_everything_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = make_model(len(tokenizer), causal=True)
+    save_model(model, tokenizer, tmp_path / "model.pt", "test")
+    loaded, symbols = load_model(tmp_path)
+    assert loaded.config == model.config
+    assert loaded.loss_config == model.loss_config
+    assert symbols.symbols == tokenizer.symbols
+    assert not loaded.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_foreign_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = make_model(len(tokenizer))
+    good = tmp_path / "good.pt"
+    save_model(model, tokenizer, good, "test")
+    values = torch.load(good, weights_only=True)
+
+    def written(name: str, **changes: object) -> Path:
+        torch.save({**values, **changes}, tmp_path / name)
+        return tmp_path / name
+
+    truncated = tmp_path / "truncated.pt"
+    truncated.write_bytes(good.read_bytes()[:-500])
+    other = {"model": {"encoder": {"dimension": 3}}, "loss": {}}
+    state = dict(values["state"])
+    state.pop("predictor.embedding.weight")
+    for path, message in (
+        (tmp_path / "absent.pt", "no model at"),
+        (tmp_path / "folder", "no model at"),
+        (truncated, "truncated or no model file"),
+        (written("checkpoint.pt", format="pruned_rnnt checkpoint"), "but pruned_rnnt checkpoint"),
+        (written("newer.pt", version=99), "version 99"),
+        (written("config.pt", config=other), "architecture this program lacks"),
+        (written("state.pt", state=state), "architecture this program lacks"),
+    ):
+        with pytest.raises(ExportError, match=message) as error:
+            load_model(path)
+        assert len(str(error.value).splitlines()) == 1
+
+
+def test_tokens_of_another_model_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="not of the same run"):
+        save_model(make_model(len(tokenizer) + 1), tokenizer, tmp_path / "model.pt", "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, OnnxOptions(streaming=True), "not causal"),
+        ({}, OnnxOptions(left=4), "for --streaming"),
+        ({"causal": True}, OnnxOptions(streaming=True, left=-1), "at least 1"),
+        ({"causal": True, "left_chunks": 0}, OnnxOptions(streaming=True), "at least 1"),
+    ],
+)
+def test_impossible_encoders_are_refused(
+    changes: dict[str, object], options: OnnxOptions, message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        encoder_graph(make_model(9, **changes), options)
+
+
+def test_sizes_default_to_those_of_training() -> None:
+    model = make_model(9, causal=True, chunk_size=6, left_chunks=3)
+    graph = encoder_graph(model, OnnxOptions(streaming=True))
+    assert graph.inputs[0].shape == (2, 27, 80)
+    assert graph.inputs[1].shape == (1, 18, 2, 16)
+    assert graph.inputs[2].shape == (1, 2, 2, 16)
+
+
+def test_windows_give_what_the_whole_gives(tokenizer: Tokenizer) -> None:
+    """A model of bounded reach hears long audio window by window as at once, frame by frame."""
+    model = make_model(len(tokenizer), causal=True, chunk_size=5, left_chunks=1)
+    features = torch.randn(1503, 80) * 5 - 7
+    whole = Recogniser(model, tokenizer, window_seconds=100).transcribe_features(features)
+    assert len(whole.text) > 20
+    for window_seconds, overlap_seconds in ((4.0, 1.0), (2.0, 0.4), (0.2, 0.6)):
+        windows = Recogniser(
+            model, tokenizer, window_seconds=window_seconds, overlap_seconds=overlap_seconds
+        ).transcribe_features(features)
+        assert windows.text == whole.text
+        assert windows.words == whole.words
+
+
+def test_very_short_audio_is_heard_as_something(tokenizer: Tokenizer) -> None:
+    recogniser = Recogniser(make_model(len(tokenizer)), tokenizer)
+    assert isinstance(recogniser.transcribe_features(torch.zeros(1, 80)).text, str)
