@@ -18,7 +18,8 @@ from pruned_rnnt.model.zipformer import (
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder, sine_features
 
 # Computed by an independent float32 implementation of the published model from the sine weights
-# and 131 sine features: every fifth channel of all frames, flattened, every 19th of these, eleven in all.
+# and 131 sine features: every fifth channel of all frames, flattened, and
+# of these every 19th, eleven in all.
 KNOWN = [
     (
         TINY,
