@@ -151,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
         "transcribe",
         _transcribe,
         "recognise audio files of any length and rate",
-        "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote.",
+        "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote.\n"
+        "With - for AUDIO a causal model hears raw 16-bit samples at 16 kHz while they come:\n"
+        "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",
     )
     transcribe.add_argument("model", type=Path, metavar="MODEL")
     transcribe.add_argument("audio", type=Path, nargs="+", metavar="AUDIO")
@@ -316,7 +318,7 @@ def _export(options: argparse.Namespace, console: Console) -> int:
 
 
 def _transcribe(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.export.command import print_transcriptions
+    from pruned_rnnt.export.command import print_live, print_transcriptions
     from pruned_rnnt.export.recogniser import Recogniser, load
     from pruned_rnnt.train.experiment import CONFIG_NAME
     from pruned_rnnt.train.run import load_model, run_config
@@ -326,7 +328,10 @@ def _transcribe(options: argparse.Namespace, console: Console) -> int:
         recogniser = Recogniser(loaded.model, loaded.tokenizer)
     else:
         recogniser = load(options.model)
-    print_transcriptions(recogniser, options.audio, options.times)
+    if options.audio == [Path("-")]:
+        print_live(recogniser.model, recogniser.tokenizer, sys.stdin.buffer)
+    else:
+        print_transcriptions(recogniser, options.audio, options.times)
     return 0
 
 

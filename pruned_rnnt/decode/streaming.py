@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from pruned_rnnt.decode.greedy import greedy_symbols
 from pruned_rnnt.decode.hypothesis import Hypothesis
 from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
-from pruned_rnnt.model.subsampling import subsampled_length
 from pruned_rnnt.model.transducer import TransducerModel
 
 
@@ -81,7 +80,7 @@ class StreamingTransducer(nn.Module):
         frames_N = (
             torch.full_like(state.encoder.processed_N, self.encoder.chunk_size)
             if lengths is None
-            else subsampled_length(lengths)
+            else self.encoder.output_length(lengths)
         )
         symbols_NC, score_N, context_NH = greedy_symbols(
             self.model,

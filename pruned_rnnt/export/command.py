@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
+from typing import BinaryIO
 
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
+from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.recogniser import Recogniser
 from pruned_rnnt.export.torch_folder import export_torch
@@ -63,6 +65,13 @@ def run_export(
             exact = exact and (result.exact or result.precision != "fp32")
         print("verified" if exact else "NOT VERIFIED: the exported model differs, see above")
     return exact
+
+
+def print_live(model: TransducerModel, tokenizer: Tokenizer, source: BinaryIO) -> None:
+    """The text of raw audio as it comes."""
+    for text in transcribe_raw(LiveRecogniser(model, tokenizer), source):
+        print(text, end="", flush=True)
+    print()
 
 
 def print_transcriptions(recogniser: Recogniser, paths: list[Path], times: bool) -> None:

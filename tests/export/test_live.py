@@ -1,0 +1,97 @@
+"""Audio that comes piece by piece gives the features and the text of the whole."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from pruned_rnnt.data.audio import FloatArray, audio_features
+from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.export.live import FeatureStream, LiveRecogniser, transcribe_raw
+from pruned_rnnt.export.stream_sizes import tail_seconds
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+
+
+def sound(seconds: float) -> FloatArray:
+    rng = np.random.default_rng(0)
+    time = np.arange(int(16000 * seconds)) / 16000
+    sweep = 0.3 * np.sin(2 * np.pi * np.cumsum(300 + 2000 * np.abs(np.sin(3 * time))) / 16000)
+    return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
+
+
+def make_model(tokenizer: Tokenizer, causal: bool = True) -> TransducerModel:
+    torch.manual_seed(0)
+    encoder = ConformerConfig(
+        layers=1,
+        dim=16,
+        heads=2,
+        feedforward_dim=16,
+        kernel_size=3,
+        subsampling_channels=4,
+        causal=causal,
+        chunk_size=4,
+        left_chunks=2,
+    )
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    model = TransducerModel(config, len(tokenizer)).eval()
+    with torch.no_grad():
+        for parameter in model.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
+
+
+@pytest.mark.parametrize("piece", [1, 160, 399, 1600, 7777, 50000])
+def test_features_of_pieces_are_those_of_the_whole(piece: int) -> None:
+    samples = sound(0.2 if piece == 1 else 1.7)
+    stream = FeatureStream()
+    frames = torch.cat(
+        [stream.accept(samples[i : i + piece]) for i in range(0, len(samples), piece)]
+    )
+    whole = audio_features(samples)
+    assert len(whole) - 2 <= len(frames) <= len(whole)
+    torch.testing.assert_close(frames, whole[: len(frames)], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("read_size", [3200, 1001])
+def test_text_of_pieces_is_that_of_the_whole(tokenizer: Tokenizer, read_size: int) -> None:
+    live = LiveRecogniser(make_model(tokenizer), tokenizer)
+    integers = (sound(3.0) * 32768).clip(-32768, 32767).astype(np.int16)
+    source = io.BytesIO(integers.tobytes())
+    source.read = lambda size, read=source.read: read(read_size)  # type: ignore[method-assign]
+    text = "".join(transcribe_raw(live, source))
+    tail = np.zeros(int(tail_seconds(live.stream.encoder) * 16000), np.float32)
+    features = audio_features(np.concatenate((integers.astype(np.float32) / 32768, tail)))
+    lengths = torch.tensor([len(features) - 2])
+    found = live.stream.recognise(features[None], lengths)[0]
+    whole = tokenizer.decode(found.symbols)
+    assert len(whole) > 20
+    heard = " ".join(text.split())
+    # The last chunk of the stream stays open; it holds silence alone.
+    assert whole.startswith(heard)
+    assert len(whole) - len(heard) <= 4
+
+
+def test_a_long_pause_starts_a_new_line(tokenizer: Tokenizer) -> None:
+    live = LiveRecogniser(make_model(tokenizer), tokenizer)
+    one = tokenizer.encode("one")
+    assert live._show(one) == "one"
+    assert live._show([-1] * 24) == ""
+    assert live._show([-1]) == "\n"
+    assert live._show([-1] * 40) == ""
+    assert live._show(tokenizer.encode("two")) == "two"
+
+
+def test_a_model_that_sees_the_future_cannot_stream(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ExportError, match="not causal"):
+        LiveRecogniser(make_model(tokenizer, causal=False), tokenizer)
