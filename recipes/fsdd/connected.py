@@ -1,0 +1,114 @@
+"""Connected digits: single recordings of one speaker joined with pauses, each time another way.
+
+Axes: S audio samples.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pruned_rnnt.data.augmentation import derived_seed
+from pruned_rnnt.data.batch import AlignedWord
+from pruned_rnnt.data.corpus_writer import Utterance
+from pruned_rnnt.data.waveform import (
+    add_white_noise,
+    perturb_speed,
+    perturb_tempo,
+    resample,
+    scale_to_level,
+)
+from recipes.fsdd.recordings import DIGITS, SAMPLING_RATE, Recording
+
+OUTPUT_RATE = 16000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """How much the digits of an utterance may differ from the recordings; (1, 1) and 0 for none.
+
+    speed: range of the factor on tempo, pitch and formants together: other speakers, nearly.
+    tempo: range of the factor on tempo alone.
+    noise_db: range of the level of white noise, dB of full scale.
+    """
+
+    speed: tuple[float, float] = (1.0, 1.0)
+    tempo: tuple[float, float] = (1.0, 1.0)
+    noise_db: tuple[float, float] = (-75.0, -60.0)
+
+
+@dataclass(frozen=True)
+class DigitPool:
+    """Recordings by speaker and digit."""
+
+    recordings: Sequence[Recording]
+    by_speaker: dict[str, dict[int, list[Recording]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        by_speaker: dict[str, dict[int, list[Recording]]] = defaultdict(lambda: defaultdict(list))
+        for recording in self.recordings:
+            by_speaker[recording.speaker][recording.digit].append(recording)
+        object.__setattr__(self, "by_speaker", {s: dict(d) for s, d in by_speaker.items()})
+
+    @property
+    def speakers(self) -> list[str]:
+        return sorted(self.by_speaker)
+
+
+def draw_utterance(
+    pool: DigitPool, *, split: str, index: int, seed: int, variation: Variation
+) -> Utterance:
+    """Utterance number `index`: 3 to 7 digits of one speaker, pauses of 20 to 350 ms.
+
+    Speakers take turns. Everything follows from (seed, split, index).
+    """
+    utterance_seed = derived_seed("fsdd", seed, split, index)
+    rng = random.Random(utterance_seed)
+    speaker = pool.speakers[index % len(pool.speakers)]
+    digits = pool.by_speaker[speaker]
+    # One factor an utterance: a speaker keeps the same vocal tract.
+    speed = rng.uniform(*variation.speed)
+    tempo = rng.uniform(*variation.tempo)
+    pieces: list[np.ndarray] = []
+    words: list[AlignedWord] = []
+    position = 0
+
+    def append(samples_S: np.ndarray) -> None:
+        nonlocal position
+        pieces.append(samples_S.astype(np.float32))
+        position += samples_S.size
+
+    append(np.zeros(int(rng.uniform(0.1, 0.3) * SAMPLING_RATE)))
+    for number in range(rng.randint(3, 7)):
+        if number > 0:
+            append(np.zeros(int(rng.uniform(0.02, 0.35) * SAMPLING_RATE)))
+        recording = rng.choice(digits[rng.choice(sorted(digits))])
+        samples_S = perturb_speed(recording.samples_S, speed)
+        samples_S = perturb_tempo(samples_S, tempo, SAMPLING_RATE)
+        # Speakers do not say every digit equally loud; recordings of one speaker vary more.
+        samples_S = scale_to_level(samples_S, rng.uniform(-26.0, -20.0))
+        words.append(
+            AlignedWord(
+                word=DIGITS[recording.digit],
+                start=position / SAMPLING_RATE,
+                duration=samples_S.size / SAMPLING_RATE,
+            )
+        )
+        append(samples_S)
+    append(np.zeros(int(rng.uniform(0.15, 0.3) * SAMPLING_RATE)))
+    samples_S = np.concatenate(pieces)
+    samples_S = samples_S * np.float32(10.0 ** (rng.uniform(-9.0, 3.0) / 20.0))
+    samples_S = add_white_noise(
+        samples_S, rng.uniform(*variation.noise_db), np.random.default_rng(utterance_seed)
+    )
+    return Utterance(
+        id=f"{split}-{index:05d}-{speaker}",
+        samples_S=resample(samples_S, SAMPLING_RATE, OUTPUT_RATE),
+        text=" ".join(word.word for word in words),
+        speaker=speaker,
+        words=tuple(words),
+    )
