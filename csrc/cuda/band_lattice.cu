@@ -1,0 +1,205 @@
+// band_lattice: the forward-backward recursion over lattices kept as rows. A band of up to 32
+// columns is one launch, a warp for each direction of each utterance; wider bands take a block
+// each, whole lattices the kernel of lattice_wave.cuh. Contract: pruned_rnnt/ops/band_lattice.py.
+//
+// Axes: N utterances, T frames, S columns of a frame, R rows.
+#include "cuda/band_walk.cuh"
+#include "cuda/lattice_wave.cuh"
+#include "cuda/occupancy.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+namespace {
+
+constexpr int kBandThreads = 256;
+
+// Bytes of shared memory for each thread of walk_band, exchange included.
+template <typename real>
+constexpr size_t kBandBytes = (2 * kBandRing<real> + 4) * sizeof(real) +
+                              kBandRing<real> * sizeof(int32_t);
+
+// Whether start goes back somewhere; called by whole blocks, same answer for all threads.
+__device__ bool start_decreases(const int32_t* start, int32_t frames) {
+  int found = 0;
+  for (int32_t t = threadIdx.x + 1; t < frames; t += blockDim.x) found |= start[t] < start[t - 1];
+  return __syncthreads_or(found) != 0;
+}
+
+template <typename real>
+__device__ BandLattice<real> band_of(const RowGeometry& geometry,
+                                     const LatticeArrays<real>& arrays, int32_t n, bool backward,
+                                     real delay_penalty) {
+  const int64_t first = geometry.first_row_of(n);
+  return {arrays.px + first,
+          arrays.py + first,
+          geometry.start + static_cast<int64_t>(n) * geometry.T,
+          (backward ? arrays.beta : arrays.alpha) + first,
+          geometry.frames_of(n),
+          geometry.target_lengths[n],
+          geometry.S,
+          delay_penalty};
+}
+
+// One direction of one utterance, by a warp or a block whose thread `thread` of `threads` this is.
+// `memory` holds kBandBytes for each of its threads.
+template <typename real, Topology topology, bool backward, typename Exchange>
+__device__ real walk(const BandLattice<real>& band, bool decreases, int thread, int threads,
+                     real* memory) {
+  if (topology == Topology::kRegular && decreases) {
+    return thread == 0 ? walk_band_alone<real, backward>(band) : kLogZero<real>;
+  }
+  real* ring = memory + 4 * threads;
+  int32_t* starts = reinterpret_cast<int32_t*>(ring + 2 * kBandRing<real> * threads);
+  return walk_band<real, topology, backward>(
+      band, thread, Exchange(memory),
+      ColumnReader<real, backward>(band, thread, ring + thread, starts + thread, threads));
+}
+
+// A block for each utterance: one warp walks forward, one backward, then all threads turn alpha and
+// beta into occupancies.
+template <typename real, Topology topology>
+__global__ void __launch_bounds__(kBandThreads)
+    narrow_band_kernel(RowGeometry geometry, int64_t rows, real delay_penalty,
+                       LatticeArrays<real> arrays) {
+  const int32_t n = blockIdx.x;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t frames = geometry.frames_of(n), S = geometry.S;
+  const int32_t* start = geometry.start + static_cast<int64_t>(n) * geometry.T;
+  __shared__ real shared_total;
+  if (threadIdx.x == 0) shared_total = minus_infinity<real>();
+  const bool decreases = start_decreases(start, frames);
+  if (frames > 0 && warp < 2) {
+    real* memory =
+        dynamic_shared_memory<real>() + warp * (32 * kBandBytes<real> / sizeof(real));
+    const BandLattice<real> band = band_of(geometry, arrays, n, warp == 1, delay_penalty);
+    if (warp == 0) {
+      walk<real, topology, false, WarpExchange<real>>(band, decreases, lane, 32, memory);
+    } else {
+      const real corner =
+          walk<real, topology, true, WarpExchange<real>>(band, decreases, lane, 32, memory);
+      if (corner != kLogZero<real>) shared_total = from_log_zero(corner);
+    }
+  }
+  __syncthreads();
+  const real total = shared_total;
+  if (threadIdx.x == 0) arrays.total[n] = total;
+  const int64_t first = geometry.first_row_of(n);
+  int64_t count = geometry.utterance_rows;
+  if (geometry.row_splits != nullptr) count = min(rows, geometry.row_splits[n + 1]) - first;
+  for (int64_t i = threadIdx.x; i < count; i += kBandThreads) {
+    const int32_t t = geometry.by_columns.divide(static_cast<uint32_t>(i));
+    const int32_t column = static_cast<int32_t>(i) - t * S;
+    const bool inside = t < frames;
+    BandNode node{t, -1, column, S, 0, frames, geometry.target_lengths[n]};
+    if (inside) node.u = start[t] + column;
+    if (t + 1 < frames) node.shift = start[t] - start[t + 1];
+    write_occupancy<topology>(arrays, first + i, node, total, delay_penalty);
+  }
+}
+
+// A block for each direction of each utterance.
+template <typename real, Topology topology>
+__global__ void __launch_bounds__(1024)
+    wide_band_kernel(RowGeometry geometry, real delay_penalty, LatticeArrays<real> arrays) {
+  const int32_t n = blockIdx.x;
+  const bool backward = blockIdx.y == 1;
+  const BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
+  if (backward && threadIdx.x == 0) arrays.total[n] = minus_infinity<real>();
+  if (band.frames <= 0) return;
+  const bool decreases = start_decreases(band.start, band.frames);
+  real* memory = dynamic_shared_memory<real>();
+  if (backward) {
+    const real corner = walk<real, topology, true, BlockExchange<real>>(
+        band, decreases, threadIdx.x, blockDim.x, memory);
+    if (corner != kLogZero<real>) arrays.total[n] = from_log_zero(corner);
+  } else {
+    walk<real, topology, false, BlockExchange<real>>(band, decreases, threadIdx.x, blockDim.x,
+                                                     memory);
+  }
+}
+
+// A block for each direction of each utterance, over the whole lattice.
+template <typename real, Topology topology>
+__global__ void __launch_bounds__(32 * kWaveWarps<real>)
+    full_lattice_kernel(RowGeometry geometry, real delay_penalty, LatticeArrays<real> arrays) {
+  const int32_t n = blockIdx.x;
+  const bool backward = blockIdx.y == 1;
+  const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
+  const int32_t frames = geometry.frames_of(n);
+  const WaveLattice<real> lattice{
+      {arrays.px + first, width, 1},
+      {arrays.py + first, width, 1},
+      {(backward ? arrays.beta : arrays.alpha) + first, width, 1},
+      // The occupancies are not there yet: their place holds the edges.
+      (backward ? arrays.gy : arrays.gx) + first,
+      frames,
+      geometry.target_lengths[n],
+      topology == Topology::kRna ? frames - 1 : frames,
+      frames,
+      delay_penalty,
+      static_cast<real>(frames - 1) / 2};
+  if (backward) {
+    walk_lattice<real, topology, false, true>(lattice, arrays.total + n);
+  } else {
+    walk_lattice<real, topology, false, false>(lattice, arrays.total + n);
+  }
+}
+
+template <typename real, Topology topology>
+void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real delay_penalty,
+         const LatticeArrays<real>& arrays) {
+  const uint32_t N = geometry.N;
+  if (geometry.start != nullptr && geometry.S <= 32) {
+    launch(narrow_band_kernel<real, topology>, N, kBandThreads, 64 * kBandBytes<real>, geometry,
+           rows, delay_penalty, arrays);
+    return;
+  }
+  const DeviceLimits limits = launch.limits();
+  if (geometry.start != nullptr) {
+    const int64_t threads = (geometry.S + 31) / 32 * 32;
+    const size_t bytes = threads * kBandBytes<real>;
+    STD_TORCH_CHECK(threads <= 1024 && bytes <= static_cast<size_t>(limits.shared_bytes),
+                    "band_lattice: a band of ", geometry.S,
+                    " columns is wider than this device can hold; without bounds any width can be");
+    launch(wide_band_kernel<real, topology>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
+           geometry, delay_penalty, arrays);
+  } else {
+    const int warps = wave_warps<real>(geometry.S, limits);
+    launch(full_lattice_kernel<real, topology>, dim3(N, 2), 32 * warps,
+           WaveMemory<real>::bytes(warps), geometry, delay_penalty, arrays);
+  }
+  if (rows == 0) return;
+  const int64_t rows_a_block = kOccupancyThreads * kRowsEach;
+  launch(occupancy_kernel<topology, real>,
+         static_cast<uint32_t>((rows + rows_a_block - 1) / rows_a_block), kOccupancyThreads, 0,
+         geometry, rows, delay_penalty, arrays);
+}
+
+void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_lengths,
+                  const Tensor& target_lengths, const OptionalTensor& start,
+                  const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
+                  double delay_penalty, const Tensor& alpha, const Tensor& beta,
+                  const Tensor& total, const Tensor& gx, const Tensor& gy) {
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             std::numeric_limits<int32_t>::max() - 1);
+  if (geometry.N == 0) return;
+  const Launcher launch(px);
+  dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
+    using real = decltype(zero);
+    const LatticeArrays<real> arrays{data_of<real>(px),          data_of<real>(py),
+                                     mutable_data_of<real>(alpha), mutable_data_of<real>(beta),
+                                     mutable_data_of<real>(total), mutable_data_of<real>(gx),
+                                     mutable_data_of<real>(gy)};
+    dispatch_topology(rnnt_type, [&](auto topology) {
+      run<real, decltype(topology)::value>(launch, geometry, px.numel(),
+                                           static_cast<real>(delay_penalty), arrays);
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("band_lattice", TORCH_BOX(&band_lattice)); }
+
+}  // namespace cuda
+}  // namespace pruned_rnnt
