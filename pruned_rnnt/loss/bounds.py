@@ -21,7 +21,7 @@ from pruned_rnnt.loss.checks import (
     readable,
 )
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
-from pruned_rnnt.ops._library import REGULAR, RNA
+from pruned_rnnt.ops._library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.band_gather import gathered_band
 from pruned_rnnt.ops.prune_bounds import prune_bounds as prune_bounds_op
 from pruned_rnnt.ops.prune_bounds import prune_bounds_exact
@@ -151,24 +151,25 @@ def _has_path(
     """(N,) bool. The columns that paths can be in at a frame are an interval low..high."""
     t = torch.arange(start.shape[1], device=start.device)
     top = start + (s_range - 1)
-    low = start.cummax(1).values.clamp_min(0)
+    low = start.cummax(1).values
+    # A frame is entered by a blank, at a column of both bands (`constrained` also by a symbol
+    # whose blank is in the band), or by a symbol from the column below.
+    entry = torch.cat([top[:, :1], torch.minimum(top[:, 1:], top[:, :-1])], 1)
     if rnnt_type == REGULAR:
-        # From any column up to the top; between frames a column of both bands is needed.
-        high = top
-        meets = low[:, 1:] <= torch.minimum(top[:, 1:], top[:, :-1])
+        high, meets = top, low <= entry
     else:
-        # One column up a frame at most, and never above any top on the way.
-        high = torch.minimum((top - t).cummin(1).values, torch.zeros_like(top)) + t
-        meets = low[:, 1:] <= high[:, 1:]
-    before_end = t[1:] < logit_lengths[:, None]
-    connected = (start[:, 0] <= 0) & (top[:, 0] >= 0) & (meets | ~before_end).all(1)
+        cap = entry if rnnt_type == CONSTRAINED else top
+        high = ((cap - t).cummin(1).values + t).minimum(t)
+        meets = low <= high
     last = (logit_lengths - 1).clamp(0, start.shape[1] - 1).long()[:, None]
-    low_N, high_N = low.gather(1, last)[:, 0], high.gather(1, last)[:, 0]
-    # `modified` and `constrained` may emit their last symbol in leaving the last frame.
-    beyond = 0 if rnnt_type in (REGULAR, RNA) else 1
-    start_N, top_N = start.gather(1, last)[:, 0], top.gather(1, last)[:, 0]
-    inside = (start_N <= target_lengths) & (target_lengths <= top_N)
-    return connected & inside & (low_N <= target_lengths) & (target_lengths <= high_N + beyond)
+    low_N, high_N, top_N = (x.gather(1, last)[:, 0] for x in (low, high, top))
+    arrives = (low_N <= target_lengths) & (target_lengths <= high_N)
+    if rnnt_type in (MODIFIED, CONSTRAINED):
+        # The last symbol may be what leaves the last frame.
+        below = (low_N < target_lengths) & (target_lengths <= high_N + 1)
+        arrives |= below if rnnt_type == MODIFIED else below & (target_lengths <= top_N)
+    connected = ((meets & (start >= 0)) | (t >= logit_lengths[:, None])).all(1)
+    return (start[:, 0] == 0) & connected & arrives
 
 
 def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
+    Utterances,
     check_blank,
     check_finite,
     check_floating,
@@ -66,20 +67,16 @@ def rnnt_loss_simple(
             f"lm has shape {tuple(lm.shape)}; it must be (N, U+1, V) = ({batch}, U+1, "
             f"{vocabulary}) by the shape of am"
         )
-    if not (lm_only_scale >= 0 and am_only_scale >= 0 and lm_only_scale + am_only_scale <= 1):
-        raise ValueError(
-            f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
-            "least 0 and together at most 1"
-        )
-    check_reduction(reduction)
-    options = SimpleOptions(
-        blank=check_blank(blank, vocabulary),
-        rnnt_type=check_rnnt_type(rnnt_type),
-        lm_only_scale=float(lm_only_scale),
-        am_only_scale=float(am_only_scale),
-        delay_penalty=check_finite("delay_penalty", delay_penalty),
-        fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
+    options = check_simple_options(
+        blank=blank,
+        vocabulary=vocabulary,
+        rnnt_type=rnnt_type,
+        lm_only_scale=lm_only_scale,
+        am_only_scale=am_only_scale,
+        delay_penalty=delay_penalty,
+        fastemit_lambda=fastemit_lambda,
     )
+    check_reduction(reduction)
     utterances = check_utterances(
         targets,
         logit_lengths,
@@ -94,8 +91,42 @@ def rnnt_loss_simple(
         validate=validate,
         source="am and lm",
     )
+    loss, occupancy = checked_simple_loss(am, lm, utterances, options)
+    return SimpleLoss(reduced(loss, reduction), occupancy)
+
+
+def check_simple_options(
+    *,
+    blank: int,
+    vocabulary: int,
+    rnnt_type: str,
+    lm_only_scale: float,
+    am_only_scale: float,
+    delay_penalty: float,
+    fastemit_lambda: float,
+) -> SimpleOptions:
+    """The scalar arguments of the simple loss."""
+    if not (lm_only_scale >= 0 and am_only_scale >= 0 and lm_only_scale + am_only_scale <= 1):
+        raise ValueError(
+            f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
+            "least 0 and together at most 1"
+        )
+    return SimpleOptions(
+        blank=check_blank(blank, vocabulary),
+        rnnt_type=check_rnnt_type(rnnt_type),
+        lm_only_scale=float(lm_only_scale),
+        am_only_scale=float(am_only_scale),
+        delay_penalty=check_finite("delay_penalty", delay_penalty),
+        fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
+    )
+
+
+def checked_simple_loss(
+    am: Tensor, lm: Tensor, utterances: Utterances, options: SimpleOptions
+) -> SimpleLoss:
+    """rnnt_loss_simple of checked arguments, without reduction."""
     dtype = torch.promote_types(am.dtype, lm.dtype)
-    loss, emit, stay = simple_loss(
+    loss, emit, blank = simple_loss(
         am.to(dtype).contiguous(),
         lm.to(dtype).contiguous(),
         utterances.targets,
@@ -103,4 +134,4 @@ def rnnt_loss_simple(
         utterances.target_lengths,
         options,
     )
-    return SimpleLoss(reduced(loss, reduction), Occupancy(emit, stay))
+    return SimpleLoss(loss, Occupancy(emit, blank))

@@ -25,7 +25,7 @@ from pruned_rnnt.loss.fused import checked_fused_loss
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, TransducerLosses
-from pruned_rnnt.loss.simple import rnnt_loss_simple
+from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
 from pruned_rnnt.ops.log_probs import HAT
 
 # Of the two projections of the simple loss at initialisation, as a share of torch's default: their
@@ -86,13 +86,20 @@ class PrunedTransducerLoss(nn.Module):
             clamp=None,
             hat=hat,
         )
+        self.simple_options = check_simple_options(
+            blank=blank,
+            vocabulary=vocab_size,
+            rnnt_type=rnnt_type,
+            lm_only_scale=lm_only_scale,
+            am_only_scale=am_only_scale,
+            delay_penalty=delay_penalty,
+            fastemit_lambda=fastemit_lambda,
+        )
         check_s_range(s_range, self.options.rnnt_type)
         self.joiner = joiner
         self.vocab_size = vocab_size
         self.s_range = s_range
         self.rnnt_type = rnnt_type
-        self.lm_only_scale = lm_only_scale
-        self.am_only_scale = am_only_scale
         self.simple_scale = simple_scale
         self.pruned_scale_start = pruned_scale_start
         self.warm_up_steps = warm_up_steps
@@ -151,19 +158,11 @@ class PrunedTransducerLoss(nn.Module):
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
-        simple_loss, occupancy = rnnt_loss_simple(
+        simple_loss, occupancy = checked_simple_loss(
             self.simple_am_proj(encoder_out),
             self.simple_lm_proj(predictor_out),
-            utterances.targets,
-            utterances.logit_lengths,
-            utterances.target_lengths,
-            blank=self.options.blank,
-            lm_only_scale=self.lm_only_scale,
-            am_only_scale=self.am_only_scale,
-            rnnt_type=self.rnnt_type,
-            delay_penalty=self.options.delay_penalty,
-            fastemit_lambda=self.options.fastemit_lambda,
-            reduction="none",
+            utterances,
+            self.simple_options,
         )
         bounds = chosen_bounds(
             occupancy, utterances, self.s_range, self.options.rnnt_type, self.exact_bounds

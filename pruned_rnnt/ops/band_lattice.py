@@ -47,7 +47,8 @@ def _band_lattice(
         logit_lengths, target_lengths, start, row_splits, frames, columns, 0, px.shape[0]
     )
     valid = nodes.valid
-    rows = columns if start is None else 1 + int(nodes.u.masked_fill(~valid, 0).max())
+    # One column above the band: the last symbol may be what leaves it.
+    rows = columns if start is None else 2 + int(nodes.u.masked_fill(~valid, 0).max())
     where = ((nodes.n * rows + nodes.u) * (frames + 1) + nodes.t)[valid]
     logit_lengths_N = logit_lengths.to(px.dtype)
     delay = delay_penalty * ((logit_lengths_N[nodes.n] - 1) / 2 - nodes.t)

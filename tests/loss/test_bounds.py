@@ -5,7 +5,14 @@ import math
 
 import pytest
 import torch
-from loss_cases import DEVICES, make_batch
+from loss_cases import (
+    DEVICES,
+    RNNT_TYPES,
+    Batch,
+    has_path,
+    make_batch,
+    reference_losses,
+)
 from torch import Tensor
 
 import pruned_rnnt
@@ -178,3 +185,45 @@ def test_prune_gathers_and_its_gradient_adds_up(dtype, device) -> None:
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(grad.cpu().float(), expected, rtol=tolerance, atol=tolerance)
     assert am_p.requires_grad
+
+
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("s_range", [2, 3, 4])
+def test_a_band_is_refused_exactly_when_it_holds_no_path(s_range, rnnt_type) -> None:
+    """Any band, also one that goes back or jumps; with log-probs of 0 the loss is finite where a
+    path exists."""
+    torch.manual_seed(s_range)
+    frames, symbols, trials = 5, 4, 400
+    steps = torch.randint(-1, s_range + 1, (trials, frames))
+    start = (steps.cumsum(1) - steps[:, :1]).clamp(0, symbols).int()
+    lengths = torch.randint(1, frames + 1, (trials,)), torch.randint(0, symbols + 1, (trials,))
+    targets = torch.ones(trials, symbols, dtype=torch.int32)
+    zeros = torch.zeros(s_range, 2)
+    outcomes = []
+    for n in range(trials):
+        t, u = lengths[0][n : n + 1], lengths[1][n : n + 1]
+        if not has_path(int(t), int(u), rnnt_type):
+            continue
+        rows = [torch.zeros(frames, int(u) + 1, dtype=torch.float64) for _ in range(2)]
+        rows[0][:, -1] = -torch.inf
+        one = Batch([int(t)], [int(u)], targets[:1], frames, symbols, 2, 0)
+        expected = reference_losses(
+            [rows[0]], [rows[1]], one, rnnt_type, 0.0, start[n : n + 1], s_range
+        )
+        arguments = (
+            zeros.expand(1, frames, s_range, 2),
+            targets[:1],
+            Bounds(start[n : n + 1], s_range),
+            t,
+            u,
+        )
+        try:
+            loss = pruned_rnnt.rnnt_loss_pruned(
+                *arguments, rnnt_type=rnnt_type, from_log_probs=True, reduction="none"
+            )
+        except ValueError:
+            assert expected.isinf()
+        else:
+            torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+        outcomes.append(bool(expected.isinf()))
+    assert 20 < sum(outcomes) < len(outcomes) - 20

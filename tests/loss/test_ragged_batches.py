@@ -77,10 +77,7 @@ def test_simple_bounds_pruned_and_fused(case, s_range, exact, workspace) -> None
     if rnnt_type == "regular":
         s_range = max(
             s_range,
-            *(
-                -(-u // t) + 1
-                for t, u in zip(batch.frames_N, batch.symbols_N, strict=True)
-            ),
+            *(-(-u // t) + 1 for t, u in zip(batch.frames_N, batch.symbols_N, strict=True)),
         )
     am = torch.randn(batch.size, batch.frames, batch.vocabulary, dtype=torch.float64)
     lm = torch.randn(batch.size, batch.symbols + 1, batch.vocabulary, dtype=torch.float64)
