@@ -8,6 +8,7 @@
 #include "cpu/parallel.h"
 #include "cpu/topology.h"
 #include "cpu/vectorise.h"
+#include "cpu/wave.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -57,10 +58,10 @@ PRUNED_RNNT_INLINE int64_t emission_end(const Boxed<real>& box) {
   return box.t_end + 1 - frame_step(topology);
 }
 
+// Alpha and beta of the other types, row by row: a symbol takes its frame with it.
 struct AlphaRows {
   template <Topology topology, typename real>
   static PRUNED_RNNT_INLINE real run(const Boxed<real>& box, real* scores) {
-    const int64_t step = frame_step(topology);
     for (int64_t u = 0; u <= box.U; ++u) {
       real* alpha = box.alpha_row(u);
       std::fill(alpha, alpha + box.T + 1, minus_infinity<real>);
@@ -69,10 +70,9 @@ struct AlphaRows {
         alpha[box.t_begin] = 0;
       } else {
         const real* below = box.alpha_row(u - 1);
-        const int64_t end = emission_end<topology>(box);
-        emission_scores<topology>(box, u - 1, box.t_begin, end, scores);
+        emission_scores<topology>(box, u - 1, box.t_begin, box.t_end, scores);
 #pragma omp simd
-        for (int64_t t = box.t_begin; t < end; ++t) alpha[t + step] = below[t] + scores[t];
+        for (int64_t t = box.t_begin; t < box.t_end; ++t) alpha[t + 1] = below[t] + scores[t];
       }
       const real* py = box.py_row(u);
       for (int64_t t = box.t_begin + 1; t <= box.t_end; ++t) {
@@ -86,7 +86,6 @@ struct AlphaRows {
 struct BetaRows {
   template <Topology topology, typename real>
   static PRUNED_RNNT_INLINE void run(const Boxed<real>& box, real* scores) {
-    const int64_t step = frame_step(topology);
     for (int64_t u = box.U; u >= 0; --u) {
       real* beta = box.beta_row(u);
       std::fill(beta, beta + box.T + 1, minus_infinity<real>);
@@ -95,16 +94,45 @@ struct BetaRows {
         beta[box.t_end] = 0;
       } else {
         const real* above = box.beta_row(u + 1);
-        const int64_t end = emission_end<topology>(box);
-        emission_scores<topology>(box, u, box.t_begin, end, scores);
+        emission_scores<topology>(box, u, box.t_begin, box.t_end, scores);
 #pragma omp simd
-        for (int64_t t = box.t_begin; t < end; ++t) beta[t] = above[t + step] + scores[t];
+        for (int64_t t = box.t_begin; t < box.t_end; ++t) beta[t] = above[t + 1] + scores[t];
       }
       const real* py = box.py_row(u);
       for (int64_t t = box.t_end - 1; t >= box.t_begin; --t) {
         beta[t] = log_add(beta[t], beta[t + 1] + py[t]);
       }
     }
+  }
+};
+
+// Alpha (direction 1) or beta (-1) of a `regular` box by waves of rows; returns log P.
+template <int64_t direction>
+struct RegularRows {
+  template <typename real>
+  static PRUNED_RNNT_INLINE real run(const Boxed<real>* box, real* scratch) {
+    const bool forward = direction > 0;
+    real* nodes = forward ? box->alpha : box->beta;
+    std::fill(nodes, nodes + (box->U + 1) * (box->T + 1), minus_infinity<real>);
+    const int64_t size = box->t_end - box->t_begin + 1, height = box->u_end - box->u_begin + 1;
+    const int64_t column = forward ? box->t_begin : box->t_end;
+    real* edge = scratch + wave_scratch(size);
+    // Before the first row lies the start, as if a symbol of score 0 led from it.
+    std::fill(edge, edge + size, minus_infinity<real>);
+    edge[0] = 0;
+    WaveRow<real> rows[kWaveRows];
+    for (int64_t done = 0; done < height; done += kWaveRows) {
+      const int64_t count = std::min(kWaveRows, height - done);
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t u = forward ? box->u_begin + done + k : box->u_end - done - k;
+        // A blank is read where it is left, which is one column before a forward node.
+        const real* along = box->py_row(u) + column - (forward ? 1 : 0);
+        const real* across = done + k > 0 ? box->px_row(forward ? u - 1 : u) + column : nullptr;
+        rows[k] = {along, real(0), across, nodes + u * (box->T + 1) + column};
+      }
+      LogAddWave::run(rows, count, size, direction, edge, scratch);
+    }
+    return edge[size - 1];
   }
 };
 
@@ -185,7 +213,8 @@ void run_lattices(int64_t N, int64_t U, int64_t T, int64_t px_frames, const int3
     return box;
   };
   parallel_tasks(2 * N, 1, [&](int64_t begin, int64_t end) {
-    std::vector<real> scores(T + 1);
+    constexpr bool waves = topology == Topology::kRegular;
+    std::vector<real> scores(T + 1 + (waves ? wave_scratch(T + 1) : 0));
     for (int64_t task = begin; task < end; ++task) {
       const Boxed<real> box = box_of(task / 2);
       if (!box.possible()) {
@@ -193,10 +222,11 @@ void run_lattices(int64_t N, int64_t U, int64_t T, int64_t px_frames, const int3
         std::fill(output, output + (U + 1) * (T + 1), minus_infinity<real>);
         if (task % 2 == 0) arrays.total[task / 2] = minus_infinity<real>;
       } else if (task % 2 == 0) {
-        arrays.total[task / 2] =
-            run_vectorised<WithTopology<AlphaRows, topology>>(&box, scores.data());
+        using Alpha = std::conditional_t<waves, RegularRows<1>, WithTopology<AlphaRows, topology>>;
+        arrays.total[task / 2] = run_vectorised<Alpha>(&box, scores.data());
       } else {
-        run_vectorised<WithTopology<BetaRows, topology>>(&box, scores.data());
+        using Beta = std::conditional_t<waves, RegularRows<-1>, WithTopology<BetaRows, topology>>;
+        run_vectorised<Beta>(&box, scores.data());
       }
     }
   });
