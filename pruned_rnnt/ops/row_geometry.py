@@ -8,7 +8,8 @@ geometries is meant; T_n and U_n are the lengths of utterance n:
     padded band  start (N,T), row_splits None:   u = start(n,t) + j,  row = (n T + t) S + j
     packed full  start None,  row_splits given:  u = j,  row = row_splits[n] + t (U_n+1) + j
     packed band  start (N,T), row_splits given:  u = start(n,t) + j,  row = row_splits[n] + t S + j
-start is int32, row_splits (N+1) int64 with row_splits[n] the first row of utterance n. A node is
+start is int32, row_splits (N+1) int64 with row_splits[n] the first row of utterance n. For packed
+full rows T may be no more than an upper bound of the lengths. A node is
 valid iff t < T_n and u <= U_n. A full lattice is a band that starts at 0 and is U+1 wide.
 """
 

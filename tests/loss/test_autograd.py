@@ -59,6 +59,25 @@ def test_gradient_of_some_inputs_only(name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_non_contiguous_inputs(name) -> None:
+    losses, inputs = make_call(name)
+    turned = [
+        x.detach().transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
+        for x in inputs
+    ]
+    assert not any(x.is_contiguous() for x in turned if x.dim() > 1)
+    leaves = [x.requires_grad_() for x in turned]
+    expected, loss = losses(*inputs), losses(*leaves)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for a, b in zip(
+        torch.autograd.grad(loss.sum(), leaves),
+        torch.autograd.grad(expected.sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_gradient_wanted(name) -> None:
     losses, inputs = make_call(name)
     with torch.no_grad():

@@ -1,0 +1,194 @@
+"""Lengths, targets and bands that cannot be: an error which names the utterance, or infinity."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from bad_input_calls import (
+    LOSSES,
+    V,
+    arguments,
+    bounds,
+    changed,
+    ctc,
+    full,
+    full_packed,
+    fused,
+    information,
+    packed,
+    pruned,
+    refused,
+    simple,
+)
+from loss_cases import DEVICES
+
+import pruned_rnnt
+from pruned_rnnt.ops._native import has_native_kernel
+
+# --- values, which on the CPU name the utterance -------------------------------------------------
+LENGTHS = [
+    ("logit_lengths", [6, 7, 4], r"logit_lengths\[1\] is 7; .* at most 6, the frames of"),
+    ("logit_lengths", [6, 0, 4], r"logit_lengths\[1\] is 0; it must be at least 1"),
+    ("target_lengths", [3, 2, 4], r"target_lengths\[2\] is 4; it must be in 0\.\.3"),
+    ("target_lengths", [-1, 2, 0], r"target_lengths\[0\] is -1; it must be in 0\.\.3"),
+]
+
+
+@pytest.mark.parametrize("call", [*LOSSES, bounds])
+@pytest.mark.parametrize(("name", "value", "words"), LENGTHS)
+def test_lengths(call, name, value, words) -> None:
+    refused(call, changed(name, torch.tensor(value)), words)
+
+
+@pytest.mark.parametrize("call", [*LOSSES, full_packed])
+@pytest.mark.parametrize("symbol", [-1, V, 0])
+def test_targets(call, symbol) -> None:
+    targets = arguments()["targets"]
+    targets[1, 1] = symbol
+    words = rf"targets\[1, 1\] of utterance 1 is {symbol}; .* 0\.\.6 and not the blank 0"
+    refused(call, changed("targets", targets), words)
+
+
+@pytest.mark.parametrize("call", LOSSES)
+def test_targets_beyond_the_length_may_be_anything(call) -> None:
+    targets = arguments()["targets"]
+    targets[1, 2] = targets[2, 0] = 10**6
+    assert torch.equal(call(changed("targets", targets)), call(arguments()))
+
+
+@pytest.mark.parametrize("call", [full, simple, pruned, fused, bounds])
+@pytest.mark.parametrize(
+    ("rnnt_type", "frames", "symbols", "needed"),
+    [("modified", 2, 3, 3), ("constrained", 1, 2, 2), ("rna", 3, 3, 4)],
+)
+def test_more_symbols_than_frames(call, rnnt_type, frames, symbols, needed) -> None:
+    given = changed("logit_lengths", torch.tensor([6, 5, frames]))
+    given["target_lengths"] = torch.tensor([3, 2, symbols])
+    words = (
+        f"utterance 2 has no path: {symbols} symbols need at least {needed} frames with rnnt_type "
+        f"'{rnnt_type}'"
+    )
+    refused(call, given, words, rnnt_type=rnnt_type)
+
+
+def test_band_too_narrow_for_the_symbols() -> None:
+    given = changed("logit_lengths", torch.tensor([1, 5, 4]))
+    words = r"utterance 0 has no path: with 3 symbols in 1 frames s_range must be at least 4"
+    refused(bounds, given, words)
+    module = pruned_rnnt.PrunedTransducerLoss(lambda a, b: a + b, V, V, V, s_range=3)
+    lengths = (given["logit_lengths"], given["target_lengths"])
+    with pytest.raises(ValueError, match=words):
+        module(given["am"], given["lm"], given["targets"], *lengths, 0)
+
+
+BANDS = [
+    ("does not start at 0", [1, 1, 1, 1, 1, 1], 3, "regular"),
+    ("has a gap", [0, 0, 3, 3, 3, 3], 3, "regular"),
+    ("goes up and back", [0, 1, 1, 1, 2, 0], 2, "modified"),
+    ("ends too early", [0, 0, 0, 0, 0, 0], 3, "regular"),
+    ("jumps", [0, 0, 0, 0, 0, 3], 2, "modified"),
+]
+
+
+@pytest.mark.parametrize("call", [pruned, fused])
+@pytest.mark.parametrize(
+    ("start", "s_range", "rnnt_type"), [band[1:] for band in BANDS], ids=[band[0] for band in BANDS]
+)
+def test_band_without_a_path(call, start, s_range, rnnt_type) -> None:
+    """The band of utterance 0, which has U_n = 3."""
+    given = changed("start", lambda x: torch.cat([torch.tensor([start]).int(), x[1:]]))
+    given["band"] = given["band"][:, :, :s_range]
+    refused(
+        call, given, "utterance 0 has no path inside bounds", s_range=s_range, rnnt_type=rnnt_type
+    )
+
+
+BOUNDARIES = [
+    [0, 0, 4, 6],
+    [0, 0, 3, 7],
+    [-1, 0, 3, 6],
+    [2, 0, 1, 6],
+    [0, 3, 3, 3],
+]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_boundary(boundary) -> None:
+    given = arguments()
+    given["boundary"] = torch.tensor([[0, 0, 3, 6], [0, 0, 2, 5], boundary])
+    refused(information, given, r"boundary\[2\] is .*0 <= u_begin <= u_end <= 3")
+
+
+# --- where values are not looked at: +inf and zero gradient, without a wait ---------------------
+SPOILT = [
+    ("logit_lengths", torch.tensor([6, 7, 4])),
+    ("logit_lengths", torch.tensor([6, 0, 4])),
+    ("logit_lengths", torch.tensor([6, -3, 4])),
+    ("logit_lengths", torch.tensor([6, 2**31 - 1, 4])),
+    ("target_lengths", torch.tensor([3, 4, 0])),
+    ("target_lengths", torch.tensor([3, -1, 0])),
+    ("target_lengths", torch.tensor([3, 2**31 - 1, 0])),
+    ("targets", torch.tensor([[1, 2, 3], [4, 0, 6], [1, 1, 1]])),
+    ("targets", torch.tensor([[1, 2, 3], [4, V, 6], [1, 1, 1]])),
+    ("targets", torch.tensor([[1, 2, 3], [4, -(2**31), 6], [1, 1, 1]])),
+]
+
+
+@contextmanager
+def unseen_values(device: str) -> Iterator[None]:
+    """Values are not looked at: on CUDA, where any wait is an error; on the CPU as inside
+    torch.compile."""
+    if device == "cpu":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)
+            yield
+        return
+    # The fallback waits; the compiled kernels must not.
+    mode = "error" if has_native_kernel("band_lattice", "cuda") else "default"
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("call", [full, simple, pruned, fused])
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_infinity_and_no_gradient(call, name, value, device) -> None:
+    inputs = {"full": ["logits"], "pruned": ["band"]}.get(call.__name__, ["am", "lm"])
+    losses, grads = [], []
+    for spoilt in (arguments(), changed(name, value)):
+        given = {key: x.to(device) for key, x in spoilt.items()}
+        leaves = [given[key].requires_grad_() for key in inputs]
+        with unseen_values(device):
+            loss = call(given, reduction="none")
+            grads.append(torch.autograd.grad(loss, leaves, torch.ones_like(loss)))
+        losses.append(loss)
+    assert losses[1][1] == torch.inf
+    for n in (0, 2):
+        torch.testing.assert_close(losses[1][n], losses[0][n], rtol=1e-6, atol=0)
+    for left, right in zip(*grads, strict=True):
+        torch.testing.assert_close(left[[0, 2]], right[[0, 2]], rtol=1e-5, atol=1e-7)
+        assert not right[1].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_rows_that_do_not_cover_an_utterance(device) -> None:
+    given = changed("target_lengths", torch.tensor([3, 2, 3]))
+    given["logits"] = packed(given["logits"])
+    given = {key: x.to(device) for key, x in given.items()}
+    with unseen_values(device):
+        loss = full(given, reduction="none")
+    assert loss.isinf().tolist() == [False, False, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", [full, simple, pruned, fused, ctc])
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_validate_waits_and_raises(call, name, value) -> None:
+    given = {key: x.cuda() for key, x in changed(name, value).items()}
+    with pytest.raises(ValueError, match="1"):
+        call(given, validate=True)
