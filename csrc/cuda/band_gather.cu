@@ -14,8 +14,8 @@ constexpr int kThreads = 256;
 constexpr int kVectorsEach = 4;
 
 struct GatherSizes {
-  int64_t rows;   // N T S
-  int32_t width;  // U + 1
+  int64_t rows;     // N T S
+  int32_t width;    // U + 1
   int32_t vectors;  // of a row of D elements
   FastDivmod by_vectors, by_columns, by_frames;
 };
@@ -33,10 +33,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = first_row + in_row.quotient;
     // Rows are counted in frames of S, and those fit 32 bits (int32 elements of start).
     const Division in_frame =
-        row <= 0xffffffffll
-            ? sizes.by_columns.divmod(static_cast<uint32_t>(row))
-            : Division{static_cast<uint32_t>(row / sizes.by_columns.divisor()),
-                       static_cast<uint32_t>(row % sizes.by_columns.divisor())};
+        row <= 0xffffffffll ? sizes.by_columns.divmod(static_cast<uint32_t>(row))
+                            : Division{static_cast<uint32_t>(row / sizes.by_columns.divisor()),
+                                       static_cast<uint32_t>(row % sizes.by_columns.divisor())};
     const uint32_t n = sizes.by_frames.divide(in_frame.quotient);
     const int32_t u = start[in_frame.quotient] + static_cast<int32_t>(in_frame.remainder);
     const int64_t d = static_cast<int64_t>(in_row.remainder) * width;
@@ -57,8 +56,8 @@ void band_gather(const Tensor& lm, const Tensor& start, int64_t s_range, const T
   const Launcher launch(lm);
   dispatch_floating(lm.scalar_type(), "band_gather", [&](auto zero) {
     using scalar = decltype(zero);
-    const int widest = std::min(widest_vector<scalar>(lm.data_ptr(), D),
-                                widest_vector<scalar>(out.data_ptr(), D));
+    const int widest =
+        std::min(widest_vector<scalar>(lm.data_ptr(), D), widest_vector<scalar>(out.data_ptr(), D));
     dispatch_width<scalar>(widest, [&](auto width_constant) {
       constexpr int width = decltype(width_constant)::value;
       const int64_t vectors = D / width;
@@ -80,12 +79,11 @@ void band_gather(const Tensor& lm, const Tensor& start, int64_t s_range, const T
 // A warp for each (n,u) and each piece of 32 vectors of its row.
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kThreads)
-    band_gather_backward_kernel(int64_t rows, int32_t T, int32_t S, int32_t columns,
-                                int32_t pieces, int32_t D, const scalar* __restrict__ grad,
+    band_gather_backward_kernel(int64_t rows, int32_t T, int32_t S, int32_t columns, int32_t pieces,
+                                int32_t D, const scalar* __restrict__ grad,
                                 const int32_t* __restrict__ start, scalar* __restrict__ grad_lm) {
   using real = acc_type<scalar>;
-  const int64_t task =
-      static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t task = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   const int64_t row = task / pieces;
   if (row >= rows) return;
   const int32_t d = (static_cast<int32_t>(task - row * pieces) * 32 + threadIdx.x % 32) * width;
@@ -120,10 +118,10 @@ void band_gather_backward(const Tensor& grad, const Tensor& start, const Tensor&
       constexpr int width = decltype(width_constant)::value;
       const int64_t pieces = (D / width + 31) / 32;
       const int64_t blocks = (rows * pieces + kThreads / 32 - 1) / (kThreads / 32);
-      launch(band_gather_backward_kernel<scalar, width>, static_cast<uint32_t>(blocks), kThreads,
-             0, rows, static_cast<int32_t>(T), static_cast<int32_t>(S),
-             static_cast<int32_t>(columns), static_cast<int32_t>(pieces), static_cast<int32_t>(D),
-             data_of<scalar>(grad), data_of<int32_t>(start), mutable_data_of<scalar>(grad_lm));
+      launch(band_gather_backward_kernel<scalar, width>, static_cast<uint32_t>(blocks), kThreads, 0,
+             rows, static_cast<int32_t>(T), static_cast<int32_t>(S), static_cast<int32_t>(columns),
+             static_cast<int32_t>(pieces), static_cast<int32_t>(D), data_of<scalar>(grad),
+             data_of<int32_t>(start), mutable_data_of<scalar>(grad_lm));
     });
   });
 }

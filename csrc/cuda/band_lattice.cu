@@ -15,8 +15,8 @@ constexpr int kBandThreads = 256;
 
 // Bytes of shared memory for each thread of walk_band, exchange included.
 template <typename real>
-constexpr size_t kBandBytes = (2 * kBandRing<real> + 4) * sizeof(real) +
-                              kBandRing<real> * sizeof(int32_t);
+constexpr size_t kBandBytes =
+    (2 * kBandRing<real> + 4) * sizeof(real) + kBandRing<real> * sizeof(int32_t);
 
 // Whether start goes back somewhere; called by whole blocks, same answer for all threads.
 __device__ bool start_decreases(const int32_t* start, int32_t frames) {
@@ -26,9 +26,8 @@ __device__ bool start_decreases(const int32_t* start, int32_t frames) {
 }
 
 template <typename real>
-__device__ BandLattice<real> band_of(const RowGeometry& geometry,
-                                     const LatticeArrays<real>& arrays, int32_t n, bool backward,
-                                     real delay_penalty) {
+__device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
+                                     int32_t n, bool backward, real delay_penalty) {
   const int64_t first = geometry.first_row_of(n);
   return {arrays.px + first,
           arrays.py + first,
@@ -69,8 +68,7 @@ __global__ void __launch_bounds__(kBandThreads)
   if (threadIdx.x == 0) shared_total = minus_infinity<real>();
   const bool decreases = start_decreases(start, frames);
   if (frames > 0 && warp < 2) {
-    real* memory =
-        dynamic_shared_memory<real>() + warp * (32 * kBandBytes<real> / sizeof(real));
+    real* memory = dynamic_shared_memory<real>() + warp * (32 * kBandBytes<real> / sizeof(real));
     const BandLattice<real> band = band_of(geometry, arrays, n, warp == 1, delay_penalty);
     if (warp == 0) {
       walk<real, topology, false, WarpExchange<real>>(band, decreases, lane, 32, memory);
@@ -126,18 +124,17 @@ __global__ void __launch_bounds__(32 * kWaveWarps<real>)
   const bool backward = blockIdx.y == 1;
   const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
   const int32_t frames = geometry.frames_of(n);
-  const WaveLattice<real> lattice{
-      {arrays.px + first, width, 1},
-      {arrays.py + first, width, 1},
-      {(backward ? arrays.beta : arrays.alpha) + first, width, 1},
-      // The occupancies are not there yet: their place holds the edges.
-      (backward ? arrays.gy : arrays.gx) + first,
-      frames,
-      geometry.target_lengths[n],
-      topology == Topology::kRna ? frames - 1 : frames,
-      frames,
-      delay_penalty,
-      static_cast<real>(frames - 1) / 2};
+  const WaveLattice<real> lattice{{arrays.px + first, width, 1},
+                                  {arrays.py + first, width, 1},
+                                  {(backward ? arrays.beta : arrays.alpha) + first, width, 1},
+                                  // The occupancies are not there yet: their place holds the edges.
+                                  (backward ? arrays.gy : arrays.gx) + first,
+                                  frames,
+                                  geometry.target_lengths[n],
+                                  topology == Topology::kRna ? frames - 1 : frames,
+                                  frames,
+                                  delay_penalty,
+                                  static_cast<real>(frames - 1) / 2};
   if (backward) {
     walk_lattice<real, topology, false, true>(lattice, arrays.total + n);
   } else {
@@ -186,9 +183,12 @@ void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_length
   const Launcher launch(px);
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);
-    const LatticeArrays<real> arrays{data_of<real>(px),          data_of<real>(py),
-                                     mutable_data_of<real>(alpha), mutable_data_of<real>(beta),
-                                     mutable_data_of<real>(total), mutable_data_of<real>(gx),
+    const LatticeArrays<real> arrays{data_of<real>(px),
+                                     data_of<real>(py),
+                                     mutable_data_of<real>(alpha),
+                                     mutable_data_of<real>(beta),
+                                     mutable_data_of<real>(total),
+                                     mutable_data_of<real>(gx),
                                      mutable_data_of<real>(gy)};
     dispatch_topology(rnnt_type, [&](auto topology) {
       run<real, decltype(topology)::value>(launch, geometry, px.numel(),
@@ -199,7 +199,9 @@ void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_length
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("band_lattice", TORCH_BOX(&band_lattice)); }
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("band_lattice", TORCH_BOX(&band_lattice));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

@@ -65,9 +65,7 @@ class BlockExchange {
     __syncthreads();
   }
   __device__ __forceinline__ real first_of(int thread) { return buffer()[thread]; }
-  __device__ __forceinline__ real second_of(int thread) {
-    return buffer()[blockDim.x + thread];
-  }
+  __device__ __forceinline__ real second_of(int thread) { return buffer()[blockDim.x + thread]; }
 
  private:
   __device__ __forceinline__ real* buffer() { return memory_ + turn_ * 2 * blockDim.x; }
@@ -164,9 +162,8 @@ __device__ real walk_band(const BandLattice<real>& band, int32_t column, Exchang
   for (int32_t k = 0; k < frames + span; ++k) {
     const bool active = f < frames && diagonal == k;
     const int32_t own = column + next.shift;
-    const int32_t left = topology == Topology::kModified || topology == Topology::kRna
-                             ? own - 1
-                             : column - 1;
+    const int32_t left =
+        topology == Topology::kModified || topology == Topology::kRna ? own - 1 : column - 1;
     const auto clamped = [&](int32_t thread) { return max(0, min(thread, S - 1)); };
     const auto inside = [&](int32_t thread) { return thread >= 0 && thread < S; };
 
@@ -248,8 +245,7 @@ __device__ real walk_band_alone(const BandLattice<real>& band) {
           if (!backward) stayed += to_log_zero(band.py[row_before + column]);
         }
       }
-      const real value =
-          backward ? log_add(stayed + py, arriving + px) : log_add(stayed, arriving);
+      const real value = backward ? log_add(stayed + py, arriving + px) : log_add(stayed, arriving);
       band.values[row + j] = from_log_zero(value);
       arriving = backward ? value : value + px;
       if (backward && f == band.frames - 1 && u == 0) corner = value;

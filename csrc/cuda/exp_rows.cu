@@ -35,13 +35,11 @@ template <typename scalar, int lanes, int width>
 __global__ void __launch_bounds__(kThreads)
     exp_rows_kernel(int64_t rows, int64_t L, int32_t V, int32_t extra,
                     const int32_t* __restrict__ lengths, const scalar* __restrict__ x,
-                    acc_type<scalar>* __restrict__ row_max,
-                    acc_type<scalar>* __restrict__ x_exp) {
+                    acc_type<scalar>* __restrict__ row_max, acc_type<scalar>* __restrict__ x_exp) {
   using real = acc_type<scalar>;
   constexpr int kept_vectors = kKept / width;
   const int lane = threadIdx.x % lanes;
-  const int64_t row =
-      static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
   if (row >= rows) return;
   const int64_t n = row / L;
   const scalar* source = x + row * V;

@@ -94,9 +94,9 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
   const Launcher launch(am);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
     using scalar = decltype(zero);
-    const int widest = std::min({widest_vector<scalar>(am.data_ptr(), D),
-                                 widest_vector<scalar>(lm.data_ptr(), D),
-                                 widest_vector<scalar>(hidden.data_ptr(), D)});
+    const int widest =
+        std::min({widest_vector<scalar>(am.data_ptr(), D), widest_vector<scalar>(lm.data_ptr(), D),
+                  widest_vector<scalar>(hidden.data_ptr(), D)});
     const int32_t rows_each = rows > 16384 ? 4 : 1;
     const int64_t blocks = (rows + kWarps * rows_each - 1) / (kWarps * rows_each);
     dispatch_width<scalar>(widest, [&](auto width) {
@@ -115,7 +115,7 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
 // (n,u), each in pieces of 32 vectors of D.
 struct BackwardSizes {
   int64_t row_begin, rows;
-  int64_t frame_tasks;     // rows that may begin a frame: every frame_rows-th
+  int64_t frame_tasks;  // rows that may begin a frame: every frame_rows-th
   int32_t frame_rows;
   int32_t frames, columns;  // of am and lm
   int32_t D, pieces;
@@ -137,8 +137,7 @@ __device__ __forceinline__ void add_row(const scalar* grad, const scalar* hidden
 template <typename scalar, Activation activation, int width>
 __global__ void __launch_bounds__(kThreads)
     joiner_rows_backward_kernel(RowGeometry geometry, BackwardSizes sizes,
-                                const scalar* __restrict__ grad,
-                                const scalar* __restrict__ hidden,
+                                const scalar* __restrict__ grad, const scalar* __restrict__ hidden,
                                 acc_type<scalar>* __restrict__ grad_am,
                                 acc_type<scalar>* __restrict__ grad_lm) {
   using real = acc_type<scalar>;
@@ -207,8 +206,7 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   const int64_t N = grad_lm.size(0), frames = grad_am.size(1), columns = grad_lm.size(1);
   if (rows == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             columns - 1);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
   const Launcher launch(hidden);
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);

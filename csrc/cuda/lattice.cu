@@ -34,8 +34,8 @@ struct Arrays {
 };
 
 template <typename real, Topology topology>
-__global__ void __launch_bounds__(32 * kWaveWarps<real>) lattice_kernel(Shape shape,
-                                                                  Arrays<real> arrays) {
+__global__ void __launch_bounds__(32 * kWaveWarps<real>)
+    lattice_kernel(Shape shape, Arrays<real> arrays) {
   const int64_t n = blockIdx.x;
   const bool backward = blockIdx.y == 1;
   const Rectangle inside = shape.rectangle(n);
@@ -71,9 +71,8 @@ constexpr int kThreads = 256;
 
 // A row of threads for each (n,u): occupancies, and alpha and beta outside the boundary.
 template <typename real, Topology topology>
-__global__ void __launch_bounds__(kThreads) lattice_occupancy_kernel(Shape shape,
-                                                                     Arrays<real> arrays,
-                                                                     int64_t rows) {
+__global__ void __launch_bounds__(kThreads)
+    lattice_occupancy_kernel(Shape shape, Arrays<real> arrays, int64_t rows) {
   const real none = minus_infinity<real>();
   const int64_t T = shape.T, U = shape.U, emit_frames = shape.emit_frames;
   constexpr int32_t frames_later = topology == Topology::kRegular ? 0 : 1;
@@ -120,9 +119,9 @@ __global__ void __launch_bounds__(kThreads) lattice_occupancy_kernel(Shape shape
   }
 }
 
-void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary,
-             int64_t rnnt_type, const Tensor& alpha, const Tensor& beta, const Tensor& total,
-             const Tensor& gx, const Tensor& gy) {
+void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary, int64_t rnnt_type,
+             const Tensor& alpha, const Tensor& beta, const Tensor& total, const Tensor& gx,
+             const Tensor& gy) {
   const int64_t N = py.size(0), U = py.size(1) - 1, T = py.size(2);
   if (N == 0) return;
   const Shape shape{static_cast<int32_t>(T), static_cast<int32_t>(U),
@@ -131,9 +130,12 @@ void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary,
   const DeviceLimits limits = launch.limits();
   dispatch_accumulator(px.scalar_type(), "lattice", [&](auto zero) {
     using real = decltype(zero);
-    const Arrays<real> arrays{data_of<real>(px),          data_of<real>(py),
-                              mutable_data_of<real>(alpha), mutable_data_of<real>(beta),
-                              mutable_data_of<real>(total), mutable_data_of<real>(gx),
+    const Arrays<real> arrays{data_of<real>(px),
+                              data_of<real>(py),
+                              mutable_data_of<real>(alpha),
+                              mutable_data_of<real>(beta),
+                              mutable_data_of<real>(total),
+                              mutable_data_of<real>(gx),
                               mutable_data_of<real>(gy)};
     const int warps = wave_warps<real>(U + 1, limits);
     const int64_t rows = N * (U + 1);

@@ -19,8 +19,8 @@
 namespace pruned_rnnt {
 namespace cuda {
 
-constexpr int kStripe = 32;     // columns of a warp
-constexpr int kChunk = 16;      // frames copied at a time
+constexpr int kStripe = 32;      // columns of a warp
+constexpr int kChunk = 16;       // frames copied at a time
 constexpr int kRingFrames = 64;  // a wave's 32 frames, the next chunk, and one being stored
 
 // Address of an element: base + t * frame_step + u * column_step.
@@ -61,8 +61,7 @@ struct WaveMemory {
     consumed = produced + warps;
   }
   static size_t bytes(int warps) {
-    return warps * ((2 * kRingFrames * kStripe + kRingFrames) * sizeof(real) +
-                    2 * sizeof(int32_t));
+    return warps * ((2 * kRingFrames * kStripe + kRingFrames) * sizeof(real) + 2 * sizeof(int32_t));
   }
 
   real *px, *py;  // this warp's rings
@@ -120,9 +119,7 @@ __device__ real walk_stripe(const WaveLattice<real>& lattice, const WaveMemory<r
   const int32_t u = first_column + lane;
   // What the walk calls (t,u) is (frame(t), symbol(u)) in memory.
   const auto frame = [&](int32_t t) { return backward ? lattice.frames - t : t; };
-  const auto symbol = [&](int32_t column) {
-    return backward ? lattice.symbols - column : column;
-  };
+  const auto symbol = [&](int32_t column) { return backward ? lattice.symbols - column : column; };
 
   const auto load_chunk = [&](int32_t begin) {
     for_chunk<frames_run>(begin, lane, [&](int32_t t, int column) {
@@ -141,8 +138,7 @@ __device__ real walk_stripe(const WaveLattice<real>& lattice, const WaveMemory<r
       const int32_t at = frame(t), s = symbol(first_column + column);
       if (t < 0 || t >= nodes || at >= lattice.value_frames) return;
       if (s < 0 || s > lattice.symbols) return;
-      *lattice.values.at(at, s) =
-          from_log_zero(memory.px[ring_slot<frames_run>(t, column)]);
+      *lattice.values.at(at, s) = from_log_zero(memory.px[ring_slot<frames_run>(t, column)]);
     });
   };
 
@@ -258,8 +254,8 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
   }
 }
 
-// More warps than this find no room in shared memory anyway (WaveMemory, 227 KiB), and fewer get more
-// registers each.
+// More warps than this find no room in shared memory anyway (WaveMemory, 227 KiB), and fewer get
+// more registers each.
 template <typename real>
 constexpr int kWaveWarps = sizeof(real) == 4 ? 13 : 6;
 
@@ -268,7 +264,8 @@ template <typename real>
 int wave_warps(int64_t columns, const DeviceLimits& limits) {
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
   const int64_t fitting = limits.shared_bytes / static_cast<int64_t>(WaveMemory<real>::bytes(1));
-  return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kWaveWarps<real>})));
+  return static_cast<int>(
+      std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kWaveWarps<real>})));
 }
 
 }  // namespace cuda

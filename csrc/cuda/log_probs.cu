@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const scalar* x = logits + (exists ? row : 0) * stride;
     real normaliser = 0, emit = minus_infinity<real>(), stay = minus_infinity<real>();
     if (mode != LogitMode::kLogProbs && any_group_uses<lanes>(used)) {
-      normaliser = group_log_sum<lanes, width>(
-          x, used ? symbols.V : 0, mode == LogitMode::kHat ? symbols.blank : -1, lane);
+      normaliser = group_log_sum<lanes, width>(x, used ? symbols.V : 0,
+                                               mode == LogitMode::kHat ? symbols.blank : -1, lane);
     }
     if (used && lane == 0) {
       const real blank_logit = static_cast<real>(x[symbols.blank]);

@@ -63,8 +63,8 @@ __device__ __forceinline__ void write_gradient(const RowGradient<acc_type<scalar
       Vector<scalar, width> result;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        result.x[i] = static_cast<scalar>(
-            v + i < V ? row.at(static_cast<real>(loaded[k].x[i])) : real(0));
+        result.x[i] =
+            static_cast<scalar>(v + i < V ? row.at(static_cast<real>(loaded[k].x[i])) : real(0));
       }
       // At most two elements of a row are something else.
       const uint32_t target_at = static_cast<uint32_t>(row.target - v);
@@ -85,11 +85,11 @@ __device__ __forceinline__ void write_gradient(const RowGradient<acc_type<scalar
 template <typename scalar, int lanes, int width>
 __global__ void __launch_bounds__(kRowThreads)
     log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, RowRange range,
-                              LogitMode mode, acc_type<scalar> emit_factor,
-                              acc_type<scalar> clamp, const acc_type<scalar>* grad_loss,
-                              const acc_type<scalar>* lse, const acc_type<scalar>* gx,
-                              const acc_type<scalar>* gy, const scalar* logits, int64_t stride,
-                              scalar* gradients, int64_t gradient_stride, int32_t columns) {
+                              LogitMode mode, acc_type<scalar> emit_factor, acc_type<scalar> clamp,
+                              const acc_type<scalar>* grad_loss, const acc_type<scalar>* lse,
+                              const acc_type<scalar>* gx, const acc_type<scalar>* gy,
+                              const scalar* logits, int64_t stride, scalar* gradients,
+                              int64_t gradient_stride, int32_t columns) {
   using real = acc_type<scalar>;
   const int lane = threadIdx.x % lanes;
   int64_t row = range.first_row<lanes>();
@@ -106,11 +106,10 @@ __global__ void __launch_bounds__(kRowThreads)
       const int32_t y = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
       real weight = 0;
       if (mode != LogitMode::kLogProbs) weight = mode == LogitMode::kHat ? emit : emit + stay;
-      const RowGradient<real> unit{lse[range.begin + row], emit,          stay, weight,
-                                   grad_loss[node.n()],    clamp, symbols.blank, y,
-                                   mode};
-      write_gradient<lanes, width>(unit, logits + row * stride, symbols.V, columns, lane,
-                                   gradient);
+      const RowGradient<real> unit{
+          lse[range.begin + row], emit, stay, weight, grad_loss[node.n()], clamp,
+          symbols.blank,          y,    mode};
+      write_gradient<lanes, width>(unit, logits + row * stride, symbols.V, columns, lane, gradient);
     }
     row += range.groups_abreast<lanes>();
     if (row >= range.count) return;

@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(kOccupancyThreads)
   if (row >= rows) return;
   RowCursor cursor(geometry, row);
   for (int i = 0; i < kRowsEach; ++i) {
-    write_occupancy<topology>(arrays, row, cursor.node(), arrays.total[cursor.n()],
-                              delay_penalty);
+    write_occupancy<topology>(arrays, row, cursor.node(), arrays.total[cursor.n()], delay_penalty);
     row += kOccupancyThreads;
     if (row >= rows) return;
     cursor.advance(kOccupancyThreads);

@@ -84,7 +84,8 @@ __device__ int32_t scan_from_right(int32_t value, int32_t* shared, Combine&& com
   }
   if (lane == 0) shared[warp] = value;
   __syncthreads();
-  for (int later = warp + 1; later < blockDim.x / 32; ++later) value = combine(value, shared[later]);
+  for (int later = warp + 1; later < blockDim.x / 32; ++later)
+    value = combine(value, shared[later]);
   __syncthreads();
   return value;
 }
@@ -146,9 +147,8 @@ __global__ void __launch_bounds__(kThreads)
         min(scan_from_right(inside ? start[t] : last, shared, smaller), later_monotone);
     // s1(t') - k (t' - t) is largest where s1(t') - k t' is; the latter may be beyond 32 bits only
     // for frames that reach nothing.
-    const int32_t reach =
-        max(scan_from_right(inside ? monotone - step * t : later_reach, shared, larger),
-            later_reach);
+    const int32_t reach = max(
+        scan_from_right(inside ? monotone - step * t : later_reach, shared, larger), later_reach);
     if (inside) start[t] = min(step * t, reach + step * t);
     if (threadIdx.x == 0) {
       carried_monotone = monotone;
@@ -164,8 +164,7 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
   const int64_t N = gx.size(0), T = gx.size(1), width = gx.size(2);
   if (N == 0 || T == 0) return;
   const Sizes sizes{static_cast<int32_t>(T), static_cast<int32_t>(width),
-                    static_cast<int32_t>(s_range), largest_step(s_range, rnnt_type),
-                    padded_search};
+                    static_cast<int32_t>(s_range), largest_step(s_range, rnnt_type), padded_search};
   const Launcher launch(gx);
   dispatch_accumulator(gx.scalar_type(), "prune_bounds", [&](auto zero) {
     using real = decltype(zero);
@@ -185,7 +184,9 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("prune_bounds", TORCH_BOX(&prune_bounds)); }
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("prune_bounds", TORCH_BOX(&prune_bounds));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

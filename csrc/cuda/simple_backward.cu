@@ -196,12 +196,11 @@ __device__ void am_rows(const Problem<scalar, output>& problem, int32_t n, int32
     }
     emits = sum_lanes<32>(emits);
     stays = sum_lanes<32>(stays);
-    const RowNodes<scalar> nodes{
-        first, 1, columns, problem.lm.x + static_cast<int64_t>(n) * batch.width * V,
-        problem.combined != 0 && __any_sync(kAllLanes, exact)};
-    const real own = problem.am.lse != nullptr
-                         ? problem.am.own_scale * upstream * (emits + stays)
-                         : real(0);
+    const RowNodes<scalar> nodes{first, 1, columns,
+                                 problem.lm.x + static_cast<int64_t>(n) * batch.width * V,
+                                 problem.combined != 0 && __any_sync(kAllLanes, exact)};
+    const real own =
+        problem.am.lse != nullptr ? problem.am.own_scale * upstream * (emits + stays) : real(0);
     const RowGradient<scalar, output> gradient{
         problem.am, occupancies, nodes, row, V, problem.combined * upstream, own};
     write_row<width>(gradient);
@@ -227,8 +226,8 @@ __device__ void lm_rows(const Problem<scalar, output>& problem, int32_t n, int32
   const int32_t V = problem.symbols.V, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t frames = batch.frames(n), columns = batch.columns(n);
   // Sums over frames, a lane for each column, a share of the frames for each warp.
-  real(*emit_sums)[kBlockColumns] = reinterpret_cast<real(*)[kBlockColumns]>(
-      dynamic_shared_memory<real>());
+  real(*emit_sums)[kBlockColumns] =
+      reinterpret_cast<real(*)[kBlockColumns]>(dynamic_shared_memory<real>());
   real(*stay_sums)[kBlockColumns] = emit_sums + kWarps;
   __shared__ int has_exact[kBlockColumns];
   if (threadIdx.x < kBlockColumns) has_exact[threadIdx.x] = 0;
@@ -266,9 +265,8 @@ __device__ void lm_rows(const Problem<scalar, output>& problem, int32_t n, int32
                                  problem.am.x + static_cast<int64_t>(n) * batch.T * V,
                                  problem.combined != 0 && has_exact[column] != 0};
     const real upstream = occupancies.grad_loss[n];
-    const real own = problem.lm.lse != nullptr
-                         ? problem.lm.own_scale * upstream * (emits + stays)
-                         : real(0);
+    const real own =
+        problem.lm.lse != nullptr ? problem.lm.own_scale * upstream * (emits + stays) : real(0);
     const RowGradient<scalar, output> gradient{
         problem.lm, occupancies, nodes, row, V, problem.combined * upstream, own};
     write_row<width>(gradient);
@@ -285,8 +283,7 @@ __device__ void lm_rows(const Problem<scalar, output>& problem, int32_t n, int32
 // Blocks for d am first, then those for d lm.
 template <int width, typename scalar, typename output>
 __global__ void __launch_bounds__(kThreads)
-    simple_backward_kernel(Problem<scalar, output> problem, int32_t am_blocks,
-                           int32_t lm_blocks) {
+    simple_backward_kernel(Problem<scalar, output> problem, int32_t am_blocks, int32_t lm_blocks) {
   const int32_t n = blockIdx.y;
   const int32_t block = blockIdx.x;
   if (block < am_blocks) {
@@ -336,8 +333,8 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
                                  widest_vector<real>(lm_sum.data_ptr(), symbols.V)});
     const dim3 grid(am_blocks + lm_blocks, batch.N);
     dispatch_width<real>(widest, [&](auto width) {
-      launch(simple_backward_kernel<decltype(width)::value, scalar, output>, grid, kThreads,
-             shared, problem, am_blocks, lm_blocks);
+      launch(simple_backward_kernel<decltype(width)::value, scalar, output>, grid, kThreads, shared,
+             problem, am_blocks, lm_blocks);
     });
   };
   dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {

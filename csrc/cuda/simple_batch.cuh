@@ -21,9 +21,7 @@ struct SimpleBatch {
         width(static_cast<int32_t>(product.size(2))) {}
 
   // Frames and columns that have rows.
-  __device__ __forceinline__ int32_t frames(int32_t n) const {
-    return min(logit_lengths[n], T);
-  }
+  __device__ __forceinline__ int32_t frames(int32_t n) const { return min(logit_lengths[n], T); }
   __device__ __forceinline__ int32_t columns(int32_t n) const {
     return min(target_lengths[n] + 1, width);
   }

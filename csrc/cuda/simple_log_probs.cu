@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kNodeThreads)
     for (unsigned left = __ballot_sync(kAllLanes, !safe); left != 0; left &= left - 1) {
       const int source = __ffs(left) - 1;
       const int32_t u_source = u - threadIdx.x % 32 + source;
-      const real exact = exact_log_sum(
-          am, in.lm + (static_cast<int64_t>(n) * batch.width + u_source) * V, V);
+      const real exact =
+          exact_log_sum(am, in.lm + (static_cast<int64_t>(n) * batch.width + u_source) * V, V);
       if (threadIdx.x % 32 == source) z = exact;
     }
     if (u >= batch.width) continue;
@@ -116,10 +116,10 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const Inputs<scalar> inputs{data_of<scalar>(am),          data_of<scalar>(lm),
-                                data_of<real>(am_max),        data_of<real>(lm_max),
-                                data_of<real>(product),       data_or_null<real>(lm_lse),
-                                data_or_null<real>(am_lse),   data_or_null<real>(log_q)};
+    const Inputs<scalar> inputs{data_of<scalar>(am),        data_of<scalar>(lm),
+                                data_of<real>(am_max),      data_of<real>(lm_max),
+                                data_of<real>(product),     data_or_null<real>(lm_lse),
+                                data_or_null<real>(am_lse), data_or_null<real>(log_q)};
     launch(simple_log_probs_kernel<scalar>, nodes.grid, nodes.block, 0, batch, symbols,
            SimpleScales<real>(lm_only_scale, am_only_scale), inputs, mutable_data_of<real>(px),
            mutable_data_of<real>(py), mutable_data_of<real>(logz));
@@ -164,10 +164,9 @@ void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
   const Launcher launch(product);
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
     using real = decltype(zero);
-    launch(simple_weights_kernel<real>, nodes.grid, nodes.block, 0, batch,
-           static_cast<real>(scale), static_cast<real>(1 + fastemit_lambda),
-           data_of<real>(grad_loss), data_of<real>(gx), data_of<real>(gy), data_of<real>(product),
-           mutable_data_of<real>(weights));
+    launch(simple_weights_kernel<real>, nodes.grid, nodes.block, 0, batch, static_cast<real>(scale),
+           static_cast<real>(1 + fastemit_lambda), data_of<real>(grad_loss), data_of<real>(gx),
+           data_of<real>(gy), data_of<real>(product), mutable_data_of<real>(weights));
   });
 }
 
