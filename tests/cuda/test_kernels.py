@@ -1,0 +1,135 @@
+"""Every CUDA kernel against the plain-torch fallback of its op on the CPU, and on odd shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pruned_rnnt.ops._library import FALLBACKS, RNNT_TYPES
+from pruned_rnnt.ops._native import has_native_kernel
+from tests.ops.native_cases import (
+    SHAPES,
+    Call,
+    all_calls,
+    batch_of,
+    log_softmax_like,
+    poison,
+    random_start,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not has_native_kernel("log_probs", "cuda"), reason="the CUDA library is not built"
+    ),
+]
+
+# (dtype, rtol, atol): 16-bit results may differ by one rounding.
+TOLERANCES = [
+    (torch.float64, 1e-9, 1e-10),
+    (torch.float32, 2e-4, 2e-5),
+    (torch.float16, 4e-3, 4e-3),
+    (torch.bfloat16, 3e-2, 3e-2),
+]
+# Wider than a warp's and a block's share of a lattice, longer than the rings in shared memory.
+LARGE = [
+    ("several_stripes", [150, 97], [130, 61], 7),
+    ("more_stripes_than_warps", [90], [470], 5),
+]
+
+
+def on_cuda(call: Call) -> Call:
+    def moved(values: tuple) -> tuple:
+        return tuple(x.cuda() if isinstance(x, torch.Tensor) else x for x in values)
+
+    inputs = list(moved(call.inputs))
+    if call.op in ("log_probs", "log_probs_backward"):
+        # .cuda() packs the view of a wider workspace.
+        where = 0 if call.op == "log_probs" else 1
+        logits = call.inputs[where]
+        wide = logits.new_zeros(logits.shape[0], logits.stride(0)).cuda()
+        wide[:, : logits.shape[1]] = inputs[where]
+        inputs[where] = wide[:, : logits.shape[1]]
+    return replace(call, inputs=tuple(inputs), outputs=moved(call.outputs))
+
+
+def check(call: Call, rtol: float, atol: float) -> None:
+    expected = [output.clone() for output in call.outputs]
+    FALLBACKS[call.op](*call.inputs, *expected)
+    device_call = on_cuda(call)
+    getattr(torch.ops.pruned_rnnt, call.op)(*device_call.inputs, *device_call.outputs)
+    for index, (got, want) in enumerate(zip(device_call.outputs, expected, strict=True)):
+        torch.testing.assert_close(
+            got.cpu(),
+            want,
+            rtol=rtol,
+            atol=atol,
+            equal_nan=True,
+            msg=lambda text, i=index: f"output {i} of {call.op} {call.inputs[-6:]}\n{text}",
+        )
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES, ids=lambda x: str(x))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
+    torch.manual_seed(len(shape[0]))
+    for call in all_calls(shape, dtype):
+        check(call, rtol, atol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
+@pytest.mark.parametrize("shape", LARGE, ids=lambda shape: shape[0])
+def test_large_lattices_equal_fallback(shape, dtype, rtol, atol) -> None:
+    torch.manual_seed(1)
+    for call in all_calls(shape, dtype):
+        if "lattice" in call.op or "bounds" in call.op:
+            check(call, 10 * rtol, 10 * atol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
+@pytest.mark.parametrize("columns", [31, 32, 33, 64, 100, 300])
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
+def test_bands_of_any_width(columns, rnnt_type, dtype, rtol, atol) -> None:
+    torch.manual_seed(columns)
+    batch = batch_of([60, 41, 90], [400, 37, 90], 4)
+    start = random_start(batch, columns)
+    rows = start.numel() * columns
+    px, py = log_softmax_like(2, rows, dtype=dtype)
+    inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, 90, columns)
+    outputs = [poison(rows, dtype=dtype) for _ in range(4)]
+    outputs.insert(2, poison(3, dtype=dtype))
+    check(Call("band_lattice", (*inputs, rnnt_type, 0.1), tuple(outputs)), 10 * rtol, 10 * atol)
+
+
+@pytest.mark.parametrize("columns", [4, 40])
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
+def test_bands_that_go_back(columns, rnnt_type) -> None:
+    torch.manual_seed(columns)
+    batch = batch_of([30, 20], [60, 25], 4)
+    start = random_start(batch, columns)
+    start[:, 5:8] -= 1
+    start[:, 12] += 2
+    start.clamp_(min=0)
+    rows = start.numel() * columns
+    px, py = log_softmax_like(2, rows, dtype=torch.float64)
+    inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, 30, columns)
+    outputs = [poison(rows, dtype=torch.float64) for _ in range(4)]
+    outputs.insert(2, poison(2, dtype=torch.float64))
+    check(Call("band_lattice", (*inputs, rnnt_type, 0.0), tuple(outputs)), 1e-9, 1e-10)
+
+
+@pytest.mark.parametrize("s_range", [3, 17, 40])
+def test_wide_search_of_bounds(s_range: int) -> None:
+    torch.manual_seed(s_range)
+    batch = batch_of([1500, 40], [300, 9], 4)
+    gx, gy = torch.rand(2, 2, 1500, 301)
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    start = torch.full((2, 1500), -7, dtype=torch.int32)
+    for rnnt_type in (0, 1):
+        inputs = (gx, gy, *lengths, s_range, rnnt_type, False)
+        check(Call("prune_bounds", inputs, (start,)), 0, 0)
+        scratch = torch.empty(gx.shape, dtype=torch.int32)
+        exact = (gx.double(), gy.double(), *lengths, s_range, rnnt_type, scratch)
+        check(Call("prune_bounds_exact", exact, (start,)), 0, 0)
