@@ -36,10 +36,10 @@ struct Vocabulary {
   Vocabulary(const Tensor& targets, int64_t size, int64_t blank)
       : targets(data_of<int32_t>(targets)), U(targets.size(1)), size(size), blank(blank) {}
 
-  // The symbol emitted at position u; -1 for one that is not in the vocabulary.
+  // The symbol emitted at position u; negative for the blank and for one not in the vocabulary.
   int64_t symbol(int64_t n, int64_t u) const {
     const int64_t y = u < U ? targets[n * U + u] : -1;
-    return y < size ? y : -1;
+    return y < size && y != blank ? y : -1;
   }
 
   const int32_t* targets;
