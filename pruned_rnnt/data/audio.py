@@ -5,7 +5,6 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.datamodule import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.waveform import resample
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -36,18 +36,7 @@ def read_audio(path: Path | str) -> FloatArray:
         raise ValueError(f"{path} cannot be read as audio: {error.error_string}") from error
     if len(samples_SC) == 0:
         raise ValueError(f"{path} has no samples")
-    return resample(samples_SC.mean(axis=1), rate)
-
-
-def resample(samples_S: FloatArray, rate: int) -> FloatArray:
-    """From `rate` to 16 kHz, by scipy's polyphase filter."""
-    if rate == SAMPLING_RATE:
-        return samples_S
-    from scipy.signal import resample_poly
-
-    common = gcd(rate, SAMPLING_RATE)
-    resampled: FloatArray = resample_poly(samples_S, SAMPLING_RATE // common, rate // common)
-    return resampled.astype(np.float32)
+    return resample(samples_SC.mean(axis=1), rate, SAMPLING_RATE)
 
 
 def audio_features(samples_S: FloatArray) -> Tensor:

@@ -85,14 +85,15 @@ class PrepareReport:
         if self.skipped:
             console.print(f"{len(self.skipped)} files skipped:")
             for file in self.skipped[:SHOWN_SKIPPED]:
-                console.print(f"  {file.path}: {file.reason}", markup=False)
+                console.print(f"  {file.path}: {file.reason}", markup=False, soft_wrap=True)
             if len(self.skipped) > SHOWN_SKIPPED:
                 console.print(f"  ... all of them are in {output}/prepare.json")
         if "train" in self.splits:
             config = f"configs/{self.recipe}.yaml"
-            console.print(f"Train: pruned-rnnt train --config {config} data.path={output}")
+            command = f"pruned-rnnt train --config {config} data.path={output}"
+            console.print(f"Train: {command}", soft_wrap=True)
         else:
-            console.print(f"Decode: pruned-rnnt decode RUN data.path={output}")
+            console.print(f"Decode: pruned-rnnt decode RUN data.path={output}", soft_wrap=True)
 
 
 def add_common_arguments(

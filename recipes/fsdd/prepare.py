@@ -313,6 +313,7 @@ def _speak(options: argparse.Namespace, console: Console) -> list[Recording]:
         num_jobs=1,
         description="synthetic speakers",
         console=console,
+        fresh_processes=True,
     )
     return spoken[0]
 

@@ -139,6 +139,7 @@ def download(folder: Path) -> Path:
                         (unfinished / file.name).write_bytes(content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
         archive.unlink(missing_ok=True)
-        raise ValueError(f"the download of {ARCHIVE} is damaged ({error}); run again") from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the download of {ARCHIVE} is damaged ({reason}); run again") from error
     unfinished.rename(recordings)
     return recordings

@@ -143,6 +143,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             num_jobs=options.num_jobs,
             description="speaking",
             console=console,
+            fresh_processes=True,
         )
         for split in counts:
             cuts = [

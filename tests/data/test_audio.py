@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from pruned_rnnt.data.audio import audio_features, read_audio, resample
+from pruned_rnnt.data.audio import audio_features, read_audio
+from pruned_rnnt.data.waveform import resample
 
 
 def tone(rate: int, seconds: float = 0.5, pitch: float = 440.0) -> np.ndarray:
@@ -35,7 +36,7 @@ def test_files_become_16_khz(rate: int, suffix: str, channels: int, tmp_path: Pa
 
 def test_resampling_keeps_samples_at_16_khz() -> None:
     samples = tone(16000)
-    assert resample(samples, 16000) is samples
+    assert resample(samples, 16000, 16000) is samples
 
 
 def test_features_are_a_frame_each_10_ms() -> None:

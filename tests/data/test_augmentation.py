@@ -1,0 +1,116 @@
+"""Feature augmentation: what each change does, and that only (seed, epoch, id) decides."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from spoken_corpus import noise
+
+from pruned_rnnt.data.audio import audio_features
+from pruned_rnnt.data.augmentation import (
+    LOG_ENERGY_PER_DB,
+    AugmentationConfig,
+    FeatureAugmenter,
+    SpecAugmentConfig,
+    add_noise,
+    stretch_time,
+    warp_frequency,
+)
+
+EVERYTHING = AugmentationConfig(
+    tempo=0.2, frequency_warp=0.2, tilt_db=6.0, volume_db=6.0, noise_probability=0.7
+)
+NO_SPEC_AUGMENT = SpecAugmentConfig(enabled=False)
+
+
+@pytest.fixture
+def features_TF() -> torch.Tensor:
+    return audio_features(noise(2.0))
+
+
+def test_decided_by_seed_epoch_and_id_alone(features_TF: torch.Tensor) -> None:
+    def draw(seed: int = 1, epoch: int = 2, cut_id: str = "a") -> torch.Tensor:
+        random.seed()
+        torch.manual_seed(random.randrange(1000))
+        augmenter = FeatureAugmenter(EVERYTHING, seed=seed)
+        return augmenter(features_TF, epoch=epoch, cut_id=cut_id)
+
+    first = draw()
+    assert torch.equal(first, draw())
+    for other in (draw(seed=2), draw(epoch=3), draw(cut_id="b")):
+        assert first.shape != other.shape or not torch.equal(first, other)
+
+
+def test_global_generators_are_left_alone(features_TF: torch.Tensor) -> None:
+    before = (random.getstate()[1], torch.get_rng_state(), np.random.get_state()[1].copy())  # noqa: NPY002
+    FeatureAugmenter(EVERYTHING, seed=1)(features_TF, epoch=0, cut_id="a")
+    assert random.getstate()[1] == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert (np.random.get_state()[1] == before[2]).all()  # noqa: NPY002
+
+
+def test_nothing_configured_changes_nothing(features_TF: torch.Tensor) -> None:
+    augmenter = FeatureAugmenter(AugmentationConfig(spec_augment=NO_SPEC_AUGMENT), seed=1)
+    assert torch.equal(augmenter(features_TF, epoch=0, cut_id="a"), features_TF)
+
+
+def test_spec_augment_masks_and_keeps_the_input(features_TF: torch.Tensor) -> None:
+    config = AugmentationConfig(spec_augment=SpecAugmentConfig(probability=1.0))
+    original = features_TF.clone()
+    masked = FeatureAugmenter(config, seed=1)(features_TF, epoch=0, cut_id="a")
+    assert masked.shape == features_TF.shape
+    assert not torch.equal(masked, original)
+    assert torch.equal(features_TF, original)
+
+
+@pytest.mark.parametrize("frames", [1, 3, 6, 7, 20])
+@pytest.mark.parametrize("masks", [0, 10])
+def test_short_utterances_pass(frames: int, masks: int) -> None:
+    spec = SpecAugmentConfig(probability=1.0, frame_masks=masks, feature_masks=masks)
+    config = AugmentationConfig(
+        tempo=0.2, frequency_warp=0.2, noise_probability=1.0, spec_augment=spec
+    )
+    out = FeatureAugmenter(config, seed=1)(torch.randn(frames, 80), epoch=0, cut_id="a")
+    assert out.shape[1] == 80
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("tempo", [0.5, 0.9, 1.0, 1.3])
+def test_stretch_time(tempo: float) -> None:
+    ramp_TF = torch.linspace(0, 1, 100)[:, None].expand(100, 4)
+    out_TF = stretch_time(ramp_TF, tempo)
+    assert out_TF.shape == (round(100 / tempo), 4)
+    assert torch.allclose(out_TF[:, 0], torch.linspace(0, 1, out_TF.shape[0]), atol=0.02)
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.9, 1.0, 1.15, 1.3])
+def test_warp_frequency_moves_a_tone(factor: float) -> None:
+    def tone_features(pitch: float) -> torch.Tensor:
+        time = np.arange(16000) / 16000
+        return audio_features((0.5 * np.sin(2 * np.pi * pitch * time)).astype(np.float32))
+
+    warped = warp_frequency(tone_features(1500.0), factor)
+    wanted = tone_features(1500.0 * factor)
+    assert abs(int(warped[50].argmax()) - int(wanted[50].argmax())) <= 1
+
+
+def test_warp_frequency_by_one_is_nothing(features_TF: torch.Tensor) -> None:
+    assert torch.allclose(warp_frequency(features_TF, 1.0), features_TF, atol=1e-3)
+
+
+@pytest.mark.parametrize("snr_db", [0.0, 10.0, 30.0])
+def test_noise_has_the_wanted_level(snr_db: float, features_TF: torch.Tensor) -> None:
+    noisy = add_noise(features_TF, snr_db, np.random.default_rng(1))
+    added = (noisy.double().exp() - features_TF.double().exp()).sum()
+    ratio_db = (features_TF.double().exp().sum() / added).log() / LOG_ENERGY_PER_DB
+    assert ratio_db.item() == pytest.approx(snr_db, abs=0.2)
+
+
+def test_volume_is_a_gain(features_TF: torch.Tensor) -> None:
+    config = AugmentationConfig(volume_db=12.0, spec_augment=NO_SPEC_AUGMENT)
+    difference = FeatureAugmenter(config, seed=3)(features_TF, epoch=0, cut_id="a") - features_TF
+    assert difference.std() < 1e-5
+    assert 0.01 < abs(difference.mean().item()) <= 12.0 * LOG_ENERGY_PER_DB

@@ -1,0 +1,229 @@
+"""Batches: what is in them, and that workers, ranks and resuming do not change them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lhotse import CutSet
+from spoken_corpus import TEXTS, make_corpus
+
+from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.filters import FilterConfig, encoder_frames
+from pruned_rnnt.data.prepared import PreparedFolder
+
+TRAIN = 40
+PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("data") / "corpus", TRAIN)
+
+
+def config(corpus: Path, **changes: Any) -> DataConfig:
+    values: dict[str, Any] = {
+        "path": str(corpus),
+        "max_duration": 12.0,
+        "num_workers": 0,
+        "filters": FilterConfig(max_duration=5.0),
+        "augmentation": AugmentationConfig(tempo=0.1, frequency_warp=0.1, volume_db=3.0),
+        "seed": 7,
+    }
+    return DataConfig(**{**values, **changes})
+
+
+def fingerprint(batch: Batch) -> tuple[Any, ...]:
+    return (
+        batch.ids,
+        batch.features_NTF.double().sum().item(),
+        batch.feature_lengths_N.tolist(),
+        batch.targets_NU.tolist(),
+    )
+
+
+def epoch_of(data: DataModule, epoch: int = 0) -> list[tuple[Any, ...]]:
+    loader = data.train_loader()
+    loader.set_epoch(epoch)
+    return [fingerprint(batch) for batch in loader]
+
+
+def test_batch_contents(corpus: Path) -> None:
+    data = DataModule(config(corpus, augmentation=PLAIN))
+    cuts = {cut.id: cut for cut in PreparedFolder(corpus).cuts("train")}
+    seen = []
+    for batch in data.train_loader():
+        seen += batch.ids
+        assert batch.features_NTF.dtype == torch.float32
+        assert batch.targets_NU.dtype == batch.target_lengths_N.dtype == torch.int32
+        assert batch.feature_lengths_N.dtype == torch.int64
+        assert batch.feature_lengths_N.tolist() == sorted(batch.feature_lengths_N, reverse=True)
+        assert batch.features_NTF.shape[1] == batch.feature_lengths_N.max()
+        assert sum(batch.durations) <= 12.0
+        for n, name in enumerate(batch.ids):
+            cut, frames = cuts[name], int(batch.feature_lengths_N[n])
+            stored = torch.from_numpy(cut.load_features())
+            assert torch.equal(batch.features_NTF[n, :frames], stored)
+            assert (batch.features_NTF[n, frames:] < -20).all()
+            symbols = int(batch.target_lengths_N[n])
+            ids = batch.targets_NU[n, :symbols].tolist()
+            assert data.tokenizer.decode(ids) == batch.texts[n] == cut.supervisions[0].text
+            assert (batch.targets_NU[n, symbols:] == 0).all()
+            assert [word.word for word in batch.words[n]] == batch.texts[n].split()
+            assert batch.words[n][1].start == pytest.approx(0.1)
+    assert sorted(seen) == sorted(f"train-{i}" for i in range(TRAIN))
+
+
+def test_filters_are_counted_and_named(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("pruned_rnnt")
+    propagate, logger.propagate = logger.propagate, True
+    with caplog.at_level(logging.INFO, logger="pruned_rnnt"):
+        DataModule(config(corpus)).train_loader()
+    logger.propagate = propagate
+    (line,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert "40 cuts, 3 left out" in line
+    for part in ("empty text (no-text)", "too short for its symbols (too-short)"):
+        assert f"1 {part}" in line
+    assert "longer than 5.0 s (too-long)" in line
+
+
+def test_no_cuts_left_is_an_error(corpus: Path) -> None:
+    strict = config(corpus, filters=FilterConfig(max_symbols=1, max_duration=5.0))
+    with pytest.raises(ValueError, match=r"no training cuts are left.*more than 1 symbols"):
+        DataModule(strict).train_loader()
+
+
+@pytest.mark.parametrize("factor", [4])
+def test_encoder_frames_is_a_lower_bound(factor: int) -> None:
+    for frames in range(200):
+        unpadded = max(0, ((frames - 7) // 2 + 1) // 2)
+        assert encoder_frames(frames, factor) <= unpadded
+
+
+@pytest.mark.parametrize("features", ["stored", "waveform"])
+def test_same_batches_for_any_number_of_workers(corpus: Path, features: str) -> None:
+    expected = epoch_of(DataModule(config(corpus, features=features)))
+    assert len(expected) > 3
+    for workers in (1, 2):
+        again = DataModule(config(corpus, features=features, num_workers=workers))
+        assert epoch_of(again) == expected
+
+
+def test_epochs_and_seeds_differ(corpus: Path) -> None:
+    data = DataModule(config(corpus))
+    first = epoch_of(data)
+    assert epoch_of(data, epoch=1) != first
+    assert epoch_of(DataModule(config(corpus, seed=8))) != first
+    assert epoch_of(data) == first
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_resume_is_exact(corpus: Path, workers: int, lazy: bool) -> None:
+    data = DataModule(config(corpus, num_workers=workers, lazy=lazy))
+    whole = epoch_of(data, epoch=3)
+    loader = data.train_loader()
+    loader.set_epoch(3)
+    batches = iter(loader)
+    for stop in range(3):
+        assert fingerprint(next(batches)) == whole[stop]
+    state = loader.state_dict(3)
+    del batches
+    kept = copy.deepcopy(state)
+    resumed = data.train_loader()
+    resumed.load_state_dict(state)
+    assert state == kept
+    resumed.set_epoch(3)
+    assert [fingerprint(batch) for batch in resumed] == whole[3:]
+    resumed.set_epoch(4)
+    assert [fingerprint(batch) for batch in resumed] == epoch_of(data, epoch=4)
+
+
+def test_resume_at_the_end_of_an_epoch(corpus: Path) -> None:
+    data = DataModule(config(corpus))
+    count = len(epoch_of(data))
+    loader = data.train_loader()
+    loader.load_state_dict(data.train_loader().state_dict(count))
+    assert list(loader) == []
+
+
+@pytest.mark.parametrize(("key", "change"), [("seed", {"seed": 8}), ("world_size", {})])
+def test_resume_with_other_settings_is_refused(corpus: Path, key: str, change: dict) -> None:
+    state = DataModule(config(corpus)).train_loader().state_dict(1)
+    world_size = 2 if key == "world_size" else 1
+    other = DataModule(config(corpus, **change), world_size=world_size).train_loader()
+    with pytest.raises(ValueError, match=f"cannot resume the data with {key}"):
+        other.load_state_dict(state)
+
+
+def test_ranks_share_an_epoch(corpus: Path) -> None:
+    def ids(rank: int) -> list[tuple[str, ...]]:
+        data = DataModule(config(corpus), rank=rank, world_size=2)
+        return [batch.ids for batch in data.train_loader()]
+
+    first, second = ids(0), ids(1)
+    assert len(first) == len(second)
+    everyone = [name for batch in first + second for name in batch]
+    assert {name.partition("_dup")[0] for name in everyone} == {f"train-{i}" for i in range(TRAIN)}
+    assert len(set(everyone)) == len(everyone)
+
+
+def test_validation_is_every_utterance_as_it_is(corpus: Path) -> None:
+    data = DataModule(config(corpus))
+    (batch,) = data.valid_loader()
+    assert sorted(batch.ids) == sorted(f"dev-{i}" for i in range(7))
+    stored = {cut.id: cut.load_features() for cut in PreparedFolder(corpus).cuts("dev")}
+    assert torch.equal(
+        batch.features_NTF[-1, : batch.feature_lengths_N[-1]],
+        torch.from_numpy(stored[batch.ids[-1]]),
+    )
+
+
+def test_waveform_features_and_speeds(corpus: Path) -> None:
+    data = DataModule(
+        config(corpus, features="waveform", speed_factors=(0.9, 1.1), augmentation=PLAIN)
+    )
+    batches = list(data.train_loader())
+    assert sum(len(batch) for batch in batches) == 3 * TRAIN
+    lengths = {
+        name: int(n) for b in batches for name, n in zip(b.ids, b.feature_lengths_N, strict=True)
+    }
+    plain, slow, fast = (lengths[f"train-3{end}"] for end in ("", "_sp0.9", "_sp1.1"))
+    assert slow == pytest.approx(plain / 0.9, abs=1)
+    assert fast == pytest.approx(plain / 1.1, abs=1)
+    with pytest.raises(ValueError, match="features=waveform"):
+        config(corpus, speed_factors=(0.9,))
+
+
+def test_noise_cuts_are_mixed_in(corpus: Path, tmp_path: Path) -> None:
+    cuts = PreparedFolder(corpus).cuts("dev")
+    noise_path = tmp_path / "noise.jsonl.gz"
+    CutSet.from_cuts(cuts).to_file(noise_path)
+    mixing = AugmentationConfig(
+        spec_augment=SpecAugmentConfig(enabled=False),
+        noise_cuts=str(noise_path),
+        noise_cuts_probability=1.0,
+        noise_cuts_snr_db=(0.0, 0.0),
+    )
+    plain = {row[0]: row for row in epoch_of(DataModule(config(corpus, augmentation=PLAIN)))}
+    mixed = epoch_of(DataModule(config(corpus, augmentation=mixing)))
+    assert mixed == epoch_of(DataModule(config(corpus, augmentation=mixing, num_workers=1)))
+    for row in mixed:
+        assert row[2:] == plain[row[0]][2:]
+        assert row[1] > plain[row[0]][1]
+
+
+def test_batch_moves_and_pickles(corpus: Path) -> None:
+    (batch,) = DataModule(config(corpus)).test_loader("test")
+    moved = batch.to("meta")
+    assert moved.features_NTF.is_meta
+    assert moved.targets_NU.is_meta
+    assert not moved.feature_lengths_N.is_meta
+    assert len(moved) == 7
+    assert all(text in TEXTS for text in moved.texts)

@@ -1,0 +1,56 @@
+"""Prepared folders: relative paths, safe replacement, errors which name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from spoken_corpus import make_corpus
+
+from pruned_rnnt.data.prepared import PreparedFolder, building, write_report
+
+
+def test_folder_can_be_moved(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "here", train=2).rename(tmp_path / "there")
+    folder = PreparedFolder(tmp_path / "there")
+    assert folder.splits() == ["dev", "test", "train"]
+    for lazy in (False, True):
+        cut = next(iter(folder.cuts("train", lazy=lazy)))
+        assert cut.load_features().shape == (100, 80)
+        assert cut.load_audio().shape == (1, 16000)
+        assert cut.supervisions[0].alignment["word"][1].symbol == "on"
+
+
+def test_missing_split_names_those_that_exist(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "data", train=2)
+    with pytest.raises(FileNotFoundError, match=r"'valid'.*dev, test, train"):
+        PreparedFolder(tmp_path / "data").cuts("valid")
+
+
+def test_a_failed_build_leaves_the_old_folder(tmp_path: Path) -> None:
+    output = tmp_path / "data"
+    with building(output) as folder:
+        write_report(folder, {"version": 1})
+    with pytest.raises(TypeError, match="serializable"), building(output) as folder:
+        write_report(folder, {"version": object()})
+    assert PreparedFolder(output).report() == {"version": 1}
+    with building(output) as folder:
+        assert list(folder.iterdir()) == []
+        write_report(folder, {"version": 3})
+    assert PreparedFolder(output).report() == {"version": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_foreign_folders_are_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_text("a")
+    with pytest.raises(ValueError, match=r"holds no prepare\.json"), building(tmp_path / "photos"):
+        pytest.fail("must not start")
+    (tmp_path / "file").write_text("a")
+    with pytest.raises(ValueError, match="got the file"), building(tmp_path / "file"):
+        pytest.fail("must not start")
+    (tmp_path / "empty").mkdir()
+    with building(tmp_path / "empty") as folder:
+        write_report(folder, {})
+    assert json.loads((tmp_path / "empty" / "prepare.json").read_text()) == {}
