@@ -50,7 +50,7 @@ class UsageError(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parse(parser, arguments)
     console = _start_logging()
     try:
         code: int = options.command(options, console)
@@ -63,6 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"pruned-rnnt {options.name}: {error}", file=sys.stderr)
         return EXIT_USAGE if _is_usage(error) else EXIT_FAILED
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; settings may also follow an option, where argparse alone would not take them."""
+    options, rest = parser.parse_known_args(arguments)
+    settings: list[str] | None = vars(options).get("overrides", vars(options).get("arguments"))
+    wrong = [item for item in rest if item.startswith("-") or "=" not in item]
+    if rest and (settings is None or wrong):
+        parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
+    if settings is not None:
+        settings += rest
+    return options
 
 
 def _is_usage(error: Exception) -> bool:

@@ -79,7 +79,7 @@ def test_inspect_config(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(f"data:\n  path: {corpus}\n")
     assert main(["inspect", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "24 utterances" in shown
+    assert "32 utterances" in shown
     assert "encoder" in shown
     assert main(["inspect", str(path), "--keys", "model.joiner_dim=7"]) == 0
     assert "joiner_dim: 7" in capsys.readouterr().out

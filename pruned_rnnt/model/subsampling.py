@@ -23,7 +23,10 @@ def subsampled_length(lengths: Tensor) -> Tensor:
 
 
 class ConvSubsampling(nn.Module):
-    """Two 3x3 convolutions of stride 2 over time and frequency, then a projection.
+    """Two 3x3 convolutions of stride 2 over time and frequency, a projection and a LayerNorm.
+
+    The norm and the initial values (He et al. 2015) matter: with torch's defaults each layer halves
+    what changes from frame to frame, and the encoder's own constants drown it.
 
     Args:
         num_mel_bins: F, at least 7.
@@ -35,12 +38,17 @@ class ConvSubsampling(nn.Module):
         super().__init__()
         self.convolutions = nn.Sequential(
             nn.Conv2d(1, channels, kernel_size=3, stride=2),
-            nn.ReLU(),
+            nn.SiLU(),
             nn.Conv2d(channels, channels, kernel_size=3, stride=2),
-            nn.ReLU(),
+            nn.SiLU(),
         )
         remaining_bins = ((num_mel_bins - 1) // 2 - 1) // 2
         self.projection = nn.Linear(channels * remaining_bins, output_dim)
+        self.norm = nn.LayerNorm(output_dim)
+        for layer in self.convolutions:
+            if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
 
     def forward(self, features_NTF: Tensor) -> Tensor:
         """(N, T, F) -> (N, (T - 7) // 4 + 1, E).
@@ -55,8 +63,8 @@ class ConvSubsampling(nn.Module):
             )
         maps_NCTF = self.convolutions(features_NTF.unsqueeze(1))
         stacked = maps_NCTF.transpose(1, 2).flatten(2)
-        projected: Tensor = self.projection(stacked)
-        return projected
+        normed: Tensor = self.norm(self.projection(stacked))
+        return normed
 
 
 def normalise_utterance(features_NTF: Tensor, lengths: Tensor) -> Tensor:

@@ -19,23 +19,25 @@ class RunningAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.updates = 0
-        self._live = dict(model.state_dict(keep_vars=True))
-        self._average = {name: value.detach().clone() for name, value in self._live.items()}
+        self._names = dict(model.state_dict(keep_vars=True))
+        # A module which is held twice has two names for one parameter; it is averaged once.
+        self._live = {id(value): value for value in self._names.values()}
+        self._average = {key: value.detach().clone() for key, value in self._live.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the model's present parameters."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        moving = [name for name, value in self._average.items() if value.is_floating_point()]
+        moving = [key for key, value in self._average.items() if value.is_floating_point()]
         torch._foreach_lerp_(
-            [self._average[name] for name in moving],
-            [self._live[name].detach() for name in moving],
+            [self._average[key] for key in moving],
+            [self._live[key].detach() for key in moving],
             1 - decay,
         )
-        for name, value in self._average.items():
+        for key, value in self._average.items():
             if not value.is_floating_point():
-                value.copy_(self._live[name])
+                value.copy_(self._live[key])
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -48,18 +50,19 @@ class RunningAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for name, value in self._live.items():
+        for key, value in self._live.items():
             own = value.detach().clone()
-            value.copy_(self._average[name])
-            self._average[name].copy_(own)
+            value.copy_(self._average[key])
+            self._average[key].copy_(own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._average)
+        """Averages under the names of the model's own state."""
+        return {name: self._average[id(value)] for name, value in self._names.items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Take over saved values, and the number of updates that made them."""
-        for name, value in self._average.items():
+        for name, value in self.state_dict().items():
             value.copy_(state[name])
         self.updates = updates
 

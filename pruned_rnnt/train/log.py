@@ -38,7 +38,10 @@ class RunLog:
         self._handler.setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
         )
-        logging.getLogger("pruned_rnnt").addHandler(self._handler)
+        logger = logging.getLogger("pruned_rnnt")
+        logger.addHandler(self._handler)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
         """One line of metrics.jsonl and one TensorBoard scalar a value, as `group/name`."""

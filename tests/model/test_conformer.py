@@ -57,7 +57,7 @@ def test_batch_equals_single_whatever_the_padding(
 
 def test_gradient_of_padding_is_zero_and_parameters_get_finite_ones() -> None:
     encoder = small().train()
-    features = torch.randn(2, 40, 20, requires_grad=True)
+    features = (torch.randn(2, 40, 20) * 4 - 7).requires_grad_()
     output, lengths = encoder(features, torch.tensor([40, 20]))
     mask = torch.arange(output.size(1)) < lengths[:, None]
     output[mask].square().sum().backward()
@@ -75,7 +75,7 @@ def test_causal_encoder_sees_no_frame_after_its_chunk(
     chunk_size: int, left_chunks: int | None
 ) -> None:
     encoder = small(causal=True, chunk_size=chunk_size, left_chunks=left_chunks)
-    features = torch.randn(1, 87, 20)
+    features = torch.randn(1, 87, 20) * 4 - 7
     lengths = torch.tensor([87])
     before, _ = encoder(features, lengths)
     chunk = 2
@@ -91,7 +91,7 @@ def test_causal_encoder_sees_no_frame_after_its_chunk(
 
 def test_non_causal_encoder_sees_everything() -> None:
     encoder = small()
-    features = torch.randn(1, 60, 20)
+    features = torch.randn(1, 60, 20) * 4 - 7
     before, _ = encoder(features, torch.tensor([60]))
     features[:, -1] += 5.0
     after, _ = encoder(features, torch.tensor([60]))

@@ -139,8 +139,8 @@ def test_running_average_follows_its_rule_and_lends_itself() -> None:
         decay = min(0.5, (1 + update) / (10 + update))
         expected = decay * expected + (1 - decay) * update
     with average.applied():
-        assert float(model.weight) == pytest.approx(expected)
-    assert float(model.weight) == 19.0
+        assert model.weight.item() == pytest.approx(expected)
+    assert model.weight.item() == 19.0
     assert float(average.state_dict()["weight"]) == pytest.approx(expected)
 
     copy = RunningAverage(model, decay=0.5)
@@ -148,6 +148,22 @@ def test_running_average_follows_its_rule_and_lends_itself() -> None:
     average.update()
     copy.update()
     assert torch.equal(copy.state_dict()["weight"], average.state_dict()["weight"])
+
+
+def test_a_module_with_two_names_is_averaged_once() -> None:
+    shared = nn.Linear(1, 1)
+    model = nn.ModuleDict({"one": shared, "two": shared})
+    average = RunningAverage(model, decay=0.5)
+    before = shared.weight.item()
+    with torch.no_grad():
+        shared.weight.add_(1.0)
+    average.update()
+    with average.applied():
+        # The first update keeps 2/11 of what was.
+        assert shared.weight.item() == pytest.approx(before + 9 / 11)
+    assert shared.weight.item() == pytest.approx(before + 1)
+    state = average.state_dict()
+    assert torch.equal(state["one.weight"], state["two.weight"])
 
 
 def test_mean_of_states() -> None:
