@@ -27,17 +27,14 @@ struct SumLogSumExp {
   template <typename scalar>
   static PRUNED_RNNT_INLINE acc_type<scalar> run(const scalar* am, const scalar* lm, int64_t size) {
     using real = acc_type<scalar>;
-    real largest = minus_infinity<real>;
-#pragma omp simd reduction(max : largest)
-    for (int64_t v = 0; v < size; ++v) {
-      const real value = static_cast<real>(am[v]) + static_cast<real>(lm[v]);
-      largest = value > largest ? value : largest;
-    }
-    const real shift = finite_or_zero(largest);
+    const auto sum_at = [=](int64_t v) {
+      return static_cast<real>(am[v]) + static_cast<real>(lm[v]);
+    };
+    const real shift = finite_or_zero(largest_of<real>(size, sum_at));
     real sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t v = 0; v < size; ++v) {
-      sum += exp_of_nonpositive(static_cast<real>(am[v]) + static_cast<real>(lm[v]) - shift);
+      sum += exp_of_nonpositive(sum_at(v) - shift);
     }
     return shift + std::log(sum);
   }

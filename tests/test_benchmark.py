@@ -1,0 +1,67 @@
+"""The benchmark: every system that imports does the same work, and rows are complete."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts.benchmark import results
+from scripts.benchmark.__main__ import SYSTEMS, run_one
+from scripts.benchmark.cases import CASES, KINDS, Case, make_inputs, smaller
+from scripts.benchmark.systems import System
+from scripts.benchmark.systems_ours import OURS
+from scripts.benchmark.timing import measure
+
+CPU_CASES = {case.kind: smaller(case) for case in CASES.values() if case.device == "cpu"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_case_is_on_the_cpu_table(kind: str) -> None:
+    assert kind in CPU_CASES
+    assert all(kind in system.kinds for system in OURS)
+
+
+def loss_of(system: System, case: Case) -> float:
+    inputs = make_inputs(case)
+    step = system.kinds[case.kind](case, inputs)
+    loss = float(step())
+    assert inputs.first.grad is not None
+    assert inputs.first.grad.isfinite().all()
+    step.clear()
+    assert inputs.first.grad is None
+    return loss
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "pruned_rnnt"])
+def test_systems_agree(name: str) -> None:
+    system = SYSTEMS[name]
+    reason = system.available() if "cpu" in system.devices else "not for the CPU"
+    if reason is not None:
+        pytest.skip(reason)
+    for kind, builder in system.kinds.items():
+        assert callable(builder)
+        # The bands of a step may differ where windows hold the same mass.
+        tolerance = 2e-2 if kind == "step" else 1e-4
+        expected = loss_of(SYSTEMS["pruned_rnnt"], CPU_CASES[kind])
+        assert loss_of(system, CPU_CASES[kind]) == pytest.approx(expected, rel=tolerance)
+
+
+def test_a_row_is_complete_and_kept(tmp_path, monkeypatch) -> None:
+    row = run_one(CPU_CASES["full"], OURS[0], repeats=3)
+    assert 0 < row.p20_ms <= row.median_ms <= row.p80_ms
+    assert all(value not in ("", None) for value in vars(row).values())
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    for _ in range(2):
+        path = results.append([row], "cpu")
+    lines = path.read_text().splitlines()
+    assert [results.Row(**json.loads(line)) for line in lines] == [row, row]
+    assert row.case in results.shown([row])
+
+
+def test_peak_memory_sees_what_a_step_allocates() -> None:
+    case = Case(name="peak", kind="full", device="cpu", N=2, T=100, U=40, V=500)
+    inputs = make_inputs(case)
+    measured = measure(OURS[0].kinds["full"](case, inputs), "cpu", repeats=2)
+    gradient_mib = inputs.first.numel() * 4 / (1 << 20)
+    assert gradient_mib <= measured.peak_mib < 3 * gradient_mib
