@@ -9,7 +9,7 @@ bash scripts/setup.sh
 data="${OUTPUT:-.}/data/synthetic"
 run="${OUTPUT:-.}/exp/synthetic"
 .venv/bin/pruned-rnnt prepare synthetic --output "$data"
-.venv/bin/pruned-rnnt train --config configs/synthetic.yaml data.folder="$data" train.folder="$run"
+.venv/bin/pruned-rnnt train --config configs/synthetic.yaml data.path="$data" train.folder="$run"
 .venv/bin/pruned-rnnt decode "$run" decode.method=greedy
 .venv/bin/pruned-rnnt decode "$run" decode.method=modified_beam
 .venv/bin/pruned-rnnt inspect "$run"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.datamodule import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.waveform import resample
 
 FloatArray = npt.NDArray[np.float32]

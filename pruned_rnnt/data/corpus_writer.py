@@ -18,7 +18,7 @@ from lhotse import AudioSource, CutSet, LilcomChunkyWriter, MonoCut, Recording, 
 from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.data.batch import AlignedWord
-from pruned_rnnt.data.datamodule import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio import FloatArray, audio_features
-from pruned_rnnt.data.datamodule import FEATURE_DIM, SAMPLING_RATE
+from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.streaming import StreamingTransducer
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds

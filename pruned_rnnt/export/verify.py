@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.data.datamodule import SAMPLING_RATE
+from pruned_rnnt.data.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.hypothesis import Hypothesis

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pruned_rnnt.config import ConfigError, differences, to_dict
-from pruned_rnnt.data.datamodule import BatchLoader
+from pruned_rnnt.data.loader import BatchLoader
 from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.checkpoint import CheckpointFolder

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.datamodule import SAMPLING_RATE
+from pruned_rnnt.data.features import SAMPLING_RATE
 from pruned_rnnt.data.prepared import write_report
 from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
 

@@ -15,7 +15,6 @@ from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import PreparedFolder
 from recipes.fsdd import recordings as recordings_module
 from recipes.fsdd.connected import DigitPool, Variation, draw_utterance
-from recipes.fsdd.prepare import split_recordings
 from recipes.fsdd.recordings import (
     DIGITS,
     Recording,
@@ -23,6 +22,7 @@ from recipes.fsdd.recordings import (
     missing_recordings,
     read_recordings,
 )
+from recipes.fsdd.splits import split_recordings
 
 SPEAKERS = ("ann", "bob", "cid")
 INDICES = (0, 4, 5, 7, 8, 9)

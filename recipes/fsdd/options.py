@@ -1,0 +1,122 @@
+"""The options of `pruned-rnnt prepare fsdd`, and which of them go together."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pruned_rnnt.data.preparation import add_common_arguments
+from pruned_rnnt.data.tokens import TokenizerConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `pruned-rnnt prepare fsdd`."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--source", type=Path, metavar="DIR", help="folder of {digit}_{speaker}_{index}.wav files"
+    )
+    where.add_argument(
+        "--download",
+        type=Path,
+        nargs="?",
+        const=Path("data/download/fsdd"),
+        metavar="DIR",
+        help="fetch the data set into DIR (default data/download/fsdd)",
+    )
+    add_common_arguments(
+        parser, output="data/fsdd", tokenizer=TokenizerConfig(kind="word", vocab_size=13)
+    )
+    for split, count in (("train", 4000), ("dev", 200), ("test", 500)):
+        parser.add_argument(
+            f"--{split}",
+            type=int,
+            default=count,
+            metavar="N",
+            help=f"utterances drawn for the {split} split (default {count})",
+        )
+    parser.add_argument(
+        "--test-speakers",
+        type=_names,
+        default=(),
+        metavar="A,B",
+        help="hold these speakers out: test has them alone, with all of their recordings",
+    )
+    parser.add_argument(
+        "--only-test",
+        action="store_true",
+        help="make a test set alone, from all recordings of --source (see --tokenizer-from)",
+    )
+    parser.add_argument(
+        "--indices",
+        type=_index_range,
+        metavar="A-B",
+        help="with --only-test: take recordings with these indices only, e.g. 0-4",
+    )
+    parser.add_argument(
+        "--tokenizer-from",
+        type=Path,
+        metavar="DIR",
+        help="with --only-test: copy the tokenizer of this prepared folder",
+    )
+    parser.add_argument(
+        "--speed",
+        type=_range,
+        default=(0.85, 1.2),
+        metavar="A,B",
+        help="speed of training utterances: tempo, pitch and formants (default 0.85,1.2)",
+    )
+    parser.add_argument(
+        "--tempo",
+        type=_range,
+        default=(0.85, 1.15),
+        metavar="A,B",
+        help="tempo of training utterances, at the same pitch (default 0.85,1.15)",
+    )
+    parser.add_argument(
+        "--natural",
+        type=float,
+        default=0.3,
+        metavar="P",
+        help="share of the recorded training utterances left at speed and tempo 1 (default 0.3)",
+    )
+    parser.add_argument(
+        "--synthetic",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="share of training utterances spoken by synthetic voices (default 0)",
+    )
+    parser.add_argument(
+        "--synthetic-speakers", type=int, default=120, metavar="N", help="default 120"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(",")
+    values = (float(low), float(high or low))
+    if not 0.5 <= values[0] <= values[1] <= 2.0:
+        raise argparse.ArgumentTypeError(f"needs A,B with 0.5 <= A <= B <= 2, got {text}")
+    return values
+
+
+def _index_range(text: str) -> range:
+    low, _, high = text.partition("-")
+    return range(int(low), int(high or low) + 1)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raises ValueError for shares, counts or combinations that make no sense."""
+    for split in ("train", "dev", "test"):
+        if getattr(options, split) < 1:
+            raise ValueError(f"--{split} must be at least 1, got {getattr(options, split)}")
+    for name in ("natural", "synthetic"):
+        if not 0.0 <= getattr(options, name) <= 1.0:
+            raise ValueError(f"--{name} must lie in [0, 1], got {getattr(options, name)}")
+    if options.only_test and options.test_speakers:
+        raise ValueError("--only-test takes every speaker of the folder: leave out --test-speakers")
+    if not options.only_test and (options.indices or options.tokenizer_from):
+        raise ValueError("--indices and --tokenizer-from need --only-test")
