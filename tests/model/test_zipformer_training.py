@@ -144,8 +144,9 @@ def test_training_under_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_training_on_the_device(dtype: torch.dtype) -> None:
+def test_training_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a scaled loss, as float16 needs; and the same numbers twice."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     batch, lengths, _ = ragged_batch([50, 44])
     seen = []
     for _ in range(2):

@@ -25,13 +25,15 @@ _SLOPE = 0.08
 
 def swoosh(x: Tensor, kind: Kind) -> Tensor:
     """The activation, computed in float32 at least, returned in the dtype of x."""
-    wide = _widen(x)
-    value = functional.softplus(wide - _SHIFT[kind]) - _SLOPE * wide - _OFFSET[kind]
-    return value.to(x.dtype)
+    shifted = _widen(x) - _SHIFT[kind]
+    value = functional.softplus(shifted) - (_OFFSET[kind] + _SLOPE * _SHIFT[kind])
+    return value.add(shifted, alpha=-_SLOPE).to(x.dtype)
 
 
-def _slope(x: Tensor, kind: Kind) -> Tensor:
-    return torch.sigmoid(_widen(x) - _SHIFT[kind]) - _SLOPE
+def _times_slope(grad: Tensor, x: Tensor, kind: Kind) -> Tensor:
+    """grad * swoosh'(x), in the dtype of x; for backward passes alone."""
+    slope = (_widen(x) - _SHIFT[kind]).sigmoid_().sub_(_SLOPE)
+    return slope.mul_(grad).to(x.dtype)
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ class _Swoosh(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return (grad * _slope(x, ctx.kind)).to(x.dtype), None
+        return _times_slope(grad, x, ctx.kind), None
 
 
 class SwooshLinear(nn.Module):
@@ -127,7 +129,7 @@ class _SwooshLinear(torch.autograd.Function):
         if mask is not None:
             grad_hidden = grad_hidden * mask
         return (
-            (grad_hidden * _slope(x, ctx.kind)).to(x.dtype),
+            _times_slope(grad_hidden, x, ctx.kind),
             (rows.t() @ hidden.flatten(0, -2)).to(weight.dtype),
             rows.sum(dim=0, dtype=weight.dtype),
             None,

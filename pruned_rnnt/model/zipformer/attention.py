@@ -71,7 +71,7 @@ class AttentionWeights(nn.Module):
             scores = scores + _align_distances(by_distance_NHTR, scores.size(-1))
         if self.training:
             scores = limit_scores(scores)
-        return softmax(scores.masked_fill(frames.blocked, _BLOCKED_SCORE)), past_NSC
+        return softmax(torch.where(frames.blocked, _BLOCKED_SCORE, scores)), past_NSC
 
     def _heads(self, x: Tensor) -> Tensor:
         """(N, T, H * K) -> (N, H, T, K)."""

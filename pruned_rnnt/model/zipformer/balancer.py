@@ -99,9 +99,10 @@ class _Balance(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        wide = x if x.dtype == torch.float64 else x.float()
-        mean = wide.mean(dim=ctx.axes, keepdim=True)
-        power = wide.square().mean(dim=ctx.axes, keepdim=True)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        mean = x.mean(dim=ctx.axes, keepdim=True, dtype=dtype)
+        norm = torch.linalg.vector_norm(x, dim=ctx.axes, keepdim=True, dtype=dtype)
+        power = norm.square() * (mean.numel() / x.numel())
         variance = (power - mean.square()).clamp(min=_TINY)
         power = power.clamp(min=_TINY)
         ratio = mean * variance.rsqrt()
@@ -113,5 +114,6 @@ class _Balance(torch.autograd.Function):
         slope = rms_side / power - mean_side * ratio / variance
         size = ((offset + slope * mean).square() + slope.square() * variance).sqrt()
         size = size.clamp(min=_TINY) / _STRENGTH
-        push = wide * (slope / size) + offset / size
-        return grad + (grad.abs() * push).to(grad.dtype), None, None, None
+        # In place: these are as large as activations get.
+        push = (x * (slope / size)).add_(offset / size).mul_(grad.abs())
+        return push.add_(grad).to(grad.dtype), None, None, None

@@ -167,7 +167,7 @@ class Bypass(nn.Module):
             scale = limit_parameter(scale, self.clock.read(_BYPASS_LOW), 1.0)
             keep_N11 = keep_mask(after_NTE, self.clock.read(self.skip))
             scale = scale if keep_N11 is None else scale * keep_N11
-        return before_NTE + (after_NTE - before_NTE) * scale
+        return torch.lerp(before_NTE, after_NTE, scale)
 
 
 def keep_mask(x: Tensor, skip: float) -> Tensor | None:

@@ -36,7 +36,9 @@ class BiasNorm(nn.Module):
 
 
 def _factor(x: Tensor, bias: Tensor, log_scale: Tensor) -> Tensor:
-    return (x - bias).square().mean(dim=-1, keepdim=True).rsqrt() * log_scale.exp()
+    norm = torch.linalg.vector_norm(x - bias, dim=-1, keepdim=True)
+    factor: Tensor = norm.reciprocal() * (x.size(-1) ** 0.5 * log_scale.exp())
+    return factor
 
 
 class _BiasNorm(torch.autograd.Function):
