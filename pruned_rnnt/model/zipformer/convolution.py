@@ -62,7 +62,7 @@ class ConvolutionModule(nn.Module):
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
             mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
         else:
-            mixed_NTE = self.depthwise_conv(gated_NTE.transpose(1, 2)).transpose(1, 2)
+            mixed_NTE = _depthwise(self.depthwise_conv, gated_NTE)
         return self.out_proj(self.whiten(self.balancer2(mixed_NTE))), past_NPE
 
 
@@ -93,14 +93,14 @@ class ChunkCausalConvolution(nn.Module):
         joined_NTE, past_NPE = extend(past_NPE, x_NTE)
         if past_NPE is None:
             joined_NTE = functional.pad(joined_NTE, (0, 0, left, 0))
-        causal_NTE = self.causal_conv(joined_NTE.transpose(1, 2)).transpose(1, 2)
+        causal_NTE = _depthwise(self.causal_conv, joined_NTE)
         if frames.chunk_size is None:
-            within_NTE = self.chunkwise_conv(x_NTE.transpose(1, 2)).transpose(1, 2)
+            within_NTE = _depthwise(self.chunkwise_conv, x_NTE)
             return causal_NTE + within_NTE * self._factors(frames.lengths_N, count), past_NPE
         chunk = frames.chunk_size
         filled_NTE = functional.pad(x_NTE, (0, 0, 0, -count % chunk))
         chunks_NBCE = filled_NTE.unflatten(1, (-1, chunk))
-        within = self.chunkwise_conv(chunks_NBCE.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
+        within = _depthwise(self.chunkwise_conv, chunks_NBCE.flatten(0, 1))
         size = torch.full((1,), chunk, device=x_NTE.device)
         within = within * self._factors(size, chunk)
         within_NTE = within.unflatten(0, chunks_NBCE.shape[:2]).flatten(1, 2)[:, :count]
@@ -120,6 +120,22 @@ class ChunkCausalConvolution(nn.Module):
             + functional.embedding(of_first_T, first_KE)
             + functional.embedding(of_last_NT, last_KE)
         )
+
+
+def _depthwise(convolution: nn.Conv1d, x_NTE: Tensor) -> Tensor:
+    """(N, T, E) -> (N, T', E).
+
+    As a 2-D convolution over (N, E, 1, T), whose channels-last layout is what we hold: no
+    transposed copy, and kernels which are several times as fast as those of one dimension.
+    """
+    mixed_NE1T = functional.conv2d(
+        x_NTE.transpose(1, 2).unsqueeze(2),
+        convolution.weight.unsqueeze(2),
+        convolution.bias,
+        padding=(0, int(convolution.padding[0])),
+        groups=convolution.groups,
+    )
+    return mixed_NE1T.squeeze(2).transpose(1, 2)
 
 
 def _bias(convolution: nn.Conv1d) -> Tensor:

@@ -80,7 +80,9 @@ class Embedding(nn.Module):
         maps_NCTF = self.conv(features_NTF.unsqueeze(1))
         frame_T = torch.arange(maps_NCTF.size(2), device=maps_NCTF.device)
         padding_NT = frame_T >= lengths_N[:, None]
-        maps_NCTF = maps_NCTF.masked_fill(padding_NT[:, None, :, None], 0.0)
+        maps_NCTF = torch.where(padding_NT[:, None, :, None], 0.0, maps_NCTF)
+        # The wide depthwise convolution is several times as fast with channels last.
+        maps_NCTF = maps_NCTF.contiguous(memory_format=torch.channels_last)
         maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
         x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
         mask_N1E = sequence_dropout_mask(x_NTE, self.clock.read(DROPOUT), self.training)
