@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
+from pruned_rnnt.model.zipformer import layer as layer_module
+from pruned_rnnt.model.zipformer.frames import Chunking, frames_at_rate, relative_positions
+from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch
 
@@ -93,6 +96,39 @@ def test_training_is_noisier_early() -> None:
             outputs = torch.stack([encoder(batch, lengths)[0] for _ in range(8)])
         spread.append(outputs.std(dim=0).mean().item())
     assert spread[0] > 1.2 * spread[1] > 0
+
+
+def test_set_step_tells_whiteners_how_often_to_look() -> None:
+    encoder = Zipformer(TINY)
+    whiteners = [module for module in encoder.modules() if isinstance(module, Whiten)]
+    for index, whitener in enumerate(whiteners):
+        whitener.over_limit.fill_(index % 2 == 0)
+    encoder.set_step(0)
+    assert {whitener.probability for whitener in whiteners[::2]} == {0.25}
+    assert {whitener.probability for whitener in whiteners[1::2]} == {0.025}
+
+
+def test_a_sequence_without_its_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first feed-forward module is never left out."""
+    monkeypatch.setattr(
+        layer_module, "keep_mask", lambda x, skip: torch.zeros(x.size(0), 1, 1) if skip else None
+    )
+    clock = Clock()
+    layer = layer_module.ZipformerLayer(clock, TINY.stack(0), causal=False, skip=0.0).train()
+    begin = torch.randn(2, 6, TINY.dims[0])
+    positions = relative_positions(0, 6, TINY.position_dim, begin)
+    frames = frames_at_rate(torch.tensor([6, 6]), 6, 1, Chunking(), positions)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        out, _ = layer(begin, frames, None)
+        layer.feed_forward1.out_proj.dropout = 0.0
+        clean, _ = layer(begin, frames, None)
+        middle = torch.lerp(
+            begin, begin + layer.feed_forward1(begin), layer.bypass_mid.bypass_scale
+        )
+        expected = torch.lerp(begin, layer.norm(middle), layer.bypass.bypass_scale)
+    torch.testing.assert_close(clean, expected)
+    assert not torch.equal(out, clean)
 
 
 def test_copies_have_a_clock_of_their_own() -> None:
