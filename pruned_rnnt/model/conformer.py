@@ -173,7 +173,8 @@ class ConformerLayer(nn.Module):
         x_NTE = x_NTE + 0.5 * self.dropout(self.feedforward_in(x_NTE))
         x_NTE = x_NTE + self.dropout(attend(self.attention_norm(x_NTE)))
         x_NTE = x_NTE + self.dropout(convolve(x_NTE))
-        return x_NTE + 0.5 * self.dropout(self.feedforward_out(x_NTE))
+        out_NTE: Tensor = x_NTE + 0.5 * self.dropout(self.feedforward_out(x_NTE))
+        return out_NTE
 
 
 class FeedForward(nn.Sequential):
