@@ -86,8 +86,8 @@ def _align_distances(scores_NHTR: Tensor, seen: int) -> Tensor:
     without its first T elements as rows which are one element shorter, the matrix has just that.
     """
     count = scores_NHTR.size(-2)
-    shifted = scores_NHTR.flatten(-2)[..., count:]
-    aligned_NHTS: Tensor = shifted.unflatten(-1, (count, seen + count - 1))[..., :seen]
+    shorter_rows = scores_NHTR.flatten(-2)[..., count:].unflatten(-1, (count, seen + count - 1))
+    aligned_NHTS: Tensor = shorter_rows[..., :seen]
     return aligned_NHTS
 
 

@@ -98,8 +98,9 @@ class ChunkCausalConvolution(nn.Module):
             within_NTE = _depthwise(self.chunkwise_conv, x_NTE)
             return causal_NTE + within_NTE * self._factors(frames.lengths_N, count), past_NPE
         chunk = frames.chunk_size
-        filled_NTE = functional.pad(x_NTE, (0, 0, 0, -count % chunk))
-        chunks_NBCE = filled_NTE.unflatten(1, (-1, chunk))
+        chunks = (count + chunk - 1) // chunk
+        filled_NTE = functional.pad(x_NTE, (0, 0, 0, chunks * chunk - count))
+        chunks_NBCE = filled_NTE.unflatten(1, (chunks, chunk))
         within = _depthwise(self.chunkwise_conv, chunks_NBCE.flatten(0, 1))
         size = torch.full((1,), chunk, device=x_NTE.device)
         within = within * self._factors(size, chunk)

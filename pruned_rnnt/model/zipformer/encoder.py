@@ -96,15 +96,18 @@ class Zipformer(nn.Module):
         lengths_N = embedding_length(feature_lengths.to(features_NTF.device))
         x_NTE, _ = self.encoder_embed(features_NTF, lengths_N)
         num_frames = x_NTE.size(1)
-        x_NTE = functional.pad(x_NTE, (0, 0, 0, -num_frames % self.config.common_rate))
-        count = x_NTE.size(1)
+        whole = self.config.common_rate
+        count = (num_frames + whole - 1) // whole * whole
+        x_NTE = functional.pad(x_NTE, (0, 0, 0, count - num_frames))
         positions_RD = relative_positions(0, count, self.config.position_dim, x_NTE)
         frames = {
             rate: frames_at_rate(lengths_N, count, rate, chunking, positions_RD)
             for rate in (1, *self.config.downsampling)
         }
         encoded_NTE, _ = self.encoder(x_NTE, frames, None)
-        encoded_NTE = encoded_NTE[:, : (num_frames + 1) // OUTPUT_RATE]
+        # Cut by a copy: a view would keep the padding, and bind an exported graph to this length.
+        frame_T = torch.arange((num_frames + 1) // OUTPUT_RATE, device=x_NTE.device)
+        encoded_NTE = encoded_NTE.index_select(1, frame_T)
         return encoded_NTE, subsampled_length(feature_lengths)
 
     def streaming_init_states(
