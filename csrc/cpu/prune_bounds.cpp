@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/parallel.h"
+#include "cpu/topology.h"
 #include "log_math.h"
 
 namespace pruned_rnnt {
@@ -23,11 +24,17 @@ int64_t cut(int64_t length, int64_t least, int64_t most) {
 // Columns by which a path can move from one frame to the next inside a band of S columns.
 int64_t largest_step(int64_t S, int64_t rnnt_type) { return rnnt_type == 0 ? S - 1 : 1; }
 
-// Scores of all windows of a frame: the blank mass inside less the symbol mass that enters from
-// below. Sums run in double, whatever the type of the occupancies.
+// Whether a symbol takes the place of a frame's blank, so that both count in the score.
+bool one_arc_a_frame(int64_t rnnt_type) {
+  const Topology topology = static_cast<Topology>(rnnt_type);
+  return topology == Topology::kModified || topology == Topology::kRna;
+}
+
+// Scores of all windows of a frame. Sums run in double, whatever the type of the occupancies.
 class WindowScores {
  public:
-  explicit WindowScores(int64_t positions) : sums_(positions + 1) {}
+  WindowScores(int64_t positions, bool one_arc_a_frame)
+      : sums_(positions + 1), one_arc_a_frame_(one_arc_a_frame) {}
 
   // scores[s] for s = 0..windows-1 from gx, gy (U+1) of one frame.
   template <typename real>
@@ -35,15 +42,19 @@ class WindowScores {
     const int64_t positions = static_cast<int64_t>(sums_.size()) - 1;
     const int64_t used = std::min(positions, windows - 1 + S);
     sums_[0] = 0;
-    for (int64_t u = 0; u < used; ++u) sums_[u + 1] = sums_[u] + static_cast<double>(gy[u]);
+    for (int64_t u = 0; u < used; ++u) {
+      const double emitted = one_arc_a_frame_ ? static_cast<double>(gx[u]) : 0;
+      sums_[u + 1] = sums_[u] + static_cast<double>(gy[u]) + emitted;
+    }
     for (int64_t s = 0; s < windows; ++s) {
-      const double entering = s > 0 ? static_cast<double>(gx[s - 1]) : 0;
+      const double entering = s > 0 && !one_arc_a_frame_ ? static_cast<double>(gx[s - 1]) : 0;
       scores[s] = sums_[std::min(s + S, used)] - sums_[s] - entering;
     }
   }
 
  private:
   std::vector<double> sums_;
+  bool one_arc_a_frame_;
 };
 
 int64_t first_of_largest(const std::vector<double>& scores, int64_t windows) {
@@ -57,11 +68,12 @@ int64_t first_of_largest(const std::vector<double>& scores, int64_t windows) {
 
 template <typename real>
 void bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_t U, int64_t frames,
-                         int64_t symbols, int64_t S, int64_t step, bool padded_search,
+                         int64_t symbols, int64_t S, int64_t rnnt_type, bool padded_search,
                          int32_t* start) {
+  const int64_t step = largest_step(S, rnnt_type);
   const int64_t last = std::max<int64_t>(symbols + 1 - S, 0);
   const int64_t windows = std::max<int64_t>((padded_search ? U : symbols) + 1 - S, 0) + 1;
-  WindowScores window_scores(U + 1);
+  WindowScores window_scores(U + 1, one_arc_a_frame(rnnt_type));
   std::vector<double> scores(windows);
   for (int64_t t = 0; t < T; ++t) {
     if (t >= frames - 1) {
@@ -84,7 +96,6 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
                   const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
                   bool padded_search, const Tensor& start) {
   const int64_t N = gx.size(0), T = gx.size(1), U = gx.size(2) - 1;
-  const int64_t step = largest_step(s_range, rnnt_type);
   const int32_t* frames = data_of<int32_t>(logit_lengths);
   const int32_t* symbols = data_of<int32_t>(target_lengths);
   int32_t* output = mutable_data_of<int32_t>(start);
@@ -96,7 +107,8 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
       for (int64_t n = begin; n < end; ++n) {
         const int64_t offset = n * T * (U + 1);
         bounds_of_utterance(emit + offset, stay + offset, T, U, cut(frames[n], 1, T),
-                            cut(symbols[n], 0, U), s_range, step, padded_search, output + n * T);
+                            cut(symbols[n], 0, U), s_range, rnnt_type, padded_search,
+                            output + n * T);
       }
     });
   });
@@ -117,13 +129,14 @@ void sliding_maximum(const std::vector<double>& previous, int64_t windows, int64
 
 template <typename real>
 void exact_bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_t U, int64_t frames,
-                               int64_t symbols, int64_t S, int64_t step, int32_t* from,
+                               int64_t symbols, int64_t S, int64_t rnnt_type, int32_t* from,
                                int32_t* start) {
+  const int64_t step = largest_step(S, rnnt_type);
   const int64_t last = std::max<int64_t>(symbols + 1 - S, 0);
   const int64_t windows = last + 1;
   for (int64_t t = 0; t < T; ++t) start[t] = static_cast<int32_t>(std::min(step * t, last));
   if (step * (frames - 1) < last) return;  // no band reaches the last symbol
-  WindowScores window_scores(U + 1);
+  WindowScores window_scores(U + 1, one_arc_a_frame(rnnt_type));
   std::vector<double> scores(windows), best(windows), reached(windows, minus_infinity<double>);
   window_scores.compute(gx, gy, S, windows, scores.data());
   reached[0] = scores[0];
@@ -139,7 +152,6 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
                         const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
                         const Tensor& scratch, const Tensor& start) {
   const int64_t N = gx.size(0), T = gx.size(1), U = gx.size(2) - 1;
-  const int64_t step = largest_step(s_range, rnnt_type);
   const int32_t* frames = data_of<int32_t>(logit_lengths);
   const int32_t* symbols = data_of<int32_t>(target_lengths);
   int32_t* from = mutable_data_of<int32_t>(scratch);
@@ -152,7 +164,7 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
       for (int64_t n = begin; n < end; ++n) {
         const int64_t offset = n * T * (U + 1);
         exact_bounds_of_utterance(emit + offset, stay + offset, T, U, cut(frames[n], 1, T),
-                                  cut(symbols[n], 0, U), s_range, step, from + offset,
+                                  cut(symbols[n], 0, U), s_range, rnnt_type, from + offset,
                                   output + n * T);
       }
     });

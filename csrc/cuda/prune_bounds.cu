@@ -15,7 +15,7 @@ constexpr int32_t kDirectWindow = 16;
 
 struct Sizes {
   int32_t T, width, S, step;
-  bool padded_search;
+  bool padded_search, one_arc_a_frame;
 };
 
 // The first s in 0..windows-1 whose score is within kTie of the largest; by one warp, same answer
@@ -52,13 +52,14 @@ __device__ int32_t first_of_largest(int32_t windows, Score&& score) {
   return 0;
 }
 
-// sums[u] = gy(0) + .. + gy(u-1) for u = 0..width, by one warp.
+// sums[u] = mass(0) + .. + mass(u-1) for u = 0..width, by one warp.
 template <typename real>
-__device__ void prefix_sums(const real* gy, int32_t width, double* sums) {
+__device__ void prefix_sums(const FrameOccupancy<real>& frame, double* sums) {
   const int lane = threadIdx.x % 32;
+  const int32_t width = frame.width;
   double before = 0;
   for (int32_t begin = 0; begin < width; begin += 32) {
-    double sum = begin + lane < width ? static_cast<double>(gy[begin + lane]) : 0.0;
+    double sum = begin + lane < width ? static_cast<double>(frame.mass(begin + lane)) : 0.0;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const double other = __shfl_up_sync(kAllLanes, sum, distance);
@@ -110,16 +111,17 @@ __global__ void __launch_bounds__(kThreads)
       continue;
     }
     const int64_t offset = (n * T + t) * sizes.width;
-    const FrameOccupancy<real> frame{gx + offset, gy + offset, sizes.width, S};
+    const FrameOccupancy<real> frame{gx + offset, gy + offset, sizes.width, S,
+                                     sizes.one_arc_a_frame};
     int32_t s0;
     if (S <= kDirectWindow) {
       s0 = first_of_largest<real>(windows, [&](int32_t s) { return frame.score(s); });
     } else {
       double* sums = dynamic_shared_memory<double>() + warp * (sizes.width + 1);
-      prefix_sums(frame.gy, sizes.width, sums);
+      prefix_sums(frame, sums);
       s0 = first_of_largest<double>(windows, [&](int32_t s) {
         const double kept = sums[min(s + S, sizes.width)] - sums[s];
-        return s > 0 ? kept - static_cast<double>(frame.gx[s - 1]) : kept;
+        return kept - static_cast<double>(frame.entering(s));
       });
       __syncwarp();
     }
@@ -163,8 +165,12 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
                   bool padded_search, const Tensor& start) {
   const int64_t N = gx.size(0), T = gx.size(1), width = gx.size(2);
   if (N == 0 || T == 0) return;
-  const Sizes sizes{static_cast<int32_t>(T), static_cast<int32_t>(width),
-                    static_cast<int32_t>(s_range), largest_step(s_range, rnnt_type), padded_search};
+  const Sizes sizes{static_cast<int32_t>(T),
+                    static_cast<int32_t>(width),
+                    static_cast<int32_t>(s_range),
+                    largest_step(s_range, rnnt_type),
+                    padded_search,
+                    one_arc_a_frame(rnnt_type)};
   const Launcher launch(gx);
   dispatch_accumulator(gx.scalar_type(), "prune_bounds", [&](auto zero) {
     using real = decltype(zero);

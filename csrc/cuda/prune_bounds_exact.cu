@@ -13,7 +13,7 @@ constexpr int kThreads = 1024;
 // Shared memory holds the best scores of two frames.
 template <typename real>
 __global__ void __launch_bounds__(kThreads)
-    prune_bounds_exact_kernel(int32_t T, int32_t width, int32_t S, int32_t step,
+    prune_bounds_exact_kernel(int32_t T, int32_t width, int32_t S, int32_t step, bool one_arc,
                               const int32_t* logit_lengths, const int32_t* target_lengths,
                               const real* gx, const real* gy, int32_t* scratch, int32_t* starts) {
   const int64_t n = blockIdx.x;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   double* reached_before = reached + windows;
   for (int32_t t = 0; t < frames; ++t) {
     const int64_t offset = (n * T + t) * width;
-    const FrameOccupancy<real> frame{gx + offset, gy + offset, width, S};
+    const FrameOccupancy<real> frame{gx + offset, gy + offset, width, S, one_arc};
     for (int32_t s = threadIdx.x; s < windows; s += blockDim.x) {
       double best = s == 0 ? 0.0 : minus_infinity<double>();
       int32_t best_from = s;
@@ -77,9 +77,9 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
     launch(prune_bounds_exact_kernel<real>, static_cast<uint32_t>(N),
            static_cast<uint32_t>(threads), shared, static_cast<int32_t>(T),
            static_cast<int32_t>(width), static_cast<int32_t>(s_range),
-           largest_step(s_range, rnnt_type), data_of<int32_t>(logit_lengths),
-           data_of<int32_t>(target_lengths), data_of<real>(gx), data_of<real>(gy),
-           mutable_data_of<int32_t>(scratch), mutable_data_of<int32_t>(start));
+           largest_step(s_range, rnnt_type), one_arc_a_frame(rnnt_type),
+           data_of<int32_t>(logit_lengths), data_of<int32_t>(target_lengths), data_of<real>(gx),
+           data_of<real>(gy), mutable_data_of<int32_t>(scratch), mutable_data_of<int32_t>(start));
   });
 }
 

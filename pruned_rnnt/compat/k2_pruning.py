@@ -23,7 +23,9 @@ def get_rnnt_prune_ranges(
 
     s_range is raised to what the longest reference of the batch needs per frame ('regular'), with
     a warning the first time, and lowered to S + 1. Of windows whose scores differ by less than
-    1e-5 the first is taken, so that every device chooses the same; k2 takes the largest.
+    1e-5 the first is taken, so that every device chooses the same; k2 takes the largest. Where a
+    symbol takes a frame (not 'regular'), symbols count beside blanks: k2 counts blanks alone, which
+    leaves a frame that surely emits without a choice.
 
     Args:
         px_grad: (B, S, T + 1) or (B, S, T), py_grad: (B, S + 1, T), from return_grad.

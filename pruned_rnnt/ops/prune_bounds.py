@@ -3,8 +3,12 @@
 Axes: N batch, T frames, U symbols, S columns kept a frame (s_range).
 
 With k = S-1 for `regular` and k = 1 otherwise, and M = max(U_n+1-S, 0) the last window:
-    1. score(s,t) = sum_{u=s}^{s+S-1} gy(t,u) - gx(t,s-1), gx(t,-1) = 0, for s = 0..M. The
-       subtracted term enters the band from below, on a path that the band cuts.
+    1. score(s,t) for s = 0..M is the mass of the paths that pass frame t inside the window:
+           regular, constrained   sum_{u=s}^{s+S-1} gy(t,u) - gx(t,s-1), gx(t,-1) = 0
+           modified, rna          sum_{u=s}^{s+S-1} gy(t,u) + gx(t,u)
+       A path takes one blank a frame in the first two types, and what enters the window from below
+       is on a path that the band cuts. In the others a symbol stands in the place of the blank:
+       blanks alone would leave a frame that surely emits without a choice.
        s0(t) = the first s whose score is within 1e-5 of the largest: windows which hold all the
        mass differ by rounding alone, and every device must choose the same.
     2. s0(t) = M for t >= T_n - 1, so that the last symbol is reached.
@@ -25,17 +29,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops._library import REGULAR, define
+from pruned_rnnt.ops._library import MODIFIED, REGULAR, RNA, define
 
 NEG_INF = float("-inf")
 TIE = 1e-5
 
 
-def _window_scores(gx: Tensor, gy: Tensor, s_range: int) -> Tensor:
+def _window_scores(gx: Tensor, gy: Tensor, s_range: int, one_arc_a_frame: bool) -> Tensor:
     """score (N,T,W) for the windows s = 0 .. max(U+1-S, 0)."""
     windows = max(gy.shape[2] - s_range, 0) + 1
-    kept = pad(gy, (0, max(s_range - gy.shape[2], 0))).unfold(2, s_range, 1).sum(-1)
-    return kept - pad(gx, (1, 0))[:, :, :windows]
+    mass = gx + gy if one_arc_a_frame else gy
+    kept = pad(mass, (0, max(s_range - gy.shape[2], 0))).unfold(2, s_range, 1).sum(-1)
+    return kept if one_arc_a_frame else kept - pad(gx, (1, 0))[:, :, :windows]
 
 
 def _prune_bounds(
@@ -50,7 +55,7 @@ def _prune_bounds(
 ) -> None:
     frames, device = gy.shape[1], gy.device
     step = s_range - 1 if rnnt_type == REGULAR else 1
-    score = _window_scores(gx, gy, s_range)
+    score = _window_scores(gx, gy, s_range, rnnt_type in (MODIFIED, RNA))
     last_N1 = (target_lengths.long()[:, None] + 1 - s_range).clamp_min(0)
     if not padded_search:
         s = torch.arange(score.shape[2], device=device)
@@ -76,7 +81,7 @@ def _prune_bounds_exact(
 ) -> None:
     batch, frames, device = gy.shape[0], gy.shape[1], gy.device
     step = s_range - 1 if rnnt_type == REGULAR else 1
-    score = _window_scores(gx, gy, s_range)
+    score = _window_scores(gx, gy, s_range, rnnt_type in (MODIFIED, RNA))
     windows = score.shape[2]
     last_N = (target_lengths.long() + 1 - s_range).clamp_min(0)
     s = torch.arange(windows, device=device)

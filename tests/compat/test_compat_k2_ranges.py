@@ -12,7 +12,8 @@ from pruned_rnnt.compat import k2, k2_pruning
 def rule(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -> list[list[int]]:
     """First kept column of each frame: best window, pinned end, monotone, no skipped symbol."""
     batch, columns, frames = py_grad.shape
-    step = s_range - 1 if px_grad.shape[2] == frames + 1 else 1
+    regular = px_grad.shape[2] == frames + 1
+    step = s_range - 1 if regular else 1
     result = []
     for n in range(batch):
         symbols, length = boundary[n, 2:].tolist()
@@ -24,8 +25,10 @@ def rule(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -> li
                 continue
             scores = []
             for s in range(columns - s_range + 1):  # up to the padded S
+                kept = float(py_grad[n, s : s + s_range, t].sum())
                 entering = float(px_grad[n, s - 1, t]) if s else 0.0
-                scores.append(float(py_grad[n, s : s + s_range, t].sum()) - entering)
+                emitted = float(px_grad[n, s : s + s_range, t].sum())
+                scores.append(kept - entering if regular else kept + emitted)
             best = max(scores)
             starts.append(next(s for s, score in enumerate(scores) if score >= best - 1e-5))
         for t in reversed(range(frames - 1)):

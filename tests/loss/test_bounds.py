@@ -51,8 +51,10 @@ def feasible(frames_N: list[int], symbols_N: list[int], s_range: int, rnnt_type:
     return all(t >= u for t, u in zip(frames_N, symbols_N, strict=True))
 
 
-def score(occupancy: Occupancy, n: int, t: int, s: int, s_range: int) -> float:
+def score(occupancy: Occupancy, n: int, t: int, s: int, s_range: int, rnnt_type: str) -> float:
     kept = occupancy.blank[n, t, s : s + s_range].sum()
+    if rnnt_type in ("modified", "rna"):
+        return float(kept + occupancy.emit[n, t, s : s + s_range].sum())
     return float(kept - (occupancy.emit[n, t, s - 1] if s > 0 else 0))
 
 
@@ -99,7 +101,7 @@ def test_greedy_rule_step_by_step(frames_N, symbols_N, s_range, rnnt_type, devic
         last = max(symbols + 1 - s_range, 0)
         best = []
         for t in range(max(frames_N)):
-            scores = [score(occupancy, n, t, s, s_range) for s in range(last + 1)]
+            scores = [score(occupancy, n, t, s, s_range, rnnt_type) for s in range(last + 1)]
             first = next(s for s, x in enumerate(scores) if x >= max(scores) - 1e-5)
             best.append(first if t < frames - 1 else last)
         monotone = [min(best[t:]) for t in range(len(best))]
@@ -114,8 +116,10 @@ def test_greedy_rule_step_by_step(frames_N, symbols_N, s_range, rnnt_type, devic
     assert bounds.start.tolist() == expected
 
 
-def retained(occupancy: Occupancy, start: Tensor, n: int, frames: int, s_range: int) -> float:
-    return sum(score(occupancy, n, t, int(start[n, t]), s_range) for t in range(frames))
+def retained(
+    occupancy: Occupancy, start: Tensor, n: int, frames: int, s_range: int, rnnt_type: str
+) -> float:
+    return sum(score(occupancy, n, t, int(start[n, t]), s_range, rnnt_type) for t in range(frames))
 
 
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
@@ -129,8 +133,8 @@ def test_exact_retains_at_least_what_greedy_does(frames_N, symbols_N, s_range, r
         for e in (False, True)
     )
     for n, frames in enumerate(frames_N):
-        least = retained(occupancy, greedy.start, n, frames, s_range)
-        assert retained(occupancy, exact.start, n, frames, s_range) >= least - 1e-9
+        least = retained(occupancy, greedy.start, n, frames, s_range, rnnt_type)
+        assert retained(occupancy, exact.start, n, frames, s_range, rnnt_type) >= least - 1e-9
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -147,11 +151,42 @@ def test_exact_is_the_optimum_over_all_bands(trial, s_range, rnnt_type, device) 
     for steps in itertools.product(range(k + 1), repeat=frames - 1):
         band = [0, *itertools.accumulate(steps)]
         if band[-1] == last:
-            value = sum(score(occupancy, 0, t, s, s_range) for t, s in enumerate(band))
+            value = sum(score(occupancy, 0, t, s, s_range, rnnt_type) for t, s in enumerate(band))
             best = max(best, value)
     moved = Occupancy(*(x.to(device) for x in occupancy))
     start = pruned_rnnt.prune_bounds(moved, None, None, s_range, rnnt_type=rnnt_type, exact=True)[0]
-    assert retained(occupancy, start.cpu(), 0, frames, s_range) == pytest.approx(best, abs=1e-12)
+    assert retained(occupancy, start.cpu(), 0, frames, s_range, rnnt_type) == pytest.approx(
+        best, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
+def test_a_path_without_doubt_is_kept(rnnt_type, exact, device) -> None:
+    """Frames that surely emit have no blank mass in one-arc topologies, and still choose."""
+    frames, symbols, s_range = 24, 8, 3
+    path = [min(t // 2, symbols) for t in range(frames)]
+    px = torch.full((1, frames, symbols + 1), -40.0, dtype=torch.float64)
+    py = px.clone()
+    for t, u in enumerate(path):
+        emits = t % 2 == 1 and u < symbols
+        (px if emits else py)[0, t, u] = 0.0
+        if emits and rnnt_type in ("regular", "constrained"):
+            py[0, t, u + 1] = 0.0
+    k2_px = px.transpose(1, 2)[:, :-1]
+    if rnnt_type == "regular":
+        k2_px = torch.nn.functional.pad(k2_px, (0, 1), value=-math.inf)
+    gx, gy = pruned_rnnt.mutual_information(
+        k2_px.contiguous(), py.transpose(1, 2).contiguous(), rnnt_type=rnnt_type
+    ).occupancy
+    emit = torch.nn.functional.pad(gx[:, :, :frames], (0, 0, 0, 1)).transpose(1, 2).contiguous()
+    occupancy = Occupancy(emit.to(device), gy.transpose(1, 2).contiguous().to(device))
+    start = pruned_rnnt.prune_bounds(
+        occupancy, None, None, s_range, rnnt_type=rnnt_type, exact=exact
+    ).start.cpu()[0]
+    for t, u in enumerate(path):
+        assert start[t] <= u < start[t] + s_range
 
 
 def test_bounds_do_not_depend_on_the_padding() -> None:
