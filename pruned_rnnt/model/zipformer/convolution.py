@@ -1,7 +1,7 @@
 """The convolution module, and a depthwise convolution which is causal from chunk to chunk.
 
 Axes: N batch, T frames, E encoder width, K kernel size, P = K // 2 frames of the past, C frames of
-a chunk, B chunks.
+a chunk, G = C + P, B chunks.
 """
 
 from __future__ import annotations
@@ -101,10 +101,13 @@ class ChunkCausalConvolution(nn.Module):
         chunks = (count + chunk - 1) // chunk
         filled_NTE = functional.pad(x_NTE, (0, 0, 0, chunks * chunk - count))
         chunks_NBCE = filled_NTE.unflatten(1, (chunks, chunk))
-        within = _depthwise(self.chunkwise_conv, chunks_NBCE.flatten(0, 1))
+        # One convolution over chunks with zeros between them: many short ones are slow on a GPU.
+        apart_NBGE = functional.pad(chunks_NBCE, (0, 0, 0, left))
+        within = _depthwise(self.chunkwise_conv, apart_NBGE.flatten(1, 2))
+        within_NBCE = within.unflatten(1, (chunks, chunk + left))[:, :, :chunk]
         size = torch.full((1,), chunk, device=x_NTE.device)
-        within = within * self._factors(size, chunk)
-        within_NTE = within.unflatten(0, chunks_NBCE.shape[:2]).flatten(1, 2)[:, :count]
+        within_NBCE = within_NBCE * self._factors(size, chunk)
+        within_NTE = within_NBCE.flatten(1, 2)[:, :count]
         return causal_NTE + within_NTE, past_NPE
 
     def _factors(self, sizes_N: Tensor, count: int) -> Tensor:
