@@ -28,9 +28,17 @@ __device__ __forceinline__ real from_log_zero(real x) {
 }
 
 // NaN stays NaN.
-template <typename real>
-__device__ __forceinline__ real to_log_zero(real x) {
-  return x < kLogZero<real> ? kLogZero<real> : x;
+__device__ __forceinline__ double to_log_zero(double x) {
+  return x < kLogZero<double> ? kLogZero<double> : x;
+}
+__device__ __forceinline__ float to_log_zero(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(kLogZero<float>));
+  return y;
+#else
+  return x < kLogZero<float> ? kLogZero<float> : x;
+#endif
 }
 
 #ifdef PRUNED_RNNT_EMULATED
@@ -113,11 +121,16 @@ struct ExpSum {
   // Over the lanes of a group inside a warp; every lane gets the result.
   template <int lanes>
   __device__ __forceinline__ void merge_lanes() {
+    real larger = maximum;
 #pragma unroll
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      const real other_maximum = __shfl_xor_sync(kAllLanes, maximum, distance);
-      const real other_sum = __shfl_xor_sync(kAllLanes, sum, distance);
-      merge(other_maximum, other_sum);
+      larger = fmax(larger, __shfl_xor_sync(kAllLanes, larger, distance));
+    }
+    sum *= exp_of(maximum - larger);
+    maximum = larger;
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, distance);
     }
   }
 

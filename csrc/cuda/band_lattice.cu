@@ -1,9 +1,11 @@
-// band_lattice: the forward-backward recursion over lattices kept as rows. A band of up to 32
-// columns is one launch, a warp for each direction of each utterance; wider bands take a block
-// each, whole lattices the kernel of lattice_wave.cuh. Contract: pruned_rnnt/ops/band_lattice.py.
+// band_lattice: the forward-backward recursion over lattices kept as rows. A narrow band is one
+// launch, a block for each utterance (band_wave.cuh); wider bands take a block for each direction
+// (band_walk.cuh), whole lattices too (lattice_wave.cuh). Contract:
+// pruned_rnnt/ops/band_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
 #include "cuda/band_walk.cuh"
+#include "cuda/band_wave.cuh"
 #include "cuda/lattice_wave.cuh"
 #include "cuda/occupancy.cuh"
 
@@ -12,18 +14,6 @@ namespace cuda {
 namespace {
 
 constexpr int kBandThreads = 256;
-
-// Bytes of shared memory for each thread of walk_band, exchange included.
-template <typename real>
-constexpr size_t kBandBytes =
-    (2 * kBandRing<real> + 4) * sizeof(real) + kBandRing<real> * sizeof(int32_t);
-
-// Whether start goes back somewhere; called by whole blocks, same answer for all threads.
-__device__ bool start_decreases(const int32_t* start, int32_t frames) {
-  int found = 0;
-  for (int32_t t = threadIdx.x + 1; t < frames; t += blockDim.x) found |= start[t] < start[t - 1];
-  return __syncthreads_or(found) != 0;
-}
 
 template <typename real>
 __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
@@ -39,43 +29,52 @@ __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeA
           delay_penalty};
 }
 
-// One direction of one utterance, by a warp or a block whose thread `thread` of `threads` this is.
-// `memory` holds kBandBytes for each of its threads.
-template <typename real, Topology topology, bool backward, typename Exchange>
-__device__ real walk(const BandLattice<real>& band, bool decreases, int thread, int threads,
-                     real* memory) {
-  if (topology == Topology::kRegular && decreases) {
-    return thread == 0 ? walk_band_alone<real, backward>(band) : kLogZero<real>;
+// The part of one of the three warps that do one direction of a narrow band.
+template <typename real, Topology topology, bool backward>
+__device__ void narrow_band(const BandLattice<real>& band, int part, BandMemory<real>& memory,
+                            real* total) {
+  const int32_t steps = band.frames + band.symbols + (backward ? 1 : 0);
+  if (part == 0) {
+    const real last = walk_band_wave<real, topology, backward>(steps, memory);
+    if (backward && threadIdx.x % 32 == band.symbols % 32) *total = from_log_zero(last);
+  } else if (part == 1) {
+    BandFeeder<real, topology, backward>(band, memory).run(steps);
+  } else {
+    store_band_wave(band, steps, memory);
   }
-  real* ring = memory + 4 * threads;
-  int32_t* starts = reinterpret_cast<int32_t*>(ring + 2 * kBandRing<real> * threads);
-  return walk_band<real, topology, backward>(
-      band, thread, Exchange(memory),
-      ColumnReader<real, backward>(band, thread, ring + thread, starts + thread, threads));
 }
 
-// A block for each utterance: one warp walks forward, one backward, then all threads turn alpha and
-// beta into occupancies.
+// A block for each utterance: three warps go forward, three backward, then all threads turn alpha
+// and beta into occupancies.
 template <typename real, Topology topology>
 __global__ void __launch_bounds__(kBandThreads)
     narrow_band_kernel(RowGeometry geometry, int64_t rows, real delay_penalty,
                        LatticeArrays<real> arrays) {
   const int32_t n = blockIdx.x;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const int32_t frames = geometry.frames_of(n), S = geometry.S;
   const int32_t* start = geometry.start + static_cast<int64_t>(n) * geometry.T;
+  auto* const memory = dynamic_shared_memory<BandMemory<real>>();
   __shared__ real shared_total;
   if (threadIdx.x == 0) shared_total = minus_infinity<real>();
+  if (threadIdx.x < 2) memory[threadIdx.x].clear_counters();
   const bool decreases = start_decreases(start, frames);
-  if (frames > 0 && warp < 2) {
-    real* memory = dynamic_shared_memory<real>() + warp * (32 * kBandBytes<real> / sizeof(real));
-    const BandLattice<real> band = band_of(geometry, arrays, n, warp == 1, delay_penalty);
-    if (warp == 0) {
-      walk<real, topology, false, WarpExchange<real>>(band, decreases, lane, 32, memory);
+  // The walkers are the first two warps and have an arithmetic unit each.
+  const int part = warp / 2;
+  if (frames > 0 && part < 3) {
+    const bool backward = warp % 2 == 1;
+    BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
+    // Steps go as far as the symbols. More than the band comes near make no path, however many.
+    if (!decreases) band.symbols = min(band.symbols, start[frames - 1] + S + 1);
+    if (decreases) {
+      if (threadIdx.x == 0) LoneBandWalk<real, topology, false>(band).run();
+      if (threadIdx.x == 32) {
+        shared_total = from_log_zero(LoneBandWalk<real, topology, true>(band).run());
+      }
+    } else if (backward) {
+      narrow_band<real, topology, true>(band, part, memory[1], &shared_total);
     } else {
-      const real corner =
-          walk<real, topology, true, WarpExchange<real>>(band, decreases, lane, 32, memory);
-      if (corner != kLogZero<real>) shared_total = from_log_zero(corner);
+      narrow_band<real, topology, false>(band, part, memory[0], nullptr);
     }
   }
   __syncthreads();
@@ -104,21 +103,24 @@ __global__ void __launch_bounds__(1024)
   const BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
   if (backward && threadIdx.x == 0) arrays.total[n] = minus_infinity<real>();
   if (band.frames <= 0) return;
-  const bool decreases = start_decreases(band.start, band.frames);
-  real* memory = dynamic_shared_memory<real>();
-  if (backward) {
-    const real corner = walk<real, topology, true, BlockExchange<real>>(
-        band, decreases, threadIdx.x, blockDim.x, memory);
+  if (start_decreases(band.start, band.frames)) {
+    if (threadIdx.x != 0) return;
+    if (backward) {
+      arrays.total[n] = from_log_zero(LoneBandWalk<real, topology, true>(band).run());
+    } else {
+      LoneBandWalk<real, topology, false>(band).run();
+    }
+  } else if (backward) {
+    const real corner = walk_wide_band<real, topology, true>(band);
     if (corner != kLogZero<real>) arrays.total[n] = from_log_zero(corner);
   } else {
-    walk<real, topology, false, BlockExchange<real>>(band, decreases, threadIdx.x, blockDim.x,
-                                                     memory);
+    walk_wide_band<real, topology, false>(band);
   }
 }
 
 // A block for each direction of each utterance, over the whole lattice.
 template <typename real, Topology topology>
-__global__ void __launch_bounds__(32 * kWaveWarps<real>)
+__global__ void __launch_bounds__(kWaveThreads<real>)
     full_lattice_kernel(RowGeometry geometry, real delay_penalty, LatticeArrays<real> arrays) {
   const int32_t n = blockIdx.x;
   const bool backward = blockIdx.y == 1;
@@ -146,9 +148,9 @@ template <typename real, Topology topology>
 void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real delay_penalty,
          const LatticeArrays<real>& arrays) {
   const uint32_t N = geometry.N;
-  if (geometry.start != nullptr && geometry.S <= 32) {
-    launch(narrow_band_kernel<real, topology>, N, kBandThreads, 64 * kBandBytes<real>, geometry,
-           rows, delay_penalty, arrays);
+  if (geometry.start != nullptr && geometry.S <= kNarrowColumns) {
+    launch(narrow_band_kernel<real, topology>, N, kBandThreads, 2 * sizeof(BandMemory<real>),
+           geometry, rows, delay_penalty, arrays);
     return;
   }
   const DeviceLimits limits = launch.limits();
@@ -161,9 +163,9 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
     launch(wide_band_kernel<real, topology>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
            geometry, delay_penalty, arrays);
   } else {
-    const int warps = wave_warps<real>(geometry.S, limits);
-    launch(full_lattice_kernel<real, topology>, dim3(N, 2), 32 * warps,
-           WaveMemory<real>::bytes(warps), geometry, delay_penalty, arrays);
+    const WaveBlock block = wave_block<real, false>(geometry.S, limits);
+    launch(full_lattice_kernel<real, topology>, dim3(N, 2), block.threads, block.shared_bytes,
+           geometry, delay_penalty, arrays);
   }
   if (rows == 0) return;
   const int64_t rows_a_block = kOccupancyThreads * kRowsEach;

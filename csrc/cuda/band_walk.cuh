@@ -13,7 +13,7 @@
 #pragma once
 
 #include "cuda/async_copy.cuh"
-#include "cuda/topology.cuh"
+#include "cuda/band.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
@@ -22,41 +22,11 @@ namespace cuda {
 template <typename real>
 constexpr int kBandRing = sizeof(real) == 4 ? 8 : 4;
 
-// One utterance's band.
+// What the threads of a block hand to each other, through 4 * blockDim.x numbers of shared memory.
 template <typename real>
-struct BandLattice {
-  const real *px, *py;   // rows of S
-  const int32_t* start;  // of every frame
-  real* values;          // alpha or beta
-  int32_t frames, symbols, columns;
-  real delay_penalty;
-};
-
-// What the threads of a warp hand to each other.
-template <typename real>
-class WarpExchange {
+class BandExchange {
  public:
-  __device__ __forceinline__ explicit WarpExchange(real*) {}
-  __device__ __forceinline__ void offer(real first, real second) {
-    first_ = first;
-    second_ = second;
-  }
-  __device__ __forceinline__ real first_of(int thread) {
-    return __shfl_sync(kAllLanes, first_, thread);
-  }
-  __device__ __forceinline__ real second_of(int thread) {
-    return __shfl_sync(kAllLanes, second_, thread);
-  }
-
- private:
-  real first_ = 0, second_ = 0;
-};
-
-// The same for a block, through 4 * blockDim.x numbers of shared memory.
-template <typename real>
-class BlockExchange {
- public:
-  __device__ __forceinline__ explicit BlockExchange(real* memory) : memory_(memory) {}
+  __device__ __forceinline__ explicit BandExchange(real* memory) : memory_(memory) {}
   __device__ __forceinline__ void offer(real first, real second) {
     // Two buffers take turns, so that one barrier separates writing from reading both ways.
     turn_ ^= 1;
@@ -111,10 +81,7 @@ class ColumnReader {
     step.u = start + column_;
     step.shift = f == 0 ? 0 : (backward ? start_before_ - start : start - start_before_);
     start_before_ = start;
-    const real middle = static_cast<real>(band_.frames - 1) / 2;
-    const real delay = band_.delay_penalty == 0
-                           ? real(0)
-                           : band_.delay_penalty * (middle - static_cast<real>(frame(f)));
+    const real delay = band_.delay(frame(f));
     const bool valid = step.u >= 0 && step.u <= band_.symbols;
     step.px = valid && step.u < band_.symbols ? to_log_zero(px_[slot] + delay) : kLogZero<real>;
     step.py = valid ? to_log_zero(py_[slot]) : kLogZero<real>;
@@ -142,11 +109,10 @@ class ColumnReader {
 };
 
 // Writes alpha or beta of all nodes. Returns beta(0,0), or kLogZero, of which the thread that has
-// this node gets the former. start must not decrease with `regular`. Calls exchange.offer as often
-// in every thread.
-template <typename real, Topology topology, bool backward, typename Exchange>
-__device__ real walk_band(const BandLattice<real>& band, int32_t column, Exchange exchange,
-                          ColumnReader<real, backward> reader) {
+// this node gets the former. start must not decrease.
+template <typename real, Topology topology, bool backward>
+__device__ real walk_band(const BandLattice<real>& band, int32_t column,
+                          BandExchange<real> exchange, ColumnReader<real, backward> reader) {
   constexpr bool by_diagonal = topology == Topology::kRegular;
   constexpr int ahead = kBandRing<real> - 2;
   const int32_t S = band.columns, frames = band.frames;
@@ -214,44 +180,21 @@ __device__ real walk_band(const BandLattice<real>& band, int32_t column, Exchang
   return corner;
 }
 
-// The same for one thread alone, whatever `start` does.
-template <typename real, bool backward>
-__device__ real walk_band_alone(const BandLattice<real>& band) {
-  real corner = kLogZero<real>;
-  const int32_t S = band.columns;
-  for (int32_t f = 0; f < band.frames; ++f) {
-    const int32_t t = backward ? band.frames - 1 - f : f;
-    const int32_t before = backward ? t + 1 : t - 1;
-    const int64_t row = static_cast<int64_t>(t) * S, row_before = static_cast<int64_t>(before) * S;
-    const real middle = static_cast<real>(band.frames - 1) / 2;
-    const real delay = band.delay_penalty * (middle - static_cast<real>(t));
-    real arriving = kLogZero<real>;
-    for (int32_t i = 0; i < S; ++i) {
-      const int32_t j = backward ? S - 1 - i : i, u = band.start[t] + j;
-      if (u < 0 || u > band.symbols) {
-        band.values[row + j] = minus_infinity<real>();
-        arriving = kLogZero<real>;
-        continue;
-      }
-      const real px = u < band.symbols ? to_log_zero(band.px[row + j] + delay) : kLogZero<real>;
-      const real py = to_log_zero(band.py[row + j]);
-      real stayed = kLogZero<real>;
-      if (f == 0) {
-        if (u == (backward ? band.symbols : 0)) stayed = 0;
-      } else {
-        const int32_t column = u - band.start[before];
-        if (column >= 0 && column < S) {
-          stayed = to_log_zero(band.values[row_before + column]);
-          if (!backward) stayed += to_log_zero(band.py[row_before + column]);
-        }
-      }
-      const real value = backward ? log_add(stayed + py, arriving + px) : log_add(stayed, arriving);
-      band.values[row + j] = from_log_zero(value);
-      arriving = backward ? value : value + px;
-      if (backward && f == band.frames - 1 && u == 0) corner = value;
-    }
-  }
-  return corner;
+// Bytes of shared memory for each thread of walk_wide_band.
+template <typename real>
+constexpr size_t kBandBytes =
+    (2 * kBandRing<real> + 4) * sizeof(real) + kBandRing<real> * sizeof(int32_t);
+
+// The same by a block with a thread for each column.
+template <typename real, Topology topology, bool backward>
+__device__ real walk_wide_band(const BandLattice<real>& band) {
+  const int thread = threadIdx.x, threads = blockDim.x;
+  real* const memory = dynamic_shared_memory<real>();
+  real* const ring = memory + 4 * threads;
+  int32_t* const starts = reinterpret_cast<int32_t*>(ring + 2 * kBandRing<real> * threads);
+  return walk_band<real, topology, backward>(
+      band, thread, BandExchange<real>(memory),
+      ColumnReader<real, backward>(band, thread, ring + thread, starts + thread, threads));
 }
 
 }  // namespace cuda

@@ -34,7 +34,7 @@ struct Arrays {
 };
 
 template <typename real, Topology topology>
-__global__ void __launch_bounds__(32 * kWaveWarps<real>)
+__global__ void __launch_bounds__(kWaveThreads<real>)
     lattice_kernel(Shape shape, Arrays<real> arrays) {
   const int64_t n = blockIdx.x;
   const bool backward = blockIdx.y == 1;
@@ -137,14 +137,14 @@ void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary,
                               mutable_data_of<real>(total),
                               mutable_data_of<real>(gx),
                               mutable_data_of<real>(gy)};
-    const int warps = wave_warps<real>(U + 1, limits);
+    const WaveBlock block = wave_block<real, true>(U + 1, limits);
     const int64_t rows = N * (U + 1);
     const uint32_t blocks =
         static_cast<uint32_t>(std::min<int64_t>(rows, 64 * limits.multiprocessors));
     dispatch_topology(rnnt_type, [&](auto topology_constant) {
       constexpr Topology topology = decltype(topology_constant)::value;
-      launch(lattice_kernel<real, topology>, dim3(static_cast<uint32_t>(N), 2), 32 * warps,
-             WaveMemory<real>::bytes(warps), shape, arrays);
+      launch(lattice_kernel<real, topology>, dim3(static_cast<uint32_t>(N), 2), block.threads,
+             block.shared_bytes, shape, arrays);
       launch(lattice_occupancy_kernel<real, topology>, blocks, kThreads, 0, shape, arrays, rows);
     });
   });

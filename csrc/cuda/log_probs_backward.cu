@@ -5,16 +5,19 @@
 #include "cuda/arithmetic.cuh"
 #include "cuda/logit_rows.cuh"
 #include "cuda/row_cursor.cuh"
+#include "cuda/short_rows.cuh"
 #include "cuda/symbol_table.cuh"
-#include "cuda/vector_access.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
 namespace {
 
-// Vectors a lane has in flight at a time.
-template <int width>
-constexpr int kInFlight = width >= 8 ? 2 : 4;
+template <typename real>
+struct Inputs {
+  const real *grad_loss, *lse, *gx, *gy;
+  real emit_factor, clamp;
+  LogitMode mode;
+};
 
 // What the gradient of one row is made of: unit(v) of the formulas, clamped, times the incoming
 // gradient of the utterance.
@@ -22,7 +25,23 @@ template <typename real>
 struct RowGradient {
   real lse, emit, stay, weight, upstream, clamp;
   int32_t blank, target;
-  LogitMode mode;
+  bool used, is_hat;
+
+  __device__ __forceinline__ RowGradient(const Inputs<real>& in, int64_t row, const RowCursor& node,
+                                         const SymbolTable& symbols)
+      : emit(in.emit_factor * in.gx[row]), stay(in.gy[row]), is_hat(in.mode == LogitMode::kHat) {
+    used = node.valid() && emit + stay != 0;
+    if (!used) return;
+    lse = in.lse[row];
+    clamp = in.clamp;
+    upstream = in.grad_loss[node.n()];
+    blank = symbols.blank;
+    target = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
+    weight = is_hat ? emit : (in.mode == LogitMode::kLogProbs ? real(0) : emit + stay);
+  }
+
+  // Whether the gradient of a common element is no more than a factor times its probability.
+  __device__ __forceinline__ bool plain() const { return clamp <= 0 && weight != 0; }
 
   __device__ __forceinline__ real finish(real unit) const {
     if (clamp > 0) unit = unit > clamp ? clamp : (unit < -clamp ? -clamp : unit);
@@ -31,24 +50,51 @@ struct RowGradient {
   __device__ __forceinline__ real softmax_part(real logit) const {
     return weight == 0 ? real(0) : weight * exp_of(logit - lse);
   }
-  // Of an element that is neither the blank's nor the target's.
-  __device__ __forceinline__ real at(real logit) const { return finish(softmax_part(logit)); }
   __device__ __forceinline__ real at_target(real logit) const {
     return finish(softmax_part(logit) - emit);
   }
   __device__ __forceinline__ real at_blank(real logit) const {
-    if (mode == LogitMode::kHat) return finish(emit * sigmoid(logit) - stay * sigmoid(-logit));
+    if (is_hat) return finish(emit * sigmoid(logit) - stay * sigmoid(-logit));
     return finish(softmax_part(logit) - stay);
   }
 };
 
-// `columns` elements of a gradient row; those from V on are 0.
-template <int lanes, int width, typename scalar>
+// The gradient by `width` logits from v on; 0 from V on.
+template <bool plain, int width, typename scalar>
+__device__ __forceinline__ Vector<scalar, width> gradient_of(
+    const RowGradient<acc_type<scalar>>& row, const Vector<scalar, width>& logits, int32_t v,
+    int32_t V) {
+  using real = acc_type<scalar>;
+  const real factor = row.weight * row.upstream;
+  Vector<scalar, width> result;
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    const real logit = static_cast<real>(logits.x[i]);
+    result.x[i] = static_cast<scalar>(plain ? factor * exp_of(logit - row.lse)
+                                            : row.finish(row.softmax_part(logit)));
+  }
+  // At most two elements of a row are something else.
+  const uint32_t target_at = static_cast<uint32_t>(row.target - v);
+  const uint32_t blank_at = static_cast<uint32_t>(row.blank - v);
+  if (target_at < width || blank_at < width || v + width > V) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      const real logit = static_cast<real>(logits.x[i]);
+      if (target_at == i) result.x[i] = static_cast<scalar>(row.at_target(logit));
+      if (blank_at == i) result.x[i] = static_cast<scalar>(row.at_blank(logit));
+      if (v + i >= V) result.x[i] = static_cast<scalar>(0.0f);
+    }
+  }
+  return result;
+}
+
+// `columns` elements of a gradient row by the lanes of a group; those from V on are 0.
+template <bool plain, int lanes, int width, typename scalar>
 __device__ __forceinline__ void write_gradient(const RowGradient<acc_type<scalar>>& row,
                                                const scalar* logits, int32_t V, int32_t columns,
                                                int lane, scalar* gradient) {
-  using real = acc_type<scalar>;
-  constexpr int in_flight = kInFlight<width>;
+  // Vectors a lane has in flight: many, but their elements have to stay in registers.
+  constexpr int in_flight = width >= 8 ? 2 : 4;
   for (int32_t begin = lane * width; begin < columns; begin += lanes * width * in_flight) {
     Vector<scalar, width> loaded[in_flight];
 #pragma unroll
@@ -60,24 +106,7 @@ __device__ __forceinline__ void write_gradient(const RowGradient<acc_type<scalar
     for (int k = 0; k < in_flight; ++k) {
       const int32_t v = begin + k * lanes * width;
       if (v >= columns) break;
-      Vector<scalar, width> result;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        result.x[i] =
-            static_cast<scalar>(v + i < V ? row.at(static_cast<real>(loaded[k].x[i])) : real(0));
-      }
-      // At most two elements of a row are something else.
-      const uint32_t target_at = static_cast<uint32_t>(row.target - v);
-      const uint32_t blank_at = static_cast<uint32_t>(row.blank - v);
-      if (target_at < width || blank_at < width) {
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          const real logit = static_cast<real>(loaded[k].x[i]);
-          if (target_at == i) result.x[i] = static_cast<scalar>(row.at_target(logit));
-          if (blank_at == i) result.x[i] = static_cast<scalar>(row.at_blank(logit));
-        }
-      }
-      store_vector<width>(gradient + v, result);
+      store_vector<width>(gradient + v, gradient_of<plain>(row, loaded[k], v, V));
     }
   }
 }
@@ -85,36 +114,63 @@ __device__ __forceinline__ void write_gradient(const RowGradient<acc_type<scalar
 template <typename scalar, int lanes, int width>
 __global__ void __launch_bounds__(kRowThreads)
     log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, RowRange range,
-                              LogitMode mode, acc_type<scalar> emit_factor, acc_type<scalar> clamp,
-                              const acc_type<scalar>* grad_loss, const acc_type<scalar>* lse,
-                              const acc_type<scalar>* gx, const acc_type<scalar>* gy,
-                              const scalar* logits, int64_t stride, scalar* gradients,
-                              int64_t gradient_stride, int32_t columns) {
-  using real = acc_type<scalar>;
+                              Inputs<acc_type<scalar>> in, const scalar* logits, int64_t stride,
+                              scalar* gradients, int64_t gradient_stride, int32_t columns) {
   const int lane = threadIdx.x % lanes;
   int64_t row = range.first_row<lanes>();
   if (row >= range.count) return;
   RowCursor node(geometry, range.begin + row);
   for (int step = 0; step < range.rows_each; ++step) {
+    const scalar* x = logits + row * stride;
     scalar* gradient = gradients + row * gradient_stride;
-    const real emit = emit_factor * gx[range.begin + row], stay = gy[range.begin + row];
-    if (!node.valid() || emit + stay == 0) {
+    const RowGradient<acc_type<scalar>> unit(in, range.begin + row, node, symbols);
+    if (!unit.used) {
       for (int32_t v = lane * width; v < columns; v += lanes * width) {
         store_zeros<width>(gradient + v);
       }
+    } else if (unit.plain()) {
+      write_gradient<true, lanes, width>(unit, x, symbols.V, columns, lane, gradient);
     } else {
-      const int32_t y = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
-      real weight = 0;
-      if (mode != LogitMode::kLogProbs) weight = mode == LogitMode::kHat ? emit : emit + stay;
-      const RowGradient<real> unit{
-          lse[range.begin + row], emit, stay, weight, grad_loss[node.n()], clamp,
-          symbols.blank,          y,    mode};
-      write_gradient<lanes, width>(unit, logits + row * stride, symbols.V, columns, lane, gradient);
+      write_gradient<false, lanes, width>(unit, x, symbols.V, columns, lane, gradient);
     }
     row += range.groups_abreast<lanes>();
     if (row >= range.count) return;
     node.advance(range.groups_abreast<lanes>());
   }
+}
+
+// A thread for each row; gradients are as dense as logits.
+template <typename scalar, int width>
+__global__ void __launch_bounds__(kShortThreads)
+    short_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, int64_t row_begin,
+                                    int64_t rows, Inputs<acc_type<scalar>> in, const scalar* logits,
+                                    scalar* gradients) {
+  scalar* const shared = dynamic_shared_memory<scalar>();
+  const int32_t V = symbols.V;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kShortThreads;
+  const int64_t rows_here = min(int64_t(kShortThreads), rows - first_row);
+  const bool exists = threadIdx.x < rows_here;
+  copy_block(logits + first_row * V, static_cast<int32_t>(rows_here * V), shared);
+  const int64_t row = row_begin + first_row + (exists ? threadIdx.x : 0);
+  const RowGradient<acc_type<scalar>> unit(in, row, RowCursor(geometry, row), symbols);
+  __syncthreads();
+  if (exists) {
+    scalar* x = shared + threadIdx.x * V;
+    if (!unit.used) {
+      for (int32_t v = 0; v < V; v += width) store_zeros<width>(x + v);
+    } else if (unit.plain()) {
+#pragma unroll 2
+      for (int32_t v = 0; v < V; v += width) {
+        store_vector<width>(x + v, gradient_of<true>(unit, load_vector<width>(x + v), v, V));
+      }
+    } else {
+      for (int32_t v = 0; v < V; v += width) {
+        store_vector<width>(x + v, gradient_of<false>(unit, load_vector<width>(x + v), v, V));
+      }
+    }
+  }
+  __syncthreads();
+  copy_block(shared, static_cast<int32_t>(rows_here * V), gradients + first_row * V);
 }
 
 void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
@@ -135,6 +191,22 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
     using real = acc_type<scalar>;
     const scalar* data = data_of<scalar>(logits);
     scalar* gradients = mutable_data_of<scalar>(grad_logits);
+    const Inputs<real> in{data_of<real>(grad_loss),
+                          data_of<real>(lse),
+                          data_of<real>(gx),
+                          data_of<real>(gy),
+                          static_cast<real>(1 + fastemit_lambda),
+                          static_cast<real>(clamp),
+                          static_cast<LogitMode>(mode)};
+    if (are_short_rows<scalar>(data, V, stride) && columns == V &&
+        are_short_rows<scalar>(gradients, V, gradient_stride)) {
+      dispatch_width<scalar>(short_row_width<scalar>(V), [&](auto width) {
+        launch(short_log_probs_backward_kernel<scalar, decltype(width)::value>,
+               short_row_blocks(rows), kShortThreads, V * sizeof(scalar) * kShortThreads, geometry,
+               symbols, row_begin, rows, in, data, gradients);
+      });
+      return;
+    }
     // Vectors may not reach behind `columns`, where the next row begins.
     int widest = std::min(widest_vector<scalar>(data, stride),
                           widest_vector<scalar>(gradients, gradient_stride));
@@ -145,10 +217,8 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
         constexpr int lanes = decltype(lanes_constant)::value;
         const RowRange range = RowRange::of<lanes>(row_begin, rows);
         launch(log_probs_backward_kernel<scalar, lanes, width>, range.blocks<lanes>(), kRowThreads,
-               0, geometry, symbols, range, static_cast<LogitMode>(mode),
-               static_cast<real>(1 + fastemit_lambda), static_cast<real>(clamp),
-               data_of<real>(grad_loss), data_of<real>(lse), data_of<real>(gx), data_of<real>(gy),
-               data, stride, gradients, gradient_stride, static_cast<int32_t>(columns));
+               0, geometry, symbols, range, in, data, stride, gradients, gradient_stride,
+               static_cast<int32_t>(columns));
       });
     });
   });

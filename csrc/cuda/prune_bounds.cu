@@ -99,9 +99,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t n = blockIdx.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t T = sizes.T, S = sizes.S, step = sizes.step;
-  const int32_t frames = logit_lengths[n], symbols = target_lengths[n];
+  const int32_t frames = logit_lengths[n];
+  const int32_t symbols = max(0, min(target_lengths[n], sizes.width - 1));
   const int32_t last = max(symbols + 1 - S, 0);
-  const int32_t searched = sizes.padded_search ? sizes.width - 1 : min(symbols, sizes.width - 1);
+  const int32_t searched = sizes.padded_search ? sizes.width - 1 : symbols;
   const int32_t windows = max(searched + 1 - S, 0) + 1;
   int32_t* start = starts + n * T;
 

@@ -128,17 +128,35 @@ __device__ __forceinline__ void write_zeros(const Side<scalar, output>& side, in
   }
 }
 
-// Subtracts `amount` from element v of a row that write_row has written (and a barrier passed).
-// Where the output is narrower than the accumulator, the element is made again, so that it is
-// rounded once; where it is not, it may stand in the place of what it was made from.
-template <typename scalar, typename output>
-__device__ __forceinline__ void subtract(const RowGradient<scalar, output>& row, int32_t v,
-                                         acc_type<scalar> amount) {
-  output* element = row.side.gradient + row.row * row.V + v;
-  if constexpr (std::is_same_v<output, acc_type<scalar>>) {
-    *element -= amount;
-  } else {
-    *element = static_cast<output>(row.at(v) - amount);
+// Subtracts amount(i) from element at(i), for i = lane, lane + 32, .. < count, of a row that
+// write_row has written (and a barrier passed); elements differ, negative ones are left out. Where
+// the output is narrower than the accumulator, an element is made again, so that it is rounded
+// once; where it is not, it may stand in the place of what it was made from.
+template <typename scalar, typename output, typename At, typename Amount>
+__device__ __forceinline__ void subtract(const RowGradient<scalar, output>& row, int32_t count,
+                                         At&& at, Amount&& amount) {
+  using real = acc_type<scalar>;
+  // Elements on their way at a time: they do not depend on each other.
+  constexpr int in_flight = 4;
+  output* const gradient = row.side.gradient + row.row * row.V;
+  for (int32_t begin = threadIdx.x % 32; begin < count; begin += 32 * in_flight) {
+    int32_t v[in_flight];
+    real value[in_flight];
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) {
+      v[k] = begin + 32 * k < count ? at(begin + 32 * k) : -1;
+      if (v[k] < 0) continue;
+      if constexpr (std::is_same_v<output, real>) {
+        value[k] = gradient[v[k]];
+      } else {
+        value[k] = row.at(v[k]);
+      }
+      value[k] -= amount(begin + 32 * k);
+    }
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) {
+      if (v[k] >= 0) gradient[v[k]] = static_cast<output>(value[k]);
+    }
   }
 }
 
@@ -205,15 +223,18 @@ __device__ void am_rows(const Problem<scalar, output>& problem, int32_t n, int32
         problem.am, occupancies, nodes, row, V, problem.combined * upstream, own};
     write_row<width>(gradient);
     __syncwarp();
-    for (int32_t u = lane; u < emitting; u += 32) {
-      if (repeated.symbol[u] < 0) continue;
+    // The blank comes after the symbols.
+    const auto element = [&](int32_t i) {
+      return i < emitting ? repeated.symbol[i] : problem.symbols.blank;
+    };
+    subtract(gradient, emitting + 1, element, [&](int32_t i) {
+      if (i == emitting) return scale * stays;
       real sum = 0;
-      for (int32_t same = u; same >= 0; same = repeated.next[same]) {
+      for (int32_t same = i; same >= 0; same = repeated.next[same]) {
         sum += occupancies.emit(first + same);
       }
-      subtract(gradient, repeated.symbol[u], scale * sum);
-    }
-    if (lane == 0) subtract(gradient, problem.symbols.blank, scale * stays);
+      return scale * sum;
+    });
   }
 }
 
@@ -271,12 +292,11 @@ __device__ void lm_rows(const Problem<scalar, output>& problem, int32_t n, int32
         problem.lm, occupancies, nodes, row, V, problem.combined * upstream, own};
     write_row<width>(gradient);
     __syncwarp();
-    if (lane == 0) {
-      const real scale = (problem.combined + problem.lm.own_scale) * upstream;
-      const int32_t y = problem.symbols.symbol(n, u);
-      if (y >= 0) subtract(gradient, y, scale * emits);
-      subtract(gradient, problem.symbols.blank, scale * stays);
-    }
+    const real scale = (problem.combined + problem.lm.own_scale) * upstream;
+    const int32_t y = problem.symbols.symbol(n, u);
+    subtract(
+        gradient, 2, [&](int32_t i) { return i == 0 ? y : problem.symbols.blank; },
+        [&](int32_t i) { return scale * (i == 0 ? emits : stays); });
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/launch.cuh"
 
@@ -13,22 +14,47 @@ struct alignas(sizeof(scalar) * count) Vector {
   scalar x[count];
 };
 
+// The plain type of that many bytes: a struct of 16-bit elements would be moved one by one.
+template <size_t bytes>
+struct WordOf;
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+
 template <int count, typename scalar>
 __device__ __forceinline__ Vector<scalar, count> load_vector(const scalar* address) {
-  return *reinterpret_cast<const Vector<scalar, count>*>(address);
+  using Word = typename WordOf<sizeof(scalar) * count>::type;
+  const Word word = *reinterpret_cast<const Word*>(address);
+  Vector<scalar, count> value;
+  memcpy(&value, &word, sizeof(word));
+  return value;
 }
 
 template <int count, typename scalar>
 __device__ __forceinline__ void store_vector(scalar* address, const Vector<scalar, count>& value) {
-  *reinterpret_cast<Vector<scalar, count>*>(address) = value;
+  using Word = typename WordOf<sizeof(scalar) * count>::type;
+  Word word;
+  memcpy(&word, &value, sizeof(word));
+  *reinterpret_cast<Word*>(address) = word;
 }
 
 template <int count, typename scalar>
 __device__ __forceinline__ void store_zeros(scalar* address) {
-  Vector<scalar, count> zeros;
-#pragma unroll
-  for (int i = 0; i < count; ++i) zeros.x[i] = static_cast<scalar>(0.0f);
-  store_vector<count>(address, zeros);
+  using Word = typename WordOf<sizeof(scalar) * count>::type;
+  *reinterpret_cast<Word*>(address) = Word{};
 }
 
 // The widest vector of 16 or 8 bytes, in elements, with which rows of `stride` elements from `data`

@@ -14,6 +14,7 @@ from tests.ops.native_cases import (
     Call,
     all_calls,
     batch_of,
+    log_probs_calls,
     log_softmax_like,
     poison,
     random_start,
@@ -133,3 +134,25 @@ def test_wide_search_of_bounds(s_range: int) -> None:
         scratch = torch.empty(gx.shape, dtype=torch.int32)
         exact = (gx.double(), gy.double(), *lengths, s_range, rnnt_type, scratch)
         check(Call("prune_bounds_exact", exact, (start,)), 0, 0)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES, ids=lambda x: str(x))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in_place"])
+def test_dense_logits(shape, in_place, dtype, rtol, atol) -> None:
+    """Rows without a gap between them go through shared memory as long as they are short."""
+    torch.manual_seed(3)
+    _, frames, symbols, vocabulary = shape
+    for call in log_probs_calls(batch_of(frames, symbols, vocabulary), vocabulary, dtype):
+        inputs = list(call.inputs)
+        if call.op == "log_probs":
+            inputs[0] = inputs[0].contiguous()
+            check(replace(call, inputs=tuple(inputs)), rtol, atol)
+            continue
+        logits = inputs[1] = inputs[1].contiguous()
+        expected = poison(*logits.shape, dtype=dtype)
+        FALLBACKS[call.op](*inputs, expected)
+        moved = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
+        got = moved[1] if in_place else poison(*logits.shape, dtype=dtype).cuda()
+        torch.ops.pruned_rnnt.log_probs_backward(*moved, got)
+        torch.testing.assert_close(got.cpu(), expected, rtol=rtol, atol=atol, equal_nan=True)
