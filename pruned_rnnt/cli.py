@@ -7,7 +7,6 @@ or configuration; 130 interrupted from the keyboard; 143 preempted by SIGTERM af
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import pkgutil
 import sys
@@ -15,17 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pruned_rnnt import commands
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from pruned_rnnt.train.experiment import ExperimentConfig
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-EXIT_PREEMPTED = 143
 
 _DESCRIPTION = """\
 Train and use transducer speech recognisers.
@@ -41,10 +35,6 @@ _OVERRIDES = """\
 section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
 decode.method=modified_beam. `pruned-rnnt inspect CONFIG.yaml --keys` lists them all.
 """
-
-
-class UsageError(ValueError):
-    """The command line asks for something that there is not."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,12 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    parsers = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
 
     prepare = _command(
-        commands,
+        parsers,
         "prepare",
-        _prepare,
+        commands.prepare,
         "make a data folder: audio and texts to manifests, features and tokens",
         "Recipes: " + ", ".join(_recipes()) + ". What follows the recipe's name are its own\n"
         "options: `pruned-rnnt prepare RECIPE --help`.",
@@ -110,9 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("recipe_options", nargs=argparse.REMAINDER, metavar="...")
 
     train = _command(
-        commands,
+        parsers,
         "train",
-        _train,
+        commands.train,
         "train a model, or continue where its checkpoints end",
         "Under torchrun, one process a GPU: torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n"
         "A run goes on from its newest checkpoint when it is started again.\n\n" + _OVERRIDES,
@@ -126,18 +116,18 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("overrides", nargs="*", metavar="section.key=value")
 
     decode = _command(
-        commands,
+        parsers,
         "decode",
-        _decode,
+        commands.decode,
         "recognise a set with a trained model; WER and result files",
         "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + _OVERRIDES,
     )
     _add_run_arguments(decode)
 
     average = _command(
-        commands,
+        parsers,
         "average",
-        _average,
+        commands.average,
         "average the last checkpoints of a run into one",
         "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE",
     )
@@ -148,9 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     export = _command(
-        commands,
+        parsers,
         "export",
-        _export,
+        commands.export,
         "write a model for sherpa-onnx, or as one file for PyTorch",
         "Writes RUN/export/FORMAT with a README; needs pip install 'pruned_rnnt[export]' for onnx."
         "\ndecode.checkpoint and decode.use_average choose the parameters.\n\n" + _OVERRIDES,
@@ -159,9 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     add_export_arguments(export)
 
     transcribe = _command(
-        commands,
+        parsers,
         "transcribe",
-        _transcribe,
+        commands.transcribe,
         "recognise audio files of any length and rate",
         "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote.\n"
         "With - for AUDIO a causal model hears raw 16-bit samples at 16 kHz while they come:\n"
@@ -172,9 +162,9 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument("--times", action="store_true", help="show when each word was said")
 
     inspect = _command(
-        commands,
+        parsers,
         "inspect",
-        _inspect,
+        commands.inspect,
         "show a run's history and curves, or a configuration's model and data",
         "With a run's folder: a table, and curves as RUN/curves.png. With a YAML file: model size\n"
         "and histograms of durations and lattices.\n\n" + _OVERRIDES,
@@ -186,13 +176,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    parsers: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
     command: Callable[[argparse.Namespace, Console], int],
     summary: str,
     details: str,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = parsers.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
@@ -231,141 +221,4 @@ def _start_logging() -> Console:
     logger = logging.getLogger("pruned_rnnt")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
-    logger.propagate = False
     return console
-
-
-def _prepare(options: argparse.Namespace, console: Console) -> int:
-    module = importlib.import_module(f"recipes.{options.recipe}.prepare")
-    code: int | None = module.main(options.recipe_options)
-    return code or 0
-
-
-def _train(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.train.distributed import process_group
-    from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.trainer import Trainer
-
-    config = load_config(ExperimentConfig, options.config, options.overrides)
-    with process_group() as ranks:
-        if not ranks.is_first:
-            logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
-        trainer = Trainer(config, ranks, console, allow_changes=options.allow_changes)
-        outcome = trainer.run()
-    if outcome == "preempted":
-        print("pruned-rnnt train: stopped by SIGTERM, checkpoint saved", file=sys.stderr)
-        return EXIT_PREEMPTED
-    return 0
-
-
-def _decode(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.data.datamodule import DataModule
-    from pruned_rnnt.decode.results import write_results
-    from pruned_rnnt.decode.search import decode_set
-    from pruned_rnnt.decode.wer import confidence_interval, count_errors
-    from pruned_rnnt.train.run import load_model
-
-    config = _config_of_run(options)
-    loaded = load_model(config)
-    data = DataModule(config.data)
-    if data.tokenizer.symbols != loaded.tokenizer.symbols:
-        raise UsageError(
-            f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
-            "decode data that were prepared with the run's tokenizer"
-        )
-    split, method = config.decode.split, config.decode.method
-    decoded = decode_set(loaded.model, data.test_loader(split), loaded.tokenizer, config.decode)
-    transcripts = [utterance.transcript for utterance in decoded.utterances]
-    suffix = f"{method}-{loaded.source.stem}"
-    folder = config.folder / "results"
-    write_results(folder, split, suffix, method, transcripts)
-    lower, upper = confidence_interval(transcripts)
-    print(
-        f"{split} {method} {loaded.source.stem}: WER {count_errors(transcripts)}, "
-        f"95% interval {lower:.2%} .. {upper:.2%}, {len(transcripts)} utterances, "
-        f"real-time factor {decoded.real_time_factor:.4f}"
-    )
-    print(f"results: {folder}/*-{split}-{suffix}.txt")
-    return 0
-
-
-def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.run import run_config
-
-    overrides = [argument for argument in options.arguments if "=" in argument]
-    runs = [argument for argument in options.arguments if "=" not in argument]
-    if len(runs) + (options.config is not None) != 1:
-        raise UsageError("name one run: the folder RUN, or --config FILE of the experiment")
-    if runs:
-        return run_config(Path(runs[0]), overrides)
-    folder = load_config(ExperimentConfig, options.config, overrides).folder
-    return run_config(folder, overrides)
-
-
-def _average(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.train.run import average_checkpoints
-
-    output = options.output or options.run / f"average-last-{options.last}.pt"
-    for path in average_checkpoints(options.run, options.last, output):
-        print(f"averaged {path}")
-    print(f"wrote {output}; use it with decode.checkpoint={output}")
-    return 0
-
-
-def _export(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.export.command import check_export, run_export
-    from pruned_rnnt.train.run import load_model
-
-    check_export(options)
-    config = _config_of_run(options)
-    loaded = load_model(config)
-    name = options.format + ("-streaming" if options.streaming else "")
-    folder = options.output or config.folder / "export" / name
-    source = f"{config.folder.name}, {loaded.source.stem}"
-    exact = run_export(options, loaded.model, loaded.tokenizer, folder, source)
-    return 0 if exact else EXIT_FAILED
-
-
-def _transcribe(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.export.command import print_live, print_transcriptions
-    from pruned_rnnt.export.recogniser import Recogniser, load
-    from pruned_rnnt.train.experiment import CONFIG_NAME
-    from pruned_rnnt.train.run import load_model, run_config
-
-    if (options.model / CONFIG_NAME).is_file():
-        loaded = load_model(run_config(options.model))
-        recogniser = Recogniser(loaded.model, loaded.tokenizer)
-    else:
-        recogniser = load(options.model)
-    if options.audio == [Path("-")]:
-        print_live(recogniser.model, recogniser.tokenizer, sys.stdin.buffer)
-    else:
-        print_transcriptions(recogniser, options.audio, options.times)
-    return 0
-
-
-def _inspect(options: argparse.Namespace, console: Console) -> int:
-    from rich.console import Console
-
-    from pruned_rnnt.config import load_config, to_yaml
-    from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.report import inspect_config, inspect_run
-    from pruned_rnnt.train.run import run_config
-
-    is_run = options.target.is_dir()
-    if options.keys:
-        config = (
-            run_config(options.target, options.overrides)
-            if is_run
-            else load_config(ExperimentConfig, options.target, options.overrides)
-        )
-        print(to_yaml(config), end="")
-    elif is_run:
-        inspect_run(options.target, Console())
-    else:
-        config = load_config(ExperimentConfig, options.target, options.overrides)
-        inspect_config(config, Console())
-    return 0

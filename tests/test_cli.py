@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny_corpus import make_corpus, tiny_overrides
 
-from pruned_rnnt.cli import EXIT_FAILED, EXIT_USAGE, main
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.config import load_config
 from pruned_rnnt.train.experiment import ExperimentConfig
 

@@ -12,7 +12,8 @@ import torch
 from tone_corpus import TONES, make_corpus, sing
 
 import pruned_rnnt
-from pruned_rnnt.cli import EXIT_FAILED, EXIT_USAGE, main
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio import audio_features, read_audio
 from pruned_rnnt.decode.beam import modified_beam_search
 from pruned_rnnt.decode.wer import Transcript, count_errors

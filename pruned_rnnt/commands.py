@@ -1,0 +1,164 @@
+"""What the commands of the command line do, one function each; see `cli.py` for their options.
+
+Every function takes the parsed options and the console of the log, and returns the exit code.
+Imports are local: `pruned-rnnt --help` shall not wait for libraries that it does not need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pruned_rnnt.train.experiment import ExperimentConfig
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_PREEMPTED = 143
+
+
+class UsageError(ValueError):
+    """The command line asks for something that there is not."""
+
+
+def prepare(options: argparse.Namespace, console: Console) -> int:
+    module = importlib.import_module(f"recipes.{options.recipe}.prepare")
+    code: int | None = module.main(options.recipe_options)
+    return code or 0
+
+
+def train(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.train.distributed import process_group
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.trainer import Trainer
+
+    config = load_config(ExperimentConfig, options.config, options.overrides)
+    with process_group() as ranks:
+        if not ranks.is_first:
+            logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
+        trainer = Trainer(config, ranks, console, allow_changes=options.allow_changes)
+        outcome = trainer.run()
+    if outcome == "preempted":
+        print("pruned-rnnt train: stopped by SIGTERM, checkpoint saved", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
+def decode(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.data.datamodule import DataModule
+    from pruned_rnnt.decode.results import write_results
+    from pruned_rnnt.decode.search import decode_set
+    from pruned_rnnt.decode.wer import confidence_interval, count_errors
+    from pruned_rnnt.train.run import load_model
+
+    config = _config_of_run(options)
+    loaded = load_model(config)
+    data = DataModule(config.data)
+    if data.tokenizer.symbols != loaded.tokenizer.symbols:
+        raise UsageError(
+            f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
+            "decode data that were prepared with the run's tokenizer"
+        )
+    split, method = config.decode.split, config.decode.method
+    decoded = decode_set(loaded.model, data.test_loader(split), loaded.tokenizer, config.decode)
+    transcripts = [utterance.transcript for utterance in decoded.utterances]
+    suffix = f"{method}-{loaded.source.stem}"
+    folder = config.folder / "results"
+    write_results(folder, split, suffix, method, transcripts)
+    lower, upper = confidence_interval(transcripts)
+    print(
+        f"{split} {method} {loaded.source.stem}: WER {count_errors(transcripts)}, "
+        f"95% interval {lower:.2%} .. {upper:.2%}, {len(transcripts)} utterances, "
+        f"real-time factor {decoded.real_time_factor:.4f}"
+    )
+    print(f"results: {folder}/*-{split}-{suffix}.txt")
+    return 0
+
+
+def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.run import run_config
+
+    overrides = [argument for argument in options.arguments if "=" in argument]
+    runs = [argument for argument in options.arguments if "=" not in argument]
+    if len(runs) + (options.config is not None) != 1:
+        raise UsageError("name one run: the folder RUN, or --config FILE of the experiment")
+    if runs:
+        return run_config(Path(runs[0]), overrides)
+    folder = load_config(ExperimentConfig, options.config, overrides).folder
+    return run_config(folder, overrides)
+
+
+def average(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.train.run import average_checkpoints
+
+    output = options.output or options.run / f"average-last-{options.last}.pt"
+    for path in average_checkpoints(options.run, options.last, output):
+        print(f"averaged {path}")
+    print(f"wrote {output}; use it with decode.checkpoint={output}")
+    return 0
+
+
+def export(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.export.command import check_export, run_export
+    from pruned_rnnt.train.run import load_model
+
+    check_export(options)
+    config = _config_of_run(options)
+    loaded = load_model(config)
+    name = options.format + ("-streaming" if options.streaming else "")
+    folder = options.output or config.folder / "export" / name
+    source = f"{config.folder.name}, {loaded.source.stem}"
+    exact = run_export(options, loaded.model, loaded.tokenizer, folder, source)
+    return 0 if exact else EXIT_FAILED
+
+
+def transcribe(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.export.command import print_live, print_transcriptions
+    from pruned_rnnt.export.recogniser import Recogniser, load
+    from pruned_rnnt.train.experiment import CONFIG_NAME
+    from pruned_rnnt.train.run import load_model, run_config
+
+    if (options.model / CONFIG_NAME).is_file():
+        loaded = load_model(run_config(options.model))
+        recogniser = Recogniser(loaded.model, loaded.tokenizer)
+    else:
+        recogniser = load(options.model)
+    if options.audio == [Path("-")]:
+        print_live(recogniser.model, recogniser.tokenizer, sys.stdin.buffer)
+    else:
+        print_transcriptions(recogniser, options.audio, options.times)
+    return 0
+
+
+def inspect(options: argparse.Namespace, console: Console) -> int:
+    from rich.console import Console
+
+    from pruned_rnnt.config import load_config, to_yaml
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.report import inspect_config, inspect_run
+    from pruned_rnnt.train.run import run_config
+
+    is_run = options.target.is_dir()
+    if options.keys:
+        config = (
+            run_config(options.target, options.overrides)
+            if is_run
+            else load_config(ExperimentConfig, options.target, options.overrides)
+        )
+        print(to_yaml(config), end="")
+    elif is_run:
+        inspect_run(options.target, Console())
+    else:
+        config = load_config(ExperimentConfig, options.target, options.overrides)
+        inspect_config(config, Console())
+    return 0
