@@ -111,9 +111,7 @@ class _SwooshLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Kind
     ) -> Tensor:
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
+        dtype = compute_dtype(x, weight)
         ctx.save_for_backward(x, weight, mask)
         ctx.kind, ctx.dtype = kind, dtype
         hidden = _dropped(x, mask, kind, dtype)
@@ -140,6 +138,12 @@ class _SwooshLinear(torch.autograd.Function):
 def _dropped(x: Tensor, mask: Tensor | None, kind: Kind, dtype: torch.dtype) -> Tensor:
     hidden = swoosh(x, kind)
     return (hidden if mask is None else hidden * mask).to(dtype)
+
+
+def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """What autocast asks for where x is, and the dtype of the weight without it."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def sequence_dropout_mask(x_NTC: Tensor, rate: float, training: bool) -> Tensor | None:
