@@ -17,8 +17,8 @@ def candidates() -> list[Path]:
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.origin is not None:
         found.append(Path(spec.origin).parent)
-    names = [sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), site.getusersitepackages()]
-    return found + [Path(name) / "torch" for name in names]
+    names = [sysconfig.get_path(key) for key in ("platlib", "purelib")]
+    return found + [Path(name) / "torch" for name in (*names, site.getusersitepackages())]
 
 
 for folder in candidates():
