@@ -45,7 +45,8 @@ def test_more_columns_keep_more_and_lose_less(rnnt_type: str) -> None:
         lost.append((pruned - full).mean().item())
     assert kept == sorted(kept)
     assert lost == sorted(lost, reverse=True)
-    assert kept[0] < 0.995
+    # Bounds of `modified` count symbols beside blanks, and so lose less (0.993 kept).
+    assert kept[0] < (0.995 if rnnt_type == "modified" else 0.99)
     assert lost[0] > 0.01
     assert kept[-1] == pytest.approx(1.0, abs=1e-5)
     assert lost[-1] == pytest.approx(0.0, abs=1e-4)
