@@ -20,6 +20,7 @@ ALLOWED = {
     "model": {"ops", "loss"},
     "train": {"config", "data", "decode", "diagnostics", "loss", "model"},
     "decode": {"config", "data", "diagnostics", "loss", "model"},
+    "align": {"config", "data", "decode", "diagnostics", "loss", "model"},
     "export": {"config", "data", "decode", "loss", "model"},
 }
 
