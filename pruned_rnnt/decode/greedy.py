@@ -1,20 +1,135 @@
 """Greedy search, a batch at a time, without waiting for the device before the end.
 
-Axes: N batch, T encoder frames, E encoder width, C context size, M steps of the search.
+Axes: N batch, T encoder frames, E encoder width, D joiner width, M symbols per frame at most,
+V vocabulary.
+
+The loop over frames has a fixed number of trips and masks what has ended, so nothing is read back
+until all is done. On CUDA, where launching its small kernels would take most of the time, blocks
+of frames are replayed as a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.rows import Rows, choose_rows, grow_predictor, start_predictor
 from pruned_rnnt.model.transducer import TransducerModel
 
 
-@torch.inference_mode()
+class GreedyFrames(NamedTuple):
+    """What greedy search found in some frames of N streams.
+
+    symbols_NTM: int64, -1 where none was emitted.
+    scores_NTM: float32, log-probability of the step taken (a symbol or blank); 0 beyond the end.
+    predictor: state after these frames, for the next ones.
+    """
+
+    symbols_NTM: Tensor
+    scores_NTM: Tensor
+    predictor: Rows
+
+
+class GreedySearch:
+    """The most probable symbol at every node, one path.
+
+    Keep one object for many batches: it holds the captured CUDA graphs. These refer to the
+    memory of the model's parameters, so make a new object when parameters were moved or replaced.
+
+    Args:
+        model: in evaluation mode.
+        max_symbols_per_frame: M; the search goes on to the next frame after so many symbols.
+            Exported models are decoded with 1.
+        silent_symbols: ids taken for a blank when they are the most probable (such as `<unk>`).
+
+    Raises:
+        ValueError: max_symbols_per_frame below 1.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        *,
+        max_symbols_per_frame: int = 1,
+        silent_symbols: Sequence[int] = (),
+    ) -> None:
+        if max_symbols_per_frame < 1:
+            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        self.model = model
+        self.max_symbols_per_frame = max_symbols_per_frame
+        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
+        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        self._graphs: dict[int, FrameGraph] = {}
+
+    @torch.inference_mode()
+    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
+        """Whole utterances.
+
+        Args:
+            encoded_NTE: (N, T, E) output of `model.encode`.
+            lengths: (N,) integer encoder frames.
+        """
+        start = start_predictor(self.model, encoded_NTE.size(0), encoded_NTE.device)
+        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        return hypotheses_of(found.symbols_NTM, found.scores_NTM)
+
+    @torch.inference_mode()
+    def frames(self, encoded_NTE: Tensor, lengths_N: Tensor, predictor: Rows) -> GreedyFrames:
+        """Some frames of longer streams; the device is waited for in the first call at most.
+
+        Args:
+            lengths_N: integer, on the device of `encoded_NTE`.
+            predictor: state before these frames, of `start_predictor` or of the frames before.
+        """
+        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
+        if self._silent_V.device != am_NTD.device:
+            self._silent_V = self._silent_V.to(am_NTD.device)
+            self._graphs.clear()
+        if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
+            return GreedyFrames(*self._graph(am_NTD, predictor)(am_NTD, lengths_N, predictor))
+        symbols_NTM, scores_NTM, predictor = self._loop(am_NTD, lengths_N, predictor)
+        return GreedyFrames(symbols_NTM, scores_NTM, predictor)
+
+    def _graph(self, am_NTD: Tensor, predictor: Rows) -> FrameGraph:
+        rows = graph_rows(am_NTD.size(0))
+        if rows not in self._graphs:
+            self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
+        return self._graphs[rows]
+
+    def _loop(
+        self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows
+    ) -> tuple[Tensor, Tensor, Rows]:
+        model, most = self.model, self.max_symbols_per_frame
+        batch_size, num_frames, _ = am_NTD.shape
+        symbols, scores = [], []
+        for t in range(num_frames):
+            alive_N = lengths_N > t
+            for _ in range(most):
+                logits_NV = model.joiner(am_NTD[:, t], predictor[0])
+                log_probs_NV = joint_log_probs(
+                    logits_NV, model.predictor.blank, model.loss_config.hat
+                )
+                best_N, symbol_N = log_probs_NV.max(dim=-1)
+                scores.append(best_N * alive_N)
+                alive_N = alive_N & ~self._silent_V[symbol_N]
+                symbols.append(torch.where(alive_N, symbol_N, -1))
+                grown = grow_predictor(model, predictor, symbol_N)
+                predictor = choose_rows(alive_N, grown, predictor)
+        shape = (batch_size, num_frames, most)
+        if not symbols:
+            return lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape), predictor
+        return (
+            torch.stack(symbols, dim=1).view(shape),
+            torch.stack(scores, dim=1).view(shape),
+            predictor,
+        )
+
+
 def greedy_search(
     model: TransducerModel,
     encoded_NTE: Tensor,
@@ -23,84 +138,31 @@ def greedy_search(
     max_symbols_per_frame: int = 1,
     silent_symbols: Sequence[int] = (),
 ) -> list[Hypothesis]:
-    """The most probable symbol at every node, one path.
-
-    Args:
-        encoded_NTE: (N, T, E) output of `model.encode`.
-        lengths: (N,) integer encoder frames.
-        max_symbols_per_frame: the search goes on to the next frame after so many symbols. Exported
-            models are decoded with 1.
-        silent_symbols: ids taken for a blank when they are the most probable (such as `<unk>`).
-
-    Raises:
-        ValueError: max_symbols_per_frame below 1.
-    """
-    if max_symbols_per_frame < 1:
-        raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
-    emitted_NM, score_N, _ = greedy_symbols(
-        model,
-        encoded_NTE,
-        lengths,
-        model.predictor.start_context(encoded_NTE.size(0), encoded_NTE.device),
-        max_symbols_per_frame=max_symbols_per_frame,
-        silent_symbols=silent_symbols,
+    """One batch; arguments as of `GreedySearch` and its call."""
+    search = GreedySearch(
+        model, max_symbols_per_frame=max_symbols_per_frame, silent_symbols=silent_symbols
     )
-    return [
-        _collect(emitted, max_symbols_per_frame, score)
-        for emitted, score in zip(emitted_NM.tolist(), score_N.tolist(), strict=True)
-    ]
+    return search(encoded_NTE, lengths)
 
 
-@torch.inference_mode()
-def greedy_symbols(
-    model: TransducerModel,
-    encoded_NTE: Tensor,
-    lengths: Tensor,
-    context_NC: Tensor,
-    *,
-    max_symbols_per_frame: int = 1,
-    silent_symbols: Sequence[int] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Greedy search over some frames of longer streams; arguments as of `greedy_search`.
-
-    Args:
-        context_NC: last C symbols of each stream before these frames.
-
-    Returns:
-        (N, T * max_symbols_per_frame) int64 symbols, -1 where none was emitted; (N,) float32
-        log-probability of the steps taken; (N, C) last symbols after these frames.
-    """
-    batch_size, num_frames, _ = encoded_NTE.shape
-    device = encoded_NTE.device
-    blank, hat = model.predictor.blank, model.loss_config.hat
-    lengths = lengths.to(device)
-    silent = torch.zeros(model.vocab_size, dtype=torch.bool, device=device)
-    silent[[blank, *silent_symbols]] = True
-    am_NTD = model.joiner.encoder_proj(encoded_NTE)
-    lm_ND = model.joiner.decoder_proj(model.predictor(context_NC)[:, 0])
-    score_N = torch.zeros(batch_size, device=device)
-    emitted_steps = []
-    for t in range(num_frames):
-        alive_N = t < lengths
-        for _ in range(max_symbols_per_frame):
-            log_probs_NV = joint_log_probs(model.joiner(am_NTD[:, t], lm_ND), blank, hat)
-            best_N, symbol_N = log_probs_NV.max(dim=-1)
-            score_N = score_N + best_N * alive_N
-            alive_N = alive_N & ~silent[symbol_N]
-            emitted_steps.append(torch.where(alive_N, symbol_N, -1))
-            grown_NC = torch.cat((context_NC[:, 1:], symbol_N[:, None]), dim=1)
-            context_NC = torch.where(alive_N[:, None], grown_NC, context_NC)
-            lm_ND = model.joiner.decoder_proj(model.predictor(context_NC)[:, 0])
-    if not emitted_steps:
-        return context_NC.new_empty((batch_size, 0)), score_N, context_NC
-    return torch.stack(emitted_steps, dim=1), score_N, context_NC
-
-
-def _collect(emitted: list[int], symbols_per_frame: int, score: float) -> Hypothesis:
-    steps = [(symbol, step // symbols_per_frame) for step, symbol in enumerate(emitted)]
-    kept = [(symbol, frame) for symbol, frame in steps if symbol >= 0]
-    return Hypothesis(
-        symbols=tuple(symbol for symbol, _ in kept),
-        frames=tuple(frame for _, frame in kept),
-        score=score,
-    )
+def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
+    """Fetch the results of greedy search; frames count from the first one given."""
+    most = symbols_NTM.size(2)
+    totals = scores_NTM.sum(dim=(1, 2)).tolist()
+    found = []
+    for symbols, scores, total in zip(
+        symbols_NTM.flatten(1).cpu().numpy(),
+        scores_NTM.flatten(1).cpu().numpy(),
+        totals,
+        strict=True,
+    ):
+        (steps,) = (symbols >= 0).nonzero()
+        found.append(
+            Hypothesis(
+                symbols=tuple(symbols[steps].tolist()),
+                frames=tuple((steps // most).tolist()),
+                score=total,
+                symbol_scores=tuple(scores[steps].tolist()),
+            )
+        )
+    return found

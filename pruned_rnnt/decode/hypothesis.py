@@ -21,11 +21,13 @@ class Hypothesis:
     frames: the encoder frame at which each symbol was emitted.
     score: natural log-probability; of the one path for greedy search, of all paths kept in the
         beam for beam search.
+    symbol_scores: what each symbol added to the score of its path, at its frame.
     """
 
     symbols: tuple[int, ...]
     frames: tuple[int, ...]
     score: float
+    symbol_scores: tuple[float, ...]
 
 
 def joint_log_probs(logits: Tensor, blank: int, hat: bool) -> Tensor:

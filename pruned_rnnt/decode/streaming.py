@@ -1,6 +1,6 @@
 """Greedy recognition of streams: a chunk of features and a state in, symbols and a state out.
 
-Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk, H context size.
+Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.greedy import greedy_symbols
+from pruned_rnnt.decode.greedy import GreedyFrames, GreedySearch, hypotheses_of
 from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.decode.rows import Rows, start_predictor
 from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.transducer import TransducerModel
 
@@ -21,12 +22,12 @@ class StreamState(NamedTuple):
     """What N streams remember.
 
     encoder: of the streaming encoder.
-    context_NH: int64, the last symbols.
+    predictor: as `pruned_rnnt.decode.rows.start_predictor` makes it.
     score_N: float32, log-probability of what was chosen so far.
     """
 
     encoder: ConformerState
-    context_NH: Tensor
+    predictor: Rows
     score_N: Tensor
 
 
@@ -53,14 +54,14 @@ class StreamingTransducer(nn.Module):
         super().__init__()
         self.model = model
         self.encoder = StreamingConformer(model.encoder, chunk_size, left_frames)
-        self.silent_symbols = tuple(silent_symbols)
+        self.search = GreedySearch(model, silent_symbols=silent_symbols)
 
     def start(self, streams: int) -> StreamState:
         """The state of streams which have heard nothing yet."""
         encoder = self.encoder.start(streams)
         device = encoder.processed_N.device
-        context_NH = self.model.predictor.start_context(streams, device)
-        return StreamState(encoder, context_NH, torch.zeros(streams, device=device))
+        predictor = start_predictor(self.model, streams, device)
+        return StreamState(encoder, predictor, torch.zeros(streams, device=device))
 
     @torch.inference_mode()
     def forward(
@@ -76,21 +77,23 @@ class StreamingTransducer(nn.Module):
         Returns:
             (N, C) int64: the symbol emitted at each frame or -1; and the state after the chunk.
         """
+        found, state = self._chunk(features_NTF, state, lengths)
+        return found.symbols_NTM[:, :, 0], state
+
+    def _chunk(
+        self, features_NTF: Tensor, state: StreamState, lengths: Tensor | None
+    ) -> tuple[GreedyFrames, StreamState]:
         encoded_NCE, encoder_state = self.encoder(features_NTF, state.encoder, lengths)
         frames_N = (
             torch.full_like(state.encoder.processed_N, self.encoder.chunk_size)
             if lengths is None
             else self.encoder.output_length(lengths)
         )
-        symbols_NC, score_N, context_NH = greedy_symbols(
-            self.model,
-            encoded_NCE,
-            frames_N,
-            state.context_NH,
-            silent_symbols=self.silent_symbols,
-        )
-        return symbols_NC, StreamState(encoder_state, context_NH, state.score_N + score_N)
+        found = self.search.frames(encoded_NCE, frames_N, state.predictor)
+        score_N = state.score_N + found.scores_NTM.sum(dim=(1, 2))
+        return found, StreamState(encoder_state, found.predictor, score_N)
 
+    @torch.inference_mode()
     def recognise(self, features_NTF: Tensor, feature_lengths: Tensor) -> list[Hypothesis]:
         """Whole utterances (N, T, F), chunk by chunk; frames of symbols count from the start."""
         streams, num_frames, _ = features_NTF.shape
@@ -98,19 +101,14 @@ class StreamingTransducer(nn.Module):
         lengths = feature_lengths.to(device)
         state = self.start(streams)
         chunks = []
-        for begin in range(0, num_frames, self.encoder.shift):
+        for begin in range(0, max(num_frames, 1), self.encoder.shift):
             chunk_NTF = features_NTF[:, begin : begin + self.encoder.input_frames]
             missing = self.encoder.input_frames - chunk_NTF.size(1)
             chunk_NTF = nn.functional.pad(chunk_NTF, (0, 0, 0, missing))
             left = (lengths - begin).clamp(0, self.encoder.input_frames)
-            symbols_NC, state = self(chunk_NTF, state, left)
-            chunks.append(symbols_NC)
-        emitted_NT = torch.cat(chunks, dim=1).tolist() if chunks else [[]] * streams
-        return [
-            Hypothesis(
-                symbols=tuple(symbol for symbol in emitted if symbol >= 0),
-                frames=tuple(frame for frame, symbol in enumerate(emitted) if symbol >= 0),
-                score=score,
-            )
-            for emitted, score in zip(emitted_NT, state.score_N.tolist(), strict=True)
-        ]
+            found, state = self._chunk(chunk_NTF, state, left)
+            chunks.append(found)
+        return hypotheses_of(
+            torch.cat([found.symbols_NTM for found in chunks], dim=1),
+            torch.cat([found.scores_NTM for found in chunks], dim=1),
+        )

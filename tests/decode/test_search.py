@@ -12,36 +12,8 @@ from torch import Tensor
 from pruned_rnnt.decode.beam import modified_beam_search
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.hypothesis import joint_log_probs
-from pruned_rnnt.model.conformer import ConformerConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
-
-VOCAB = 5
-UNKNOWN = 2
-
-
-def make_model(context_size: int = 2, hat: bool = False, seed: int = 1) -> TransducerModel:
-    """A model with random parameters, spread so that no decision is close."""
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        encoder=ConformerConfig(layers=1, dim=8, heads=2, feedforward_dim=8, kernel_size=3),
-        predictor=PredictorConfig(dim=8, context_size=context_size),
-        joiner_dim=8,
-    )
-    model = TransducerModel(config, VOCAB, LossConfig(hat=hat)).eval()
-    with torch.no_grad():
-        for parameter in model.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-        model.predictor.convolution.weight.copy_(
-            2 * torch.randn_like(model.predictor.convolution.weight)
-        )
-    return model
-
-
-def encoded(lengths: list[int], seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    frames = torch.randn(len(lengths), max(lengths), 8, generator=generator) * 2
-    return frames, torch.tensor(lengths)
+from pruned_rnnt.model.transducer import TransducerModel
+from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
 
 
 @torch.no_grad()
@@ -75,9 +47,10 @@ def all_sequences(model: TransducerModel, frames: Tensor) -> dict[tuple[int, ...
 @torch.no_grad()
 def greedy_by_hand(
     model: TransducerModel, frames: Tensor, max_symbols: int, silent: set[int]
-) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+) -> tuple[tuple[int, ...], tuple[int, ...], float, tuple[float, ...]]:
     symbols: tuple[int, ...] = ()
     times: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
     score = 0.0
     for t, frame in enumerate(frames):
         for _ in range(max_symbols):
@@ -87,7 +60,8 @@ def greedy_by_hand(
             if best in silent:
                 break
             symbols, times = (*symbols, best), (*times, t)
-    return symbols, times, score
+            scores = (*scores, float(log_probs[best]))
+    return symbols, times, score, scores
 
 
 @pytest.mark.parametrize("hat", [False, True])
@@ -107,6 +81,7 @@ def test_greedy_in_a_batch_equals_greedy_by_hand(
         expected = greedy_by_hand(model, frames[n, : lengths[n]], max_symbols, {0, *silent})
         assert (hypothesis.symbols, hypothesis.frames) == expected[:2]
         assert hypothesis.score == pytest.approx(expected[2], abs=1e-4)
+        assert hypothesis.symbol_scores == pytest.approx(expected[3], abs=1e-4)
 
 
 @pytest.mark.parametrize("hat", [False, True])
@@ -119,6 +94,7 @@ def test_beam_of_one_is_greedy(hat: bool, context_size: int) -> None:
     for one, (other,) in zip(greedy, beam, strict=True):
         assert (one.symbols, one.frames) == (other.symbols, other.frames)
         assert one.score == pytest.approx(other.score, abs=1e-4)
+        assert one.symbol_scores == pytest.approx(other.symbol_scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("hat", [False, True])
@@ -138,6 +114,7 @@ def test_wide_beam_finds_every_sequence_with_its_probability(hat: bool, context_
             assert hypothesis.score == pytest.approx(expected[hypothesis.symbols], abs=1e-4)
             assert len(hypothesis.frames) == len(hypothesis.symbols)
             assert list(hypothesis.frames) == sorted(set(hypothesis.frames))
+            assert len(hypothesis.symbol_scores) == len(hypothesis.symbols)
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)
         assert math.isclose(sum(math.exp(score) for score in scores), 1.0, abs_tol=1e-4)
@@ -189,6 +166,14 @@ def test_log_probs_sum_to_one(hat: bool) -> None:
     log_probs = joint_log_probs(torch.randn(3, VOCAB).half() * 5, 0, hat)
     assert log_probs.dtype == torch.float32
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3))
+
+
+def test_no_frames_give_no_symbols() -> None:
+    frames, lengths = torch.zeros(2, 0, 8), torch.tensor([0, 0])
+    for hypothesis in greedy_search(make_model(), frames, lengths):
+        assert (hypothesis.symbols, hypothesis.score) == ((), 0.0)
+    for (hypothesis,) in modified_beam_search(make_model(), frames, lengths):
+        assert (hypothesis.symbols, hypothesis.score) == ((), 0.0)
 
 
 @pytest.mark.parametrize(("beam_size", "num_best"), [(0, 1), (4, 5), (4, 0)])

@@ -1,0 +1,88 @@
+"""Searches on CUDA against those on the CPU, and that they do not wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from pruned_rnnt.decode.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.greedy import GreedySearch, greedy_search
+from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.decode.rows import start_predictor
+from tests.decode.search_model import UNKNOWN, encoded, make_model
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [100, 1, 64, 33, 0]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def assert_same(one: Hypothesis, other: Hypothesis) -> None:
+    assert (one.symbols, one.frames) == (other.symbols, other.frames)
+    assert one.score == pytest.approx(other.score, rel=1e-3, abs=1e-2)
+    assert one.symbol_scores == pytest.approx(other.symbol_scores, rel=1e-3, abs=1e-2)
+
+
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("max_symbols", [1, 3])
+@pytest.mark.parametrize("frames", [20, 100])
+def test_greedy_equals_the_cpu(hat: bool, max_symbols: int, frames: int) -> None:
+    model = make_model(hat=hat)
+    lengths = [min(length, frames) for length in LENGTHS]
+    batches = [encoded(lengths, seed) for seed in range(3)]
+    batches.append((batches[0][0][:1], batches[0][1][:1]))
+    expected = [
+        greedy_search(
+            model, frames, lengths, max_symbols_per_frame=max_symbols, silent_symbols=[UNKNOWN]
+        )
+        for frames, lengths in batches
+    ]
+    search = GreedySearch(model.cuda(), max_symbols_per_frame=max_symbols, silent_symbols=[UNKNOWN])
+    for (encoded_NTE, lengths_N), wanted in zip(batches, expected, strict=True):
+        for one, other in zip(search(encoded_NTE.cuda(), lengths_N), wanted, strict=True):
+            assert_same(one, other)
+
+
+@torch.inference_mode()
+def test_greedy_does_not_wait() -> None:
+    model = make_model().cuda()
+    search = GreedySearch(model, silent_symbols=[UNKNOWN])
+    encoded_NTE, lengths_N = (x.cuda() for x in encoded(LENGTHS))
+    start = start_predictor(model, len(LENGTHS), encoded_NTE.device)
+    search.frames(encoded_NTE[:, :40], lengths_N, start)
+    search.frames(encoded_NTE[:, :20], lengths_N, start)
+    for num_frames in (100, 20):
+        with no_waiting():
+            search.frames(encoded_NTE[:, :num_frames], lengths_N, start)
+
+
+def test_beam_search_equals_the_cpu() -> None:
+    encoded_NTE, lengths_N = encoded(LENGTHS)
+    options = {"beam_size": 4, "num_best": 4, "silent_symbols": [UNKNOWN]}
+    expected = ModifiedBeamSearch(make_model(), **options)(encoded_NTE, lengths_N)
+    found = ModifiedBeamSearch(make_model().cuda(), **options)(encoded_NTE.cuda(), lengths_N)
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+
+
+@torch.inference_mode()
+def test_beam_search_does_not_wait() -> None:
+    model = make_model().cuda()
+    search = ModifiedBeamSearch(model, silent_symbols=[UNKNOWN])
+    encoded_NTE, lengths_N = (x.cuda() for x in encoded(LENGTHS))
+    search(encoded_NTE, lengths_N)
+    am_NTD = model.joiner.encoder_proj(encoded_NTE)
+    with no_waiting():
+        search._frames(am_NTD, lengths_N)
