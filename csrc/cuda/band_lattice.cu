@@ -29,21 +29,6 @@ __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeA
           delay_penalty};
 }
 
-// The part of one of the three warps that do one direction of a narrow band.
-template <typename real, Topology topology, bool backward>
-__device__ void narrow_band(const BandLattice<real>& band, int part, BandMemory<real>& memory,
-                            real* total) {
-  const int32_t steps = band.frames + band.symbols + (backward ? 1 : 0);
-  if (part == 0) {
-    const real last = walk_band_wave<real, topology, backward>(steps, memory);
-    if (backward && threadIdx.x % 32 == band.symbols % 32) *total = from_log_zero(last);
-  } else if (part == 1) {
-    BandFeeder<real, topology, backward>(band, memory).run(steps);
-  } else {
-    store_band_wave(band, steps, memory);
-  }
-}
-
 // A block for each utterance: three warps go forward, three backward, then all threads turn alpha
 // and beta into occupancies.
 template <typename real, Topology topology>
@@ -54,27 +39,26 @@ __global__ void __launch_bounds__(kBandThreads)
   const int warp = threadIdx.x / 32;
   const int32_t frames = geometry.frames_of(n), S = geometry.S;
   const int32_t* start = geometry.start + static_cast<int64_t>(n) * geometry.T;
-  auto* const memory = dynamic_shared_memory<BandMemory<real>>();
   __shared__ real shared_total;
   if (threadIdx.x == 0) shared_total = minus_infinity<real>();
-  if (threadIdx.x < 2) memory[threadIdx.x].clear_counters();
+  // Has a barrier.
   const bool decreases = start_decreases(start, frames);
   // The walkers are the first two warps and have an arithmetic unit each.
-  const int part = warp / 2;
-  if (frames > 0 && part < 3) {
-    const bool backward = warp % 2 == 1;
-    BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
+  const bool backward = warp % 2 == 1;
+  BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
+  if (frames > 0 && decreases) {
+    if (threadIdx.x == 0) LoneBandWalk<real, topology, false>(band).run();
+    if (threadIdx.x == 32) {
+      shared_total = from_log_zero(LoneBandWalk<real, topology, true>(band).run());
+    }
+  } else if (frames > 0) {
+    auto* const memory = dynamic_shared_memory<BandMemory<real>>();
     // Steps go as far as the symbols. More than the band comes near make no path, however many.
-    if (!decreases) band.symbols = min(band.symbols, start[frames - 1] + S + 1);
-    if (decreases) {
-      if (threadIdx.x == 0) LoneBandWalk<real, topology, false>(band).run();
-      if (threadIdx.x == 32) {
-        shared_total = from_log_zero(LoneBandWalk<real, topology, true>(band).run());
-      }
-    } else if (backward) {
-      narrow_band<real, topology, true>(band, part, memory[1], &shared_total);
+    band.symbols = min(band.symbols, start[frames - 1] + S + 1);
+    if (backward) {
+      walk_band_wave<real, topology, true>(band, memory[1], warp / 2, &shared_total);
     } else {
-      narrow_band<real, topology, false>(band, part, memory[0], nullptr);
+      walk_band_wave<real, topology, false>(band, memory[0], warp / 2, nullptr);
     }
   }
   __syncthreads();

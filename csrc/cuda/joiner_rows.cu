@@ -111,11 +111,12 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
   });
 }
 
-// Sizes of a backward pass. Its tasks, a warp each, are first the frames of the chunk, then all
-// (n,u), each in pieces of 32 vectors of D.
+// Sizes of a backward pass. Its first blocks have a warp for each frame of the chunk and each piece
+// of 32 vectors of D; then there is a block for each (n,u) and piece.
 struct BackwardSizes {
   int64_t row_begin, rows;
   int64_t frame_tasks;  // rows that may begin a frame: every frame_rows-th
+  int64_t frame_blocks;
   int32_t frame_rows;
   int32_t frames, columns;  // of am and lm
   int32_t D, pieces;
@@ -134,42 +135,46 @@ __device__ __forceinline__ void add_row(const scalar* grad, const scalar* hidden
   }
 }
 
+// d am of a frame: the sum over its columns, by a warp.
 template <typename scalar, Activation activation, int width>
-__global__ void __launch_bounds__(kThreads)
-    joiner_rows_backward_kernel(RowGeometry geometry, BackwardSizes sizes,
-                                const scalar* __restrict__ grad, const scalar* __restrict__ hidden,
-                                acc_type<scalar>* __restrict__ grad_am,
-                                acc_type<scalar>* __restrict__ grad_lm) {
-  using real = acc_type<scalar>;
+__device__ void frame_gradient(const RowGeometry& geometry, const BackwardSizes& sizes,
+                               const scalar* grad, const scalar* hidden,
+                               acc_type<scalar>* grad_am) {
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int64_t task = warp / sizes.pieces;
-  const int32_t piece = static_cast<int32_t>(warp - task * sizes.pieces);
+  const int32_t piece = static_cast<int32_t>(warp - task * sizes.pieces), D = sizes.D;
   const int32_t d = (piece * 32 + threadIdx.x % 32) * width;
-  const int32_t D = sizes.D;
-  real sum[width] = {};
-  if (task < sizes.frame_tasks) {
-    // Frame (n,t): the sum over its columns.
-    const int64_t row = task * sizes.frame_rows;
-    const RowCursor cursor(geometry, sizes.row_begin + row);
-    const BandNode first = cursor.node();
-    if (first.column != 0 || first.t >= sizes.frames || d >= D) return;
-    if (first.t < first.frames) {
-      const int32_t begin = max(0, -first.u);
-      const int32_t end = min(first.width, first.symbols + 1 - first.u);
+  if (task >= sizes.frame_tasks || d >= D) return;
+  const int64_t row = task * sizes.frame_rows;
+  const RowCursor cursor(geometry, sizes.row_begin + row);
+  const BandNode first = cursor.node();
+  if (first.column != 0 || first.t >= sizes.frames) return;
+  acc_type<scalar> sum[width] = {};
+  if (first.t < first.frames) {
+    const int32_t begin = max(0, -first.u);
+    const int32_t end = min(first.width, first.symbols + 1 - first.u);
 #pragma unroll 4
-      for (int32_t j = begin; j < end; ++j) {
-        add_row<activation, width>(grad, hidden, (row + j) * D + d, sum);
-      }
+    for (int32_t j = begin; j < end; ++j) {
+      add_row<activation, width>(grad, hidden, (row + j) * D + d, sum);
     }
-    real* target = grad_am + (static_cast<int64_t>(cursor.n()) * sizes.frames + first.t) * D + d;
-#pragma unroll
-    for (int k = 0; k < width; ++k) target[k] = sum[k];
-    return;
   }
-  // Symbol position (n,u): the sum over the chunk's frames that keep it.
-  const int64_t position = task - sizes.frame_tasks;
+  const int64_t frame = static_cast<int64_t>(cursor.n()) * sizes.frames + first.t;
+#pragma unroll
+  for (int k = 0; k < width; ++k) grad_am[frame * D + d + k] = sum[k];
+}
+
+// d lm of a symbol position: the sum over the chunk's frames that keep it. Frames go round the
+// warps of the block, so that a position that stays in the band for long is no one's alone.
+template <typename scalar, Activation activation, int width>
+__device__ void position_gradient(const RowGeometry& geometry, const BackwardSizes& sizes,
+                                  const scalar* grad, const scalar* hidden,
+                                  acc_type<scalar>* grad_lm) {
+  using real = acc_type<scalar>;
+  __shared__ real sums[kWarps][32 * width];
+  const int64_t task = blockIdx.x - sizes.frame_blocks;
+  const int64_t position = task / sizes.pieces;
+  const int32_t piece = static_cast<int32_t>(task - position * sizes.pieces), D = sizes.D;
   const int32_t n = static_cast<int32_t>(position / sizes.columns);
-  if (n >= geometry.N) return;
   const int32_t u = static_cast<int32_t>(position - static_cast<int64_t>(n) * sizes.columns);
   const int32_t frames = min(geometry.frames_of(n), sizes.frames);
   const int64_t W = geometry.width_of(n), first = geometry.first_row_of(n);
@@ -178,24 +183,50 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t t_begin = static_cast<int32_t>(min(chunk_first, int64_t(frames)));
   const int32_t t_end = static_cast<int32_t>(max(int64_t(0), min(chunk_end, int64_t(frames))));
   if (u > geometry.target_lengths[n] || t_begin >= t_end) return;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t d = (piece * 32 + lane) * width;
   const int64_t base = first - sizes.row_begin;
+  real sum[width] = {};
   if (geometry.start == nullptr) {
-    if (d >= D) return;
+    if (d < D) {
 #pragma unroll 4
-    for (int32_t t = t_begin; t < t_end; ++t) {
-      add_row<activation, width>(grad, hidden, (base + t * W + u) * D + d, sum);
+      for (int32_t t = t_begin + warp; t < t_end; t += kWarps) {
+        add_row<activation, width>(grad, hidden, (base + t * W + u) * D + d, sum);
+      }
     }
   } else {
     const int32_t* start = geometry.start + static_cast<int64_t>(n) * geometry.T;
+    int seen = 0;
     for_frames_with(start, geometry.S, u, t_begin, t_end, [&](int32_t t) {
-      if (d >= D) return;
+      if (seen++ % kWarps != warp || d >= D) return;
       add_row<activation, width>(grad, hidden, (base + t * W + u - start[t]) * D + d, sum);
     });
-    if (d >= D) return;
   }
-  real* target = grad_lm + position * D + d;
 #pragma unroll
-  for (int k = 0; k < width; ++k) target[k] += sum[k];
+  for (int k = 0; k < width; ++k) sums[warp][lane * width + k] = sum[k];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 32 * width; i += kThreads) {
+    const int32_t at = piece * 32 * width + i;
+    if (at >= D) return;
+    real total = 0;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) total += sums[from][i];
+    grad_lm[position * D + at] += total;
+  }
+}
+
+template <typename scalar, Activation activation, int width>
+__global__ void __launch_bounds__(kThreads)
+    joiner_rows_backward_kernel(RowGeometry geometry, BackwardSizes sizes,
+                                const scalar* __restrict__ grad, const scalar* __restrict__ hidden,
+                                acc_type<scalar>* __restrict__ grad_am,
+                                acc_type<scalar>* __restrict__ grad_lm) {
+  if (blockIdx.x < sizes.frame_blocks) {
+    frame_gradient<scalar, activation, width>(geometry, sizes, grad, hidden, grad_am);
+  } else {
+    position_gradient<scalar, activation, width>(geometry, sizes, grad, hidden, grad_lm);
+  }
 }
 
 void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
@@ -226,10 +257,11 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
       sizes.columns = static_cast<int32_t>(columns);
       sizes.D = static_cast<int32_t>(D);
       sizes.pieces = static_cast<int32_t>((D / width + 31) / 32);
-      const int64_t warps = (sizes.frame_tasks + N * columns) * sizes.pieces;
+      sizes.frame_blocks = (sizes.frame_tasks * sizes.pieces + kWarps - 1) / kWarps;
+      const int64_t blocks = sizes.frame_blocks + N * columns * sizes.pieces;
       dispatch_activation(activation, [&](auto kind) {
         launch(joiner_rows_backward_kernel<scalar, decltype(kind)::value, width>,
-               static_cast<uint32_t>((warps + kWarps - 1) / kWarps), kThreads, 0, geometry, sizes,
+               static_cast<uint32_t>(blocks), kThreads, 0, geometry, sizes,
                data_of<scalar>(grad_hidden), data_of<scalar>(hidden),
                mutable_data_of<real>(grad_am), mutable_data_of<real>(grad_lm));
       });

@@ -8,23 +8,27 @@
 // steps, and stores alpha or beta, which the walker leaves in the ring, when a frame's 32 columns
 // are through. So the walker, whose steps depend on each other, has little else to do: its speed is
 // the speed of the whole.
-// A stripe's last lane hands its values to the next walker through a second ring. All warps of a
-// block are resident, so that each may wait for others. More columns than a block's walkers can own
-// are done in passes, and the edge between two passes is kept in global memory.
+// A stripe's last lane hands its values to the next walker through a second ring. All warps go in
+// periods of kChunk steps with a barrier between them; what each does in a period follows from its
+// number alone (stripe w is kLag periods behind stripe w-1), and whoever needs something finds it
+// made in an earlier period. More columns than a block's walkers can own are done in passes, and
+// the edge between two passes is kept in global memory.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
 
-#include "cuda/stripe_counters.cuh"
 #include "cuda/topology.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
 
-constexpr int kStripe = 32;     // columns of a walker
-constexpr int kChunk = 8;       // steps and frames between two looks at the others' counters
-constexpr int kRingSteps = 88;  // 32 of a frame's way through the wave, the rest is slack
-constexpr int kEdgeSteps = 64;
+constexpr int kStripe = 32;  // columns of a walker
+constexpr int kChunk = 8;    // steps of a period, and frames that a carrier handles in one
+constexpr int kLag = kStripe / kChunk + 1;
+// A frame's way through the ring: filled a period before its first lane's, 32 steps of the wave,
+// stored a period after its last lane's, and before the slots are taken again in that period.
+constexpr int kRingSteps = 80;
+constexpr int kEdgeSteps = 32;
 
 // Address of an element: base + t * frame_step + u * column_step.
 template <typename pointer>
@@ -62,76 +66,91 @@ struct alignas(2 * sizeof(real)) ArcPair {
 template <bool frames_run>
 constexpr int kRingRow = frames_run ? kStripe + 1 : kStripe;
 
-// What the two warps of a stripe and its neighbours share.
+// What the two warps of a stripe and the next walker share.
 template <typename real, bool frames_run>
 struct StripeMemory {
   ArcPair<real> ring[kRingSteps * kRingRow<frames_run>];  // px and py of a step; then the value
   real edges[kEdgeSteps];                                 // what the last lane sends, by step
-  int32_t filled;                                         // frames in the ring
-  int32_t done;                                           // steps done
 };
 
-// A stripe's walker. `before` is the stripe that sends to this one, null at the lattice's edge or,
-// with edge_in, where the values come from global memory; `after` the one that this one sends to,
-// or edge_out. Returns the value of the walk's last frame in each column.
+// Where a stripe gets the values that cross its first edge from, and where it leaves its own: the
+// stripe before in this pass, or global memory between two passes; all null at the lattice's ends.
+template <typename real>
+struct StripeEdges {
+  const real* before;
+  const real* in;
+  real* out;
+};
+
 template <typename real, Topology topology, bool frames_run, bool backward>
-__device__ real walk_stripe(int32_t nodes, bool first_stripe, StripeMemory<real, frames_run>& own,
-                            const StripeMemory<real, frames_run>* before,
-                            const StripeMemory<real, frames_run>* after, const real* edge_in,
-                            real* edge_out) {
-  constexpr int row = kRingRow<frames_run>;
-  const int lane = threadIdx.x % 32;
-  const int32_t steps = nodes + kStripe - 1;
-  Column<real, topology, backward> column(first_stripe && lane == 0);
-  // Edges of the frames of a chunk, one a lane; of frame t they have the step t + kStripe - 1.
-  real arriving = kLogZero<real>, arriving_later = kLogZero<real>;
-  const auto fetch_edge = [&](int32_t t) {
-    return lane < kChunk && t + lane < nodes ? edge_in[t + lane + kStripe - 1] : kLogZero<real>;
-  };
-  if (edge_in != nullptr) arriving_later = fetch_edge(0);
-  int ring_begin = 0;
-  int32_t filled = 0, before_done = 0, after_done = 0;
-  for (int32_t k = 0; k < steps; k += kChunk) {
-    const int32_t last_frame = min(k + kChunk, nodes);
-    if (filled < last_frame) filled = wait_for(own.filled, last_frame);
-    if (before != nullptr) {
-      const int32_t needed = last_frame + kStripe - 1;
-      if (before_done < needed) before_done = wait_for(before->done, needed);
-      if (lane < kChunk) arriving = before->edges[(k + lane + kStripe - 1) % kEdgeSteps];
-    } else if (edge_in != nullptr) {
-      arriving = arriving_later;
-      arriving_later = fetch_edge(k + kChunk);
+class Walker {
+ public:
+  __device__ __forceinline__ Walker(int32_t nodes, bool first_stripe,
+                                    StripeMemory<real, frames_run>& memory,
+                                    const StripeEdges<real>& edges)
+      : nodes_(nodes), memory_(memory), edges_(edges), column_(first_stripe && lane() == 0) {
+    if (edges_.in != nullptr) arriving_later_ = edge_in(0);
+  }
+
+  // Steps kChunk * chunk and on. Those behind the last frame do no harm.
+  __device__ __forceinline__ void walk(int32_t chunk) {
+    if (chunk < 0 || chunk * kChunk >= nodes_ + kStripe - 1) return;
+    constexpr int row = kRingRow<frames_run>;
+    const int32_t k = chunk * kChunk;
+    // Edges of the frames k .. k + kChunk - 1, one a lane; that of frame t is of step t + 31.
+    real arriving = kLogZero<real>;
+    if (edges_.before != nullptr) {
+      if (lane() < kChunk) arriving = edges_.before[(k + lane() + kStripe - 1) % kEdgeSteps];
+    } else if (edges_.in != nullptr) {
+      arriving = arriving_later_;
+      arriving_later_ = edge_in(k + kChunk);
     }
-    if (after != nullptr) {
-      // The edges that are overwritten below have been read.
-      const int32_t needed = k + kChunk - kEdgeSteps - kStripe + 1;
-      if (after_done < needed) after_done = wait_for(after->done, needed);
-    }
-    ArcPair<real>* const ring = own.ring + ring_begin * row + lane;
-    real* const edges = own.edges + k % kEdgeSteps;
+    ArcPair<real>* const ring = memory_.ring + k % kRingSteps * row + lane();
+    real* const edges = memory_.edges + k % kEdgeSteps;
     ArcPair<real> arcs[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) arcs[i] = ring[i * row];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      real neighbour = __shfl_up_sync(kAllLanes, column.sent(), 1);
+      real neighbour = __shfl_up_sync(kAllLanes, column_.sent(), 1);
       const real edge = __shfl_sync(kAllLanes, arriving, i);
-      if (lane == 0) neighbour = edge;
-      ring[i * row].px = column.step(arcs[i].px, arcs[i].py, neighbour);
-      if (lane == kStripe - 1) edges[i] = column.sent();
-      if (edge_out != nullptr && lane == kStripe - 1) edge_out[k + i] = column.sent();
+      if (lane() == 0) neighbour = edge;
+      ring[i * row].px = column_.step(arcs[i].px, arcs[i].py, neighbour);
+      if (lane() == kStripe - 1) edges[i] = column_.sent();
     }
-    publish(own.done, k + kChunk);
-    ring_begin = ring_begin + kChunk == kRingSteps ? 0 : ring_begin + kChunk;
+    if (edges_.out != nullptr) {
+      __syncwarp();
+      if (lane() < kChunk) edges_.out[k + lane()] = edges[lane()];
+    }
   }
-  return own.ring[(nodes - 1 + lane) % kRingSteps * row + lane].px;
-}
 
-// A stripe's carrier. It does what it does for a chunk of frames and all columns, and a lane's
-// nodes of a chunk are numbered so that 32 lanes lie along memory.
+  // This lane's value at the last frame, once all is walked.
+  __device__ __forceinline__ real corner() const {
+    return memory_.ring[(nodes_ - 1 + lane()) % kRingSteps * kRingRow<frames_run> + lane()].px;
+  }
+
+ private:
+  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ real edge_in(int32_t t) const {
+    return lane() < kChunk && t + lane() < nodes_ ? edges_.in[t + lane() + kStripe - 1]
+                                                  : kLogZero<real>;
+  }
+
+  const int32_t nodes_;
+  StripeMemory<real, frames_run>& memory_;
+  const StripeEdges<real> edges_;
+  Column<real, topology, backward> column_;
+  real arriving_later_ = kLogZero<real>;
+};
+
+// A lane's nodes of a chunk of frames and all columns are numbered so that 32 lanes lie along
+// memory.
 template <typename real, bool frames_run, bool backward>
 class Carrier {
  public:
+  // Chunks that are fetched before they are needed: about a microsecond.
+  static constexpr int ahead = 2;
+
   __device__ __forceinline__ Carrier(const WaveLattice<real>& lattice, int32_t first_column,
                                      StripeMemory<real, frames_run>& memory)
       : lattice_(lattice),
@@ -147,28 +166,14 @@ class Carrier {
     }
   }
 
-  __device__ void run() {
-    // Frames before the first are filled too: with nothing, for the lanes that wait for the wave.
-    int32_t begin = -kStripe;
-    // Frames fetched before they are needed, in chunks.
-    constexpr int ahead = sizeof(real) == 4 ? 3 : 2;
-    ArcPair<real> fetched[ahead][kChunk];
-#pragma unroll
-    for (int p = 0; p < ahead; ++p) fetch(begin + p * kChunk, fetched[p]);
-    // Slots are taken again once the frames that they belong to are stored, and that waits for a
-    // frame's last lane.
-    constexpr int32_t oldest = kRingSteps - kStripe + 1;
-    while (begin < nodes_) {
-#pragma unroll
-      for (int p = 0; p < ahead; ++p) {
-        store(begin - oldest);
-        fill(begin, fetched[p]);
-        publish(memory_.filled, begin + kChunk);
-        fetch(begin + ahead * kChunk, fetched[p]);
-        begin += kChunk;
-      }
-    }
-    for (begin -= oldest; begin < nodes_; begin += kChunk) store(begin);
+  // The period in which the walker does its chunk `chunk`. `turn` is the period's number modulo
+  // `ahead`: what is fetched stays in its registers until its turn comes again.
+  template <int turn>
+  __device__ __forceinline__ void carry(int32_t chunk) {
+    store((chunk - kLag) * kChunk);
+    __syncwarp();
+    fill((chunk + 1) * kChunk, fetched_[turn]);
+    fetch((chunk + 1 + ahead) * kChunk, fetched_[turn]);
   }
 
  private:
@@ -235,13 +240,14 @@ class Carrier {
     return memory_.ring[step * kRingRow<frames_run> + column(i)];
   }
   __device__ __forceinline__ static int32_t slot_of(int32_t t) {
-    return (t + 2 * kRingSteps) % kRingSteps;
+    return (t + kRingSteps) % kRingSteps;
   }
 
+  // Frames before the first are filled too, with nothing: for the lanes that wait for the wave.
   __device__ __forceinline__ void fill(int32_t begin, const ArcPair<real> (&arcs)[kChunk]) const {
     if (ordinary(begin)) {
       fill_chunk<false>(begin, arcs);
-    } else {
+    } else if (begin < nodes_) {
       fill_chunk<true>(begin, arcs);
     }
   }
@@ -268,16 +274,12 @@ class Carrier {
     }
   }
 
-  // Stores a chunk of frames once their last column is through.
   __device__ __forceinline__ void store(int32_t begin) const {
-    if (begin + kChunk <= 0) return;
-    wait_for(memory_.done, min(begin + kChunk, nodes_) + kStripe - 1);
     if (ordinary(begin)) {
       store_chunk<false>(begin);
-    } else {
+    } else if (begin >= 0 && begin < nodes_) {
       store_chunk<true>(begin);
     }
-    __syncwarp();
   }
   template <bool checked>
   __device__ __forceinline__ void store_chunk(int32_t begin) const {
@@ -301,41 +303,60 @@ class Carrier {
   const int32_t first_column_, nodes_;
   // Bit i: whether this lane's i-th column is one of the lattice's, and whether it has a symbol.
   unsigned inside_ = 0, emits_ = 0;
+  ArcPair<real> fetched_[ahead][kChunk];
 };
 
 // All stripes of one utterance in one direction, by a block of pairs of warps: walkers first, then
 // their carriers. The backward walk ends with log P.
 template <typename real, Topology topology, bool frames_run, bool backward>
 __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
-  const int pairs = blockDim.x / 64, pair = threadIdx.x / 32 % pairs, lane = threadIdx.x % 32;
+  const int pairs = blockDim.x / 64, pair = threadIdx.x / 32 % pairs;
   const bool walks = threadIdx.x / 32 < pairs;
   if (lattice.frames <= 0) {
     if (backward && threadIdx.x == 0) *total = minus_infinity<real>();
     return;
   }
   auto* const memory = dynamic_shared_memory<StripeMemory<real, frames_run>>();
-  const int32_t stripes = lattice.symbols / kStripe + 1;
+  const int32_t nodes = lattice.frames + 1, stripes = lattice.symbols / kStripe + 1;
   // Passes of equal size end sooner than full ones and a rest.
   const int32_t passes = (stripes + pairs - 1) / pairs;
   const int32_t stripes_a_pass = (stripes + passes - 1) / passes;
   for (int32_t group = 0; group < stripes; group += stripes_a_pass) {
-    if (walks && lane == 0) memory[pair].filled = memory[pair].done = 0;
-    __syncthreads();
+    const int32_t in_pass = min(stripes_a_pass, stripes - group);
     const int32_t stripe = group + pair;
-    const int32_t group_end = min(group + stripes_a_pass, stripes);
-    if (stripe < group_end) {
-      if (walks) {
-        const bool has_before = pair > 0, has_after = stripe + 1 < group_end;
-        const real corner = walk_stripe<real, topology, frames_run, backward>(
-            lattice.frames + 1, stripe == 0, memory[pair], has_before ? memory + pair - 1 : nullptr,
-            has_after ? memory + pair + 1 : nullptr,
-            !has_before && stripe > 0 ? lattice.edge : nullptr,
-            !has_after && stripe + 1 < stripes ? lattice.edge : nullptr);
-        if (backward && stripe * kStripe + lane == lattice.symbols) *total = from_log_zero(corner);
-      } else {
-        Carrier<real, frames_run, backward>(lattice, stripe * kStripe, memory[pair]).run();
+    const bool takes_part = pair < in_pass;
+    StripeEdges<real> edges{};
+    if (pair > 0) edges.before = memory[pair - 1].edges;
+    if (pair == 0 && group > 0) edges.in = lattice.edge;
+    if (pair + 1 == in_pass && stripe + 1 < stripes) edges.out = lattice.edge;
+    Walker<real, topology, frames_run, backward> walker(nodes, stripe == 0, memory[pair], edges);
+    using StripeCarrier = Carrier<real, frames_run, backward>;
+    StripeCarrier carrier(lattice, stripe * kStripe, memory[pair]);
+
+    // From the period in which the first carrier fetches its first frames to that in which the last
+    // one stores its last.
+    const int32_t last = (nodes - 1) / kChunk + kLag + kLag * (in_pass - 1);
+    int32_t period = -(kLag + StripeCarrier::ahead);
+    const auto one_period = [&](auto turn) {
+      if (takes_part) {
+        const int32_t chunk = period - kLag * pair;
+        if (walks) {
+          walker.walk(chunk);
+        } else {
+          carrier.template carry<decltype(turn)::value>(chunk);
+        }
       }
+      __syncthreads();
+      ++period;
+    };
+    while (period <= last) {
+      one_period(std::integral_constant<int, 0>());
+      one_period(std::integral_constant<int, 1>());
     }
+    if (backward && walks && takes_part && stripe * kStripe + threadIdx.x % 32 == lattice.symbols) {
+      *total = from_log_zero(walker.corner());
+    }
+    // The next pass fills the ring anew.
     __syncthreads();
   }
 }
