@@ -15,9 +15,10 @@ from torch.utils.data import Dataset
 
 from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed
 from pruned_rnnt.data.batch import AlignedWord, Batch, pad_features, pad_targets
-from pruned_rnnt.data.features import fbank_extractor
+from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.data.waveform import resample
 
 
 class CutsToBatch(Dataset[Batch]):
@@ -77,7 +78,8 @@ class CutsToBatch(Dataset[Batch]):
     def _load(self, cut: Any) -> Tensor:
         if self._fbank is None:
             return torch.from_numpy(cut.load_features())
-        return torch.from_numpy(self._fbank.extract(cut.load_audio(), cut.sampling_rate))
+        samples_S = resample(cut.load_audio()[0], cut.sampling_rate, SAMPLING_RATE)
+        return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
 
 
 def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:

@@ -34,6 +34,8 @@ class PrepareReport:
     """Gathers what prepare.json and the summary say.
 
     options: the recipe's settings. details: anything else worth keeping (voices, seeds, ...).
+    skipped_counts: by reason, when `skipped` holds examples only.
+    train_options: settings that training needs for these data, as `section.key=value`.
     """
 
     recipe: str
@@ -42,6 +44,8 @@ class PrepareReport:
     details: dict[str, Any] = field(default_factory=dict)
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
     tokens: int = 0
+    skipped_counts: Counter[str] = field(default_factory=Counter)
+    train_options: tuple[str, ...] = ()
 
     def add_split(self, name: str, cuts: Sequence[Any]) -> None:
         """Counts a split: utterances, hours, words and speakers."""
@@ -56,7 +60,7 @@ class PrepareReport:
 
     def write(self, folder: Path) -> None:
         """Writes prepare.json into `folder`."""
-        reasons = Counter(file.reason for file in self.skipped)
+        reasons = self.skipped_counts or Counter(file.reason for file in self.skipped)
         write_report(
             folder,
             {
@@ -78,19 +82,23 @@ class PrepareReport:
         for column in ("split", "utterances", "hours", "words", "speakers"):
             table.add_column(column, justify="left" if column == "split" else "right")
         for name, split in self.splits.items():
-            speakers = str(len(split["speakers"]))
+            named = split["speakers"]
+            speakers = str(named if isinstance(named, int) else len(named))
             cells = (split["utterances"], split["hours"], split["words"], speakers)
             table.add_row(name, *(str(cell) for cell in cells))
         console.print(table)
         if self.skipped:
-            console.print(f"{len(self.skipped)} files skipped:")
+            count = sum(self.skipped_counts.values()) or len(self.skipped)
+            console.print(f"{count} files skipped:")
             for file in self.skipped[:SHOWN_SKIPPED]:
                 console.print(f"  {file.path}: {file.reason}", markup=False, soft_wrap=True)
-            if len(self.skipped) > SHOWN_SKIPPED:
-                console.print(f"  ... all of them are in {output}/prepare.json")
+            if count > SHOWN_SKIPPED:
+                name = "left_out.jsonl" if self.skipped_counts else "prepare.json"
+                console.print(f"  ... all of them are in {output}/{name}", soft_wrap=True)
         if "train" in self.splits:
             config = f"configs/{self.recipe}.yaml"
-            command = f"pruned-rnnt train --config {config} data.path={output}"
+            settings = " ".join([f"data.path={output}", *self.train_options])
+            command = f"pruned-rnnt train --config {config} {settings}"
             console.print(f"Train: {command}", soft_wrap=True)
         else:
             console.print(f"Decode: pruned-rnnt decode RUN data.path={output}", soft_wrap=True)
@@ -105,7 +113,7 @@ def add_common_arguments(
     )
     parser.add_argument("--seed", type=int, default=42, help="of everything random (default 42)")
     parser.add_argument(
-        "--num-jobs", type=int, default=2, metavar="N", help="processes (default 2)"
+        "--num-jobs", "--jobs", type=int, default=2, metavar="N", help="processes (default 2)"
     )
     parser.add_argument(
         "--tokens",

@@ -1,6 +1,7 @@
 """The prepared data folder: what every recipe writes and training reads.
 
-    DIR/train_cuts.jsonl.gz   one lhotse CutSet a split (train, dev, test, ...)
+    DIR/train_cuts.jsonl.gz   one lhotse CutSet a split (train, dev, test, ...); or several,
+                              train_cuts.000000.jsonl.gz and so on, which training streams
     DIR/features/  DIR/audio/ what the cuts point at, by paths relative to DIR
     DIR/tokens/               tokens.model and tokens.txt
     DIR/prepare.json          what was made from what, and what was left out and why
@@ -10,9 +11,11 @@ Paths inside are relative, so the folder can be moved.
 
 from __future__ import annotations
 
+import glob
 import json
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ from lhotse import CutSet
 from pruned_rnnt.data.tokens import Tokenizer
 
 REPORT_NAME = "prepare.json"
+_MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
 
 
 @dataclass(frozen=True)
@@ -33,27 +37,39 @@ class PreparedFolder:
 
     def splits(self) -> list[str]:
         """Names of the splits on disk, sorted."""
-        suffix = "_cuts.jsonl.gz"
-        return sorted(file.name.removesuffix(suffix) for file in self.path.glob(f"*{suffix}"))
+        files = self.path.glob("*_cuts.*jsonl.gz")
+        return sorted({_MANIFEST_END.sub("", file.name) for file in files})
 
     def cuts_path(self, split: str) -> Path:
         return self.path / f"{split}_cuts.jsonl.gz"
+
+    def manifests(self, split: str) -> list[Path]:
+        """The manifest of a split, or those of its shards in order.
+
+        Raises FileNotFoundError naming the file and the splits that exist.
+        """
+        path = self.cuts_path(split)
+        if path.is_file():
+            return [path]
+        shards = sorted(self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz"))
+        if not shards:
+            found = ", ".join(self.splits()) or "none"
+            raise FileNotFoundError(
+                f"no split {split!r} at {path} (splits found: {found}): run `pruned-rnnt prepare`"
+            )
+        return shards
 
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
         """The cuts of a split, with paths made absolute. `lazy` reads them as they are needed.
 
         Raises FileNotFoundError naming the file and the splits that exist.
         """
-        path = self.cuts_path(split)
-        if not path.is_file():
-            found = ", ".join(self.splits()) or "none"
-            raise FileNotFoundError(
-                f"no split {split!r} at {path} (splits found: {found}): run `pruned-rnnt prepare`"
-            )
-        cuts = CutSet.from_jsonl_lazy(path)
-        root = str(self.path.resolve())
-        cuts = cuts.map(_PathPrefix(root))
+        cuts = CutSet(_Chain(self.manifests(split))).map(self.make_absolute())
         return cuts if lazy else cuts.to_eager()
+
+    def make_absolute(self) -> PathPrefix:
+        """Maps a cut of this folder to one whose paths are absolute."""
+        return PathPrefix(str(self.path.resolve()))
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; FileNotFoundError when there is none."""
@@ -65,7 +81,18 @@ class PreparedFolder:
         return report
 
 
-class _PathPrefix:
+class _Chain:
+    """The cuts of manifests one after the other, read as they are needed."""
+
+    def __init__(self, manifests: Sequence[Path]) -> None:
+        self.manifests = manifests
+
+    def __iter__(self) -> Iterator[Any]:
+        for manifest in self.manifests:
+            yield from CutSet.from_jsonl_lazy(manifest)
+
+
+class PathPrefix:
     """Makes the relative paths of a cut absolute (a class, so that workers can pickle it)."""
 
     def __init__(self, root: str) -> None:

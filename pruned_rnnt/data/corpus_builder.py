@@ -1,0 +1,204 @@
+"""Entries of any corpus to a prepared folder: splits, checks, features, tokenizer, report.
+
+Everything streams: at any time only a few shards of entries are in memory, beside counts, a sample
+of the texts, and the names of the utterances held out for dev and test.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from pruned_rnnt.data.corpus_report import CorpusStatistics
+from pruned_rnnt.data.entries import Entry
+from pruned_rnnt.data.preparation import PrepareReport, SkippedFile, save_tokenizer
+from pruned_rnnt.data.prepared import PreparedFolder, building
+from pruned_rnnt.data.shard_writer import (
+    Shard,
+    ShardConfig,
+    ShardResult,
+    manifest_name,
+    write_shard,
+)
+from pruned_rnnt.data.shards import stream_shards
+from pruned_rnnt.data.splits import SplitPlan
+from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
+
+LEFT_OUT_NAME = "left_out.jsonl"
+# Of the utterances left out, prepare.json names these many and left_out.jsonl all.
+_NAMED = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """shard: how each entry becomes data. shard_size: utterances in one shard.
+
+    one_file_up_to: corpora of at most so many manifest lines get one manifest a split, which
+        training holds in memory; larger ones, and Shar, keep one a shard, which training reads as
+        it goes, each process its own.
+    tokenizer: what to train; tokenizer_from: or the prepared folder whose tokenizer to copy.
+    tokenizer_texts: most texts the tokenizer is trained on, drawn at random.
+    """
+
+    shard: ShardConfig = field(default_factory=ShardConfig)
+    shard_size: int = 1000
+    one_file_up_to: int = 300_000
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    tokenizer_from: Path | None = None
+    tokenizer_texts: int = 1_000_000
+    seed: int = 42
+    num_jobs: int = 1
+
+
+def build_corpus(
+    output: Path,
+    entries: Iterable[Entry],
+    plan: SplitPlan,
+    config: BuildConfig,
+    report: PrepareReport,
+    console: Console,
+    notes: Iterable[str] = (),
+) -> CorpusStatistics:
+    """Makes the prepared folder `output` of `entries`; fills, writes and shows `report`.
+
+    Raises:
+        ValueError: nothing is left to train on (the message says why), or the tokenizer cannot
+            be trained.
+    """
+    statistics = CorpusStatistics()
+    sample = _TextSample(config.tokenizer_texts, config.seed)
+    shard_numbers: dict[str, list[tuple[int, int]]] = {}
+    with building(output) as folder:
+        with (folder / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
+            shards = _shards(folder, entries, plan, config)
+            for result in stream_shards(
+                write_shard,
+                shards,
+                size=lambda shard: len(shard.entries),
+                num_jobs=config.num_jobs,
+                description="checking audio and text",
+                console=console,
+            ):
+                statistics.add(result)
+                _write_left_out(left_out, result)
+                if result.cuts:
+                    shard_numbers.setdefault(result.split, []).append((result.number, result.cuts))
+                if result.split == "train":
+                    sample.add(result.texts)
+        if "train" not in shard_numbers:
+            raise ValueError(
+                f"no training utterances are left: {statistics.describe_left_out() or 'no entries'}"
+            )
+        if not config.shard.shar:
+            for split, numbers in shard_numbers.items():
+                if sum(cuts for _, cuts in numbers) <= config.one_file_up_to:
+                    _join_manifests(folder, split, [number for number, _ in numbers])
+        tokenizer = _tokenizer(config, sample.texts, statistics.characters["train"])
+        save_tokenizer(folder, tokenizer, report)
+        report.splits.update(statistics.summaries())
+        report.skipped_counts.update(statistics.left_out)
+        report.skipped = [
+            SkippedFile(path=origin, reason=f"{reason} ({details})" if details else reason)
+            for origin, reason, details in statistics.examples[:_NAMED]
+        ]
+        report.write(folder)
+        lines = statistics.report_lines(tokenizer, [plan.describe(), *notes])
+        (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report.show(output, console)
+    return statistics
+
+
+def _shards(
+    folder: Path, entries: Iterable[Entry], plan: SplitPlan, config: BuildConfig
+) -> Iterator[Shard]:
+    """Entries gathered by split; an entry of an unknown split is only reported, with train."""
+    gathered: dict[str, list[Entry]] = {}
+    numbers: Counter[str] = Counter()
+
+    def shard(split: str) -> Shard:
+        made = Shard(
+            folder=folder,
+            split=split,
+            number=numbers[split],
+            entries=tuple(gathered.pop(split)),
+            config=config.shard,
+        )
+        numbers[split] += 1
+        return made
+
+    for entry in entries:
+        split = plan.split_of(entry)
+        if split is None:
+            split, entry = "train", _of_unknown_split(entry)
+        gathered.setdefault(split, []).append(entry)
+        if len(gathered[split]) >= config.shard_size:
+            yield shard(split)
+    for split in list(gathered):
+        yield shard(split)
+
+
+def _of_unknown_split(entry: Entry) -> Entry:
+    return Entry(
+        id=entry.id,
+        origin=entry.origin,
+        problem=f"split is {entry.split!r}, needs train, dev or test",
+    )
+
+
+def _write_left_out(file: TextIO, result: ShardResult) -> None:
+    for name, origin, reason, details in result.left_out:
+        values = {"id": name, "origin": origin, "reason": reason, "details": details}
+        file.write(json.dumps(values, ensure_ascii=False) + "\n")
+
+
+def _join_manifests(folder: Path, split: str, numbers: Iterable[int]) -> None:
+    """One manifest of many: gzip files one after the other are a gzip file."""
+    with (folder / f"{split}_cuts.jsonl.gz").open("wb") as joined:
+        for number in numbers:
+            part = folder / manifest_name(split, number)
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, joined)
+            part.unlink()
+
+
+def _tokenizer(config: BuildConfig, texts: list[str], characters: Counter[str]) -> Tokenizer:
+    if config.tokenizer_from is not None:
+        return PreparedFolder(config.tokenizer_from).tokenizer()
+    seen = set("".join(texts))
+    # A character that the sample of texts missed shall have a symbol nevertheless.
+    missed = [character for character in sorted(characters) if character not in seen]
+    return train_tokenizer([*texts, *missed], config.tokenizer)
+
+
+class _TextSample:
+    """At most `most` texts, each as likely as any other (reservoir sampling)."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self.most = most
+        self.texts: list[str] = []
+        self._seen = 0
+        self._rng = random.Random(seed)
+
+    def add(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._seen += 1
+            if len(self.texts) < self.most:
+                self.texts.append(text)
+                continue
+            place = self._rng.randrange(self._seen)
+            if place < self.most:
+                self.texts[place] = text
+
+
+def plain_options(options: Any) -> dict[str, Any]:
+    """Parsed options as JSON can hold them."""
+    values = vars(options).items()
+    return {name: str(v) if isinstance(v, Path) else v for name, v in values}

@@ -1,0 +1,238 @@
+"""What a corpus says about an utterance before anything was checked, and the check itself.
+
+Axes: S audio samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import wave
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
+from lhotse.utils import fastcopy
+
+from pruned_rnnt.data.filters import cut_text
+
+FloatArray = npt.NDArray[np.float32]
+
+LOWEST_RATE = 8000
+
+
+class LeftOut(Exception):
+    """An utterance cannot be used; the message is the reason, the same words for the same cause.
+
+    details: what is particular about this one.
+    """
+
+    def __init__(self, reason: str, details: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.details = details
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One utterance as its source names it.
+
+    id: unique in the corpus. origin: "FILE:LINE" or the file which says so. text: raw.
+    audio: a file, or a command that ends in "|" and writes audio (Kaldi's wav.scp); "" with `cut`.
+    start, duration: the part of the audio, in seconds; duration None is all of it.
+    problem: why the source itself is wrong, if it is; such an entry is only reported.
+    cut: the lhotse cut, for sources which are manifests.
+    """
+
+    id: str
+    origin: str
+    text: str = ""
+    audio: str = ""
+    speaker: str = ""
+    split: str = ""
+    start: float = 0.0
+    duration: float | None = None
+    problem: str = ""
+    cut: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an utterance must satisfy, in seconds; and which channel of several is used."""
+
+    min_duration: float = 0.1
+    max_duration: float = 40.0
+    channel: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_duration < self.max_duration:
+            raise ValueError(
+                "durations need 0 < min < max seconds, got "
+                f"{self.min_duration} and {self.max_duration}"
+            )
+
+
+def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
+    """The cut of an entry, with `text`. Raises LeftOut."""
+    if entry.problem:
+        raise LeftOut(entry.problem)
+    if not text:
+        raise LeftOut("empty text")
+    if entry.cut is not None:
+        cut = _with_text(entry, text, limits)
+    else:
+        recording = _recording(entry.audio)
+        duration = entry.duration
+        if duration is None:
+            duration = round(recording.duration - entry.start, 8)
+        if entry.start < 0 or entry.start + duration > recording.duration + 0.05:
+            raise LeftOut(
+                "segment ends after its recording",
+                f"{entry.start} + {duration} s of {recording.duration} s",
+            )
+        if limits.channel not in recording.channel_ids:
+            raise LeftOut(f"no channel {limits.channel}", f"channels {recording.channel_ids}")
+        supervision = SupervisionSegment(
+            id=entry.id,
+            recording_id=recording.id,
+            start=0.0,
+            duration=duration,
+            channel=limits.channel,
+            text=text,
+            speaker=entry.speaker or None,
+        )
+        cut = MonoCut(
+            id=entry.id,
+            start=entry.start,
+            duration=min(duration, round(recording.duration - entry.start, 8)),
+            channel=limits.channel,
+            supervisions=[supervision],
+            recording=recording,
+        )
+    if cut.duration < limits.min_duration:
+        raise LeftOut(f"shorter than {limits.min_duration} s", f"{cut.duration:.3f} s")
+    if cut.duration > limits.max_duration:
+        raise LeftOut(f"longer than {limits.max_duration} s", f"{cut.duration:.1f} s")
+    if cut.sampling_rate < LOWEST_RATE:
+        raise LeftOut(f"sampling rate below {LOWEST_RATE} Hz", f"{cut.sampling_rate} Hz")
+    return cut
+
+
+def read_samples(cut: Any) -> FloatArray:
+    """The cut's samples, (S,) float32 at its own rate. Raises LeftOut for what is no good sound."""
+    for path in audio_files(cut):
+        _check_file(path)
+    try:
+        samples_S: FloatArray = cut.load_audio()[0]
+    except Exception as error:  # lhotse's backends raise errors of every kind
+        raise LeftOut("audio cannot be read", last_line(error)) from error
+    if samples_S.size == 0:
+        raise LeftOut("no samples")
+    if not np.isfinite(samples_S).all():
+        raise LeftOut("samples that are infinite or NaN")
+    if not samples_S.any():
+        raise LeftOut("silent: every sample is zero")
+    return samples_S
+
+
+def audio_files(cut: Any) -> list[Path]:
+    """The files a cut's recording consists of; commands and memory are none."""
+    recording = getattr(cut, "recording", None)
+    sources = recording.sources if recording is not None else []
+    return [Path(source.source) for source in sources if source.type == "file"]
+
+
+def last_line(error: BaseException) -> str:
+    """The most telling line of an error's message: the last but for lhotse's hint."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Set LHOTSE_")]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+def _with_text(entry: Entry, text: str, limits: Limits) -> MonoCut:
+    cut = entry.cut
+    if not isinstance(cut, MonoCut):
+        channel = limits.channel if limits.channel in cut.channel else cut.channel[0]
+        cut = cut.to_mono()[cut.channel.index(channel)]
+    if not cut.has_recording:
+        raise LeftOut("cut without a recording")
+    if text == cut_text(cut):
+        return cut
+    first = min(cut.supervisions, key=lambda s: s.start)
+    whole = fastcopy(first, text=text, start=0.0, duration=cut.duration)
+    return fastcopy(cut, supervisions=[whole])
+
+
+@functools.lru_cache(maxsize=8)
+def _recording(audio: str) -> Recording:
+    """Of a file or a command; cached, since many segments may be of one recording."""
+    if audio.rstrip().endswith("|"):
+        return _recording_of_command(audio.rstrip()[:-1])
+    # Relative paths in a prepared folder start there, so this one must not be relative.
+    path = Path(audio).absolute()
+    _check_file(path)
+    try:
+        return Recording.from_file(path, recording_id=path.stem)
+    except Exception as error:  # backends raise errors of every kind
+        raise LeftOut("audio cannot be read", f"{audio}: {last_line(error)}") from error
+
+
+def _recording_of_command(command: str) -> Recording:
+    import io
+    import subprocess
+
+    import soundfile
+
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise LeftOut("command of wav.scp failed", f"{command}: {done.stderr.decode()[-200:]}")
+    try:
+        info = soundfile.info(io.BytesIO(done.stdout))
+    except soundfile.LibsndfileError as error:
+        raise LeftOut("command of wav.scp wrote no audio", f"{command}: {error}") from error
+    return Recording(
+        id=command,
+        sources=[AudioSource(type="command", channels=list(range(info.channels)), source=command)],
+        sampling_rate=info.samplerate,
+        num_samples=info.frames,
+        duration=info.frames / info.samplerate,
+    )
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise LeftOut("audio file not found", str(path))
+    size = path.stat().st_size
+    if size == 0:
+        raise LeftOut("empty audio file", str(path))
+    promised = _promised_bytes(path)
+    if promised is not None and size < promised:
+        raise LeftOut(
+            "truncated: fewer samples than the header says",
+            f"{path}: {size} of {promised} bytes",
+        )
+
+
+def _promised_bytes(path: Path) -> int | None:
+    """The smallest size a PCM wav file has by its own header; None for what is not one.
+
+    libsndfile reads what there is of a truncated file and says nothing.
+    """
+    if path.suffix.lower() != ".wav":
+        return None
+    try:
+        with wave.open(str(path)) as header:
+            promised = header.getnframes() * header.getnchannels() * header.getsampwidth()
+    except (wave.Error, EOFError):
+        return None
+    # Programs which write to a pipe do not know the size and leave the largest there is.
+    return promised if promised < 2**31 - 2**16 else None
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """ "3 A, 1 B", most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {name}" for name, count in ordered)

@@ -1,0 +1,64 @@
+"""`pruned-rnnt prepare own`: a user's own audio and texts, in any of four shapes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
+from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
+from pruned_rnnt.data.own_sources import open_source
+from pruned_rnnt.data.preparation import PrepareReport
+from pruned_rnnt.data.splits import plan_splits
+from pruned_rnnt.data.text import TextConfig
+from pruned_rnnt.data.tokens import TokenizerConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `pruned-rnnt prepare own`."""
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="a folder of audio with .txt files beside, a .tsv or .csv table of path and text, a "
+        "Kaldi data directory, or a lhotse manifest (.jsonl, .jsonl.gz)",
+    )
+    parser.add_argument(
+        "--supervisions",
+        type=Path,
+        metavar="FILE",
+        help="when SOURCE is a lhotse manifest of recordings",
+    )
+    for split, share in (("dev", 0.05), ("test", 0.05)):
+        parser.add_argument(
+            f"--{split}-share",
+            type=float,
+            default=share,
+            metavar="P",
+            help=f"share of the utterances for {split}, when the source has no splits "
+            f"(default {share})",
+        )
+    tokenizer = TokenizerConfig(kind="bpe", vocab_size=500)
+    add_corpus_arguments(parser, output="data/own", tokenizer=tokenizer, text=TextConfig())
+
+
+def prepare(options: argparse.Namespace, console: Console) -> None:
+    """Makes the prepared folder at `options.output`."""
+    config = build_config(options)
+    kind, entries = open_source(options.source, options.supervisions)
+    console.print(f"{options.source}: {kind}")
+    plan = plan_splits(
+        entries, dev_share=options.dev_share, test_share=options.test_share, seed=options.seed
+    )
+    report = PrepareReport(
+        recipe="own",
+        options=plain_options(options),
+        details={"kind": kind, "splits_by": plan.describe()},
+        train_options=train_options(options),
+    )
+    note = f"from {options.source} ({kind})"
+    build_corpus(options.output, entries, plan, config, report, console, notes=[note])
+    where = f"{options.output}/report.txt"
+    console.print(f"{where} says what was found and what was left out", soft_wrap=True)

@@ -1,0 +1,126 @@
+"""Which utterances are for training, which for validation and testing."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pruned_rnnt.data.augmentation import derived_seed
+from pruned_rnnt.data.entries import Entry
+
+# Names by which sources call the three splits.
+_ALIASES = {
+    "train": ("train", "training", "tr"),
+    "dev": ("dev", "valid", "validation", "val", "cv"),
+    "test": ("test", "eval", "evaluation", "tt"),
+}
+SPLITS = tuple(_ALIASES)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Assigns a split to every entry; the same entries and seed give the same splits.
+
+    given: the source itself names the splits. held_out: group -> split, everything else is
+    training; a group is a speaker, or an utterance where speakers are unknown or too few.
+    by_speaker: no speaker is in two splits.
+    """
+
+    given: bool
+    by_speaker: bool
+    held_out: dict[str, str] = field(default_factory=dict)
+
+    def split_of(self, entry: Entry) -> str | None:
+        """The split; None when the source names one that is not known."""
+        if self.given:
+            return split_name(entry.split)
+        return self.held_out.get(_group(entry, self.by_speaker), "train")
+
+    def describe(self) -> str:
+        if self.given:
+            return "splits as the source names them"
+        if self.by_speaker:
+            return "no speaker is in two splits"
+        return "speakers unknown or fewer than splits: a speaker may be in several splits"
+
+
+def split_name(name: str) -> str | None:
+    """`train`, `dev` or `test` for one of their names; an empty name is `train`."""
+    name = name.strip().lower()
+    if not name:
+        return "train"
+    return next((split for split, names in _ALIASES.items() if name in names), None)
+
+
+def plan_splits(
+    entries: Iterable[Entry], *, dev_share: float, test_share: float, seed: int
+) -> SplitPlan:
+    """Reads all entries once to find their splits.
+
+    Where any entry names a split, the source decides. Otherwise whole speakers are drawn until
+    dev and test have their shares of the utterances, if every utterance has a speaker and there
+    are three speakers or more, of which none takes more than its share doubled. Otherwise
+    utterances are drawn one by one. Memory: a count per speaker, or the names of the utterances
+    held out.
+
+    Raises:
+        ValueError: shares out of range.
+    """
+    for name, share in (("dev", dev_share), ("test", test_share)):
+        if not 0 <= share < 0.5:
+            raise ValueError(f"the share of {name} must lie in [0, 0.5), got {share}")
+    speakers: Counter[str] = Counter()
+    total = unknown = 0
+    for entry in entries:
+        if entry.split:
+            return SplitPlan(given=True, by_speaker=False)
+        total += 1
+        speakers[entry.speaker] += 1
+        unknown += not entry.speaker
+    wanted = {
+        split: max(1, round(share * total)) if share > 0 else 0
+        for split, share in (("dev", dev_share), ("test", test_share))
+    }
+    if not unknown:
+        held_out = _draw_speakers(speakers, wanted, total, seed)
+        if held_out is not None:
+            return SplitPlan(given=False, by_speaker=True, held_out=held_out)
+    return SplitPlan(
+        given=False, by_speaker=False, held_out=_draw_utterances(entries, wanted, seed)
+    )
+
+
+def _draw_speakers(
+    speakers: Counter[str], wanted: dict[str, int], total: int, seed: int
+) -> dict[str, str] | None:
+    """Speakers in random order fill dev, then test; None when that takes most of the data."""
+    order = sorted(speakers, key=lambda speaker: (derived_seed("split", seed, speaker), speaker))
+    held_out: dict[str, str] = {}
+    for split, count in wanted.items():
+        taken = 0
+        for speaker in order:
+            if taken >= count:
+                break
+            # A speaker who says far more than what is wanted would take training's data.
+            if speaker in held_out or taken + speakers[speaker] > 2 * count + 0.1 * total:
+                continue
+            held_out[speaker] = split
+            taken += speakers[speaker]
+        if count and not taken:
+            return None
+    return held_out if len(held_out) < len(speakers) else None
+
+
+def _draw_utterances(entries: Iterable[Entry], wanted: dict[str, int], seed: int) -> dict[str, str]:
+    count = sum(wanted.values())
+    drawn = heapq.nsmallest(
+        count, ((derived_seed("split", seed, entry.id), entry.id) for entry in entries)
+    )
+    names = [name for _, name in drawn]
+    return {name: "dev" if index < wanted["dev"] else "test" for index, name in enumerate(names)}
+
+
+def _group(entry: Entry, by_speaker: bool) -> str:
+    return entry.speaker if by_speaker else entry.id

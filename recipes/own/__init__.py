@@ -1,0 +1,1 @@
+"""A user's own recordings and texts."""

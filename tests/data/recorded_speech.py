@@ -1,0 +1,32 @@
+"""Little audio files of a user's own data, and ways to spoil them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from spoken_corpus import noise
+
+from pruned_rnnt.data.waveform import resample
+
+TEXTS = ("turn on the light", "stop now", "one two three four", "go")
+
+
+def write_audio(path: Path, seconds: float = 0.6, rate: int = 16000, channels: int = 1) -> Path:
+    """Noise that depends on the name; the suffix is the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples_S = resample(noise(seconds, sum(path.stem.encode())), 16000, rate)
+    soundfile.write(path, np.stack([samples_S] * channels, axis=1), rate)
+    return path
+
+
+def truncate(path: Path, share: float = 0.5) -> Path:
+    """Keeps the first part of a file's bytes."""
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    return path
+
+
+def text_of(index: int) -> str:
+    return TEXTS[index % len(TEXTS)]
