@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -130,22 +130,68 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-    merged = OmegaConf.structured(cls)
+    layers = [(source, OmegaConf.create(values)) for source, values in layers]
+    start = _defaults(cls, layers)
+    merged = start
     for source, values in layers:
         try:
             merged = OmegaConf.merge(merged, values)
         except ConfigKeyError as error:
-            raise ConfigError(_unknown_key(cls, source, str(error.full_key))) from error
+            raise ConfigError(_unknown_key(start, source, str(error.full_key))) from error
         except OmegaConfBaseException as error:
-            raise ConfigError(_wrong_value(cls, source, values, error)) from error
+            raise ConfigError(_wrong_value(start, source, values, error)) from error
     try:
         return cast(ConfigT, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
 
 
-def _unknown_key(cls: type, source: str, full_key: str) -> str:
-    known = list(_leaves(cls)) + _sections(cls)
+def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
+    """Defaults of `cls`, its sections of the kinds which the layers ask for.
+
+    A section that may be one of several classes is a field with their common base class as its
+    type and `metadata={"kinds": {name: class}}`; the last `kind: name` counts, and takes the place
+    of the others in `layers`.
+    """
+    from omegaconf import OmegaConf, read_write
+
+    start = OmegaConf.structured(cls)
+    for key, kinds in _sections_with_kinds(cls):
+        section, _, name = key.rpartition(".")
+        asked = [
+            (source, node)
+            for source, values in layers
+            if isinstance(node := OmegaConf.select(values, key), MutableMapping) and "kind" in node
+        ]
+        for source, node in asked:
+            kind = node["kind"]
+            if not isinstance(kind, str) or kind not in kinds:
+                guesses = difflib.get_close_matches(str(kind), kinds, n=1)
+                hint = f"; did you mean '{guesses[0]}'?" if guesses else ""
+                names = ", ".join(kinds)
+                raise ConfigError(f"{source}: '{key}.kind={kind}' is none of {names}{hint}")
+        if asked:
+            last = asked[-1][1]["kind"]
+            parent = OmegaConf.select(start, section) if section else start
+            with read_write(parent):
+                parent[name] = OmegaConf.structured(kinds[last])
+            for _, node in asked:
+                node["kind"] = last
+    return start
+
+
+def _sections_with_kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Mapping[str, type]]]:
+    for field in dataclasses.fields(cls):
+        if "kinds" in field.metadata:
+            yield prefix + field.name, field.metadata["kinds"]
+        elif isinstance(field.default_factory, type) and dataclasses.is_dataclass(
+            field.default_factory
+        ):
+            yield from _sections_with_kinds(field.default_factory, f"{prefix}{field.name}.")
+
+
+def _unknown_key(start: Any, source: str, full_key: str) -> str:
+    known = list(_leaves(start)) + _sections(start)
     leaf = full_key.rpartition(".")[2]
     guesses = difflib.get_close_matches(full_key, known, n=1, cutoff=0.6)
     if not guesses:
@@ -155,13 +201,13 @@ def _unknown_key(cls: type, source: str, full_key: str) -> str:
     return f"{source}: unknown key '{full_key}'{hint}"
 
 
-def _wrong_value(cls: type, source: str, values: Any, error: Any) -> str:
+def _wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
     """Name the key of a wrong value, also where OmegaConf's own error does not."""
-    key = error.full_key or _first_bad_key(cls, values) or "(unknown key)"
+    key = error.full_key or _first_bad_key(start, values) or "(unknown key)"
     return f"{source}: '{key}': {_first_line(error)}"
 
 
-def _first_bad_key(cls: type, values: Any) -> str | None:
+def _first_bad_key(start: Any, values: Any) -> str | None:
     """Merge the leaves one at a time to find the one which fails."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -172,20 +218,16 @@ def _first_bad_key(cls: type, values: Any) -> str | None:
         for part in reversed(key.split(".")):
             tree = {part: tree}
         try:
-            OmegaConf.merge(OmegaConf.structured(cls), tree)
+            OmegaConf.merge(start, tree)
         except OmegaConfBaseException:
             return f"{key}={value}"
     return None
 
 
-def _sections(cls: type, prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        if dataclasses.is_dataclass(factory) and isinstance(factory, type):
-            names.append(prefix + field.name)
-            names += _sections(factory, f"{prefix}{field.name}.")
-    return names
+def _sections(start: Any) -> list[str]:
+    """Names of all sections: what leaves have before their dots."""
+    parts = [key.split(".") for key in _leaves(start)]
+    return sorted({".".join(part[:end]) for part in parts for end in range(1, len(part))})
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,9 +32,35 @@ class Optimiser:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shape:
+    kind: str
+    colour: str = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle(Shape):
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polygon(Shape):
+    kind: Literal["polygon"] = "polygon"
+    sides: tuple[int, ...] = (3, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    shape: Shape = field(
+        default_factory=Circle, metadata={"kinds": {"circle": Circle, "polygon": Polygon}}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     seed: int = 0
     optimiser: Optimiser = field(default_factory=Optimiser)
+    picture: Picture = field(default_factory=Picture)
 
 
 def write(path: Path, text: str) -> Path:
@@ -123,3 +149,36 @@ def test_differences_name_keys() -> None:
         "a.b: 1 -> (absent)",
         "c: (absent) -> 2",
     ]
+
+
+def test_a_section_of_several_kinds(tmp_path: Path) -> None:
+    assert load_config(Experiment, None, ["picture.shape.radius=2"]).picture.shape == Circle(
+        radius=2.0
+    )
+    path = write(tmp_path / "p.yaml", "picture: {shape: {kind: polygon, colour: blue}}\n")
+    config = load_config(Experiment, path, ["picture.shape.sides=[5,6]"])
+    assert config.picture.shape == Polygon(colour="blue", sides=(5, 6))
+    assert from_dict(Experiment, to_dict(config)) == config
+    assert load_config(Experiment, write(tmp_path / "c.yaml", to_yaml(config))) == config
+    back = load_config(
+        Experiment, None, ["picture.shape.kind=polygon", "picture.shape.kind=circle"]
+    )
+    assert back == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["picture.shape.kind=polygone"], r"kind=polygone' is none of circle, polygon; did you me"),
+        (["picture.shape.kind=[1]"], "is none of circle, polygon"),
+        (["picture.shape.kind=polygon", "picture.shape.radius=2"], r"unknown key.*shape\.radius"),
+        (["picture.shape.kind=polygon", "picture.shape.side=2"], r"mean 'picture\.shape\.sides'"),
+        (["picture.shape.raduis=2"], r"did you mean 'picture\.shape\.radius'"),
+        (["picture.shap.kind=polygon"], r"did you mean 'picture\.shape"),
+        (["picture.shape=3"], r"picture\.shape=3"),
+        (["picture.shape.kind=polygon", "picture.shape.sides=[1,q]"], r"picture\.shape\.sides"),
+    ],
+)
+def test_errors_of_a_section_of_several_kinds(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(Experiment, None, overrides)

@@ -6,7 +6,7 @@ Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from pruned_rnnt.decode.greedy import GreedyFrames, GreedySearch, hypotheses_of
 from pruned_rnnt.decode.hypothesis import Hypothesis
 from pruned_rnnt.decode.rows import Rows, start_predictor
-from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
+from pruned_rnnt.model.encoders import stream_encoder
 from pruned_rnnt.model.transducer import TransducerModel
 
 
 class StreamState(NamedTuple):
     """What N streams remember.
 
-    encoder: of the streaming encoder.
+    encoder: of the streaming encoder, a tuple of tensors as its `start` makes it.
     predictor: as `pruned_rnnt.decode.rows.start_predictor` makes it.
     score_N: float32, log-probability of what was chosen so far.
     """
 
-    encoder: ConformerState
+    encoder: Any
     predictor: Rows
     score_N: Tensor
 
@@ -41,7 +41,7 @@ class StreamingTransducer(nn.Module):
         silent_symbols: ids taken for a blank (such as `<unk>`).
 
     Raises:
-        ValueError: as `StreamingConformer`.
+        ValueError: as `stream_encoder`.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class StreamingTransducer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.encoder = StreamingConformer(model.encoder, chunk_size, left_frames)
+        self.encoder = stream_encoder(model.encoder, chunk_size, left_frames)
         self.search = GreedySearch(model, silent_symbols=silent_symbols)
 
     def start(self, streams: int) -> StreamState:
         """The state of streams which have heard nothing yet."""
         encoder = self.encoder.start(streams)
-        device = encoder.processed_N.device
+        device = next(self.model.parameters()).device
         predictor = start_predictor(self.model, streams, device)
         return StreamState(encoder, predictor, torch.zeros(streams, device=device))
 
@@ -85,7 +85,7 @@ class StreamingTransducer(nn.Module):
     ) -> tuple[GreedyFrames, StreamState]:
         encoded_NCE, encoder_state = self.encoder(features_NTF, state.encoder, lengths)
         frames_N = (
-            torch.full_like(state.encoder.processed_N, self.encoder.chunk_size)
+            torch.full_like(state.score_N, self.encoder.chunk_size, dtype=torch.int64)
             if lengths is None
             else self.encoder.output_length(lengths)
         )

@@ -16,7 +16,7 @@ from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.search import FRAME_SECONDS
 from pruned_rnnt.export.model_file import load_model
-from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
 
 _WORD_START = "▁"
@@ -92,17 +92,18 @@ class Recogniser:
 
     def _encode(self, features_TF: Tensor) -> Tensor:
         """(1, T', E) for features of any length."""
-        if len(features_TF) < RECEPTIVE_FIELD:
-            missing = RECEPTIVE_FIELD - len(features_TF)
+        receptive_field = self.model.encoder.receptive_field
+        if len(features_TF) < receptive_field:
+            missing = receptive_field - len(features_TF)
             features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
-        total = (len(features_TF) - RECEPTIVE_FIELD) // SUBSAMPLING_FACTOR + 1
+        total = (len(features_TF) - receptive_field) // SUBSAMPLING_FACTOR + 1
         step = self.window if total > self.window + 2 * self.overlap else total
         pieces = []
         for begin in range(0, total, step):
             end = min(begin + step, total)
             left, right = max(0, begin - self.overlap), min(total, end + self.overlap)
             first = SUBSAMPLING_FACTOR * left
-            last = SUBSAMPLING_FACTOR * (right - 1) + RECEPTIVE_FIELD
+            last = SUBSAMPLING_FACTOR * (right - 1) + receptive_field
             window_NTF = features_TF[None, first:last]
             encoded_NTE, _ = self.model.encode(window_NTF, torch.tensor([window_NTF.size(1)]))
             pieces.append(encoded_NTE[:, begin - left : end - left])

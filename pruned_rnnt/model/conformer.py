@@ -25,22 +25,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.attention import RotaryAttention, attention_mask, rotary_angles
-from pruned_rnnt.model.subsampling import ConvSubsampling, normalise_utterance, subsampled_length
+from pruned_rnnt.model.encoder import Encoder, EncoderConfig
+from pruned_rnnt.model.subsampling import (
+    RECEPTIVE_FIELD,
+    ConvSubsampling,
+    normalise_utterance,
+    subsampled_length,
+)
 
 # Log-mel energies of speech lie about here; a fixed shift and scale keeps streaming possible.
 _LOG_MEL_MEAN = -7.0
 _LOG_MEL_SCALE = 0.25
+# Chunks of the past which a stream sees where training had no bound.
+_LEFT_CHUNKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformerConfig:
+class ConformerConfig(EncoderConfig):
     """Size and behaviour of the encoder; frames are counted after subsampling by four.
 
     chunk_size and left_chunks apply to a causal encoder only: a frame sees its own chunk and
-    left_chunks chunks before it (None: all).
+    left_chunks chunks before it (None: all). Training draws a size from chunk_sizes for each batch
+    where there are any.
     """
 
-    num_mel_bins: int = 80
+    kind: Literal["conformer"] = "conformer"
     layers: int = 4
     dim: int = 128
     heads: int = 4
@@ -49,9 +58,9 @@ class ConformerConfig:
     subsampling_channels: int = 16
     dropout: float = 0.1
     feature_norm: Literal["fixed", "utterance"] = "fixed"
-    causal: bool = False
     chunk_size: int = 16
     left_chunks: int | None = None
+    chunk_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dim % (2 * self.heads):
@@ -67,16 +76,26 @@ class ConformerConfig:
                 "model.encoder.feature_norm is 'utterance', which needs the whole utterance; "
                 "a causal encoder needs 'fixed'"
             )
-        if self.chunk_size < 1:
-            raise ValueError(f"model.encoder.chunk_size is {self.chunk_size}, needs at least 1")
+        for size in (self.chunk_size, *self.chunk_sizes):
+            if size < 1:
+                raise ValueError(f"model.encoder.chunk_size is {size}, needs at least 1")
+
+    @property
+    def stream_sizes(self) -> tuple[int, int]:
+        chunks = _LEFT_CHUNKS if self.left_chunks is None else self.left_chunks
+        return self.chunk_size, chunks * self.chunk_size
 
 
-class Conformer(nn.Module):
+class Conformer(Encoder):
     """Features to encoder frames: subsampling by four, then Conformer layers."""
+
+    config: ConformerConfig
+    receptive_field = RECEPTIVE_FIELD
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
         self.config = config
+        self.chunking = (config.chunk_size, config.left_chunks)
         self.subsampling = ConvSubsampling(
             config.num_mel_bins, config.subsampling_channels, config.dim
         )
@@ -86,6 +105,14 @@ class Conformer(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
+
+    @property
+    def output_dim(self) -> int:
+        return self.config.dim
+
+    def set_chunks(self, chunk: int, left: int) -> None:
+        super().set_chunks(chunk, left)
+        self.chunking = (chunk, left // chunk)
 
     def forward(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch.
@@ -114,15 +141,23 @@ class Conformer(nn.Module):
         frames = x_NTE.size(1)
         lengths_here = lengths.to(device)
         padding_NT1 = (torch.arange(frames, device=device) >= lengths_here[:, None]).unsqueeze(-1)
-        mask_N1TT = attention_mask(
-            lengths_here, frames, config.chunk_size if config.causal else None, config.left_chunks
-        )
+        mask_N1TT = attention_mask(lengths_here, frames, *self._chunking())
         # Attention gives padding the weight 0, and 0 times NaN is NaN: no garbage goes further.
         x_NTE = self.dropout(x_NTE.masked_fill(padding_NT1, 0.0))
         angles = rotary_angles(frames, config.dim // config.heads, device)
         for layer in self.layers:
             x_NTE = layer(x_NTE, padding_NT1, mask_N1TT, angles)
         return x_NTE, lengths
+
+    def _chunking(self) -> tuple[int | None, int | None]:
+        """Frames of a chunk and chunks of the past, for this batch."""
+        config = self.config
+        if not config.causal:
+            return None, None
+        if self.training and config.chunk_sizes:
+            drawn = int(torch.randint(len(config.chunk_sizes), (), device="cpu"))
+            return config.chunk_sizes[drawn], config.left_chunks
+        return self.chunking
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
         """What enters the first layer: normalised features, subsampled, (N, T', E)."""

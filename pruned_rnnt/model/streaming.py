@@ -15,15 +15,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pruned_rnnt.model.attention import rotary_angles
 from pruned_rnnt.model.conformer import Conformer, ConformerLayer
-from pruned_rnnt.model.subsampling import (
-    RECEPTIVE_FIELD,
-    SUBSAMPLING_FACTOR,
-    subsampled_length,
-)
+from pruned_rnnt.model.encoder import StreamingEncoder
+from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR, subsampled_length
 
 
 class ConformerState(NamedTuple):
@@ -40,7 +37,7 @@ class ConformerState(NamedTuple):
     processed_N: Tensor
 
 
-class StreamingConformer(nn.Module):
+class StreamingConformer(StreamingEncoder):
     """Runs the modules of a causal Conformer chunk by chunk.
 
     Args:
@@ -59,8 +56,7 @@ class StreamingConformer(nn.Module):
 
     def __init__(self, encoder: Conformer, chunk_size: int, left_frames: int) -> None:
         super().__init__()
-        if not encoder.config.causal:
-            raise ValueError("the encoder is not causal: train it with model.encoder.causal=true")
+        encoder.check_causal()
         if chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size}, needs at least 1")
         if left_frames < 0:

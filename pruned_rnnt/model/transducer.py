@@ -20,17 +20,25 @@ from pruned_rnnt.loss import (
     ctc_loss,
     rnnt_loss_fused,
 )
-from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.encoders import ENCODER_CONFIGS, build_encoder
 from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 
 BLANK = 0
+_REFERENCE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes; joiner_dim is the width in which encoder and predictor meet."""
+    """Parts and sizes; joiner_dim is the width in which encoder and predictor meet.
 
-    encoder: ConformerConfig = field(default_factory=ConformerConfig)
+    A section with `kinds` may be of any of these classes; its `kind` says which.
+    """
+
+    encoder: EncoderConfig = field(
+        default_factory=ConformerConfig, metadata={"kinds": ENCODER_CONFIGS}
+    )
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     joiner_dim: int = 128
 
@@ -82,16 +90,21 @@ class TransducerModel(nn.Module):
 
     Modules are made in the same order whatever the loss, so that one seed gives one encoder,
     predictor and joiner.
+
+    Attributes:
+        batch_seconds: of audio in a training step, over all processes; schedules of the encoder
+            are in steps of ten minutes.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, loss: LossConfig | None = None):
         super().__init__()
         loss = loss or LossConfig()
-        encoder_dim, predictor_dim = config.encoder.dim, config.predictor.dim
         self.config = config
         self.loss_config = loss
         self.vocab_size = vocab_size
-        self.encoder = Conformer(config.encoder)
+        self.batch_seconds = _REFERENCE_SECONDS
+        self.encoder = build_encoder(config.encoder)
+        encoder_dim, predictor_dim = self.encoder.output_dim, config.predictor.dim
         self.predictor = StatelessPredictor(config.predictor, vocab_size, BLANK)
         self.joiner = Joiner(encoder_dim, predictor_dim, config.joiner_dim, vocab_size)
         self.ctc_head = nn.Linear(encoder_dim, vocab_size) if loss.ctc_scale > 0 else None
@@ -138,8 +151,11 @@ class TransducerModel(nn.Module):
             features_NTF: (N, T, F) float32.
             feature_lengths, target_lengths: (N,) integer, best left on the CPU.
             targets_NU: (N, U) int32 symbols.
-            step: optimiser steps so far, for the warm-up of the loss scales.
+            step: optimiser steps so far, for the warm-up of the loss scales and the schedules of
+                the encoder.
         """
+        if self.training:
+            self.encoder.set_step(step * self.batch_seconds / _REFERENCE_SECONDS)
         encoded_NTE, frame_lengths = self.encode(features_NTF, feature_lengths)
         predicted_NUP = self.predictor.forward_targets(targets_NU)
         logit_lengths = frame_lengths.int()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pruned_rnnt.model.encoder import EncoderConfig
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
 OUTPUT_RATE = 2
@@ -27,9 +29,10 @@ class StackConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZipformerConfig:
-    """Sizes; the defaults are the medium model. Lists have one entry for each stack.
+class ZipformerConfig(EncoderConfig):
+    """Sizes. Lists have one entry for each stack; empty ones are filled in as `size` has them.
 
+    size: small, medium and large are those of the paper (23, 65, 148 million parameters).
     downsampling: rate of each stack, against the 20 ms frames of the embedding.
     unmasked_dims: channels of each stack which are never masked in training.
     warm_up_steps: over which the layers come in, the stacks one after the other.
@@ -39,28 +42,31 @@ class ZipformerConfig:
     the whole past); evaluation uses chunk_size and left_context unless told otherwise.
     """
 
-    num_mel_bins: int = 80
-    downsampling: tuple[int, ...] = (1, 2, 4, 8, 4, 2)
-    layers: tuple[int, ...] = (2, 2, 3, 4, 3, 2)
-    dims: tuple[int, ...] = (192, 256, 384, 512, 384, 256)
-    unmasked_dims: tuple[int, ...] = (192, 192, 256, 256, 256, 192)
-    feedforward_dims: tuple[int, ...] = (512, 768, 1024, 1536, 1024, 768)
-    heads: tuple[int, ...] = (4, 4, 4, 8, 4, 4)
-    kernel_sizes: tuple[int, ...] = (31, 31, 15, 15, 15, 31)
+    kind: Literal["zipformer"] = "zipformer"
+    size: Literal["small", "medium", "large"] = "medium"
+    downsampling: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+    unmasked_dims: tuple[int, ...] = ()
+    feedforward_dims: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    kernel_sizes: tuple[int, ...] = ()
     query_head_dim: int = 32
     value_head_dim: int = 12
     position_head_dim: int = 4
     position_dim: int = 48
     warm_up_steps: int = 4000
-    causal: bool = False
     chunk_sizes: tuple[int, ...] = (16, 32, 64, WHOLE)
     left_contexts: tuple[int, ...] = (64, 128, 256, WHOLE)
     chunk_size: int = 32
     left_context: int = 128
 
     def __post_init__(self) -> None:
+        for name, values in (_COMMON | _BY_SIZE[self.size]).items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, values)
         stacks = len(self.downsampling)
-        for name in _PER_STACK:
+        for name in (*_COMMON, *_BY_SIZE[self.size]):
             if len(getattr(self, name)) != stacks:
                 raise ValueError(
                     f"model.encoder.{name} has {len(getattr(self, name))} entries, needs one for "
@@ -100,6 +106,13 @@ class ZipformerConfig:
     def output_dim(self) -> int:
         return max(self.dims)
 
+    @property
+    def stream_sizes(self) -> tuple[int, int]:
+        bounded = [size for size in (self.chunk_size, *self.chunk_sizes) if size != WHOLE]
+        chunk = bounded[0] if bounded else 4 * self.common_rate
+        left = 4 * chunk if self.left_context == WHOLE else self.left_context
+        return chunk // OUTPUT_RATE, left // OUTPUT_RATE
+
     def stack(self, index: int) -> StackConfig:
         return StackConfig(
             dim=self.dims[index],
@@ -113,23 +126,34 @@ class ZipformerConfig:
         )
 
 
-_PER_STACK = ("layers", "dims", "unmasked_dims", "feedforward_dims", "heads", "kernel_sizes")
-
-MEDIUM = ZipformerConfig()
-SMALL = dataclasses.replace(
-    MEDIUM,
-    layers=(2, 2, 2, 2, 2, 2),
-    dims=(192, 256, 256, 256, 256, 256),
-    unmasked_dims=(192,) * 6,
-    feedforward_dims=(512, 768, 768, 768, 768, 768),
-)
-LARGE = dataclasses.replace(
-    MEDIUM,
-    layers=(2, 2, 4, 5, 4, 2),
-    dims=(192, 256, 512, 768, 512, 256),
-    unmasked_dims=(192, 192, 256, 320, 256, 192),
-    feedforward_dims=(512, 768, 1536, 2048, 1536, 768),
-)
+_COMMON: dict[str, tuple[int, ...]] = {
+    "downsampling": (1, 2, 4, 8, 4, 2),
+    "heads": (4, 4, 4, 8, 4, 4),
+    "kernel_sizes": (31, 31, 15, 15, 15, 31),
+}
+_BY_SIZE: dict[str, dict[str, tuple[int, ...]]] = {
+    "small": {
+        "layers": (2, 2, 2, 2, 2, 2),
+        "dims": (192, 256, 256, 256, 256, 256),
+        "unmasked_dims": (192, 192, 192, 192, 192, 192),
+        "feedforward_dims": (512, 768, 768, 768, 768, 768),
+    },
+    "medium": {
+        "layers": (2, 2, 3, 4, 3, 2),
+        "dims": (192, 256, 384, 512, 384, 256),
+        "unmasked_dims": (192, 192, 256, 256, 256, 192),
+        "feedforward_dims": (512, 768, 1024, 1536, 1024, 768),
+    },
+    "large": {
+        "layers": (2, 2, 4, 5, 4, 2),
+        "dims": (192, 256, 512, 768, 512, 256),
+        "unmasked_dims": (192, 192, 256, 320, 256, 192),
+        "feedforward_dims": (512, 768, 1536, 2048, 1536, 768),
+    },
+}
+SMALL = ZipformerConfig(size="small")
+MEDIUM = ZipformerConfig(size="medium")
+LARGE = ZipformerConfig(size="large")
 SIZES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 
 

@@ -15,9 +15,10 @@ as a chunk that is not full, as in a stream.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, WHOLE, ZipformerConfig
 from pruned_rnnt.model.zipformer.embedding import (
     CONTEXT,
@@ -43,26 +44,35 @@ def subsampled_length(lengths: Tensor) -> Tensor:
     return (embedding_length(lengths) + 1) // OUTPUT_RATE
 
 
-class Zipformer(nn.Module):
+class Zipformer(Encoder):
     """Features to encoder frames."""
+
+    config: ZipformerConfig
+    receptive_field = RECEPTIVE_FIELD
 
     def __init__(self, config: ZipformerConfig) -> None:
         super().__init__()
         self.config = config
+        self.chunking = (config.chunk_size, config.left_context)
         self.clock = Clock()
         self.encoder_embed = Embedding(self.clock, config.num_mel_bins, config.dims[0])
         self.encoder = Stacks(self.clock, config)
 
     @property
     def output_dim(self) -> int:
-        """E."""
         return self.config.output_dim
 
-    def set_step(self, step: float) -> None:
-        """Set what every schedule goes by; to be called before each training batch.
+    def set_chunks(self, chunk: int, left: int) -> None:
+        super().set_chunks(chunk, left)
+        if left == 0:
+            raise ValueError(f"left is 0, needs at least the chunk of {chunk} frames")
+        self.config.check_chunk_size(OUTPUT_RATE * chunk)
+        self.chunking = (OUTPUT_RATE * chunk, OUTPUT_RATE * left)
 
-        The schedules are made for batches of ten minutes of audio in all. The state of training
-        is this step, the buffers in the state dict and torch's generators.
+    def set_step(self, step: float) -> None:
+        """As `Encoder.set_step`; may wait for the device.
+
+        The state of training is this step, the buffers in the state dict and torch's generators.
         """
         self.clock.step = float(step)
         refresh([module for module in self.modules() if isinstance(module, Whiten)])
@@ -81,7 +91,8 @@ class Zipformer(nn.Module):
             features_NTF: (N, T, F) log-mel energies; what lies beyond the length is ignored.
             feature_lengths: (N,) integer, on any device.
             chunk_size, left_context: of a causal encoder, in 20 ms frames (-1: all); None: drawn
-                from the configuration in training, its chunk_size and left_context otherwise.
+                from the configuration in training, else its chunk_size and left_context, or what
+                `set_chunks` said.
 
         Returns:
             (N, T'', E) with T'' = ((T - 7) // 2 + 1) // 2, and the (N,) lengths in such frames,
@@ -123,8 +134,7 @@ class Zipformer(nn.Module):
             ValueError: an encoder which is not causal, or such a left_context.
         """
         config = self.config
-        if not config.causal:
-            raise ValueError("the encoder is not causal: train it with model.encoder.causal=true")
+        self.check_causal()
         past = config.left_context if left_context is None else left_context
         if past < 0 or past % config.common_rate:
             raise ValueError(
@@ -222,9 +232,9 @@ class Zipformer(nn.Module):
                 )
             return Chunking()
         if chunk_size is None:
-            chunk_size = _draw(config.chunk_sizes) if self.training else config.chunk_size
+            chunk_size = _draw(config.chunk_sizes) if self.training else self.chunking[0]
         if left_context is None:
-            left_context = _draw(config.left_contexts) if self.training else config.left_context
+            left_context = _draw(config.left_contexts) if self.training else self.chunking[1]
         config.check_chunk_size(chunk_size)
         if chunk_size == WHOLE:
             return Chunking()

@@ -228,15 +228,16 @@ def _encoder_config(
     position_head_dim = changes.get("position_head_dim", ZipformerConfig.position_head_dim)
     heads = tuple(n // position_head_dim for n in rows("self_attn_weights.linear_pos.weight"))
     dims = rows("norm.bias")
-    known = next((config.unmasked_dims for config in SIZES.values() if config.dims == dims), dims)
+    size = next((name for name, config in SIZES.items() if config.dims == dims), None)
     sizes: dict[str, Any] = {
+        "size": size or ZipformerConfig.size,
         "downsampling": tuple(
             parameters[name].size(0) if name in parameters else 1
             for name in (f"encoder.encoders.{i}.downsample.bias" for i in range(len(layers)))
         ),
         "layers": tuple(len(names) for names in layers),
         "dims": dims,
-        "unmasked_dims": known,
+        "unmasked_dims": SIZES[size].unmasked_dims if size else dims,
         "feedforward_dims": rows("feed_forward2.in_proj.weight"),
         "heads": heads,
         "kernel_sizes": tuple(

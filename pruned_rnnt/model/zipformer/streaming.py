@@ -6,15 +6,16 @@ E encoder width.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE
 from pruned_rnnt.model.zipformer.embedding import CONTEXT, EMBEDDING_RATE, RECEPTIVE_FIELD
 from pruned_rnnt.model.zipformer.encoder import Zipformer, subsampled_length
 from pruned_rnnt.model.zipformer.state import ZipformerState
 
 
-class StreamingZipformer(nn.Module):
+class StreamingZipformer(StreamingEncoder):
     """Runs a causal Zipformer chunk by chunk.
 
     Args:

@@ -1,0 +1,198 @@
+"""What holds for every encoder: lengths, chunks and streams, schedules, configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.config import ConfigError, load_config, to_yaml
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.encoder import Encoder, EncoderConfig
+from pruned_rnnt.model.encoders import ENCODER_CONFIGS, build_encoder, stream_encoder
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer import LARGE, SMALL, Zipformer, ZipformerConfig
+from pruned_rnnt.train.experiment import ExperimentConfig
+from tests.model.zipformer_tiny import CAUSAL
+
+CONFORMER = ConformerConfig(
+    num_mel_bins=CAUSAL.num_mel_bins,
+    layers=2,
+    dim=16,
+    heads=2,
+    feedforward_dim=24,
+    kernel_size=5,
+    subsampling_channels=4,
+    causal=True,
+    chunk_size=8,
+    left_chunks=2,
+    chunk_sizes=(4, 8),
+)
+CONFIGS = [CONFORMER, CAUSAL]
+KINDS = [config.kind for config in CONFIGS]
+
+
+def make_encoder(config: EncoderConfig) -> Encoder:
+    torch.manual_seed(0)
+    return build_encoder(config).eval()
+
+
+def ragged(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    features = torch.full((len(lengths), max(lengths), CAUSAL.num_mel_bins), 50.0)
+    for n, length in enumerate(lengths):
+        features[n, :length] = torch.randn(length, CAUSAL.num_mel_bins) * 3 - 5
+    return features, torch.tensor(lengths)
+
+
+def run_stream(
+    encoder: Encoder, chunk: int, left: int, features: Tensor, lengths: Tensor
+) -> Tensor:
+    """All chunks of a batch of utterances, the last ones filled with garbage."""
+    stream = stream_encoder(encoder, chunk, left)
+    state = stream.start(features.size(0))
+    outputs = []
+    for begin in range(0, features.size(1), stream.shift):
+        part = features[:, begin : begin + stream.input_frames]
+        missing = stream.input_frames - part.size(1)
+        part = torch.nn.functional.pad(part, (0, 0, 0, missing), value=50.0)
+        encoded, state = stream(part, state, (lengths - begin).clamp(0, stream.input_frames))
+        outputs.append(encoded)
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+@torch.inference_mode()
+def test_lengths_are_those_of_the_output(config: EncoderConfig) -> None:
+    encoder = make_encoder(config)
+    shortest = encoder.receptive_field
+    for frames in (shortest, shortest + 3, shortest + 4, shortest + 6):
+        features, lengths = ragged([frames])
+        encoded, encoded_lengths = encoder(features, lengths)
+        assert encoder.output_lengths(lengths).tolist() == [encoded.size(1)]
+        assert encoded_lengths.tolist() == [encoded.size(1)]
+        assert encoded.size(2) == encoder.output_dim
+    assert encoder.output_lengths(torch.tensor([shortest - 1, 0])).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="needs at least"):
+        encoder(*ragged([shortest - 1]))
+
+
+@pytest.mark.parametrize(("chunk", "left_chunks"), [(4, 2), (8, 1), (8, 2), (16, 1)])
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+@torch.inference_mode()
+def test_chunks_chosen_at_run_time_are_those_of_a_stream(
+    config: EncoderConfig, chunk: int, left_chunks: int
+) -> None:
+    encoder = make_encoder(config)
+    features, lengths = ragged([131, 110, 64])
+    as_trained, _ = encoder(features, lengths)
+    encoder.set_chunks(chunk, left_chunks * chunk)
+    whole, frames = encoder(features, lengths)
+    streamed = run_stream(encoder, chunk, left_chunks * chunk, features, lengths)
+    for n, count in enumerate(frames.tolist()):
+        torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=1e-4)
+    same = (chunk, left_chunks * chunk) == config.stream_sizes
+    assert torch.equal(whole[0], as_trained[0]) == same
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+@torch.inference_mode()
+def test_the_stream_as_trained(config: EncoderConfig) -> None:
+    encoder = make_encoder(config)
+    features, lengths = ragged([90])
+    whole, _ = encoder(features, lengths)
+    streamed = run_stream(encoder, *config.stream_sizes, features, lengths)
+    torch.testing.assert_close(streamed[:, : whole.size(1)], whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+def test_training_draws_chunk_sizes(config: EncoderConfig) -> None:
+    quiet = {"dropout": 0.0} if isinstance(config, ConformerConfig) else {}
+    encoder = make_encoder(dataclasses.replace(config, **quiet)).train()  # type: ignore[arg-type]
+    drawn = []
+    if isinstance(encoder, Zipformer):
+        drawn = [encoder._chunking(None, None).chunk_size for _ in range(40)]
+        assert set(drawn) == {8, 16, 32, None}
+        return
+    features, lengths = ragged([150])
+    outputs = {float(encoder(features, lengths)[0].detach().sum()) for _ in range(20)}
+    assert len(outputs) == len(CONFORMER.chunk_sizes)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+def test_bad_chunks_are_refused(config: EncoderConfig) -> None:
+    encoder = make_encoder(config)
+    for chunk, left in ((0, 0), (4, 6), (4, -4)):
+        with pytest.raises(ValueError, match=f"chunk is {chunk} and left is {left}"):
+            encoder.set_chunks(chunk, left)
+    offline = make_encoder(dataclasses.replace(config, causal=False))
+    with pytest.raises(ValueError, match="not causal"):
+        offline.set_chunks(4, 8)
+    with pytest.raises(ValueError, match="not causal"):
+        stream_encoder(offline, 4, 8)
+
+
+def test_chunks_that_do_not_suit_the_stacks() -> None:
+    encoder = make_encoder(CAUSAL)
+    with pytest.raises(ValueError, match="chunk size is 6"):
+        encoder.set_chunks(3, 6)
+    with pytest.raises(ValueError, match="left is 0"):
+        encoder.set_chunks(4, 0)
+
+
+def test_the_model_sets_the_step_of_ten_minutes() -> None:
+    config = ModelConfig(encoder=CAUSAL, predictor=PredictorConfig(dim=8), joiner_dim=12)
+    model = TransducerModel(config, 7)
+    model.batch_seconds = 150.0
+    features, lengths = ragged([70, 50])
+    batch = (features, lengths, torch.ones(2, 3, dtype=torch.int32), torch.tensor([3, 2]))
+    model(*batch, 40).total.sum().backward()
+    assert isinstance(model.encoder, Zipformer)
+    assert model.encoder.clock.step == 10.0
+    model.eval()(*batch, 80)
+    assert model.encoder.clock.step == 10.0
+
+
+def test_kinds_name_their_configurations() -> None:
+    for kind, config in ENCODER_CONFIGS.items():
+        assert config().kind == kind  # type: ignore[call-arg]
+
+
+def test_configuration_files(tmp_path: Path) -> None:
+    path = tmp_path / "z.yaml"
+    path.write_text("model: {encoder: {kind: zipformer, size: small, causal: true}}\n")
+    config = load_config(ExperimentConfig, path, ["model.encoder.chunk_size=16"])
+    expected = dataclasses.replace(SMALL, causal=True, chunk_size=16)
+    assert config.model.encoder == expected
+    path.write_text(to_yaml(config))
+    assert load_config(ExperimentConfig, path) == config
+    large = load_config(
+        ExperimentConfig, None, ["model.encoder.kind=zipformer", "model.encoder.size=large"]
+    )
+    assert large.model.encoder == LARGE
+    old = tmp_path / "old.yaml"
+    old.write_text("model: {encoder: {dim: 96, layers: 3}}\n")
+    assert load_config(ExperimentConfig, old).model.encoder == ConformerConfig(dim=96, layers=3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.encoder.kind=zipfomer"], "did you mean 'zipformer'"),
+        (["model.encoder.kind=zipformer", "model.encoder.dim=3"], r"mean 'model\.encoder\.dims'"),
+        (["model.encoder.size=small"], r"unknown key 'model\.encoder\.size'"),
+        (["model.encoder.kind=zipformer", "model.encoder.size=tiny"], r"model\.encoder\.size"),
+    ],
+)
+def test_configuration_errors(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(ExperimentConfig, None, overrides)
+
+
+def test_lists_of_other_lengths_than_the_stacks() -> None:
+    with pytest.raises(ValueError, match=r"model\.encoder\.heads has 6 entries, needs one for"):
+        ZipformerConfig(downsampling=(1, 2))
