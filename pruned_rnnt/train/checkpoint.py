@@ -7,6 +7,7 @@ A checkpoint is one dictionary of tensors and plain values:
     vocab_size        size of the model's output
     model, average    parameters, and their running average (None when switched off)
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one a rank
+    buffers           of the model, one set a rank; none when one process trains
     counters          step, epoch, batches of the epoch, ...
     score             validation WER when there was one, else None
 """

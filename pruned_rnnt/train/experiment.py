@@ -29,8 +29,11 @@ class TrainConfig:
     average_decay: of the running average of parameters; 0 switches it off.
     log_every, validate_every, save_every: in steps; 0 stands for the end of each epoch (log_every:
         at least 1). A checkpoint is also written after each validation and at the end.
+    picture_every: steps between pictures and decoded samples in TensorBoard, besides those of each
+        validation; 0 for no others.
     keep_last, keep_best: checkpoints kept, newest and of lowest validation WER.
-    max_bad_steps: training stops after so many steps in a row with infinite or NaN values.
+    max_bad_steps: training stops after so many steps in a row that were skipped, for infinite or
+        NaN values or for want of memory.
     threads: CPU threads of the training process; 0 leaves torch's choice.
     """
 
@@ -44,6 +47,7 @@ class TrainConfig:
     log_every: int = 20
     validate_every: int = 0
     save_every: int = 0
+    picture_every: int = 0
     keep_last: int = 3
     keep_best: int = 1
     max_bad_steps: int = 10

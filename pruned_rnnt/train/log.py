@@ -87,6 +87,26 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def progress_line(values: Mapping[str, float]) -> str:
+    """What the progress bar and the log say of the last steps, from the values of `train`."""
+    parts = [f"epoch {int(values['epoch'])}"]
+    suffix = "_per_frame"
+    losses = {name.removesuffix(suffix): v for name, v in values.items() if name.endswith(suffix)}
+    if "total" in losses:
+        parts.append(f"loss {losses.pop('total'):.4f}")
+    if losses:
+        parts.append("(" + ", ".join(f"{name} {value:.4f}" for name, value in losses.items()) + ")")
+    parts.append(f"lr {values['learning_rate']:.2e}")
+    parts.append(f"{values['steps_per_second']:.2f} steps/s")
+    parts.append(f"{values['utterances_per_second']:.1f} utt/s")
+    parts.append(f"{values['audio_hours_per_second']:.3f} h/s")
+    if "gpu_memory_gib" in values:
+        parts.append(f"GPU {values['gpu_memory_gib']:.1f} GiB")
+    if values["bad_steps"]:
+        parts.append(f"{int(values['bad_steps'])} skipped")
+    return " ".join(parts)
+
+
 def progress_bar(console: Console, *, enabled: bool) -> rich.progress.Progress:
     """Steps done, time left, and a `status` field; shown on a terminal only."""
     return rich.progress.Progress(

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from pruned_rnnt.config import ConfigError, differences, to_dict
-from pruned_rnnt.data.loader import BatchLoader
-from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.average import RunningAverage
-from pruned_rnnt.train.checkpoint import CheckpointFolder
+from pruned_rnnt.train.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
-from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.random_state import capture_random_state, restore_random_state
+from pruned_rnnt.train.task import Loader, RunConfig, Task
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +30,7 @@ _FREE_KEYS = (
     "train.log_every",
     "train.validate_every",
     "train.save_every",
+    "train.picture_every",
     "train.keep_",
     "train.max_bad_steps",
 )
@@ -52,12 +51,12 @@ class Counters:
 class TrainingState:
     """References to everything with a state; `average` is None when switched off."""
 
-    config: ExperimentConfig
-    model: TransducerModel
+    config: RunConfig
+    task: Task
     optimiser: torch.optim.Optimizer
     scaler: Any
     average: RunningAverage | None
-    loader: BatchLoader
+    loader: Loader
     ranks: Ranks
     counters: Counters = dataclasses.field(default_factory=Counters)
     _random: dict[str, Any] | None = None
@@ -65,6 +64,10 @@ class TrainingState:
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
         """Write a checkpoint (first process only; all have to call). `score`: validation WER."""
         random_states = self.ranks.gather(capture_random_state())
+        # Processes change their buffers each by its own batches.
+        buffers = self.ranks.gather(
+            {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
+        )
         if not self.ranks.is_first:
             return None
         average = self.average
@@ -72,20 +75,37 @@ class TrainingState:
             self.counters.step,
             {
                 "config": to_dict(self.config),
-                "vocab_size": self.model.vocab_size,
-                "model": self.model.state_dict(),
+                **self.task.checkpoint_values(),
+                "model": self.task.model.state_dict(),
                 "average": average.state_dict() if average is not None else None,
                 "average_updates": average.updates if average is not None else 0,
                 "optimiser": self.optimiser.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "sampler": self.loader.state_dict(self.counters.batch),
                 "random": random_states,
+                "buffers": buffers if self.ranks.world_size > 1 else [],
                 "counters": dataclasses.asdict(self.counters),
                 "score": score,
             },
         )
         logger.info("saved %s", path)
         return path
+
+    def restore_newest(self, folder: CheckpointFolder, *, allow_changes: bool) -> None:
+        """Go to the newest readable checkpoint, if there is one; see `restore`.
+
+        Raises:
+            CheckpointError: the processes do not see the same checkpoints.
+        """
+        values = folder.load_newest()
+        if values is not None:
+            self.restore(values, allow_changes=allow_changes)
+        steps = self.ranks.gather(self.counters.step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"the processes would go on from different steps, {steps} by rank: train.folder "
+                f"({self.config.train.folder}) has to be on a file system that all machines share"
+            )
 
     def restore(self, values: dict[str, Any], *, allow_changes: bool) -> None:
         """Go to the moment of a checkpoint.
@@ -102,13 +122,13 @@ class TrainingState:
         ]
         if changed and not allow_changes:
             raise ConfigError(
-                f"{self.config.folder} holds a run with another configuration "
+                f"{self.config.train.folder} holds a run with another configuration "
                 f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes to "
                 "go on with the new one"
             )
         for line in changed:
             logger.warning("configuration changed: %s", line)
-        self.model.load_state_dict(values["model"])
+        self.task.model.load_state_dict(values["model"])
         self.optimiser.load_state_dict(values["optimiser"])
         self.scaler.load_state_dict(values["scaler"])
         self.loader.load_state_dict(values["sampler"])
@@ -118,6 +138,9 @@ class TrainingState:
         # A process that was not there before keeps its own seed.
         if self.ranks.rank < len(values["random"]):
             self._random = values["random"][self.ranks.rank]
+        buffers = values.get("buffers", [])  # checkpoints of version 0.1 have none
+        if self.ranks.rank < len(buffers):
+            self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
 
     def restore_random(self) -> None:
         """Set the random generators to the restored moment, the first time it is called."""

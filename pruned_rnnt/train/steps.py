@@ -7,20 +7,22 @@ minimised.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.model.subsampling import subsampled_length
+from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import TrainConfig
+from pruned_rnnt.train.gradients import gradients_of
+from pruned_rnnt.train.memory import is_out_of_memory, release_memory
+from pruned_rnnt.train.task import BatchSize, Task, Utterance, total_size
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Below this the loss scale of float16 has met values that no scale can save.
@@ -28,33 +30,35 @@ _SMALLEST_SCALE = 2.0**-10
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadUtterance:
-    """An utterance of a step that could not be used; its loss is what the model gave."""
-
-    id: str
-    frames: int
-    symbols: int
-    loss: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What one step did, over the batches of this process.
 
     sums: losses by part, summed over utterances. gradient_norm: before clipping, of the loss per
-    frame. problem: empty when the parameters were updated, else the reason why they were not.
-    suspects: the utterances with infinite or NaN loss, or all of them when the losses are finite.
+    frame, NaN when it was never known. problem: empty when the parameters were updated, else the
+    reason why they were not; it is empty on all processes or on none. suspects: of a problem of
+    this process, the utterances with infinite or NaN loss, or all of them when there are none.
+    stop_requested: some process was asked to stop.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
-    utterances: int
-    frames: int
-    symbols: int
-    audio_seconds: float
+    size: BatchSize
     seconds: float
     gradient_norm: float
     problem: str = ""
-    suspects: tuple[BadUtterance, ...] = ()
+    suspects: tuple[Utterance, ...] = ()
+    stop_requested: bool = False
+
+
+@dataclass
+class _Passes:
+    """Forward and backward passes of a step: losses of the batches that were done, on the device.
+
+    out_of_memory: the allocator's message when the batch after these did not fit, else empty.
+    """
+
+    losses: list[Tensor] = field(default_factory=list)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    out_of_memory: str = ""
 
 
 class Stepper:
@@ -62,102 +66,145 @@ class Stepper:
 
     def __init__(
         self,
-        model: nn.Module,
+        task: Task,
         optimiser: torch.optim.Optimizer,
         config: TrainConfig,
         *,
         clip_norm: float,
         ranks: Ranks,
     ) -> None:
-        self.device = next(model.parameters()).device
+        self.task = task
+        self.device = next(task.model.parameters()).device
         self.optimiser = optimiser
         self.clip_norm = clip_norm
         self.ranks = ranks
         self.dtype = _DTYPES.get(config.precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.model = (
-            DistributedDataParallel(model, gradient_as_bucket_view=True)
-            if ranks.world_size > 1
-            else model
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
+        self.gradients = gradients_of(self.parameters, ranks)
+
+    def __call__(
+        self, batches: Sequence[Any], step: int, *, stop_requested: bool = False
+    ) -> StepReport:
+        """Train on `batches`; `step` counts the steps before this one.
+
+        Raises:
+            TrainingStopped: memory ran out in the update itself, which cannot be taken back.
+        """
+        started = time.perf_counter()
+        size = total_size(self.task.size(batch) for batch in batches)
+        (all_frames,) = self.ranks.sum([size.frames])
+        self.gradients.start()
+        passes = self._passes(batches, step, 1 / all_frames)
+        problem, norm, losses, stop = self._agree(passes, stop_requested)
+        if problem:
+            self.gradients.start()
+        else:
+            self._update()
+        return StepReport(
+            sums=dict(zip(passes.sums, losses, strict=True)),
+            size=size,
+            seconds=time.perf_counter() - started,
+            gradient_norm=norm,
+            problem=problem,
+            suspects=self._suspects(batches, passes, problem),
+            stop_requested=stop,
         )
 
-    def __call__(self, batches: Sequence[Batch], step: int) -> StepReport:
-        """Train on `batches`; `step` counts the steps before this one."""
-        started = time.perf_counter()
-        own_frames = sum(int(subsampled_length(b.feature_lengths_N).sum()) for b in batches)
-        (all_frames,) = self.ranks.sum([own_frames])
-        sums: dict[str, torch.Tensor] = {}
-        losses_of_batches = []
-        self.optimiser.zero_grad(set_to_none=True)
-        for index, batch in enumerate(batches):
-            with self._communication(is_last=index == len(batches) - 1):
-                losses = self._forward(batch.to(self.device), step)
-                # DistributedDataParallel averages gradients over processes; we want their sum.
-                scale = self.ranks.world_size / all_frames
-                self.scaler.scale(losses.total.sum() * scale).backward()
-            for name, values in {"total": losses.total.detach(), **losses.parts}.items():
-                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + values.sum()
-            losses_of_batches.append(losses.total.detach())
+    def _passes(self, batches: Sequence[Any], step: int, scale: float) -> _Passes:
+        """Forward and backward of each batch, up to one that does not fit into memory."""
+        done = _Passes()
+        try:
+            for index, batch in enumerate(batches):
+                if index == len(batches) - 1:
+                    self.gradients.expect_last_pass()
+                self._pass(batch, step, scale, done)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            done.out_of_memory = str(error).splitlines()[0]
+        # Only here, without the exception, are the frames gone that hold the tensors of the pass.
+        if done.out_of_memory:
+            release_memory()
+        return done
+
+    def _pass(self, batch: Any, step: int, scale: float, done: _Passes) -> None:
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
+            losses = self.task.losses(batch.to(self.device), step)
+        self.scaler.scale(losses.total.sum() * scale).backward()
+        total = losses.total.detach()
+        for name, values in {"total": total, **losses.parts}.items():
+            done.sums[name] = done.sums.get(name, 0.0) + values.sum()
+        done.losses.append(total)
+
+    def _agree(self, passes: _Passes, stop_requested: bool) -> tuple[str, float, list[float], bool]:
+        """Sum gradients over processes, scale and clip them: problem, norm, losses, stop.
+
+        All processes come to the same decision: flags are summed along with the gradients, and
+        what is computed from the sums is the same everywhere.
+        """
+        flags = [float(bool(passes.out_of_memory)), 0.0, float(stop_requested)]
+        flags_K = torch.tensor(flags, device=self.device)
+        for loss_N in passes.losses:
+            flags_K[1] += (~loss_N.isfinite()).any()
+        flags_K = self.gradients.finish(flags_K)
+        if self.ranks.world_size == 1 and passes.out_of_memory:
+            # There may be no gradient at all, which neither scaler nor clipping can work with.
+            sums = [float(value) for value in passes.sums.values()]
+            return _out_of_memory(passes), math.nan, sums, stop_requested
         self.scaler.unscale_(self.optimiser)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
         # The only wait for the device in a step.
-        gradient_norm, *values = torch.stack(
-            [norm.double(), *(s.double() for s in sums.values())]
+        values = torch.cat(
+            [norm.double().reshape(1), flags_K.double()]
+            + [value.double().reshape(1) for value in passes.sums.values()]
         ).tolist()
-        problem = self._problem(gradient_norm, values)
-        if not problem:
-            self.scaler.step(self.optimiser)
-        self.scaler.update()
-        return StepReport(
-            sums=dict(zip(sums, values, strict=True)),
-            utterances=sum(len(b) for b in batches),
-            frames=own_frames,
-            symbols=sum(int(b.target_lengths_N.sum()) for b in batches),
-            audio_seconds=sum(sum(b.durations) for b in batches),
-            seconds=time.perf_counter() - started,
-            gradient_norm=gradient_norm,
-            problem=problem,
-            suspects=_suspects(batches, losses_of_batches) if problem else (),
-        )
+        gradient_norm, failed, bad_losses, stop, *sums = values
+        problem = ""
+        if failed:
+            problem = _out_of_memory(passes)
+        elif bad_losses:
+            problem = "infinite or NaN loss"
+        elif not math.isfinite(gradient_norm):
+            problem = self._problem_of_gradient()
+        if problem:
+            self.scaler.update()
+        return problem, gradient_norm, sums, stop > 0
 
-    def _forward(self, batch: Batch, step: int):  # type: ignore[no-untyped-def]
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            return self.model(
-                batch.features_NTF,
-                batch.feature_lengths_N,
-                batch.targets_NU,
-                batch.target_lengths_N,
-                step,
-            )
-
-    def _communication(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients are exchanged with the last batch of a step only."""
-        if isinstance(self.model, DistributedDataParallel) and not is_last:
-            return self.model.no_sync()
-        return contextlib.nullcontext()
-
-    def _problem(self, gradient_norm: float, losses: Sequence[float]) -> str:
-        """Why the step cannot be made, the same on every process; empty when it can."""
-        own_loss_bad = not all(math.isfinite(loss) for loss in losses)
-        (bad_losses,) = self.ranks.sum([float(own_loss_bad)])
-        if bad_losses:
-            return "infinite or NaN loss"
-        if math.isfinite(gradient_norm):
-            return ""
+    def _problem_of_gradient(self) -> str:
         if self.scaler.is_enabled() and self.scaler.get_scale() > _SMALLEST_SCALE:
             return "gradient beyond float16; the loss scale is halved"
         return "infinite or NaN gradient"
 
+    def _update(self) -> None:
+        try:
+            self.scaler.step(self.optimiser)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # Some parameters or moments may have moved: unlike a pass, this cannot be skipped.
+            raise TrainingStopped(
+                "memory ran out in the optimiser's update; training can only go on from the last "
+                f"checkpoint, with smaller batches or a smaller model ({error})"
+            ) from error
+        self.scaler.update()
 
-def _suspects(
-    batches: Sequence[Batch], losses_of_batches: Sequence[torch.Tensor]
-) -> tuple[BadUtterance, ...]:
-    everything = [
-        BadUtterance(id=name, frames=int(frames), symbols=int(symbols), loss=float(loss))
-        for batch, losses in zip(batches, losses_of_batches, strict=True)
-        for name, frames, symbols, loss in zip(
-            batch.ids, batch.feature_lengths_N, batch.target_lengths_N, losses.cpu(), strict=True
-        )
-    ]
-    return tuple(u for u in everything if not math.isfinite(u.loss)) or tuple(everything)
+    def _suspects(
+        self, batches: Sequence[Any], passes: _Passes, problem: str
+    ) -> tuple[Utterance, ...]:
+        if not problem:
+            return ()
+        if passes.out_of_memory:
+            batch = batches[len(passes.losses)]
+            return tuple(self.task.utterances(batch))
+        everything = [
+            dataclasses.replace(utterance, loss=loss)
+            for batch, loss_N in zip(batches, passes.losses, strict=True)
+            for utterance, loss in zip(self.task.utterances(batch), loss_N.tolist(), strict=True)
+        ]
+        bad = tuple(u for u in everything if not math.isfinite(u.loss))
+        return bad or (tuple(everything) if "gradient" in problem else ())
+
+
+def _out_of_memory(passes: _Passes) -> str:
+    return f"out of memory ({passes.out_of_memory or 'in another process'})"

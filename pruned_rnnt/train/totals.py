@@ -30,10 +30,10 @@ class Totals:
         for name, value in report.sums.items():
             self.losses[name] = self.losses.get(name, 0.0) + value
         self.steps += 1
-        self.utterances += report.utterances
-        self.frames += report.frames
-        self.symbols += report.symbols
-        self.audio_seconds += report.audio_seconds
+        self.utterances += report.size.utterances
+        self.frames += report.size.frames
+        self.symbols += report.size.symbols
+        self.audio_seconds += report.size.audio_seconds
         self.step_seconds += report.seconds
         self.gradient_norm += report.gradient_norm
 
@@ -70,5 +70,5 @@ class Totals:
             "seconds_per_step": self.step_seconds / max(self.steps, 1),
             "steps_per_second": self.steps / elapsed,
             "utterances_per_second": utterances / elapsed,
-            "audio_hours_per_hour": audio_seconds / elapsed,
+            "audio_hours_per_second": audio_seconds / 3600 / elapsed,
         }

@@ -5,32 +5,30 @@ from __future__ import annotations
 import itertools
 import logging
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
 
 from pruned_rnnt.config import to_yaml
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.bad_steps import TrainingStopped, dump_bad_step
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
-from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
-from pruned_rnnt.train.log import RunLog, progress_bar
+from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
+from pruned_rnnt.train.log import RunLog, progress_bar, progress_line
 from pruned_rnnt.train.optimiser import build_optimiser
-from pruned_rnnt.train.pictures import band_scalars, lattice_of_example, samples_as_markdown
 from pruned_rnnt.train.random_state import seed_everything
 from pruned_rnnt.train.schedule import learning_rate_scale
+from pruned_rnnt.train.speech import SpeechTask
 from pruned_rnnt.train.state import TrainingState
 from pruned_rnnt.train.steps import Stepper, StepReport
+from pruned_rnnt.train.task import Task
 from pruned_rnnt.train.totals import Totals
-from pruned_rnnt.train.validate import validate
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +39,11 @@ class Trainer:
     """One run, new or continued.
 
     Args:
-        config: of the experiment.
+        config: of the experiment: the sections of `task.RunConfig` and whatever the task reads.
         ranks: this process among all.
         console: where the progress bar goes.
         allow_changes: go on although the configuration differs from the one in the checkpoint.
+        make_task: makes what is trained from the configuration, the ranks and the device.
 
     Raises:
         ConfigError: the run's folder holds checkpoints of another configuration.
@@ -53,26 +52,28 @@ class Trainer:
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        config: Any,
         ranks: Ranks | None = None,
         console: Console | None = None,
         *,
         allow_changes: bool = False,
+        make_task: Callable[[Any, Ranks, torch.device], Task] = SpeechTask,
     ) -> None:
         self.config = config
+        self.folder = Path(config.train.folder)
         self.ranks = ranks or Ranks()
         self.console = console or Console()
         if config.train.threads > 0:
             torch.set_num_threads(config.train.threads)
-        self.data = DataModule(config.data, rank=self.ranks.rank, world_size=self.ranks.world_size)
         # All processes start from the same parameters, and drop out different units.
         seed_everything(config.train.seed)
         device = pick_device(config.train, self.ranks.local_rank)
-        self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
+        self.task = make_task(config, self.ranks, device)
+        self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
         self.optimiser = build_optimiser(self.model, config.optimiser)
         self.stepper = Stepper(
-            self.model,
+            self.task,
             self.optimiser,
             config.train,
             clip_norm=config.optimiser.clip_norm,
@@ -82,19 +83,17 @@ class Trainer:
         self.average = RunningAverage(self.model, decay) if decay > 0 else None
         self.state = TrainingState(
             config,
-            self.model,
+            self.task,
             self.optimiser,
             self.stepper.scaler,
             self.average,
-            self.data.train_loader(),
+            self.task.train_loader(),
             self.ranks,
         )
         self.checkpoints = CheckpointFolder(
-            config.folder / "checkpoints", config.train.keep_last, config.train.keep_best
+            self.folder / "checkpoints", config.train.keep_last, config.train.keep_best
         )
-        newest = self.checkpoints.load_newest()
-        if newest is not None:
-            self.state.restore(newest, allow_changes=allow_changes)
+        self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
         self.totals = Totals()
         self.log: RunLog | None = None
         self._stop_requested = False
@@ -108,16 +107,19 @@ class Trainer:
             while counters.step < config.steps:
                 for batches in self._steps_of_epoch():
                     self._set_learning_rate()
-                    report = self.stepper(batches, counters.step)
+                    report = self.stepper(
+                        batches, counters.step, stop_requested=self._stop_requested
+                    )
                     self._account(report, batches)
                     if self._due(config.log_every):
                         self._log_training()
+                    if self._due(config.picture_every):
+                        self._show()
                     if self._due(config.validate_every):
                         self._validate_and_save()
-                    elif self._due(config.save_every):
+                    elif self._due(config.save_every) or report.stop_requested:
                         self.state.save(self.checkpoints, score=None)
-                    if self._stop_agreed():
-                        self.state.save(self.checkpoints, score=None)
+                    if report.stop_requested:
                         return "preempted"
                     if counters.step >= config.steps:
                         break
@@ -127,7 +129,7 @@ class Trainer:
                 self._validate_and_save()
         return "finished"
 
-    def _steps_of_epoch(self) -> Iterator[list[Batch]]:
+    def _steps_of_epoch(self) -> Iterator[list[Any]]:
         """Batches of each step which is left of this epoch."""
         self.state.loader.set_epoch(self.state.counters.epoch)
         # Making workers draws from torch's generator; the run must not depend on when that is.
@@ -147,11 +149,11 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.config.optimiser.learning_rate * scale
 
-    def _account(self, report: StepReport, batches: list[Batch]) -> None:
+    def _account(self, report: StepReport, batches: list[Any]) -> None:
         """Count the step; report one that was not made, and give up after too many in a row."""
         counters = self.state.counters
         counters.step += 1
-        self.progress.advance(self.task)
+        self.progress.advance(self.task_id)
         if not report.problem:
             counters.bad_in_row = 0
             self.totals.add(report)
@@ -160,12 +162,13 @@ class Trainer:
             return
         counters.bad_steps += 1
         counters.bad_in_row += 1
-        folder = self.config.folder / "bad_steps"
-        dump_bad_step(folder, counters.step, self.ranks.rank, report, batches)
+        folder = self.folder / "bad_steps"
+        shapes = [self.task.shapes(batch) for batch in batches]
+        dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
         if counters.bad_in_row >= self.config.train.max_bad_steps:
             raise TrainingStopped(
                 f"training stopped at step {counters.step}: {counters.bad_in_row} steps in a row "
-                f"had {report.problem}; see {folder}"
+                f"were skipped, the last one for: {report.problem}; see {folder}"
             )
 
     def _due(self, every: int) -> bool:
@@ -190,50 +193,44 @@ class Trainer:
             return
         values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
         values["epoch"] = counters.epoch
+        values["bad_steps"] = counters.bad_steps
         if self.stepper.scaler.is_enabled():
             values["grad_scale"] = float(self.stepper.scaler.get_scale())
+        if self.stepper.device.type == "cuda":
+            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.log.scalars("train", counters.step, values)
-        line = (
-            f"epoch {counters.epoch} loss {values.get('total_per_frame', float('nan')):.4f} "
-            f"lr {values['learning_rate']:.2e} {values['steps_per_second']:.2f} steps/s"
-        )
-        self.progress.update(self.task, status=line)
+        line = progress_line(values)
+        self.progress.update(self.task_id, status=line)
         logger.info("step %d/%d %s", counters.step, self.config.train.steps, line)
 
     def _validate_and_save(self) -> None:
-        step = self.state.counters.step
-        with (
-            self.totals.paused(),
-            self.average.applied() if self.average is not None else nullcontext(),
-        ):
-            report = validate(
-                self.model,
-                self.data.valid_loader(),
-                self.data.tokenizer,
-                step=step,
-                ranks=self.ranks,
-            )
+        with self._averaged():
+            score = self.task.validate(self.state.counters.step, self.log)
+        self.state.save(self.checkpoints, score=score)
+
+    def _show(self) -> None:
         if self.log is not None:
-            band = band_scalars(report, self.config.loss.rnnt_type)
-            self.log.scalars("valid", step, {**report.losses, "wer": report.errors.rate, **band})
-            logger.info(
-                "step %d validation: loss %.4f WER %s", step, report.losses["total"], report.errors
-            )
-            figure = lattice_of_example(report, self.data.tokenizer, f"step {step}")
-            if figure is not None:
-                self.log.figure("valid/lattice", step, figure)
-            self.log.text("valid/samples", step, samples_as_markdown(report.samples))
-        self.state.save(self.checkpoints, score=report.errors.rate)
+            with self._averaged():
+                self.task.show(self.state.counters.step, self.log)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The model has the averaged parameters inside; speeds do not count the time."""
+        applied: AbstractContextManager[None] = (
+            self.average.applied() if self.average is not None else nullcontext()
+        )
+        with self.totals.paused(), applied:
+            yield
 
     def _open_logs(self, stack: ExitStack) -> None:
-        folder, step = self.config.folder, self.state.counters.step
+        step = self.state.counters.step
         if self.ranks.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
-            self.data.tokenizer.save(folder / "tokens")
-            self.log = stack.enter_context(RunLog(folder, step))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
+            self.task.save_files(self.folder)
+            self.log = stack.enter_context(RunLog(self.folder, step))
         self.progress = stack.enter_context(progress_bar(self.console, enabled=self.ranks.is_first))
-        self.task = self.progress.add_task(
+        self.task_id = self.progress.add_task(
             "training", total=self.config.train.steps, completed=step, status=""
         )
         self.totals = Totals()
@@ -246,11 +243,6 @@ class Trainer:
             self.stepper.device,
             self.ranks.world_size,
         )
-
-    def _stop_agreed(self) -> bool:
-        """Whether any process was asked to stop; all of them learn it after the same step."""
-        (requests,) = self.ranks.sum([float(self._stop_requested)])
-        return requests > 0
 
     @contextmanager
     def _stopping_at_sigterm(self) -> Iterator[None]:

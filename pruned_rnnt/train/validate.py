@@ -24,7 +24,8 @@ _SAMPLES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
-    """losses: per encoder frame, by part, over the whole set; errors: of greedy search.
+    """losses: by part, over the whole set, per encoder frame and (as `NAME_per_symbol`) per symbol;
+    errors: of greedy search.
 
     samples: some decoded utterances. example_batch, example_losses: one batch with its losses and
     occupancies, of this process (None when it had no batch).
@@ -54,7 +55,7 @@ def validate(
     device = next(model.parameters()).device
     model.eval()
     sums: dict[str, float] = {}
-    frames = 0.0
+    frames = symbols = 0.0
     decoded: list[Decoded] = []
     example: tuple[Batch, ModelLosses] | None = None
     with torch.random.fork_rng(devices=[]):
@@ -70,6 +71,7 @@ def validate(
             for name, values in {"total": losses.total, **losses.parts}.items():
                 sums[name] = sums.get(name, 0.0) + float(values.sum())
             frames += float(losses.frame_lengths.sum())
+            symbols += float(batch.target_lengths_N.sum())
             decoded += to_texts(batch, decode_batch(model, batch, _GREEDY), tokenizer)
             example = (batch, losses)
     model.train(was_training)
@@ -79,6 +81,7 @@ def validate(
     totals = ranks.sum(
         [
             frames,
+            symbols,
             errors.insertions,
             errors.deletions,
             errors.substitutions,
@@ -86,10 +89,12 @@ def validate(
             *(sums[name] for name in names),
         ]
     )
-    frames, insertions, deletions, substitutions, words, *loss_sums = totals
+    frames, symbols, insertions, deletions, substitutions, words, *loss_sums = totals
+    by_name = dict(zip(names, loss_sums, strict=True))
     return ValidationReport(
         losses={
-            name: total / max(frames, 1.0) for name, total in zip(names, loss_sums, strict=True)
+            **{name: total / max(frames, 1.0) for name, total in by_name.items()},
+            **{f"{name}_per_symbol": t / max(symbols, 1.0) for name, t in by_name.items()},
         },
         errors=ErrorCounts(
             insertions=int(insertions),

@@ -8,10 +8,10 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from run_files import Killed, checkpoint_of, killed_at, losses_of
 from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.config import ConfigError
@@ -26,50 +26,6 @@ from pruned_rnnt.train.trainer import Trainer
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts and lists as one level, tensors as lists."""
-    if isinstance(values, dict):
-        items: Any = values.items()
-    elif isinstance(values, list | tuple):
-        items = enumerate(values)
-    else:
-        return {prefix: values.tolist() if isinstance(values, torch.Tensor) else values}
-    result = {}
-    for key, value in items:
-        result.update(flat(value, f"{prefix}.{key}"))
-    return result
-
-
-def checkpoint_of(run: Path, step: int) -> dict[str, Any]:
-    values = load_checkpoint(run / f"checkpoints/step-{step:08d}.pt")
-    values["config"]["train"].pop("folder")
-    return flat(values)
-
-
-def losses_of(run: Path) -> list[tuple[int, float]]:
-    return [
-        (line["step"], line["total_per_frame"])
-        for line in read_metrics(run)
-        if line["group"] == "train"
-    ]
-
-
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
-def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process 'dies' when it has made this step, before it can save or log anything."""
-    account = Trainer._account
-
-    def account_then_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
-        account(self, report, batches)
-        if self.state.counters.step == step:
-            raise Killed
-
-    monkeypatch.setattr(Trainer, "_account", account_then_die)
 
 
 @pytest.mark.parametrize(
@@ -220,14 +176,14 @@ def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list
     spoiled: list[str] = []
     call = Stepper.__call__
 
-    def with_nan(self: Stepper, batches: Sequence[Batch], step: int) -> StepReport:
+    def with_nan(self: Stepper, batches: Sequence[Batch], step: int, **options: bool) -> StepReport:
         if step + 1 in steps:
             batch = batches[0]
             features = batch.features_NTF.clone()
             features[-1, 3] = float("nan")
             spoiled.append(batch.ids[-1])
             batches = [dataclasses.replace(batch, features_NTF=features), *batches[1:]]
-        return call(self, batches, step)
+        return call(self, batches, step, **options)
 
     monkeypatch.setattr(Stepper, "__call__", with_nan)
     return spoiled
@@ -265,17 +221,17 @@ def test_sigterm_saves_and_the_run_goes_on(
 ) -> None:
     straight = tiny_experiment(corpus, tmp_path / "straight")
     Trainer(straight).run()
-    account = Trainer._account
+    set_learning_rate = Trainer._set_learning_rate
 
-    def account_then_signal(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
-        account(self, report, batches)
-        if self.state.counters.step == 3:
+    def signal_before_the_third_step(self: Trainer) -> None:
+        set_learning_rate(self)
+        if self.state.counters.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     config = tiny_experiment(corpus, tmp_path / "run")
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_account", account_then_signal)
+        patch.setattr(Trainer, "_set_learning_rate", signal_before_the_third_step)
         assert Trainer(config).run() == "preempted"
     assert signal.getsignal(signal.SIGTERM) == handler
     trainer = Trainer(config)

@@ -1,0 +1,56 @@
+"""Memory: errors that mean it ran out, giving back what is cached, and the peak of a piece of work.
+
+Units are bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+# What allocators say whose errors have no type of their own: of the CPU, of CUDA, of its libraries.
+_MESSAGES = (
+    "can't allocate memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of a forward or backward pass says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+def release_memory() -> None:
+    """Give cached memory back; tensors that only a dead exception's frames held go as well."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start measuring `peak` anew, where the system can (everywhere but on macOS' CPU)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif (clear := Path("/proc/self/clear_refs")).exists():
+        clear.write_text("5")
+
+
+def peak(device: torch.device) -> int:
+    """Largest memory since `reset_peak`: of tensors on a GPU, of the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage if sys.platform == "darwin" else usage * 1024

@@ -1,0 +1,111 @@
+"""Training of a transducer on prepared speech, as a task of the engine."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.data.loader import BatchLoader
+from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.log import RunLog
+from pruned_rnnt.train.pictures import band_scalars, lattice_of_example, samples_as_markdown
+from pruned_rnnt.train.task import BatchSize, Utterance
+from pruned_rnnt.train.validate import ValidationReport, validate
+
+logger = logging.getLogger(__name__)
+
+
+class SpeechTask:
+    """Data module and transducer of one process.
+
+    Raises:
+        FileNotFoundError: the data are not prepared.
+    """
+
+    def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.data = DataModule(config.data, rank=ranks.rank, world_size=ranks.world_size)
+        self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
+        batches = config.train.accumulate * ranks.world_size
+        self.model.batch_seconds = config.data.max_duration * batches
+
+    def train_loader(self) -> BatchLoader:
+        return self.data.train_loader()
+
+    def losses(self, batch: Batch, step: int) -> ModelLosses:
+        losses: ModelLosses = self.model(
+            batch.features_NTF,
+            batch.feature_lengths_N,
+            batch.targets_NU,
+            batch.target_lengths_N,
+            step,
+        )
+        return losses
+
+    def size(self, batch: Batch) -> BatchSize:
+        return BatchSize(
+            utterances=len(batch),
+            frames=int(self.model.encoder.output_lengths(batch.feature_lengths_N).sum()),
+            symbols=int(batch.target_lengths_N.sum()),
+            audio_seconds=sum(batch.durations),
+        )
+
+    def utterances(self, batch: Batch) -> list[Utterance]:
+        return [
+            Utterance(id=name, frames=int(frames), symbols=int(symbols))
+            for name, frames, symbols in zip(
+                batch.ids, batch.feature_lengths_N, batch.target_lengths_N, strict=True
+            )
+        ]
+
+    def shapes(self, batch: Batch) -> dict[str, Any]:
+        utterances, longest, _ = batch.features_NTF.shape
+        frames = int(self.model.encoder.output_lengths(torch.tensor(longest)))
+        symbols = batch.targets_NU.size(1)
+        return {
+            "features": list(batch.features_NTF.shape),
+            "targets": list(batch.targets_NU.shape),
+            "lattice": [utterances, frames, symbols + 1],
+            "lattice_nodes": utterances * frames * (symbols + 1),
+        }
+
+    def validate(self, step: int, log: RunLog | None) -> float:
+        report = self._validate(self.data.valid_loader(), step, self.ranks)
+        if log is not None:
+            band = band_scalars(report, self.config.loss.rnnt_type)
+            log.scalars("valid", step, {**report.losses, "wer": report.errors.rate, **band})
+            logger.info(
+                "step %d validation: loss %.4f WER %s", step, report.losses["total"], report.errors
+            )
+            self._show(report, step, log)
+        return report.errors.rate
+
+    def show(self, step: int, log: RunLog) -> None:
+        # Making workers draws from torch's generator.
+        with torch.random.fork_rng(devices=[]):
+            first = list(itertools.islice(self.data.valid_loader(), 1))
+        self._show(self._validate(first, step, Ranks()), step, log)
+
+    def _validate(self, batches: Any, step: int, ranks: Ranks) -> ValidationReport:
+        return validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+
+    def _show(self, report: ValidationReport, step: int, log: RunLog) -> None:
+        figure = lattice_of_example(report, self.data.tokenizer, f"step {step}")
+        if figure is not None:
+            log.figure("valid/lattice", step, figure)
+        log.text("valid/samples", step, samples_as_markdown(report.samples))
+
+    def checkpoint_values(self) -> dict[str, Any]:
+        return {"vocab_size": self.model.vocab_size}
+
+    def save_files(self, folder: Path) -> None:
+        self.data.tokenizer.save(folder / "tokens")

@@ -1,0 +1,216 @@
+"""Several processes: the steps of one process with all batches, and one decision about each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import run_ranks
+from tiny_corpus import make_corpus, tiny_experiment
+from torch import Tensor, nn
+
+from pruned_rnnt.data.batch import Batch, pad_features, pad_targets
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.gradients import SummedGradients
+from pruned_rnnt.train.steps import StepReport
+from pruned_rnnt.train.trainer import Trainer
+
+# Summing in another order changes the last bits of gradients. Adam with its usual eps would divide
+# the smallest ones by their own size and make 2e-5 of it; with eps 1e-3 it was 6e-8 on a CPU.
+TOLERANCE = {"rtol": 0.0, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
+    return tiny_experiment(
+        corpus, run, "data.max_duration=3", "model.encoder.dropout=0.0", *overrides
+    )
+
+
+def ragged_batches(config: ExperimentConfig) -> list[Batch]:
+    """Six batches of different sizes."""
+    batches = list(Trainer(config).task.train_loader())[:6]
+    assert len({batch.features_NTF.shape for batch in batches}) > 1
+    return batches
+
+
+def merged(batches: list[Batch]) -> Batch:
+    """One padded batch of all their utterances."""
+    features, targets = [], []
+    for batch in batches:
+        for row, length in zip(batch.features_NTF, batch.feature_lengths_N, strict=True):
+            features.append(row[:length])
+        for row, length in zip(batch.targets_NU, batch.target_lengths_N, strict=True):
+            targets.append(row[:length].tolist())
+    features_NTF, feature_lengths_N = pad_features(features, -20.0)
+    targets_NU, target_lengths_N = pad_targets(targets)
+    return Batch(
+        features_NTF=features_NTF,
+        feature_lengths_N=feature_lengths_N,
+        targets_NU=targets_NU,
+        target_lengths_N=target_lengths_N,
+        texts=tuple(text for batch in batches for text in batch.texts),
+        ids=tuple(name for batch in batches for name in batch.ids),
+        durations=tuple(seconds for batch in batches for seconds in batch.durations),
+        words=tuple(words for batch in batches for words in batch.words),
+    )
+
+
+def weights_after(
+    ranks: Ranks, config: ExperimentConfig, steps: list[list[list[Batch]]]
+) -> dict[str, Tensor]:
+    """Train on steps[step][rank]; the parameters afterwards, on the CPU."""
+    trainer = Trainer(config, ranks)
+    trainer.model.train()
+    for step, batches in enumerate(steps):
+        report = trainer.stepper(batches[ranks.rank], step)
+        assert report.problem == ""
+    return {name: value.cpu() for name, value in trainer.model.state_dict().items()}
+
+
+def check_two_processes_equal_one(corpus: Path, tmp_path: Path, device: str) -> None:
+    config = experiment(corpus, tmp_path / "run", f"train.device={device}", "optimiser.eps=1e-3")
+    b = ragged_batches(config)
+    both = run_ranks(2, weights_after, config, [[[b[0]], [b[1]]], [[b[2], b[3]], [b[4], b[5]]]])
+    one = weights_after(Ranks(), config, [[[merged(b[:2])]], [[merged(b[2:6])]]])
+    accumulated = weights_after(Ranks(), config, [[b[:2]], [b[2:6]]])
+    start = weights_after(Ranks(), config, [])
+    for name, value in one.items():
+        assert torch.equal(both[0][name], both[1][name]), name
+        torch.testing.assert_close(both[0][name], value, **TOLERANCE)
+        torch.testing.assert_close(both[0][name], accumulated[name], **TOLERANCE)
+    print(
+        "DIFF",
+        max(float((both[0][n] - one[n]).abs().max()) for n in one),
+        max(float((both[0][n] - accumulated[n]).abs().max()) for n in one),
+    )
+    moved = max(float((one[name] - start[name]).abs().max()) for name in one)
+    assert moved > 50 * TOLERANCE["atol"]
+
+
+def test_two_processes_equal_one_with_the_doubled_batch(corpus: Path, tmp_path: Path) -> None:
+    check_two_processes_equal_one(corpus, tmp_path, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_equal_one_with_the_doubled_batch(corpus: Path, tmp_path: Path) -> None:
+    check_two_processes_equal_one(corpus, tmp_path, "cuda")
+
+
+class FailInBackward(torch.autograd.Function):
+    """Lets a tensor through; its gradient does not fit into memory."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient + torch.empty(2**46)
+
+
+def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) -> list[Any]:
+    """Steps with trouble on the second process; the reports, whether parameters moved, the end."""
+    trainer = Trainer(config, ranks)
+    trainer.model.train()
+    losses = trainer.task.losses
+    first_layer = next(trainer.model.parameters())
+    trouble, passes = "", 0
+
+    def troubled(batch: Batch, step: int) -> Any:
+        nonlocal passes
+        passes += 1
+        if trouble == "forward" or (trouble == "second pass" and passes == 2):
+            torch.empty(2**46)
+        found = losses(batch, step)
+        if trouble == "backward":
+            # When this one fails, gradients of the last layers are there, and sent.
+            found = replace(found, total=found.total + 0 * FailInBackward.apply(first_layer).sum())
+        return found
+
+    trainer.task.losses = troubled  # type: ignore[method-assign]
+    outcomes: list[tuple[StepReport, bool]] = []
+    for step, name in enumerate(["", "forward", "backward", "second pass", "nan", ""]):
+        trouble, passes = (name if ranks.rank == 1 else ""), 0
+        group = [batches[ranks.rank], batches[2 + ranks.rank]]
+        if trouble == "nan":
+            group[1] = replace(group[1], features_NTF=group[1].features_NTF * float("nan"))
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        report = trainer.stepper(group, step, stop_requested=ranks.rank == 1 and step == 4)
+        after = list(trainer.model.parameters())
+        moved = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        outcomes.append((report, moved))
+    final = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    return [outcomes, final]
+
+
+def test_all_processes_skip_a_step_which_fails_on_one(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run")
+    batches = ragged_batches(config)
+    (first, first_weights), (second, second_weights) = run_ranks(
+        2, with_failures, config, batches[:4]
+    )
+    assert [moved for _, moved in first] == [True, False, False, False, False, True]
+    assert [moved for _, moved in second] == [moved for _, moved in first]
+    assert torch.equal(first_weights, second_weights)
+    assert [report.stop_requested for report, _ in first] == [False] * 4 + [True, False]
+    for step in (1, 2, 3):
+        assert first[step][0].problem == "out of memory (in another process)"
+        assert first[step][0].suspects == ()
+        assert "can't allocate memory" in second[step][0].problem
+    # The batch that did not fit is named: the first one, but for the failure of the second pass.
+    for step, batch in ((1, batches[1]), (2, batches[1]), (3, batches[3])):
+        assert tuple(u.id for u in second[step][0].suspects) == batch.ids
+    assert first[4][0].problem == second[4][0].problem == "infinite or NaN loss"
+    assert first[4][0].suspects == ()
+    assert tuple(u.id for u in second[4][0].suspects) == batches[3].ids
+
+
+def sums_of_partial_passes(ranks: Ranks) -> list[list[float]]:
+    """Gradients after passes that reach different parameters on each process."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
+    weights = [layer.weight for layer in layers]
+    gradients = SummedGradients(weights, bucket_bytes=36)
+    sums = []
+    for _ in range(2):
+        gradients.start()
+        if ranks.rank == 0:
+            weights[0].sum().backward()
+        gradients.expect_last_pass()
+        used = weights[:2] if ranks.rank == 0 else weights[1:3]
+        sum(((1 + ranks.rank) * weight).sum() for weight in used).backward()
+        flags = gradients.finish(torch.tensor([1.0, float(ranks.rank)]))
+        sums = [[float(w.grad.min()), float(w.grad.max())] for w in weights]  # type: ignore[union-attr]
+        sums.append(flags.tolist())
+    return sums
+
+
+def test_gradients_of_passes_that_reach_different_parameters() -> None:
+    expected = [[2.0, 2.0], [3.0, 3.0], [2.0, 2.0], [0.0, 0.0], [2.0, 1.0]]
+    assert run_ranks(2, sums_of_partial_passes) == [expected, expected]
+
+
+def resume_error(ranks: Ranks, corpus: Path, tmp_path: Path) -> str:
+    config = experiment(corpus, tmp_path / "run", "train.steps=1")
+    Trainer(config, ranks).run()
+    ranks.gather(0)  # the checkpoint is written
+    elsewhere = experiment(corpus, tmp_path / "elsewhere", "train.steps=1")
+    with pytest.raises(ValueError, match="by rank") as caught:
+        Trainer(config if ranks.rank == 1 else elsewhere, ranks)
+    return str(caught.value)
+
+
+def test_processes_that_see_different_checkpoints_are_told(corpus: Path, tmp_path: Path) -> None:
+    messages = run_ranks(2, resume_error, corpus, tmp_path)
+    assert all("different steps, [0, 1] by rank" in message for message in messages)
+    assert all("a file system that all machines share" in message for message in messages)

@@ -1,0 +1,150 @@
+"""Running out of memory: the step is named and skipped, and training goes on, or stops in time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from failures import FailInBackward, run_out_of_memory
+from tiny_corpus import make_corpus, tiny_experiment
+
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.model.transducer import ModelLosses
+from pruned_rnnt.train.bad_steps import TrainingStopped
+from pruned_rnnt.train.checkpoint import load_checkpoint
+from pruned_rnnt.train.memory import is_out_of_memory
+from pruned_rnnt.train.speech import SpeechTask
+from pruned_rnnt.train.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def failing_at(
+    monkeypatch: pytest.MonkeyPatch, forward: set[int], backward: set[int]
+) -> dict[int, Batch]:
+    """Passes of these steps (from 1) do not fit; returns the batches of all steps, as they come."""
+    seen: dict[int, Batch] = {}
+    losses = SpeechTask.losses
+
+    def failing(self: SpeechTask, batch: Batch, step: int) -> ModelLosses:
+        if self.model.training:
+            seen[step + 1] = batch
+            if step + 1 in forward:
+                run_out_of_memory(batch.features_NTF.device)
+        found = losses(self, batch, step)
+        if self.model.training and step + 1 in backward:
+            found = dataclasses.replace(found, total=FailInBackward.apply(found.total))
+        return found
+
+    monkeypatch.setattr(SpeechTask, "losses", failing)
+    return seen
+
+
+def check_skipped(corpus: Path, run: Path, seen: dict[int, Batch], *overrides: str) -> None:
+    config = tiny_experiment(corpus, run, "train.save_every=1", "train.keep_last=9", *overrides)
+    trainer = Trainer(config)
+    assert trainer.run() == "finished"
+    assert trainer.state.counters.bad_steps == 2
+    parameters = [
+        load_checkpoint(run / f"checkpoints/step-0000000{step}.pt")["model"]
+        for step in (1, 2, 3, 4)
+    ]
+    moved = [
+        any(not torch.equal(old[name], new[name]) for name in old)
+        for old, new in itertools.pairwise(parameters)
+    ]
+    assert moved == [False, False, True]
+    for step in (2, 3):
+        dump = json.loads((run / f"bad_steps/step-0000000{step}-rank-0.json").read_text())
+        assert "memory" in dump["problem"]
+        assert [u["id"] for u in dump["utterances"]] == list(seen[step].ids)
+        (shapes,) = dump["batches"]
+        utterances, frames, symbols = shapes["lattice"]
+        assert utterances == len(seen[step])
+        assert symbols == seen[step].targets_NU.size(1) + 1
+        assert shapes["lattice_nodes"] == utterances * frames * symbols
+
+
+def test_a_step_without_memory_is_named_and_skipped(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = failing_at(monkeypatch, forward={2}, backward={3})
+    check_skipped(corpus, tmp_path / "run", seen)
+    (line,) = [r.message for r in caplog.records if r.message.startswith("step 2 skipped")]
+    assert "out of memory" in line
+    assert f"utterances: {seen[2].ids[0]}" in line
+    assert "lattice_nodes" in line
+    assert "2 skipped" in next(r.message for r in caplog.records if "step 4/4" in r.message)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_step_without_gpu_memory_is_skipped(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    seen = failing_at(monkeypatch, forward={2}, backward={3})
+    settings = ["train.device=cuda", f"train.precision={precision}"]
+    check_skipped(corpus, tmp_path / "run", seen, *settings)
+
+
+def test_float16_goes_on_after_a_step_without_memory(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The scaler refuses to work with a step that has no gradients at all.
+    seen = failing_at(monkeypatch, forward={2}, backward={3})
+    check_skipped(corpus, tmp_path / "run", seen, "train.precision=float16")
+
+
+def test_too_many_steps_without_memory_stop_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_at(monkeypatch, forward={1, 3, 4}, backward=set())
+    config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
+    with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*out of memory"):
+        Trainer(config).run()
+
+
+def test_an_update_without_memory_is_never_taken_for_done(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        run_out_of_memory("cpu")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(TrainingStopped, match="memory ran out in the optimiser's update"):
+        Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+
+
+def test_other_errors_are_not_swallowed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(SpeechTask, "losses", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_which_errors_mean_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
