@@ -1,16 +1,14 @@
 """The three graphs of an exported transducer, and their way to ONNX.
 
-Axes: N batch or streams, T feature frames, F mel bins, T' encoder frames, C frames of a chunk,
-P frames of the past, K frames of a convolution's past, L layers, E encoder width, H context size,
-J joiner width, V vocabulary.
+Axes: N batch or streams, T feature frames, F mel bins, T' encoder frames, E encoder width,
+H context size, J joiner width, V vocabulary.
 
 Inputs and outputs are bound by position, in the order that sherpa-onnx has for its transducers:
 
-    encoder            x (N,T,F), x_lens (N)                        -> (N,T',J), lengths (N)
-    encoder, streaming x (N,4C+3,F), cached_attn (L,P,N,E), cached_conv (L,K,N,E),
-                       processed_lens (N) feature frames            -> (N,C,J), both caches
-    decoder            y (N,H)                                      -> (N,J)
-    joiner             encoder_out (N,J), decoder_out (N,J)         -> logits (N,V)
+    encoder    x (N,T,F), x_lens (N)                   -> (N,T',J), lengths (N)
+    encoder, streaming: see `streaming_graphs`
+    decoder    y (N,H)                                 -> (N,J)
+    joiner     encoder_out (N,J), decoder_out (N,J)    -> logits (N,V)
 
 The projections to the joiner's width are part of encoder and decoder. Floats are float32, all
 integers int64.
@@ -27,15 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.hypothesis import joint_log_probs
-from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
-from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR
+from pruned_rnnt.export.streaming_graphs import streaming_graph
 from pruned_rnnt.model.transducer import TransducerModel
 
 OPSET = 20
-# Two encoder frames: for torch.export one frame is a case of its own. ONNX files take it all the
-# same. Ten minutes: attention over more would not fit in memory.
-_SHORTEST_FRAMES = RECEPTIVE_FIELD + SUBSAMPLING_FACTOR
-_LONGEST_FRAMES = 60_000
+# Of what torch.export is told to expect; ONNX files take any length of one encoder frame or more.
+# Ten minutes: attention over more would not fit in memory.
+_SHORTEST_FRAMES, _LONGEST_FRAMES = 17, 60_000
 
 
 class OfflineEncoderGraph(nn.Module):
@@ -49,23 +45,6 @@ class OfflineEncoderGraph(nn.Module):
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         encoded_NTE, lengths = self.encoder(x, x_lens)
         return self.projection(encoded_NTE), lengths
-
-
-class StreamingEncoderGraph(nn.Module):
-    """Encoder of one chunk of every stream."""
-
-    def __init__(self, model: TransducerModel, chunk_size: int, left_frames: int) -> None:
-        super().__init__()
-        self.stream = StreamingConformer(model.encoder, chunk_size, left_frames)
-        self.projection = model.joiner.encoder_proj
-
-    def forward(
-        self, x: Tensor, cached_attn: Tensor, cached_conv: Tensor, processed_lens: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        encoded_NCE, state = self.stream(
-            x, ConformerState(cached_attn, cached_conv, processed_lens)
-        )
-        return self.projection(encoded_NCE), state.attention_LPNE, state.convolution_LKNE
 
 
 class DecoderGraph(nn.Module):
@@ -108,7 +87,7 @@ class Graph:
     inputs: tuple[Tensor, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    free_axes: tuple[dict[int, Any], ...]
+    free_axes: tuple[Any, ...]
 
 
 def offline_encoder(model: TransducerModel) -> Graph:
@@ -118,7 +97,7 @@ def offline_encoder(model: TransducerModel) -> Graph:
         name="encoder",
         module=OfflineEncoderGraph(model),
         inputs=(
-            torch.zeros(2, 103, model.config.encoder.num_mel_bins),
+            torch.zeros(2, 103, model.encoder.config.num_mel_bins),
             torch.tensor([103, 90]),
         ),
         input_names=("x", "x_lens"),
@@ -129,15 +108,16 @@ def offline_encoder(model: TransducerModel) -> Graph:
 
 def streaming_encoder(model: TransducerModel, chunk_size: int, left_frames: int) -> Graph:
     streams = torch.export.Dim("N")
-    module = StreamingEncoderGraph(model, chunk_size, left_frames)
-    bins = model.config.encoder.num_mel_bins
+    module = streaming_graph(model, chunk_size, left_frames)
+    bins = model.encoder.config.num_mel_bins
+    of_state = tuple({axis: streams} for axis in module.stream_axes)
     return Graph(
         name="encoder",
         module=module,
-        inputs=(torch.zeros(2, module.stream.input_frames, bins), *module.stream.start(2)),
-        input_names=("x", "cached_attn", "cached_conv", "processed_lens"),
-        output_names=("encoder_out", "next_cached_attn", "next_cached_conv"),
-        free_axes=({0: streams}, {2: streams}, {2: streams}, {0: streams}),
+        inputs=(torch.zeros(2, module.stream.input_frames, bins), *module.start(2)),
+        input_names=("x", *module.state_names),
+        output_names=("encoder_out", *module.next_names),
+        free_axes=({0: streams}, of_state),
     )
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.data.tokens import BLANK_ID, Tokenizer
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.extras import ONNX_PACKAGES, ExportError, require
 from pruned_rnnt.export.graphs import (
     Graph,
-    StreamingEncoderGraph,
     decoder,
     joiner,
     offline_encoder,
@@ -29,11 +30,15 @@ from pruned_rnnt.export.graphs import (
 from pruned_rnnt.export.precision import write_fp16, write_int8
 from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
+from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
+from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.transducer import TransducerModel
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("recognise.py")
 _FRAME_SECONDS = 0.01
+# The recogniser's names; both take the same inputs and give the same outputs.
+_OFFLINE_TYPES = {"conformer": "conformer", "zipformer": "zipformer2"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +74,12 @@ def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
         ExportError: streaming asked of a model that is not causal or keeps no state, or sizes
             which make no sense.
     """
-    config = model.config.encoder
     if not options.streaming:
         if options.chunk or options.left:
             raise ExportError("--chunk and --left are for --streaming")
         return offline_encoder(model)
     chunk, left = stream_sizes(model, options.chunk, options.left)
-    if config.kernel_size == 1:
+    if isinstance(model.encoder, Conformer) and model.encoder.config.kernel_size == 1:
         raise ExportError("model.encoder.kernel_size is 1: sherpa-onnx needs at least 3 to stream")
     if chunk < 1 or left < 1:
         raise ExportError(
@@ -90,25 +94,30 @@ def export_onnx(
     folder: Path,
     options: OnnxOptions,
     source: str,
+    decode: DecodeConfig | None = None,
 ) -> tuple[Graph, ...]:
     """Write the folder; files of an earlier export in it are replaced.
 
     Args:
         model: on the CPU; set to evaluation mode.
         source: what the model is, for README and metadata (such as `exp/fsdd step 5000`).
+        decode: of the run, so that README tells where the recogniser decodes otherwise.
 
     Returns:
         Encoder, decoder and joiner as they were exported.
 
     Raises:
-        ExportError: see `encoder_graph`; a package is missing; tokens do not fit the model.
+        ExportError: see `encoder_graph`; a package is missing; tokens do not fit the model, or the
+            predictor not the recogniser.
     """
     require(ONNX_PACKAGES)
     check_tokens(model, tokenizer)
+    check_predictor(model)
     model.eval()
     encoder = encoder_graph(model, options)
     graphs = (encoder, decoder(model), joiner(model))
     settings = _settings(model, encoder, options, source)
+    settings["differences"] = list(differences(model, decode or DecodeConfig()))
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.onnx"):
         old.unlink()
@@ -134,13 +143,12 @@ def check_tokens(model: TransducerModel, tokenizer: Tokenizer) -> None:
             f"the tokenizer has {len(tokenizer)} symbols, the model {model.vocab_size}: "
             "they are not of the same run"
         )
-    assert model.predictor.blank == BLANK_ID
 
 
 def _settings(
     model: TransducerModel, encoder: Graph, options: OnnxOptions, source: str
 ) -> dict[str, Any]:
-    config = model.config.encoder
+    config = model.encoder.config
     settings: dict[str, Any] = {
         "source": source,
         "streaming": options.streaming,
@@ -148,42 +156,35 @@ def _settings(
         "sample_rate": 16000,
         "feature_dim": config.num_mel_bins,
         "vocab_size": model.vocab_size,
+        "shortest_seconds": round(model.encoder.receptive_field * _FRAME_SECONDS, 3),
     }
     if isinstance(encoder.module, StreamingEncoderGraph):
         stream = encoder.module.stream
         settings.update(
+            model_type=encoder.module.layout,
             chunk_frames=stream.chunk_size,
             left_frames=stream.left_frames,
             chunk_seconds=round(stream.shift * _FRAME_SECONDS, 3),
             tail_seconds=tail_seconds(stream),
-            trained_chunk_frames=config.chunk_size,
-            trained_left_chunks=config.left_chunks,
+            trained_frames=list(config.stream_sizes),
         )
+    else:
+        settings["model_type"] = "transducer"
     return settings
 
 
 def _metadata(graph: Graph, model: TransducerModel, source: str) -> dict[str, str]:
     """The keys that sherpa-onnx reads, and where the file comes from."""
-    config = model.config.encoder
     values: dict[str, Any] = {"model_author": "pruned_rnnt", "version": 1, "comment": source}
-    if graph.name == "encoder":
-        values["model_type"] = "conformer"
+    if isinstance(graph.module, StreamingEncoderGraph):
+        values.update(graph.module.metadata())
+    elif graph.name == "encoder":
+        values["model_type"] = _OFFLINE_TYPES[model.encoder.config.kind]
     if graph.name == "decoder":
         values["vocab_size"] = model.vocab_size
         values["context_size"] = model.predictor.context_size
     if graph.name == "joiner":
         values["joiner_dim"] = model.config.joiner_dim
-    if isinstance(graph.module, StreamingEncoderGraph):
-        stream = graph.module.stream
-        values.update(
-            num_encoder_layers=config.layers,
-            T=stream.input_frames,
-            decode_chunk_len=stream.shift,
-            left_context=stream.left_frames,
-            encoder_dim=config.dim,
-            pad_length=stream.input_frames - stream.shift,
-            cnn_module_kernel=config.kernel_size,
-        )
     return {key: str(value) for key, value in values.items()}
 
 

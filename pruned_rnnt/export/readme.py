@@ -20,22 +20,29 @@ The same with the programs of a sherpa-onnx build:
 
 ## What goes in
 
-- Audio of any rate, 0.07 s or longer; sherpa-onnx resamples it to {sample_rate} Hz.
+- Audio of any rate, {shortest_seconds} s or longer; sherpa-onnx resamples it to {sample_rate} Hz.
 - {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither:
   sherpa-onnx's defaults.
 
 ## How it decodes
 
 Blank is 0, `<unk>` is never shown, a frame of 40 ms gives one symbol at most, and the context
-before the first symbol is [-1, ..., -1, 0]. Training and `pruned-rnnt decode` do the same by
-default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`).
+before the first symbol is [-1, ..., -1, 0] with -1 embedded as zero. `pruned-rnnt decode` does the
+same by default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`). In modified beam
+search the probability of `<unk>` goes to the blank here, and is left out there.
+"""
+
+_DIFFERENCES = """
+This model's settings differ:
+
+{lines}
 """
 
 _STREAMING = """
 ## Streaming
 
 A chunk has {chunk_frames} frames ({chunk_seconds} s), and attention sees {left_frames} frames
-before it; training had chunks of {trained_chunk_frames} frames and saw {trained_left}.
+before it; the model's configuration has {trained_chunk} and {trained_left}.
 A chunk is decoded when it is full: feed {tail_seconds} s of silence after the last word, or the
 end may be cut off. `recognise.py` does so.
 """
@@ -57,9 +64,12 @@ def readme_text(settings: Mapping[str, Any]) -> str:
         ),
         sample_rate=settings["sample_rate"],
         feature_dim=settings["feature_dim"],
+        shortest_seconds=settings["shortest_seconds"],
     )
+    if settings["differences"]:
+        lines = "\n".join(f"- {line}." for line in settings["differences"])
+        text += _DIFFERENCES.format(lines=lines)
     if settings["streaming"]:
-        left = settings["trained_left_chunks"]
-        seen = "the whole past" if left is None else f"{left} chunks before"
-        text += _STREAMING.format(**settings, trained_left=seen)
+        chunk, left = settings["trained_frames"]
+        text += _STREAMING.format(**settings, trained_chunk=chunk, trained_left=left)
     return text

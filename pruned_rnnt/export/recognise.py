@@ -41,13 +41,17 @@ def main() -> None:
         sample_rate=settings["sample_rate"],
         feature_dim=settings["feature_dim"],
         decoding_method=options.method,
-        model_type="conformer" if settings["streaming"] else "transducer",
+        model_type=settings["model_type"],
     )
     for path in options.audio:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
         started = time.perf_counter()
         stream = recogniser.create_stream()
         stream.accept_waveform(rate, samples.mean(axis=1))
+        # Less than one frame of the encoder would end the process.
+        missing = int(settings["shortest_seconds"] * rate) + 1 - len(samples)
+        if missing > 0:
+            stream.accept_waveform(rate, np.zeros(missing, dtype=np.float32))
         if settings["streaming"]:
             result = _finish_stream(recogniser, stream, rate, settings["tail_seconds"])
         else:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pruned_rnnt.export.extras import ExportError
-from pruned_rnnt.model.streaming import StreamingConformer
+from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
 
-# Chunks of the past where training had no bound.
-_LEFT_CHUNKS = 4
 _FRAME_SECONDS = 0.01
 # The last symbols of a causal model come up to this much after they were spoken.
 _DELAY_SECONDS = 0.3
@@ -17,18 +16,25 @@ def stream_sizes(model: TransducerModel, chunk: int, left: int) -> tuple[int, in
     """Encoder frames (40 ms) of a chunk and before it; 0 takes what the model was trained with.
 
     Raises:
-        ExportError: the model is not causal.
+        ExportError: the model is not causal, or its stacks cannot have such sizes.
     """
-    config = model.config.encoder
+    config = model.encoder.config
     if not config.causal:
         raise ExportError(
             "the model is not causal, so it cannot stream: train it with model.encoder.causal=true"
         )
-    chunk = chunk or config.chunk_size
-    chunks = _LEFT_CHUNKS if config.left_chunks is None else config.left_chunks
-    return chunk, left or chunks * chunk
+    trained_chunk, trained_left = config.stream_sizes
+    chunk, left = chunk or trained_chunk, left or trained_left
+    if isinstance(config, ZipformerConfig):
+        step = config.common_rate // OUTPUT_RATE
+        for name, size in (("--chunk", chunk), ("--left", left)):
+            if size % step:
+                raise ExportError(
+                    f"{name} is {size}, this Zipformer needs a multiple of {step} frames of 40 ms"
+                )
+    return chunk, left
 
 
-def tail_seconds(stream: StreamingConformer) -> float:
+def tail_seconds(stream: StreamingEncoder) -> float:
     """Silence after the last word which makes its chunk a full one."""
     return round((stream.input_frames + 1) * _FRAME_SECONDS + _DELAY_SECONDS, 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from pruned_rnnt.data.audio import audio_features, read_audio
 from pruned_rnnt.data.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.decode.hypothesis import Hypothesis
 from pruned_rnnt.decode.streaming import StreamingTransducer
 from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
-from pruned_rnnt.export.graphs import Graph, StreamingEncoderGraph
+from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
-from pruned_rnnt.model.streaming import ConformerState
+from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.transducer import TransducerModel
 
 # Of float32 outputs; larger ones mean that the graph computes something else.
@@ -95,11 +94,10 @@ def verify(
     """
     require((*ONNX_PACKAGES, *VERIFY_PACKAGES))
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
-    tail = np.zeros(int(settings.get("tail_seconds", 0) * SAMPLING_RATE), dtype=np.float32)
-    features = [audio_features(np.concatenate((read_audio(path), tail))) for path in audio]
+    features = [_features(path, settings) for path in audio]
     silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
     ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in features]
-    texts = [_text(tokenizer, found) for found in ours]
+    texts = [_text(tokenizer, symbols) for symbols in ours]
     results = []
     for precision in settings["precisions"]:
         recognised = run_recognise(folder, audio, precision)
@@ -144,26 +142,42 @@ def run_recognise(
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def _text(tokenizer: Tokenizer, found: Hypothesis) -> str:
+def _features(path: Path, settings: Mapping[str, Any]) -> Tensor:
+    """With the silence which recognise.py adds: behind a stream, and to what is very short."""
+    samples_S = read_audio(path)
+    missing = int(settings["shortest_seconds"] * SAMPLING_RATE) + 1 - len(samples_S)
+    tail = int(settings.get("tail_seconds", 0) * SAMPLING_RATE)
+    return audio_features(np.pad(samples_S, (0, max(missing, 0) + tail)))
+
+
+def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
     """As sherpa-onnx joins symbols: it shows control symbols, which `Tokenizer.decode` does not."""
-    symbols = tokenizer.symbols
-    return " ".join("".join(symbols[i] for i in found.symbols).replace("▁", " ").split())
+    names = tokenizer.symbols
+    return " ".join("".join(names[i] for i in symbols).replace("▁", " ").split())
 
 
 @torch.inference_mode()
 def _recognise(
     model: TransducerModel, encoder: Graph, feature_TF: Tensor, silent: Sequence[int]
-) -> Hypothesis:
-    if isinstance(encoder.module, StreamingEncoderGraph):
-        stream = encoder.module.stream
-        # The recogniser waits for one frame more than a chunk needs, then stops.
-        chunks = max(0, len(feature_TF) - 1 - stream.input_frames) // stream.shift + 1
-        used = (chunks - 1) * stream.shift + stream.input_frames
-        transducer = StreamingTransducer(model, stream.chunk_size, stream.left_frames, silent)
-        return transducer.recognise(feature_TF[None, :used], torch.tensor([used]))[0]
-    lengths = torch.tensor([len(feature_TF)])
-    encoded_NTE, frames = model.encode(feature_TF[None], lengths)
-    return greedy_search(model, encoded_NTE, frames, silent_symbols=silent)[0]
+) -> tuple[int, ...]:
+    """Symbols by our greedy search; of a stream, those of its full chunks."""
+    if not isinstance(encoder.module, StreamingEncoderGraph):
+        encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
+        return greedy_search(model, encoded_NTE, frames, silent_symbols=silent)[0].symbols
+    stream = encoder.module.stream
+    transducer = StreamingTransducer(model, stream.chunk_size, stream.left_frames, silent)
+    state, symbols = transducer.start(1), []
+    for chunk_NTF in _chunks(encoder.module, feature_TF):
+        symbols_NC, state = transducer(chunk_NTF, state)
+        symbols += [symbol for symbol in symbols_NC[0].tolist() if symbol >= 0]
+    return tuple(symbols)
+
+
+def _chunks(module: StreamingEncoderGraph, feature_TF: Tensor) -> Iterator[Tensor]:
+    """(1, input_frames, F) each; the recogniser waits for one frame more than the last one has."""
+    stream = module.stream
+    for begin in range(0, len(feature_TF) - stream.input_frames, stream.shift):
+        yield feature_TF[None, begin : begin + stream.input_frames]
 
 
 def _differences(
@@ -171,15 +185,15 @@ def _differences(
     folder: Path,
     precision: str,
     features: Sequence[Tensor],
-    ours: Sequence[Hypothesis],
+    ours: Sequence[tuple[int, ...]],
 ) -> dict[str, float]:
     """Largest difference of each output over all files, chunks and contexts."""
     encoder, decoder, joiner = (_Pair(graph, folder, precision) for graph in graphs)
-    for feature_TF, found in zip(features, ours, strict=True):
+    for feature_TF, symbols in zip(features, ours, strict=True):
         encoded = _compare_encoder(encoder, feature_TF)
         predictor = decoder.graph.module.get_submodule("predictor")
         start: Tensor = predictor.start_context(1, torch.device("cpu"))  # type: ignore[operator]
-        symbols_L = torch.cat((start[0], torch.tensor(found.symbols, dtype=torch.int64)))
+        symbols_L = torch.cat((start[0], torch.tensor(symbols, dtype=torch.int64)))
         contexts_UH = symbols_L.unfold(0, start.size(1), 1).contiguous()
         predicted = decoder.run(contexts_UH)[0]
         nodes = min(len(encoded), len(predicted))
@@ -196,12 +210,11 @@ def _compare_encoder(encoder: _Pair, feature_TF: Tensor) -> Tensor:
     module = encoder.graph.module
     if not isinstance(module, StreamingEncoderGraph):
         return encoder.run(feature_TF[None], torch.tensor([len(feature_TF)]))[0][0]
-    stream, state, frames = module.stream, module.stream.start(1), []
-    for begin in range(0, len(feature_TF) - stream.input_frames + 1, stream.shift):
-        chunk_NTF = feature_TF[None, begin : begin + stream.input_frames]
-        encoded, attention, convolution = encoder.run(chunk_NTF, *state)
-        state = ConformerState(attention, convolution, state.processed_N + stream.shift)
-        frames.append(encoded[0])
+    state, frames = module.start(1), []
+    for chunk_NTF in _chunks(module, feature_TF):
+        outputs = encoder.run(chunk_NTF, *state)
+        state = module.advance(state, outputs)
+        frames.append(outputs[0][0])
     return torch.cat(frames)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from pruned_rnnt.decode.hypothesis import joint_log_probs
 from pruned_rnnt.export import graphs
 from pruned_rnnt.export.graphs import Graph
+from pruned_rnnt.export.streaming_graphs import StreamingConformerGraph
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
 pytest.importorskip("onnx")
@@ -82,14 +82,15 @@ def test_streaming_encoder(tmp_path: Path) -> None:
     graph = graphs.streaming_encoder(model, 4, 8)
     path = tmp_path / "encoder.onnx"
     graphs.write_onnx(graph, path)
-    stream = StreamingConformer(model.encoder, 4, 8)
+    assert isinstance(graph.module, StreamingConformerGraph)
+    stream = graph.module.stream
     features = speech(3, 5 * stream.shift + 3, 20)
-    state, frames = stream.start(3), []
+    state, frames = graph.module.start(3), []
     for begin in range(0, 5 * stream.shift, stream.shift):
         chunk = features[:, begin : begin + stream.input_frames]
-        projected, attention, convolution = assert_same(graph, path, chunk, *state)
-        state = ConformerState(attention, convolution, state.processed_N + stream.shift)
-        frames.append(projected)
+        outputs = assert_same(graph, path, chunk, *state)
+        state = graph.module.advance(state, outputs)
+        frames.append(outputs[0])
     with torch.inference_mode():
         encoded, _ = model.encode(features, torch.full((3,), features.size(1)))
         whole = model.joiner.encoder_proj(encoded)
