@@ -1,0 +1,81 @@
+"""Several processes that go on after a death: exactly, and by torchrun's own restart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_ranks
+from run_files import Killed, checkpoint_of, killed_at, losses_of
+from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.trainer import Trainer
+
+# Dropout and augmentation draw random numbers, different ones in each process.
+SETTINGS = (
+    "data.max_duration=3",
+    "data.augmentation.spec_augment.enabled=true",
+    "train.save_every=2",
+    "train.steps=5",
+    "train.keep_last=9",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def train(ranks: Ranks, config: ExperimentConfig) -> str:
+    return Trainer(config, ranks).run()
+
+
+def train_killed(ranks: Ranks, config: ExperimentConfig) -> bool:
+    """All processes end after the third step, before anything is written about it."""
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, 3)
+        try:
+            Trainer(config, ranks).run()
+        except Killed:
+            return True
+    return False
+
+
+def check_same(resumed: ExperimentConfig, straight: ExperimentConfig) -> None:
+    assert losses_of(resumed.folder) == losses_of(straight.folder)
+    assert checkpoint_of(resumed.folder, 5) == checkpoint_of(straight.folder, 5)
+
+
+def test_torchrun_restarts_from_the_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    straight = tiny_experiment(corpus, tmp_path / "straight", *SETTINGS)
+    assert run_ranks(2, train, straight) == ["finished", "finished"]
+
+    restarted = tiny_experiment(corpus, tmp_path / "restarted", *SETTINGS)
+    marker = tmp_path / "died"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", "--max-restarts=1"]
+    command += [str(Path(__file__).parent / "dying_training.py"), str(marker), "4"]
+    command += tiny_overrides(corpus, restarted.folder, *SETTINGS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert marker.exists()
+    assert "continuing at step 2 of 5" in done.stderr
+    check_same(restarted, straight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_two_gpus_resume_exactly(corpus: Path, tmp_path: Path, precision: str) -> None:
+    settings = [*SETTINGS, "train.device=cuda", f"train.precision={precision}"]
+    straight = tiny_experiment(corpus, tmp_path / "straight", *settings)
+    run_ranks(2, train, straight)
+    resumed = tiny_experiment(corpus, tmp_path / "resumed", *settings)
+    assert run_ranks(2, train_killed, resumed) == [True, True]
+    run_ranks(2, train, resumed)
+    check_same(resumed, straight)
