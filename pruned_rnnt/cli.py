@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt import commands
+from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments
 
@@ -123,6 +124,18 @@ def _parser() -> argparse.ArgumentParser:
         "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + _OVERRIDES,
     )
     _add_run_arguments(decode)
+
+    align = _command(
+        parsers,
+        "align",
+        commands.align,
+        "find when each word of a known text is said",
+        "  pruned-rnnt align RUN --split test --format ctm\n"
+        '  pruned-rnnt align RUN talk.wav --text "what is said in it"\n'
+        "Times are those at which the model emits its symbols. Exit code 1 when some utterances\n"
+        "have no alignment; they are listed with their reasons.\n\n" + _OVERRIDES,
+    )
+    add_align_arguments(align)
 
     average = _command(
         parsers,

@@ -98,6 +98,24 @@ def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
     return run_config(folder, overrides)
 
 
+def align(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.align.command import run_align
+    from pruned_rnnt.train.run import load_model, run_config
+
+    config = run_config(options.run, [a for a in options.arguments if "=" in a])
+    audio = [Path(argument) for argument in options.arguments if "=" not in argument]
+    if len(audio) > 1 or bool(audio) != (options.text is not None):
+        raise UsageError("one audio file goes with its --text; without them a set is aligned")
+    if audio and options.split is not None:
+        raise UsageError("--split names a set of the run's data; it cannot go with an audio file")
+    loaded = load_model(config)
+    folder = options.output or config.folder / "alignments"
+    split = options.split or config.decode.split
+    source = (audio[0], options.text) if audio else (config.data, split)
+    done = run_align(loaded.model, loaded.tokenizer, source, folder, options.format)
+    return 0 if done else EXIT_FAILED
+
+
 def average(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.train.run import average_checkpoints
 

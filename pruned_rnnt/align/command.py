@@ -1,0 +1,89 @@
+"""What `pruned-rnnt align` does, once the model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.align.manifest import cut_of_file
+from pruned_rnnt.align.output import AlignmentWriter
+from pruned_rnnt.align.sources import align_file, align_set
+from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.model.transducer import TransducerModel
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 20
+
+
+def run_align(
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    source: tuple[DataConfig, str] | tuple[Path, str],
+    folder: Path,
+    kind: str,
+) -> bool:
+    """Align a set (data and split) or a file (path and text); False where something was not.
+
+    Args:
+        folder, kind: as of `AlignmentWriter`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `align_set` and `align_file`.
+    """
+    where, what = source
+    if isinstance(where, Path):
+        results = align_file(model, tokenizer, where, what)
+        cuts = {where.stem: cut_of_file(where, where.stem, what)} if kind == "lhotse" else {}
+        return write_alignments(results, folder, kind, where.stem, cuts)
+    data = DataModule(where)
+    results = align_set(model, tokenizer, data, what)
+    cuts = {cut.id: cut for cut in data.folder.cuts(what)} if kind == "lhotse" else {}
+    return write_alignments(results, folder, kind, what, cuts)
+
+
+def write_alignments(
+    results: Iterable[AlignedUtterance | NotAligned],
+    folder: Path,
+    kind: str,
+    name: str,
+    cuts: Mapping[str, Any],
+) -> bool:
+    """Write all that was aligned and tell the rest; False where something was not aligned.
+
+    What was not aligned is also listed in FOLDER/NAME-not-aligned.txt, `id<tab>reason`.
+    Arguments as of `AlignmentWriter`.
+    """
+    failures: list[NotAligned] = []
+    aligned = unknown = words = 0
+    seconds = 0.0
+    with AlignmentWriter(folder, kind, name, cuts) as writer:
+        for result in results:
+            if isinstance(result, NotAligned):
+                failures.append(result)
+                continue
+            writer.add(result)
+            aligned += 1
+            words += len(result.words)
+            seconds += result.seconds
+            unknown += result.has_unknown
+        place = writer.place
+    for failure in failures[:_NAMED]:
+        logger.warning("not aligned: %s: %s", failure.id, failure.reason)
+    if len(failures) > _NAMED:
+        logger.warning("and %d more", len(failures) - _NAMED)
+    listed = folder / f"{name}-not-aligned.txt"
+    listed.unlink(missing_ok=True)
+    if failures:
+        lines = (f"{failure.id}\t{failure.reason}\n" for failure in failures)
+        listed.write_text("".join(lines), encoding="utf-8")
+    if unknown:
+        logger.warning("%d texts hold what has no token; that was aligned as <unk>", unknown)
+    print(f"aligned {aligned} utterances, {words} words, {seconds / 60:.1f} minutes: {place}")
+    if failures:
+        print(f"not aligned: {len(failures)}, listed with their reasons in {listed}")
+    return not failures

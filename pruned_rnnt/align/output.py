@@ -1,0 +1,95 @@
+"""Where alignments are written, one utterance after the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from lhotse import CutSet
+
+from pruned_rnnt.align.ctm import ctm_text
+from pruned_rnnt.align.manifest import cut_with_alignment
+from pruned_rnnt.align.textgrid import textgrid
+from pruned_rnnt.align.utterance import AlignedUtterance
+
+_NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
+
+
+class AlignmentWriter:
+    """Writes utterances in one format; a context manager.
+
+    textgrid: DIR/SET/UTTERANCE.TextGrid with the tiers `words` and `tokens`.
+    ctm: DIR/SET-words.ctm and DIR/SET-tokens.ctm, times from the start of each utterance.
+    lhotse: DIR/SET_cuts.jsonl.gz, the cuts with `word` and `token` alignments.
+
+    Args:
+        folder: DIR, made where it is missing.
+        kind: textgrid, ctm or lhotse.
+        name: SET.
+        cuts: of lhotse, the cut of each utterance by its id.
+    """
+
+    def __init__(self, folder: Path, kind: str, name: str, cuts: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.name = name
+        self.cuts = cuts
+        self._open = ExitStack()
+        self._words: TextIO
+        self._tokens: TextIO
+        self._manifest: Any = None
+
+    def __enter__(self) -> AlignmentWriter:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.kind == "textgrid":
+            (self.folder / self.name).mkdir(exist_ok=True)
+        elif self.kind == "ctm":
+            self._words, self._tokens = (
+                self._open.enter_context(
+                    (self.folder / f"{self.name}-{part}.ctm").open("w", encoding="utf-8")
+                )
+                for part in ("words", "tokens")
+            )
+        else:
+            path = self.folder / f"{self.name}_cuts.jsonl.gz"
+            self._manifest = self._open.enter_context(CutSet.open_writer(path))
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def add(self, utterance: AlignedUtterance) -> None:
+        words = [(w.word, w.start, w.end, w.confidence) for w in utterance.words]
+        tokens = [(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
+        if self.kind == "textgrid":
+            tiers = [("words", [w[:3] for w in words]), ("tokens", [t[:3] for t in tokens])]
+            path = self.folder / self.name / f"{file_name(utterance.id)}.TextGrid"
+            path.write_text(textgrid(tiers, utterance.seconds), encoding="utf-8")
+        elif self.kind == "ctm":
+            self._words.write(ctm_text(utterance.id, words))
+            self._tokens.write(ctm_text(utterance.id, tokens))
+        else:
+            self._manifest.write(cut_with_alignment(self.cuts[utterance.id], utterance))
+
+    @property
+    def place(self) -> str:
+        """Where the results lie, for people."""
+        if self.kind == "textgrid":
+            return f"{self.folder / self.name}/*.TextGrid"
+        if self.kind == "ctm":
+            return f"{self.folder}/{self.name}-{{words,tokens}}.ctm"
+        return str(self.folder / f"{self.name}_cuts.jsonl.gz")
+
+
+def file_name(utterance: str) -> str:
+    """An utterance's id as the name of a file: what could be a path becomes underscores."""
+    return _NOT_IN_FILE_NAMES.sub("_", utterance)

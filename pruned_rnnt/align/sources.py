@@ -1,0 +1,77 @@
+"""What is aligned: a prepared set, or one audio file with its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pruned_rnnt.align.utterance import (
+    AlignedUtterance,
+    NotAligned,
+    align_batches,
+    align_encoded,
+)
+from pruned_rnnt.data.audio import audio_features, read_audio
+from pruned_rnnt.data.batch import Batch, pad_targets
+from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.data.features import SAMPLING_RATE
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.search import FRAME_SECONDS
+from pruned_rnnt.decode.windows import WindowEncoder
+from pruned_rnnt.model.transducer import TransducerModel
+
+# The search keeps about 40 bytes for each frame of each symbol: 8 GB.
+_MOST_NODES = 2 * 10**8
+_WINDOW = round(30.0 / FRAME_SECONDS)
+_OVERLAP = round(4.0 / FRAME_SECONDS)
+
+
+def align_set(
+    model: TransducerModel, tokenizer: Tokenizer, data: DataModule, split: str
+) -> Iterator[AlignedUtterance | NotAligned]:
+    """Every utterance of a prepared set.
+
+    Raises:
+        ValueError: the data were prepared with other tokens than the model has.
+    """
+    if data.tokenizer.symbols != tokenizer.symbols:
+        raise ValueError(
+            f"the tokens of {data.config.path} differ from those of the model: "
+            "align data that were prepared with the model's tokenizer"
+        )
+    return align_batches(model, data.test_loader(split), tokenizer)
+
+
+def align_file(
+    model: TransducerModel, tokenizer: Tokenizer, path: Path, text: str
+) -> Iterator[AlignedUtterance | NotAligned]:
+    """One audio file, named by its stem; long ones are encoded in windows.
+
+    Raises:
+        FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`, or more audio and
+            text than can be searched at once.
+    """
+    samples_S = read_audio(path)
+    features_TF = audio_features(samples_S)
+    text = " ".join(text.split())
+    targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
+    encoded_NTE = torch.cat(list(WindowEncoder(model, _WINDOW, _OVERLAP)([features_TF])), dim=1)
+    frames, symbols = encoded_NTE.size(1), targets_NU.size(1)
+    if frames * (symbols + 1) > _MOST_NODES:
+        raise ValueError(
+            f"{path} has {frames} frames and the text {symbols} symbols, whose product is above "
+            f"{_MOST_NODES}: align it in parts"
+        )
+    batch = Batch(
+        features_NTF=features_TF[None],
+        feature_lengths_N=torch.tensor([len(features_TF)]),
+        targets_NU=targets_NU.to(encoded_NTE.device),
+        target_lengths_N=target_lengths,
+        texts=(text,),
+        ids=(path.stem,),
+        durations=(len(samples_S) / SAMPLING_RATE,),
+        words=((),),
+    )
+    yield from align_encoded(model, encoded_NTE, torch.tensor([frames]), batch, tokenizer)

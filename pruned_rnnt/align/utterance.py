@@ -1,0 +1,95 @@
+"""Batches with their texts to utterances with the times of their words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.align.lattice import align_symbols
+from pruned_rnnt.align.words import TimedToken, TimedWord, timed_tokens, timed_words
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.model.transducer import TransducerModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignedUtterance:
+    """seconds: length of the audio; score: log-probability of the path.
+
+    has_unknown: the text holds something for which there is no token; it was aligned as `<unk>`.
+    """
+
+    id: str
+    text: str
+    seconds: float
+    tokens: tuple[TimedToken, ...]
+    words: tuple[TimedWord, ...]
+    score: float
+    has_unknown: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotAligned:
+    """An utterance which has no alignment, and why."""
+
+    id: str
+    reason: str
+
+
+def align_batches(
+    model: TransducerModel, batches: Iterable[Batch], tokenizer: Tokenizer
+) -> Iterator[AlignedUtterance | NotAligned]:
+    """Every utterance of the batches, as they come."""
+    device = next(model.parameters()).device
+    model.eval()
+    for batch in batches:
+        batch = batch.to(device)
+        with torch.inference_mode():
+            encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
+        yield from align_encoded(model, encoded_NTE, lengths, batch, tokenizer)
+
+
+def align_encoded(
+    model: TransducerModel,
+    encoded_NTE: Tensor,
+    lengths: Tensor,
+    batch: Batch,
+    tokenizer: Tokenizer,
+) -> Iterator[AlignedUtterance | NotAligned]:
+    """Utterances of a batch whose encoder output (N, T, E) is already there."""
+    names = tokenizer.symbols
+    found = align_symbols(model, encoded_NTE, lengths, batch.targets_NU, batch.target_lengths_N)
+    for n, path in enumerate(found):
+        symbols = batch.targets_NU[n, : int(batch.target_lengths_N[n])].tolist()
+        if path is None or not symbols:
+            reason = _why_not(len(symbols), int(lengths[n]), model.loss_config.rnnt_type)
+            yield NotAligned(id=batch.ids[n], reason=reason)
+            continue
+        tokens = timed_tokens(names, symbols, path.frames, path.log_probs)
+        seconds = batch.durations[n]
+        yield AlignedUtterance(
+            id=batch.ids[n],
+            text=batch.texts[n],
+            seconds=seconds,
+            tokens=tokens,
+            words=timed_words(tokenizer, symbols, tokens, path.log_probs, seconds),
+            score=path.score,
+            has_unknown=UNKNOWN_ID in symbols,
+        )
+
+
+def _why_not(symbols: int, frames: int, rnnt_type: str) -> str:
+    if symbols == 0:
+        return "the text is empty"
+    if frames == 0:
+        return "the audio is too short for one encoder frame"
+    usable = frames - 1 if rnnt_type == "rna" else frames
+    if rnnt_type != "regular" and symbols > usable:
+        return (
+            f"{symbols} symbols do not fit {usable} frames: a model of rnnt_type "
+            f"{rnnt_type!r} emits one a frame at most"
+        )
+    return "the model gives its text no probability (infinite or NaN values)"

@@ -1,0 +1,158 @@
+"""`pruned-rnnt align` on a tiny run: sets, files, and what cannot be aligned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from lhotse import CutSet
+from tiny_corpus import WORDS, make_corpus, tiny_overrides
+
+from pruned_rnnt.align.lattice import align_symbols
+from pruned_rnnt.align.sources import align_file
+from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.audio import audio_features
+from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.train.run import load_model, run_config
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_corpus(tmp_path_factory.mktemp("corpus"))
+    odd = []
+    for cut, text in zip(
+        CutSet.from_file(folder / "test_cuts.jsonl.gz"), ("", "red " * 80, "blue?"), strict=False
+    ):
+        cut.supervisions[0].text = text
+        odd.append(cut)
+    CutSet.from_cuts(odd).to_file(folder / "odd_cuts.jsonl.gz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exp") / "run"
+    settings = ["train.steps=2", "train.validate_every=100", "loss.rnnt_type=modified"]
+    assert main(["train", *tiny_overrides(corpus, folder, *settings)]) == 0
+    return folder
+
+
+def speech(seconds: float) -> np.ndarray:
+    return 0.1 * np.random.default_rng(0).standard_normal(int(16000 * seconds), dtype=np.float32)
+
+
+def test_every_format_has_every_utterance(
+    run: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {
+        cut.id: cut.supervisions[0].text for cut in CutSet.from_file(corpus / "test_cuts.jsonl.gz")
+    }
+    assert main(["align", str(run), "--split", "test"]) == 0
+    assert "aligned 6 utterances" in capsys.readouterr().out
+    grids = sorted((run / "alignments/test").glob("*.TextGrid"))
+    assert [path.stem for path in grids] == sorted(texts)
+    output = ["--output", str(tmp_path)]
+    assert main(["align", str(run), "--format", "lhotse", *output]) == 0
+    for cut in CutSet.from_file(tmp_path / "test_cuts.jsonl.gz"):
+        words = cut.supervisions[0].alignment["word"]
+        assert " ".join(item.symbol for item in words) == texts[cut.id]
+        starts = [item.start for item in words]
+        assert starts == sorted(starts)
+        assert all(0 <= item.start <= item.start + item.duration <= cut.duration for item in words)
+    assert main(["align", str(run), "--format", "ctm", "decode.split=dev", *output]) == 0
+    heard: dict[str, list[str]] = {}
+    for line in (tmp_path / "dev-words.ctm").read_text().splitlines():
+        name, _, _, _, word, _ = line.split()
+        heard.setdefault(name, []).append(word)
+    assert len(heard) == 6
+    assert all(set(words) <= set(WORDS) for words in heard.values())
+
+
+def test_times_are_those_of_the_best_path(run: Path, tmp_path: Path) -> None:
+    assert main(["align", str(run), "--format", "ctm", "--output", str(tmp_path)]) == 0
+    config = run_config(run)
+    model = load_model(config).model
+    starts = {}
+    for line in (tmp_path / "test-tokens.ctm").read_text().splitlines():
+        name, _, start, _, _, _ = line.split()
+        starts.setdefault(name, []).append(float(start))
+    for batch in DataModule(config.data).test_loader("test"):
+        with torch.inference_mode():
+            encoded, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
+        found = align_symbols(model, encoded, lengths, batch.targets_NU, batch.target_lengths_N)
+        for name, path in zip(batch.ids, found, strict=True):
+            assert path is not None
+            assert starts[name] == pytest.approx([0.04 * frame for frame in path.frames])
+
+
+def test_what_has_no_alignment_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["align", str(run), "--split", "odd", "--output", str(tmp_path)])
+    assert code == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert "aligned 1 utterances" in shown.out
+    assert "not aligned: 2" in shown.out
+    assert "1 texts hold what has no token" in shown.err
+    reasons = dict(
+        line.split("\t") for line in (tmp_path / "odd-not-aligned.txt").read_text().splitlines()
+    )
+    assert reasons["test-0"] == "the text is empty"
+    assert "80 symbols do not fit" in reasons["test-1"]
+    assert "'modified' emits one a frame at most" in reasons["test-1"]
+    assert [path.stem for path in (tmp_path / "odd").iterdir()] == ["test-2"]
+
+
+def test_a_file_with_its_text(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talk.v1.flac"
+    soundfile.write(path, speech(2.0), 8000)
+    output = ["--output", str(tmp_path / "out"), "--format", "lhotse"]
+    assert main(["align", str(run), str(path), "--text", " red  green ", *output]) == 0
+    (cut,) = CutSet.from_file(tmp_path / "out/talk.v1_cuts.jsonl.gz")
+    assert cut.duration == pytest.approx(4.0)
+    assert [item.symbol for item in cut.supervisions[0].alignment["word"]] == ["red", "green"]
+    assert cut.load_audio().shape == (1, 32000)
+
+
+def test_windows_of_long_audio_lose_nothing(run: Path, tmp_path: Path) -> None:
+    loaded = load_model(run_config(run))
+    path = tmp_path / "long.wav"
+    soundfile.write(path, speech(80.0), 16000)
+    (found,) = align_file(loaded.model, loaded.tokenizer, path, "red green blue " * 30)
+    assert isinstance(found, AlignedUtterance)
+    assert found.seconds == 80.0
+    assert len(found.words) == 90
+    frames = (len(audio_features(speech(80.0))) - 7) // 4 + 1
+    (full,) = align_file(loaded.model, loaded.tokenizer, path, "red " * frames)
+    assert isinstance(full, AlignedUtterance)
+    assert full.words[-1].start == pytest.approx(0.04 * (frames - 1))
+    (over,) = align_file(loaded.model, loaded.tokenizer, path, "red " * (frames + 1))
+    assert isinstance(over, NotAligned)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.wav"], "goes with its --text"),
+        (["--text", "red"], "goes with its --text"),
+        (["a.wav", "b.wav", "--text", "red"], "one audio file"),
+        (["a.wav", "--text", "red", "--split", "test"], "cannot go with an audio file"),
+    ],
+)
+def test_wrong_usage(
+    run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["align", str(run), *arguments]) == EXIT_USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["align", str(run), "absent.wav", "--text", "red"]) == EXIT_FAILED
+    assert "audio file not found: absent.wav" in capsys.readouterr().err
+    assert main(["align", str(run), "--split", "absent"]) == EXIT_FAILED
+    assert "no split 'absent'" in capsys.readouterr().err

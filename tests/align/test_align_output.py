@@ -1,0 +1,150 @@
+"""What is written is read back by readers of the formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from lhotse import CutSet, MonoCut, SupervisionSegment
+from lhotse.supervision import AlignmentItem
+
+from pruned_rnnt.align.manifest import cut_with_alignment
+from pruned_rnnt.align.output import AlignmentWriter, file_name
+from pruned_rnnt.align.textgrid import textgrid
+from pruned_rnnt.align.utterance import AlignedUtterance
+from pruned_rnnt.align.words import TimedToken, TimedWord
+
+
+def read_textgrid(text: str) -> dict[str, list[tuple[str, float, float]]]:
+    """Tiers of a TextGrid: only what comes in the order that Praat expects."""
+    tokens = re.findall(r'"(?:[^"]|"")*"|-?\d+(?:\.\d+)?|<exists>', re.sub(r"\[\d*\]", "", text))
+    assert tokens[:2] == ['"ooTextFile"', '"TextGrid"']
+    position = 2
+
+    def number() -> float:
+        nonlocal position
+        position += 1
+        return float(tokens[position - 1])
+
+    def string() -> str:
+        nonlocal position
+        position += 1
+        return tokens[position - 1][1:-1].replace('""', '"')
+
+    begin, end = number(), number()
+    assert tokens[position] == "<exists>"
+    position += 1
+    tiers = {}
+    for _ in range(int(number())):
+        assert string() == "IntervalTier"
+        name = string()
+        assert (number(), number()) == (begin, end)
+        intervals = []
+        time = begin
+        for _ in range(int(number())):
+            start, stop = number(), number()
+            assert start == time
+            assert stop > start
+            time = stop
+            intervals.append((string(), start, stop))
+        assert time == end
+        tiers[name] = intervals
+    assert position == len(tokens)
+    return tiers
+
+
+def utterance(name: str = "a/b 1", extra: int = 0) -> AlignedUtterance:
+    words = [("one", 0.08, 0.2), ('t"wo', 0.2, 0.52)] + [("three", 0.8, 1.0)] * extra
+    return AlignedUtterance(
+        id=name,
+        text=" ".join(word for word, _, _ in words),
+        seconds=1.25,
+        tokens=tuple(
+            TimedToken(token=f"▁{word}", start=start, end=start + 0.04, confidence=0.5)
+            for word, start, _ in words
+        ),
+        words=tuple(
+            TimedWord(word=word, start=start, end=end, confidence=0.25)
+            for word, start, end in words
+        ),
+        score=-1.0,
+        has_unknown=False,
+    )
+
+
+def cut(name: str, texts: list[str]) -> MonoCut:
+    supervisions = [
+        SupervisionSegment(
+            id=f"{name}-{i}", recording_id="r", start=0.5 * i, duration=0.5, text=text
+        )
+        for i, text in enumerate(texts)
+    ]
+    return MonoCut(id=name, start=3.0, duration=1.25, channel=0, supervisions=supervisions)
+
+
+def test_textgrid_comes_back_with_its_gaps() -> None:
+    text = textgrid([("words", [("a", 0.1, 0.2), ('"', 0.2, 1.0)]), ("none", [])], 1.5)
+    assert read_textgrid(text) == {
+        "words": [("", 0.0, 0.1), ("a", 0.1, 0.2), ('"', 0.2, 1.0), ("", 1.0, 1.5)],
+        "none": [("", 0.0, 1.5)],
+    }
+    full = textgrid([("words", [("a", 0.0, 2.0)])], 1.5)
+    assert read_textgrid(full) == {"words": [("a", 0.0, 2.0)]}
+
+
+def test_textgrid_files(tmp_path: Path) -> None:
+    with AlignmentWriter(tmp_path / "x", "textgrid", "dev", {}) as writer:
+        writer.add(utterance())
+    (path,) = (tmp_path / "x/dev").iterdir()
+    assert path.name == "a_b_1.TextGrid"
+    tiers = read_textgrid(path.read_text(encoding="utf-8"))
+    assert [item[0] for item in tiers["words"]] == ["", "one", 't"wo', ""]
+    assert [item[0] for item in tiers["tokens"] if item[0]] == ["▁one", '▁t"wo']
+
+
+def test_ctm_lines(tmp_path: Path) -> None:
+    with AlignmentWriter(tmp_path, "ctm", "dev", {}) as writer:
+        writer.add(utterance("u1"))
+        writer.add(utterance("u 2"))
+    lines = (tmp_path / "dev-words.ctm").read_text().splitlines()
+    assert lines[0] == "u1 1 0.080 0.120 one 0.2500"
+    assert lines[3] == 'u_2 1 0.200 0.320 t"wo 0.2500'
+    tokens = (tmp_path / "dev-tokens.ctm").read_text(encoding="utf-8").splitlines()
+    assert tokens[1] == 'u1 1 0.200 0.040 ▁t"wo 0.5000'
+
+
+def test_lhotse_cuts_come_back(tmp_path: Path) -> None:
+    cuts = {"u1": cut("u1", ['one t"wo']), "u2": cut("u2", ["one", 't"wo'])}
+    with AlignmentWriter(tmp_path, "lhotse", "dev", cuts) as writer:
+        writer.add(utterance("u2"))
+        writer.add(utterance("u1"))
+    second, first = CutSet.from_file(tmp_path / "dev_cuts.jsonl.gz")
+    (whole,) = first.supervisions
+    assert whole.alignment["word"] == [
+        AlignmentItem("one", 0.08, 0.12, 0.25),
+        AlignmentItem('t"wo', 0.2, 0.32, 0.25),
+    ]
+    assert [item.symbol for item in whole.alignment["token"]] == ["▁one", '▁t"wo']
+    left, right = second.supervisions
+    assert [item.symbol for item in left.alignment["word"]] == ["one"]
+    assert [item.symbol for item in left.alignment["token"]] == ["▁one"]
+    assert [item.symbol for item in right.alignment["word"]] == ['t"wo']
+    assert [item.symbol for item in right.alignment["token"]] == ['▁t"wo']
+    assert (second.start, right.start) == (3.0, 0.5)
+
+
+def test_other_alignments_stay_and_no_word_is_lost() -> None:
+    source = cut("u", ["one"])
+    source.supervisions[0].alignment = {"phone": [AlignmentItem("w", 0.0, 0.1)]}
+    aligned = cut_with_alignment(source, utterance("u", extra=1))
+    assert aligned.supervisions[0].alignment["phone"] == [AlignmentItem("w", 0.0, 0.1)]
+    assert len(aligned.supervisions[0].alignment["word"]) == 3
+    assert "word" not in source.supervisions[0].alignment
+
+
+@pytest.mark.parametrize(
+    ("utterance_id", "name"), [("a-b_1.x", "a-b_1.x"), ("../a b", ".._a_b"), ("é/ü", "é_ü")]
+)
+def test_names_of_files(utterance_id: str, name: str) -> None:
+    assert file_name(utterance_id) == name

@@ -1,0 +1,42 @@
+"""Symbols at frames become tokens and words at seconds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pruned_rnnt.align.words import timed_tokens, timed_words, word_spans
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+
+
+def test_symbols_of_one_frame_share_it() -> None:
+    names = ["a", "b", "c"]
+    tokens = timed_tokens(names, [0, 1, 2, 1], [1, 3, 3, 4], [math.log(0.5), 0.0, -1.0, -2.0])
+    assert [token.token for token in tokens] == ["a", "b", "c", "b"]
+    assert [token.start for token in tokens] == pytest.approx([0.04, 0.12, 0.14, 0.16])
+    assert [token.end for token in tokens] == pytest.approx([0.08, 0.14, 0.16, 0.2])
+    expected = [0.5, 1.0, math.exp(-1), math.exp(-2)]
+    assert [token.confidence for token in tokens] == pytest.approx(expected, abs=1e-4)
+
+
+def test_words_last_from_their_first_symbol_to_the_next_word() -> None:
+    tokenizer = train_tokenizer(["one two", "two one"], TokenizerConfig(kind="char"))
+    symbols = tokenizer.encode("one two")
+    assert len(symbols) == 8
+    frames = [0, 2, 3, 5, 10, 11, 12, 20]
+    log_probs = [-0.1] * 4 + [-0.2] * 4
+    tokens = timed_tokens(tokenizer.symbols, symbols, frames, log_probs)
+    first, second = timed_words(tokenizer, symbols, tokens, log_probs)
+    (_, cut) = timed_words(tokenizer, symbols, tokens, log_probs, seconds=0.9)
+    assert (first.word, first.start, first.end) == ("one", 0.0, 0.4)
+    assert (second.word, second.start, second.end) == ("two", 0.4, 1.04)
+    assert (cut.start, cut.end) == (0.4, 0.9)
+    assert first.confidence == pytest.approx(math.exp(-0.4), abs=1e-4)
+    assert second.confidence == pytest.approx(math.exp(-0.8), abs=1e-4)
+
+
+def test_spans_of_words() -> None:
+    assert word_spans(["▁a", "b", "▁c", "▁", "d"]) == [(0, 2), (2, 3), (3, 5)]
+    assert word_spans(["b", "c"]) == [(0, 2)]
+    assert word_spans([]) == []

@@ -1,0 +1,77 @@
+"""Encoding window by window gives the frames of the whole, and ends windows where it is quiet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pruned_rnnt.decode.windows import WindowEncoder
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+
+
+def make_model() -> TransducerModel:
+    """A model that sees 5 + 5 frames back and to the end of its chunk."""
+    torch.manual_seed(0)
+    encoder = ConformerConfig(
+        layers=1,
+        dim=16,
+        heads=2,
+        feedforward_dim=16,
+        kernel_size=3,
+        subsampling_channels=4,
+        causal=True,
+        chunk_size=5,
+        left_chunks=1,
+    )
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    return TransducerModel(config, 9).eval()
+
+
+@pytest.mark.parametrize("piece", [1, 37, 5000])
+@pytest.mark.parametrize(("window", "overlap"), [(40, 20), (8, 15), (1, 12)])
+def test_windows_are_the_whole(piece: int, window: int, overlap: int) -> None:
+    model = make_model()
+    features = torch.randn(403, 80) * 5 - 7
+    with torch.inference_mode():
+        whole, _ = model.encode(features[None], torch.tensor([403]))
+    found = list(WindowEncoder(model, window, overlap)(features.split(piece)))
+    assert len(found) > 1
+    assert max(part.size(1) for part in found[:-1]) <= window
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_does_not_grow_with_the_audio() -> None:
+    model = make_model()
+    seen = []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].size(1)))
+    pieces = (torch.randn(100, 80) for _ in range(100))
+    frames = sum(part.size(1) for part in WindowEncoder(model, 50, 10)(pieces))
+    assert frames == (10000 - 7) // 4 + 1
+    # The overlap on both sides, rounding to a chunk, and the last window with one more piece.
+    assert max(seen) <= 4 * (50 + 2 * 10 + 5) + 100 + 7
+
+
+def test_windows_end_where_it_is_quiet() -> None:
+    model = make_model()
+    features = torch.zeros(1200, 80)
+    for pause in (170, 310, 520):
+        features[pause - 15 : pause + 15] = -10.0
+    cut, places = 0, []
+    for part in list(WindowEncoder(model, 50, 10)([features]))[:-1]:
+        cut += part.size(1)
+        places.append(4 * cut)
+    assert places[0] == pytest.approx(170, abs=8)
+    assert places[1] == pytest.approx(310, abs=8)
+    assert places[2] == pytest.approx(510, abs=15)
+
+
+@pytest.mark.parametrize("frames", [1, 6, 7, 8])
+def test_little_audio_is_one_frame(frames: int) -> None:
+    (encoded,) = WindowEncoder(make_model(), 50, 10)([torch.zeros(frames, 80)])
+    assert encoded.shape == (1, 1, 16)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert list(WindowEncoder(make_model(), 50, 10)([])) == []
