@@ -7,6 +7,7 @@ implement them for a device. Raw ops write into tensors made by the caller (_lib
 from pruned_rnnt.ops import (
     band_gather,
     band_lattice,
+    column_sums,
     ctc,
     fused_log_probs,
     joiner_rows,
@@ -23,6 +24,7 @@ __all__ = [
     "backend_report",
     "band_gather",
     "band_lattice",
+    "column_sums",
     "ctc",
     "fused_log_probs",
     "joiner_rows",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops._library import RNNT_TYPES, accumulator
+from pruned_rnnt.ops.column_sums import parts_of
 
 NEG_INF = float("-inf")
 
@@ -22,7 +23,10 @@ class Call:
 
     op: str
     inputs: tuple[object, ...]
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor | None, ...]  # None: one that is not wanted
+
+    def fresh_outputs(self) -> list[Tensor | None]:
+        return [None if x is None else x.clone() for x in self.outputs]
 
 
 @dataclass(frozen=True)
@@ -215,8 +219,8 @@ def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[
     lm[:, ::2, -1] += 3000 if dtype == torch.float64 else 120
     maxima, exponentials = [], []
     for x, length, extra in ((am, lengths[0], 0), (lm, lengths[1], 1)):
-        outputs = (poison(*x.shape[:2], dtype=acc), poison(*x.shape, dtype=acc))
-        yield Call("exp_rows", (x, length, extra), outputs)
+        rows = [poison(*x.shape[:2], dtype=acc) for _ in range(2)]
+        yield Call("exp_rows", (x, length, extra), (*rows, poison(*x.shape, dtype=acc), None))
         maxima.append(x.to(acc).amax(-1))
         exponentials.append((x.to(acc) - maxima[-1][..., None]).exp())
     product = exponentials[0] @ exponentials[1].mT
@@ -230,8 +234,12 @@ def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[
     yield Call(
         "simple_weights",
         (upstream, gx, gy, product, *lengths, 0.75, 0.2),
-        (poison(*nodes, dtype=acc),),
+        (poison(nodes[0], nodes[1], 1, nodes[2], dtype=acc),),
     )
+    low = (exponentials[0], None, exponentials[1], None)
+    yield Call("simple_product", low, (poison(*nodes, dtype=acc),))
+    weights = torch.rand(nodes[0], nodes[1], 1, nodes[2], dtype=acc)
+    yield Call("simple_sums", (weights, *low), tuple(torch.empty_like(x) for x in sums))
     for blank, lm_scale, am_scale in ((0, 0.0, 0.0), (vocabulary - 1, 0.25, 0.0), (1, 0.25, 0.5)):
         targets = torch.where(batch.targets == blank, 0, batch.targets)
         smoothing = (
@@ -245,13 +253,67 @@ def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[
             (am, lm, *maxima, product, *common),
             tuple(poison(*nodes, dtype=acc) for _ in range(3)),
         )
-        values = (upstream, gx, gy, am, lm, *exponentials, product, logz, *sums)
-        for out in {dtype, acc}:
-            yield Call(
-                "simple_backward",
-                (*values, *common, 0.3),
-                (poison(*am.shape, dtype=out), poison(*lm.shape, dtype=out)),
-            )
+        values = (upstream, gx, gy, am, lm, *low, product, logz, *sums)
+        yield Call(
+            "simple_backward",
+            (*values, *common, 0.3),
+            (poison(*am.shape, dtype=dtype), poison(*lm.shape, dtype=dtype)),
+        )
+
+
+def split_simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
+    """The same with exponentials in bfloat16 parts and padded, as CUDA stores them."""
+    acc, high_only = torch.float32, dtype != torch.float32
+    nodes = (batch.size, batch.frames, batch.symbols + 1)
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    size, width = -(-vocabulary // 8) * 8, -(-nodes[2] // 8) * 8
+    am = torch.randn(*nodes[:2], vocabulary, dtype=dtype)
+    lm = torch.randn(nodes[0], nodes[2], vocabulary, dtype=dtype)
+    stored = []
+    for x, rows, length, extra in ((am, nodes[1], lengths[0], 0), (lm, width, lengths[1], 1)):
+        numbers = [poison(*x.shape[:2], dtype=acc) for _ in range(2)]
+        high, low = (poison(nodes[0], rows, size, dtype=torch.bfloat16) for _ in range(2))
+        yield Call("exp_rows", (x, length, extra), (*numbers, high, low))
+        exact = torch.zeros(nodes[0], rows, size)
+        exact[:, : x.shape[1], :vocabulary] = torch.rand(x.shape)
+        stored.append(exact.bfloat16())
+        stored.append(None if high_only else (exact - stored[-1].float()).bfloat16())
+    gx, gy = torch.rand(2, *nodes, dtype=acc)
+    product, logz = torch.rand(nodes) + 0.1, torch.randn(nodes)
+    upstream = torch.randn(batch.size)
+    parts = 1 if high_only else 3
+    yield Call(
+        "simple_weights",
+        (upstream, gx, gy, product, *lengths, 0.75, 0.2),
+        (poison(nodes[0], nodes[1], parts, width, dtype=torch.bfloat16),),
+    )
+    sum_dtype = torch.bfloat16 if high_only else acc
+    sums = [torch.randn(x.shape).to(sum_dtype) for x in (stored[0], stored[2])]
+    lm_lse = lm.to(acc).logsumexp(-1)
+    values = (upstream, gx, gy, am, lm, *stored, product, logz, *sums, lm_lse, None, None)
+    yield Call(
+        "simple_backward",
+        (*values, batch.targets, *lengths, 0, 0.25, 0.0, 0.3),
+        (poison(*am.shape, dtype=dtype), poison(*lm.shape, dtype=dtype)),
+    )
+
+
+def column_sums_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
+    acc = accumulator(dtype)
+    rows = int(batch.logit_lengths.sum()) * (batch.symbols + 1)
+    # (rows, columns, columns left out before, and after)
+    for R, C, before, after in (
+        (rows, vocabulary, 0, 0),
+        (rows, vocabulary, 1, 2),
+        (0, 3, 0, 0),
+        (70, 8 * vocabulary, 8, 8),
+        (330, 1, 0, 0),
+    ):
+        x = torch.randn(R, before + C + after, dtype=dtype)[:, before : before + C]
+        for add in (False, True):
+            sums = torch.randn(C, dtype=acc) if add else poison(C, dtype=acc)
+            partial = poison(parts_of(R, C), C, dtype=acc)
+            yield Call("column_sums", (x, add, partial), (sums,))
 
 
 def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) -> Iterator[Call]:
@@ -262,6 +324,7 @@ def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) 
     yield from simple_calls(batch, vocabulary, dtype)
     yield from band_gather_calls(batch, dtype)
     yield from joiner_rows_calls(batch, dtype)
+    yield from column_sums_calls(batch, vocabulary, dtype)
     if dtype == accumulator(dtype):
         yield from band_lattice_calls(batch, dtype)
         yield from lattice_calls(batch, dtype)
