@@ -18,6 +18,7 @@ from pruned_rnnt import commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments
+from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="continue a run although its configuration has changed",
     )
+    add_rehearsal_arguments(train)
     train.add_argument("overrides", nargs="*", metavar="section.key=value")
 
     decode = _command(

@@ -41,6 +41,12 @@ def train(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.train.trainer import Trainer
 
     config = load_config(ExperimentConfig, options.config, options.overrides)
+    if options.dry_run or options.find_max_duration:
+        from rich.console import Console
+
+        from pruned_rnnt.train.rehearsal_command import rehearse
+
+        return 0 if rehearse(options, config, Console()) else EXIT_FAILED
     with process_group() as ranks:
         if not ranks.is_first:
             logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)

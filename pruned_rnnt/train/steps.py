@@ -25,6 +25,8 @@ from pruned_rnnt.train.memory import is_out_of_memory, release_memory
 from pruned_rnnt.train.task import BatchSize, Task, Utterance, total_size
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# How the problem of a step without memory begins.
+OUT_OF_MEMORY = "out of memory"
 # Below this the loss scale of float16 has met values that no scale can save.
 _SMALLEST_SCALE = 2.0**-10
 
@@ -207,4 +209,4 @@ class Stepper:
 
 
 def _out_of_memory(passes: _Passes) -> str:
-    return f"out of memory ({passes.out_of_memory or 'in another process'})"
+    return f"{OUT_OF_MEMORY} ({passes.out_of_memory or 'in another process'})"

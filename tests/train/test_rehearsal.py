@@ -1,0 +1,157 @@
+"""Trying the largest batches before training, and searching the largest bound that fits."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from failures import run_out_of_memory
+from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.model.transducer import ModelLosses
+from pruned_rnnt.train import rehearsal
+from pruned_rnnt.train.rehearsal import MEASURES, Rehearsal, search_largest
+from pruned_rnnt.train.speech import SpeechTask
+from pruned_rnnt.train.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def test_the_largest_batches_are_those_training_would_see(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=3")
+    scan = Rehearsal(config).scan(3.0, limit=1000)
+    batches = list(Trainer(config).task.train_loader())
+    assert scan.complete
+    assert scan.batches == len(batches)
+    assert scan.seconds == pytest.approx(sum(sum(b.durations) for b in batches))
+    largest = scan.largest
+    assert set(largest) == set(MEASURES)
+    frames = [b.features_NTF.size(0) * b.features_NTF.size(1) for b in batches]
+    assert largest["padded frames"].frames == max(frames)
+    assert largest["longest utterance"].longest == max(max(b.durations) for b in batches)
+    assert largest["symbols"].symbols == max(int(b.target_lengths_N.sum()) for b in batches)
+    nodes = [
+        len(b) * (b.features_NTF.size(1) // 4) * (int(b.target_lengths_N.max()) + 1)
+        for b in batches
+    ]
+    assert largest["lattice nodes"].lattice == max(nodes)
+    partial = Rehearsal(config).scan(3.0, limit=2)
+    assert not partial.complete
+    assert partial.batches == 2
+
+
+def test_dry_run_prints_a_table_and_writes_nothing(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=3")
+    before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*")}
+    assert main(["train", "--dry-run", *settings]) == 0
+    out = capsys.readouterr().out
+    assert "all of the first epoch" in " ".join(out.split())
+    for heading in ("padded", "symbols", "longest", "lattice", "GiB"):
+        assert heading in out
+    assert not (tmp_path / "run").exists()
+    assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
+
+
+def test_dry_run_names_what_does_not_fit(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = SpeechTask.losses
+    refused: list[str] = []
+
+    def failing(self: SpeechTask, batch: Batch, step: int) -> ModelLosses:
+        if batch.target_lengths_N.sum() > 8:
+            refused.append(batch.ids[0])
+            run_out_of_memory("cpu")
+        return losses(self, batch, step)
+
+    monkeypatch.setattr(SpeechTask, "losses", failing)
+    settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=6")
+    assert main(["train", "--dry-run", *settings]) == EXIT_FAILED
+    out = " ".join(capsys.readouterr().out.split())
+    assert "out of memory" in out
+    assert any(name in out for name in refused)
+
+
+@pytest.mark.parametrize("limit", [1.0, 5.0, 7.9, 40.0, 100.0, 3000.0])
+def test_search_finds_the_limit_with_few_trials(limit: float) -> None:
+    trials: list[float] = []
+
+    def fits(value: float) -> bool:
+        trials.append(value)
+        return value <= limit
+
+    found = search_largest(fits, 60.0, math.inf)
+    assert found is not None
+    assert limit / 1.05 <= found <= limit
+    assert len(trials) <= 16
+
+
+def test_search_ends_where_nothing_fits_or_everything_does() -> None:
+    assert search_largest(lambda value: False, 60.0, math.inf) is None
+    assert search_largest(lambda value: True, 60.0, 500.0) == 960.0
+
+
+def test_find_max_duration_searches_by_memory(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    size = SpeechTask.size
+
+    def recorded(self: SpeechTask, batch: Batch) -> object:
+        sizes.append(batch.features_NTF.size(0) * batch.features_NTF.size(1))
+        return size(self, batch)
+
+    # As if a padded frame took a MiB; 900 of them are some 8 seconds.
+    monkeypatch.setattr(SpeechTask, "size", recorded)
+    monkeypatch.setattr(rehearsal, "peak", lambda device: sizes[-1] * 2**20)
+    settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=4")
+    limit = 900 / 1024
+    assert main(["train", "--find-max-duration", "--memory-limit", str(limit), *settings]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("largest that fits")]
+    found = int(line.rpartition("=")[2])
+    assert 6 <= found <= 9
+    config = tiny_experiment(corpus, tmp_path / "run", f"data.max_duration={found}")
+    frames = Rehearsal(config).scan(found, 1000).largest["padded frames"].frames
+    assert frames <= 900
+    assert not (tmp_path / "run").exists()
+
+
+def test_find_max_duration_on_a_cpu_needs_a_limit(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_overrides(corpus, tmp_path / "run")
+    assert main(["train", "--find-max-duration", *settings]) == EXIT_FAILED
+    assert "--memory-limit" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_find_max_duration_on_a_gpu(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_overrides(corpus, tmp_path / "run", "train.device=cuda")
+    assert main(["train", "--dry-run", *settings]) == 0
+    assert "GPU" in capsys.readouterr().out
+    assert main(["train", "--find-max-duration", *settings]) == 0
+    assert "the whole training set" in capsys.readouterr().out
+    before = torch.cuda.memory_allocated()
+    small = ["train", "--find-max-duration", "--memory-limit", "1e-4", *settings]
+    assert main(small) == EXIT_FAILED
+    assert "nothing near" in capsys.readouterr().out
+    assert torch.cuda.memory_allocated() < before + 2**28
