@@ -142,7 +142,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
     source = f"{config.folder.name}, {loaded.source.stem}"
-    exact = run_export(options, loaded.model, loaded.tokenizer, folder, source)
+    exact = run_export(options, loaded.model, loaded.tokenizer, folder, source, config.decode)
     return 0 if exact else EXIT_FAILED
 
 

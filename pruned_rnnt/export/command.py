@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
 from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
@@ -38,6 +40,7 @@ def run_export(
     tokenizer: Tokenizer,
     folder: Path,
     source: str,
+    decode: DecodeConfig,
 ) -> bool:
     """Write the folder, print what was written and verified; False where verifying failed."""
     # The exporters' remarks are about operators that no model here has.
@@ -55,8 +58,10 @@ def run_export(
         export_torch(model, tokenizer, folder, sizes, source)
         print(f'wrote {folder}; use it with pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
-    graphs = export_onnx(model, tokenizer, folder, sizes, source)
+    graphs = export_onnx(model, tokenizer, folder, sizes, source, decode)
     print(f"wrote {folder}; use it with: python {folder / 'recognise.py'} a.wav")
+    for line in differences(model, decode):
+        print(f"differs: {line}")
     exact = True
     if options.verify:
         for result in verify(model, tokenizer, graphs, folder, options.verify):

@@ -116,6 +116,7 @@ def test_sherpa_onnx_hears_what_we_hear(
     assert "python recognise.py" in readme
     assert "--precision int8" in readme
     assert "## Streaming" not in readme
+    assert "loss.rnnt_type is regular" in readme
 
 
 def test_streaming_hears_what_our_stream_hears(
@@ -128,6 +129,7 @@ def test_streaming_hears_what_our_stream_hears(
     arguments = ["export", str(run), "--streaming", "--output", str(tmp_path), "--verify"]
     assert main([*arguments, *map(str, paths)]) == 0
     shown = capsys.readouterr().out
+    assert "differs: loss.rnnt_type is regular" in shown
     assert f"sherpa-onnx fp32: {len(paths)} of {len(paths)} texts" in shown
     assert "\nverified\n" in shown
     # The model never heard the digital silence that ends a stream, and may add a word to it.

@@ -1,0 +1,59 @@
+"""What a recogniser does otherwise than a run is said, and what it cannot run is refused."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.export.differences import check_predictor, differences
+from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.export.readme import readme_text
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+
+
+def make_model(**loss: object) -> TransducerModel:
+    encoder = ConformerConfig(layers=1, dim=16, heads=2, feedforward_dim=16)
+    return TransducerModel(ModelConfig(encoder=encoder), 5, LossConfig(**loss))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rnnt_type", "decode", "expected"),
+    [
+        ("modified", DecodeConfig(), []),
+        ("constrained", DecodeConfig(beam_size=8, length_norm=False), []),
+        ("regular", DecodeConfig(), ["loss.rnnt_type is regular"]),
+        ("modified", DecodeConfig(max_symbols_per_frame=3), ["max_symbols_per_frame is 3"]),
+        ("modified", DecodeConfig(skip_unknown=False), ["never shows <unk>"]),
+        (
+            "modified",
+            DecodeConfig(method="modified_beam", beam_size=8, length_norm=False),
+            ["beam_size is 8", "length_norm is false"],
+        ),
+    ],
+)
+def test_differences_are_named(rnnt_type: str, decode: DecodeConfig, expected: list[str]) -> None:
+    lines = list(differences(make_model(rnnt_type=rnnt_type), decode))
+    assert len(lines) == len(expected)
+    assert all(part in line for part, line in zip(expected, lines, strict=True))
+    settings = {
+        "source": "test",
+        "streaming": False,
+        "precisions": ["fp32"],
+        "sample_rate": 16000,
+        "feature_dim": 80,
+        "shortest_seconds": 0.07,
+        "differences": lines,
+    }
+    readme = readme_text(settings)
+    assert ("settings differ" in readme) == bool(lines)
+    assert all(line in readme for line in lines)
+
+
+def test_a_predictor_with_a_state_is_refused() -> None:
+    model = make_model()
+    check_predictor(model)
+    model.predictor = nn.LSTM(4, 4)  # type: ignore[assignment]
+    with pytest.raises(ExportError, match=r"the predictor is a LSTM, .* stateless"):
+        check_predictor(model)
