@@ -37,20 +37,23 @@ def test_runs_are_bit_identical(name, device) -> None:
         assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("upstream_needs_gradient", [False, True])
-def test_second_derivatives_are_refused(name, upstream_needs_gradient) -> None:
-    losses, inputs = make_call(name)
-    upstream = torch.ones(3, dtype=torch.float64, requires_grad=upstream_needs_gradient)
+def test_second_derivatives_are_refused(name, upstream_needs_gradient, device) -> None:
+    losses, inputs = make_call(name, device)
+    upstream = torch.ones(3, dtype=torch.float64, device=device)
+    upstream.requires_grad_(upstream_needs_gradient)
     grads = torch.autograd.grad(losses(*inputs), inputs, upstream, create_graph=True)
     penalty = sum((grad**2).sum() for grad in grads) + sum((x**2).sum() for x in inputs)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         penalty.backward()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["simple_smoothed", "pruned", "fused_band", "mutual_information"])
-def test_gradient_of_some_inputs_only(name) -> None:
-    losses, inputs = make_call(name)
+def test_gradient_of_some_inputs_only(name, device) -> None:
+    losses, inputs = make_call(name, device)
     all_grads = torch.autograd.grad(losses(*inputs).sum(), inputs)
     for i, wanted in enumerate(all_grads):
         fixed = [x if j == i else x.detach() for j, x in enumerate(inputs)]
@@ -58,9 +61,10 @@ def test_gradient_of_some_inputs_only(name) -> None:
         torch.testing.assert_close(grad, wanted)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
-def test_non_contiguous_inputs(name) -> None:
-    losses, inputs = make_call(name)
+def test_non_contiguous_inputs(name, device) -> None:
+    losses, inputs = make_call(name, device)
     turned = [
         x.detach().transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
         for x in inputs
@@ -77,9 +81,10 @@ def test_non_contiguous_inputs(name) -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
-def test_no_gradient_wanted(name) -> None:
-    losses, inputs = make_call(name)
+def test_no_gradient_wanted(name, device) -> None:
+    losses, inputs = make_call(name, device)
     with torch.no_grad():
         plain = losses(*inputs)
     assert not plain.requires_grad
@@ -100,13 +105,18 @@ def test_compiles_in_one_graph(name, device) -> None:
         torch.testing.assert_close(grad, want)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["full", "module_fused"])
-def test_compiles_with_changing_shapes(name) -> None:
+def test_compiles_with_changing_shapes(name, device) -> None:
     """A second batch of another shape, where torch makes sizes symbolic."""
     import pruned_rnnt
 
     torch._dynamo.reset()
-    module = pruned_rnnt.PrunedTransducerLoss(pruned_rnnt.Joiner(6, 6, 10, 11), 6, 6, 11, s_range=3)
+    joiner = pruned_rnnt.Joiner(6, 6, 10, 11)
+    module = pruned_rnnt.PrunedTransducerLoss(joiner, 6, 6, 11, s_range=3).to(device)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, requires_grad=True)
 
     def loss(*x: torch.Tensor) -> torch.Tensor:
         if name == "full":
@@ -115,15 +125,11 @@ def test_compiles_with_changing_shapes(name) -> None:
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for frames, symbols in ((8, 4), (9, 3), (12, 6)):
-        targets = torch.randint(1, 11, (2, symbols))
+        targets = torch.randint(1, 11, (2, symbols), device=device)
         if name == "full":
-            arguments = (torch.randn(2, frames, symbols + 1, 11, requires_grad=True), targets)
+            arguments = (leaf(2, frames, symbols + 1, 11), targets)
         else:
-            arguments = (
-                torch.randn(2, frames, 6, requires_grad=True),
-                torch.randn(2, symbols + 1, 6, requires_grad=True),
-                targets,
-            )
+            arguments = (leaf(2, frames, 6), leaf(2, symbols + 1, 6), targets)
         expected, got = loss(*arguments), compiled(*arguments)
         torch.testing.assert_close(got, expected)
         (want,) = torch.autograd.grad(expected, arguments[0])

@@ -122,19 +122,23 @@ def retained(
     return sum(score(occupancy, n, t, int(start[n, t]), s_range, rnnt_type) for t in range(frames))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
 @pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
-def test_exact_retains_at_least_what_greedy_does(frames_N, symbols_N, s_range, rnnt_type) -> None:
+def test_exact_retains_at_least_what_greedy_does(
+    frames_N, symbols_N, s_range, rnnt_type, device
+) -> None:
     if not feasible(frames_N, symbols_N, s_range, rnnt_type):
         pytest.skip("no band of this width")
     occupancy, lengths = occupancy_of(frames_N, symbols_N, rnnt_type)
+    moved = Occupancy(*(x.to(device) for x in occupancy))
     greedy, exact = (
-        pruned_rnnt.prune_bounds(occupancy, *lengths, s_range, rnnt_type=rnnt_type, exact=e)
+        pruned_rnnt.prune_bounds(moved, *lengths, s_range, rnnt_type=rnnt_type, exact=e).start.cpu()
         for e in (False, True)
     )
     for n, frames in enumerate(frames_N):
-        least = retained(occupancy, greedy.start, n, frames, s_range, rnnt_type)
-        assert retained(occupancy, exact.start, n, frames, s_range, rnnt_type) >= least - 1e-9
+        least = retained(occupancy, greedy, n, frames, s_range, rnnt_type)
+        assert retained(occupancy, exact, n, frames, s_range, rnnt_type) >= least - 1e-9
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -189,8 +193,10 @@ def test_a_path_without_doubt_is_kept(rnnt_type, exact, device) -> None:
         assert start[t] <= u < start[t] + s_range
 
 
-def test_bounds_do_not_depend_on_the_padding() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_bounds_do_not_depend_on_the_padding(device) -> None:
     occupancy, lengths = occupancy_of([20, 13], [9, 4], "regular")
+    occupancy = Occupancy(*(x.to(device) for x in occupancy))
     bounds = pruned_rnnt.prune_bounds(occupancy, *lengths, 3)
     alone = Occupancy(*(x[1:, :13, :5] for x in occupancy))
     assert torch.equal(pruned_rnnt.prune_bounds(alone, s_range=3).start[0], bounds.start[1, :13])

@@ -33,9 +33,10 @@ def test_equals_torch_and_infeasible_utterances_cost_nothing(blank, device) -> N
     torch.testing.assert_close(grad, gradients(expected, batch.upstream(), logits)[0])
 
 
-def test_log_probs_and_activations_give_the_same() -> None:
-    logits = torch.randn(2, 8, 5)
-    targets = torch.tensor([[1, 2, 2], [4, 3, 1]])
+@pytest.mark.parametrize("device", DEVICES)
+def test_log_probs_and_activations_give_the_same(device) -> None:
+    logits = torch.randn(2, 8, 5).to(device)
+    targets = torch.tensor([[1, 2, 2], [4, 3, 1]], device=device)
     losses = [
         pruned_rnnt.ctc_loss(x, targets, reduction="sum")
         for x in (logits, logits.log_softmax(-1), logits + 7)
@@ -44,10 +45,11 @@ def test_log_probs_and_activations_give_the_same() -> None:
     torch.testing.assert_close(losses[2], losses[0])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_dtypes(dtype) -> None:
-    logits = torch.randn(2, 8, 5).to(dtype).requires_grad_()
-    targets = torch.tensor([[1, 2, 2], [4, 3, 1]])
+def test_dtypes(dtype, device) -> None:
+    logits = torch.randn(2, 8, 5).to(device, dtype).requires_grad_()
+    targets = torch.tensor([[1, 2, 2], [4, 3, 1]], device=device)
     loss = pruned_rnnt.ctc_loss(logits, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, pruned_rnnt.ctc_loss(logits.float(), targets))

@@ -123,14 +123,17 @@ def test_gradcheck(form, rnnt_type) -> None:
     assert torch.autograd.gradcheck(loss, logits, eps=1e-6, atol=1e-6)
 
 
-def test_reductions_and_default_lengths() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_reductions_and_default_lengths(device) -> None:
     batch = make_batch([5, 5, 5], [3, 3, 3], 6, 0)
-    logits = random_logits(batch)
-    losses = pruned_rnnt.rnnt_loss(logits, batch.targets, reduction="none")
-    full = pruned_rnnt.rnnt_loss(logits, batch.targets, *batch.lengths("cpu"), reduction="none")
-    assert torch.equal(losses, full)
-    torch.testing.assert_close(pruned_rnnt.rnnt_loss(logits, batch.targets), losses.mean())
-    total = pruned_rnnt.rnnt_loss(logits, batch.targets, reduction="sum")
+    logits, targets = random_logits(batch).to(device), batch.targets.to(device)
+    losses = pruned_rnnt.rnnt_loss(logits, targets, reduction="none")
+    for lengths_on in ("cpu", device):
+        lengths = batch.lengths(lengths_on)
+        full = pruned_rnnt.rnnt_loss(logits, targets, *lengths, reduction="none")
+        assert torch.equal(losses, full)
+    torch.testing.assert_close(pruned_rnnt.rnnt_loss(logits, targets), losses.mean())
+    total = pruned_rnnt.rnnt_loss(logits, targets, reduction="sum")
     torch.testing.assert_close(total, losses.sum())
 
 
@@ -221,7 +224,8 @@ def test_nan_stays_in_its_utterance(device) -> None:
         assert torch.equal(clean.grad[n], dirty.grad[n])
 
 
-def test_log_probs_of_minus_infinity() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_log_probs_of_minus_infinity(device) -> None:
     """An impossible arc has no gradient and no NaN."""
     batch = make_batch([3], [2], 4, 0)
     log_probs = random_logits(batch).detach().log_softmax(-1)
@@ -229,22 +233,26 @@ def test_log_probs_of_minus_infinity() -> None:
     log_probs.requires_grad_()
     rows = reference_rows(log_probs, batch, from_log_probs=True)
     expected = reference_losses(*rows, batch)
-    loss = pruned_rnnt.rnnt_loss(log_probs, batch.targets, from_log_probs=True, reduction="none")
-    torch.testing.assert_close(loss, expected)
+    loss = pruned_rnnt.rnnt_loss(
+        log_probs.to(device), batch.targets.to(device), from_log_probs=True, reduction="none"
+    )
+    torch.testing.assert_close(loss.cpu(), expected)
     (grad,) = gradients(loss, torch.ones(1), log_probs)
     torch.testing.assert_close(grad, gradients(expected, torch.ones(1), log_probs)[0])
     assert grad[0, 0, 0, batch.targets[0, 0]] == 0
 
 
-def test_non_contiguous_inputs() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_non_contiguous_inputs(device) -> None:
     batch = make_batch([6, 4], [3, 2], 7, 0)
-    logits = random_logits(batch).detach()
+    batch = batch._replace(targets=batch.targets.to(device))
+    logits = random_logits(batch).detach().to(device)
     turned = logits.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0).requires_grad_()
     straight = logits.clone().requires_grad_()
     wide = torch.stack([batch.targets, batch.targets], dim=2)[:, :, 0]
     assert not turned.is_contiguous()
     assert not wide.is_contiguous()
-    frames, symbols = batch.lengths("cpu")
+    frames, symbols = batch.lengths(device)
     for x, y, t in (
         (turned, wide, torch.stack([frames, frames], 1)[:, 0]),
         (straight, batch.targets, frames),

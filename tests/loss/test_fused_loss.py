@@ -149,12 +149,13 @@ def test_dtypes(dtype, tolerance, device) -> None:
         )
 
 
-def test_no_bias() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_bias(device) -> None:
     batch = make_batch([5, 4], [2, 1], 13, 0)
-    am, lm, weight, _ = inputs(batch)
-    arguments = (batch.targets, None, *batch.lengths("cpu"))
+    am, lm, weight, _ = (x.to(device) for x in inputs(batch))
+    arguments = (batch.targets.to(device), None, *batch.lengths("cpu"))
     without = pruned_rnnt.rnnt_loss_fused(am, lm, weight, None, *arguments)
-    zeros = torch.zeros(13, dtype=torch.float64)
+    zeros = torch.zeros(13, dtype=torch.float64, device=device)
     assert torch.equal(without, pruned_rnnt.rnnt_loss_fused(am, lm, weight, zeros, *arguments))
 
 

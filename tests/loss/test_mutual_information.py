@@ -73,18 +73,20 @@ def test_value_gradient_and_occupancy(rnnt_type, dtype, device) -> None:
         assert not occupancy[i].requires_grad
 
 
-def test_default_boundary_is_everything() -> None:
-    px, py = arcs(2, "regular")
-    whole = torch.tensor([[0, 0, 4, 5]] * 2)
+@pytest.mark.parametrize("device", DEVICES)
+def test_default_boundary_is_everything(device) -> None:
+    px, py = (x.detach().to(device) for x in arcs(2, "regular"))
+    whole = torch.tensor([[0, 0, 4, 5]] * 2, device=device)
     plain, bounded = (pruned_rnnt.mutual_information(px, py, b) for b in (None, whole))
     assert torch.equal(plain.total, bounded.total)
     assert torch.equal(plain.occupancy.emit, bounded.occupancy.emit)
 
 
-def test_emits_in_the_last_column_count_where_they_are_given() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_emits_in_the_last_column_count_where_they_are_given(device) -> None:
     """As in k2: symbols may follow the last blank if px[:, :, T] allows it."""
-    px = torch.zeros(1, 1, 2, dtype=torch.float64)
-    py = torch.zeros(1, 2, 1, dtype=torch.float64)
+    px = torch.zeros(1, 1, 2, dtype=torch.float64, device=device)
+    py = torch.zeros(1, 2, 1, dtype=torch.float64, device=device)
     total, _ = pruned_rnnt.mutual_information(px, py)
     assert total.item() == pytest.approx(torch.tensor(2.0).log().item())
 
@@ -130,12 +132,13 @@ def test_gradcheck(rnnt_type) -> None:
     assert torch.autograd.gradcheck(total, (px, py), eps=1e-6, atol=1e-6)
 
 
-def test_long_lattices_do_not_lose_precision() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_long_lattices_do_not_lose_precision(device) -> None:
     """Float32 against float64 where log P is near -2000."""
     px, py = (-5 * torch.rand(2, *shape, dtype=torch.float64) for shape in ((60, 701), (61, 700)))
     px[:, :, 700] = -torch.inf
     wide = pruned_rnnt.mutual_information(px, py)
-    narrow = pruned_rnnt.mutual_information(px.float(), py.float())
-    torch.testing.assert_close(narrow.total.double(), wide.total, rtol=1e-6, atol=0)
+    narrow = pruned_rnnt.mutual_information(*(x.float().to(device) for x in (px, py)))
+    torch.testing.assert_close(narrow.total.cpu().double(), wide.total, rtol=1e-6, atol=0)
     for a, b in zip(narrow.occupancy, wide.occupancy, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=0, atol=5e-3)
+        torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=5e-3)

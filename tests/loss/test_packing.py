@@ -19,12 +19,14 @@ def test_row_splits_and_ids(device) -> None:
     assert pruned_rnnt.row_splits_to_row_ids(splits, 13).tolist() == expected
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_utterances_without_rows(dtype) -> None:
-    ids = pruned_rnnt.row_splits_to_row_ids(torch.tensor([0, 0, 2, 2, 3, 3], dtype=dtype))
+def test_utterances_without_rows(dtype, device) -> None:
+    splits = torch.tensor([0, 0, 2, 2, 3, 3], dtype=dtype, device=device)
+    ids = pruned_rnnt.row_splits_to_row_ids(splits)
     assert ids.tolist() == [1, 1, 3]
     assert ids.dtype == dtype
-    assert pruned_rnnt.row_splits_to_row_ids(torch.tensor([0], dtype=dtype)).tolist() == []
+    assert pruned_rnnt.row_splits_to_row_ids(splits[:1]).tolist() == []
 
 
 @pytest.mark.parametrize("splits", [torch.tensor([0.0, 1.0]), torch.zeros(2, 2).long()])

@@ -153,35 +153,33 @@ def test_dtypes(dtype, tolerance, device) -> None:
     torch.testing.assert_close(grads[1], grads[0], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
-def test_a_band_over_everything_is_the_full_loss(rnnt_type) -> None:
+def test_a_band_over_everything_is_the_full_loss(rnnt_type, device) -> None:
     batch = every_small_batch(rnnt_type)
     columns = batch.symbols + 1
-    logits = torch.randn(batch.size, 4, columns, 5, dtype=torch.float64)
-    bounds = Bounds(torch.zeros(batch.size, 4, dtype=torch.int32), columns)
-    lengths = batch.lengths("cpu")
-    full = pruned_rnnt.rnnt_loss(logits, batch.targets, *lengths, rnnt_type=rnnt_type)
-    pruned = pruned_rnnt.rnnt_loss_pruned(
-        logits, batch.targets, bounds, *lengths, rnnt_type=rnnt_type
-    )
+    logits = torch.randn(batch.size, 4, columns, 5, dtype=torch.float64).to(device)
+    bounds = Bounds(torch.zeros(batch.size, 4, dtype=torch.int32, device=device), columns)
+    targets, lengths = batch.targets.to(device), batch.lengths(device)
+    full = pruned_rnnt.rnnt_loss(logits, targets, *lengths, rnnt_type=rnnt_type)
+    pruned = pruned_rnnt.rnnt_loss_pruned(logits, targets, bounds, *lengths, rnnt_type=rnnt_type)
     torch.testing.assert_close(pruned, full, rtol=1e-13, atol=0)
 
 
-def test_options_are_those_of_the_full_loss() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_options_are_those_of_the_full_loss(device) -> None:
     """FastEmit, clamp, in place: with a band over everything, equal to rnnt_loss."""
     batch = make_batch([6, 5], [3, 2], 7, 0)
-    logits = torch.randn(2, 6, 4, 7, dtype=torch.float64)
-    bounds = Bounds(torch.zeros(2, 6, dtype=torch.int64), 4)
+    logits = torch.randn(2, 6, 4, 7, dtype=torch.float64).to(device)
+    bounds = Bounds(torch.zeros(2, 6, dtype=torch.int64, device=device), 4)
+    targets, lengths = batch.targets.to(device), batch.lengths(device)
     options = {"fastemit_lambda": 0.4, "clamp": 0.1, "reduction": "sum"}
     grads = []
     for in_place in (False, True):
         full, band = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-        lengths = batch.lengths("cpu")
-        pruned_rnnt.rnnt_loss(
-            full, batch.targets, *lengths, in_place=in_place, **options
-        ).backward()
+        pruned_rnnt.rnnt_loss(full, targets, *lengths, in_place=in_place, **options).backward()
         pruned_rnnt.rnnt_loss_pruned(
-            band, batch.targets, bounds, *lengths, in_place=in_place, **options
+            band, targets, bounds, *lengths, in_place=in_place, **options
         ).backward()
         torch.testing.assert_close(band.grad, full.grad, rtol=1e-12, atol=1e-14)
         grads.append(band.grad)
@@ -200,7 +198,8 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(loss, band, eps=1e-6, atol=1e-6)
 
 
-def test_padding_may_hold_anything() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_may_hold_anything(device) -> None:
     """Also the columns of the band beyond an utterance's last symbol."""
     batch = make_batch([6, 4], [3, 1], 7, 0)
     bounds = bounds_of(batch, 3, "regular")
@@ -209,8 +208,10 @@ def test_padding_may_hold_anything() -> None:
     dirty[1, 4:] = float("nan")
     dirty[bounds.ranges > torch.tensor([3, 1])[:, None, None]] = float("inf")
     grads = []
+    moved = Bounds(bounds.start.to(device), 3)
+    targets, lengths = batch.targets.to(device), batch.lengths(device)
     for x in (band, dirty):
-        leaf = x.requires_grad_()
-        pruned_rnnt.rnnt_loss_pruned(leaf, batch.targets, bounds, *batch.lengths("cpu")).backward()
+        leaf = x.to(device).requires_grad_()
+        pruned_rnnt.rnnt_loss_pruned(leaf, targets, moved, *lengths).backward()
         grads.append(leaf.grad)
     assert torch.equal(*grads)

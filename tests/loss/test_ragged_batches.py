@@ -1,9 +1,10 @@
 """Random ragged batches: padded, packed and one utterance at a time give the same."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import RNNT_TYPES, Batch, has_path, make_batch, pack
+from loss_cases import DEVICES, RNNT_TYPES, Batch, has_path, make_batch, pack
 from torch import Tensor
 
 import pruned_rnnt
@@ -39,16 +40,18 @@ def batches(draw) -> tuple[Batch, str]:
 
 
 def with_gradient(loss_N: Tensor, *inputs: Tensor) -> list[Tensor]:
-    upstream = torch.linspace(0.5, -1.5, loss_N.shape[0], dtype=loss_N.dtype)
+    upstream = torch.linspace(0.5, -1.5, loss_N.shape[0]).to(loss_N)
     return [loss_N, *torch.autograd.grad(loss_N, inputs, upstream)]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=60, deadline=None)
 @given(batches())
-def test_full_loss(case) -> None:
+def test_full_loss(device, case) -> None:
     batch, rnnt_type = case
+    batch = batch._replace(targets=batch.targets.to(device))
     shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
-    logits = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    logits = torch.randn(shape, dtype=torch.float64).to(device).requires_grad_()
     lengths = batch.lengths("cpu")
     options = {"rnnt_type": rnnt_type, "blank": batch.blank, "reduction": "none"}
     padded = with_gradient(
@@ -67,13 +70,15 @@ def test_full_loss(case) -> None:
             torch.testing.assert_close(a, b, **EXACT)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=60, deadline=None)
 @given(batches(), st.integers(2, 6), st.booleans(), st.sampled_from([1, 700, 1 << 20]))
-def test_simple_bounds_pruned_and_fused(case, s_range, exact, workspace) -> None:
+def test_simple_bounds_pruned_and_fused(device, case, s_range, exact, workspace) -> None:
     """The whole chain, for the batch and for each utterance by itself."""
     from pruned_rnnt.ops import fused_joiner
 
     batch, rnnt_type = case
+    batch = batch._replace(targets=batch.targets.to(device))
     if rnnt_type == "regular":
         s_range = max(
             s_range,
@@ -82,7 +87,7 @@ def test_simple_bounds_pruned_and_fused(case, s_range, exact, workspace) -> None
     am = torch.randn(batch.size, batch.frames, batch.vocabulary, dtype=torch.float64)
     lm = torch.randn(batch.size, batch.symbols + 1, batch.vocabulary, dtype=torch.float64)
     weight = torch.randn(batch.vocabulary, batch.vocabulary, dtype=torch.float64)
-    inputs = [x.requires_grad_() for x in (am, lm, weight)]
+    inputs = am, lm, weight = [x.to(device).requires_grad_() for x in (am, lm, weight)]
     options = {"rnnt_type": rnnt_type, "blank": batch.blank, "reduction": "none"}
 
     def chain(am: Tensor, lm: Tensor, y: Tensor, lengths: tuple) -> tuple[Tensor, Bounds]:
@@ -125,14 +130,16 @@ def test_simple_bounds_pruned_and_fused(case, s_range, exact, workspace) -> None
         fused_joiner.WORKSPACE_BYTES = before
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=40, deadline=None)
 @given(batches(), st.sampled_from([0.0, 0.3]))
-def test_simple_loss_with_am_smoothing_ignores_padding(case, am_scale) -> None:
+def test_simple_loss_with_am_smoothing_ignores_padding(device, case, am_scale) -> None:
     """am smoothing couples the utterances of a batch, but not with padding."""
     batch, rnnt_type = case
+    batch = batch._replace(targets=batch.targets.to(device))
     am = torch.randn(batch.size, batch.frames, batch.vocabulary, dtype=torch.float64)
     lm = torch.randn(batch.size, batch.symbols + 1, batch.vocabulary, dtype=torch.float64)
-    inputs = [am.requires_grad_(), lm.requires_grad_()]
+    inputs = am, lm = [x.to(device).requires_grad_() for x in (am, lm)]
     lengths = batch.lengths("cpu")
     options = {
         "rnnt_type": rnnt_type,
@@ -149,14 +156,16 @@ def test_simple_loss_with_am_smoothing_ignores_padding(case, am_scale) -> None:
         torch.testing.assert_close(a, b, **EXACT)
 
 
-def test_a_batch_of_only_empty_references() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_of_only_empty_references(device) -> None:
     """Every loss is the sum of the blanks."""
-    am = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
-    lm = torch.randn(3, 1, 4, dtype=torch.float64, requires_grad=True)
-    targets = torch.empty(3, 0, dtype=torch.int32)
-    frames = torch.tensor([5, 1, 3])
-    symbols = torch.zeros(3, dtype=torch.int64)
-    inside = (torch.arange(5) < frames[:, None]).double()
+    kind = {"dtype": torch.float64, "device": device}
+    am = torch.randn(3, 5, 4, **kind).requires_grad_()
+    lm = torch.randn(3, 1, 4, **kind).requires_grad_()
+    targets = torch.empty(3, 0, dtype=torch.int32, device=device)
+    frames = torch.tensor([5, 1, 3], device=device)
+    symbols = torch.zeros(3, dtype=torch.int64, device=device)
+    inside = (torch.arange(5, device=device) < frames[:, None]).double()
     expected = -((am + lm).log_softmax(-1)[:, :, 0] * inside).sum(1)
     logits = (am + lm)[:, :, None]
     lengths = (frames, symbols)
@@ -165,7 +174,7 @@ def test_a_batch_of_only_empty_references() -> None:
     )
     assert not bounds.start.any()
     pruned_logits = sum(pruned_rnnt.prune(am, lm, bounds))
-    eye = torch.eye(4, dtype=torch.float64)
+    eye = torch.eye(4, **kind)
     kept = {"reduction": "none"}
     losses = {
         "full": pruned_rnnt.rnnt_loss(logits, targets, *lengths, **kept),

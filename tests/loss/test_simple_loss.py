@@ -251,16 +251,18 @@ def test_fastemit_scales_the_gradient_through_symbols(device) -> None:
         torch.testing.assert_close(grad, expected)
 
 
-def test_mixed_dtypes_and_strides_and_autocast() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_mixed_dtypes_and_strides_and_autocast(device) -> None:
     batch = make_batch([6, 4], [3, 2], 7, 0)
-    am, lm = (x.detach().float() for x in inputs(batch))
+    targets, lengths = batch.targets.to(device), batch.lengths(device)
+    am, lm = (x.detach().float().to(device) for x in inputs(batch))
     lm = lm.half()
     turned = [x.transpose(0, 2).contiguous().transpose(0, 2) for x in (am, lm)]
     losses = []
     for (a, b), autocast in itertools.product(((am, lm), turned), (False, True)):
         leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss, _ = pruned_rnnt.rnnt_loss_simple(*leaves, batch.targets, *batch.lengths("cpu"))
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss, _ = pruned_rnnt.rnnt_loss_simple(*leaves, targets, *lengths)
         loss.backward()
         assert [x.grad.dtype for x in leaves] == [torch.float32, torch.float16]
         losses.append((loss, *(x.grad for x in leaves)))
