@@ -29,7 +29,7 @@ from pruned_rnnt.data.shard_writer import (
     write_shard,
 )
 from pruned_rnnt.data.shards import stream_shards
-from pruned_rnnt.data.splits import SplitPlan
+from pruned_rnnt.data.splits import NamedSplits, SplitPlan
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 
 LEFT_OUT_NAME = "left_out.jsonl"
@@ -44,6 +44,7 @@ class BuildConfig:
     one_file_up_to: corpora of at most so many manifest lines get one manifest a split, which
         training holds in memory; larger ones, and Shar, keep one a shard, which training reads as
         it goes, each process its own.
+    needed_split: must not be empty.
     tokenizer: what to train; tokenizer_from: or the prepared folder whose tokenizer to copy.
     tokenizer_texts: most texts the tokenizer is trained on, drawn at random.
     """
@@ -51,6 +52,7 @@ class BuildConfig:
     shard: ShardConfig = field(default_factory=ShardConfig)
     shard_size: int = 1000
     one_file_up_to: int = 300_000
+    needed_split: str = "train"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     tokenizer_from: Path | None = None
     tokenizer_texts: int = 1_000_000
@@ -61,7 +63,7 @@ class BuildConfig:
 def build_corpus(
     output: Path,
     entries: Iterable[Entry],
-    plan: SplitPlan,
+    plan: SplitPlan | NamedSplits,
     config: BuildConfig,
     report: PrepareReport,
     console: Console,
@@ -70,8 +72,8 @@ def build_corpus(
     """Makes the prepared folder `output` of `entries`; fills, writes and shows `report`.
 
     Raises:
-        ValueError: nothing is left to train on (the message says why), or the tokenizer cannot
-            be trained.
+        ValueError: nothing is left of the split needed (the message says why), or the tokenizer
+            cannot be trained.
     """
     statistics = CorpusStatistics()
     sample = _TextSample(config.tokenizer_texts, config.seed)
@@ -93,16 +95,17 @@ def build_corpus(
                     shard_numbers.setdefault(result.split, []).append((result.number, result.cuts))
                 if result.split == "train":
                     sample.add(result.texts)
-        if "train" not in shard_numbers:
-            raise ValueError(
-                f"no training utterances are left: {statistics.describe_left_out() or 'no entries'}"
-            )
+        if config.needed_split not in shard_numbers:
+            why = statistics.describe_left_out() or "there were none"
+            raise ValueError(f"no {config.needed_split} utterances are left: {why}")
         if not config.shard.shar:
             for split, numbers in shard_numbers.items():
                 if sum(cuts for _, cuts in numbers) <= config.one_file_up_to:
                     _join_manifests(folder, split, [number for number, _ in numbers])
-        tokenizer = _tokenizer(config, sample.texts, statistics.characters["train"])
-        save_tokenizer(folder, tokenizer, report)
+        tokenizer = None
+        if config.shard.needs_text:
+            tokenizer = _tokenizer(config, sample.texts, statistics.characters["train"])
+            save_tokenizer(folder, tokenizer, report)
         report.splits.update(statistics.summaries())
         report.skipped_counts.update(statistics.left_out)
         report.skipped = [
@@ -117,7 +120,7 @@ def build_corpus(
 
 
 def _shards(
-    folder: Path, entries: Iterable[Entry], plan: SplitPlan, config: BuildConfig
+    folder: Path, entries: Iterable[Entry], plan: SplitPlan | NamedSplits, config: BuildConfig
 ) -> Iterator[Shard]:
     """Entries gathered by split; an entry of an unknown split is only reported, with train."""
     gathered: dict[str, list[Entry]] = {}

@@ -21,6 +21,11 @@ _BIN_SECONDS = 0.1
 _RARE = 5
 
 
+def _split_order(name: str) -> tuple[int, str]:
+    known = ("train", "dev", "test")
+    return (known.index(name) if name in known else len(known), name)
+
+
 class CorpusStatistics:
     """Adds up the results of shards; durations are kept as a histogram of tenths of seconds."""
 
@@ -55,7 +60,7 @@ class CorpusStatistics:
     def summaries(self) -> dict[str, dict[str, Any]]:
         """Of each split, as prepare.json has it."""
         summaries = {}
-        for split in sorted(self.utterances, key=("train", "dev", "test").index):
+        for split in sorted(self.utterances, key=_split_order):
             if not self.utterances[split]:
                 continue
             names = sorted(name for name in self.speakers[split] if name)
@@ -72,7 +77,7 @@ class CorpusStatistics:
         """ "12 empty text, 3 audio file not found"; empty when there was nothing to say."""
         return counted(self.left_out)
 
-    def report_lines(self, tokenizer: Tokenizer, notes: Iterable[str]) -> list[str]:
+    def report_lines(self, tokenizer: Tokenizer | None, notes: Iterable[str]) -> list[str]:
         """report.txt."""
         lines = ["Corpus", "======"]
         for split, summary in self.summaries().items():
@@ -96,7 +101,7 @@ class CorpusStatistics:
             lines.append("all of them are in left_out.jsonl")
         else:
             lines.append("nothing")
-        return [*lines, "", *self._character_lines(tokenizer)]
+        return [*lines, "", *self._character_lines(tokenizer)] if tokenizer else lines
 
     def _quantiles(self, split: str) -> str:
         bins = sorted(self.durations[split].items())
@@ -111,7 +116,7 @@ class CorpusStatistics:
         for character, count in sorted(train.items(), key=lambda item: (-item[1], item[0])):
             rare = "  rare: a typing error?" if count < _RARE else ""
             lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
-        for split in ("dev", "test"):
+        for split in sorted(self.characters.keys() - {"train"}):
             unknown = {
                 character: count
                 for character, count in self.characters[split].items()

@@ -5,6 +5,7 @@ Axes: N batch, T feature frames, F mel bins, U symbols.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed
 from pruned_rnnt.data.batch import AlignedWord, Batch, pad_features, pad_targets
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.filters import cut_text
+from pruned_rnnt.data.prepared import read_cuts
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.waveform import resample
 
@@ -35,7 +37,7 @@ class CutsToBatch(Dataset[Batch]):
         self.augmenter = augmenter
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
-        self._noise_cuts = CutSet.from_file(noise).to_eager() if noise else None
+        self._noise_cuts = read_cuts(Path(noise)).to_eager() if noise else None
 
     def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
         epoch, cuts = item

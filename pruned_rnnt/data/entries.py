@@ -79,8 +79,6 @@ def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
     """The cut of an entry, with `text`. Raises LeftOut."""
     if entry.problem:
         raise LeftOut(entry.problem)
-    if not text:
-        raise LeftOut("empty text")
     if entry.cut is not None:
         cut = _with_text(entry, text, limits)
     else:

@@ -257,15 +257,29 @@ class ManifestSource:
             for line, item in _items(self.path):
                 yield from _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
             return
-        recordings = {item.id: item for _, item in _items(self.path)}
-        for line, supervision in _items(self.supervisions):
-            origin = f"{self.supervisions}:{line}"
-            recording = recordings.get(supervision.recording_id)
-            if recording is None:
-                yield Entry(id=supervision.id, origin=origin, problem="recording is not listed")
-            else:
-                cut = _cut_of_supervision(recording, supervision)
-                yield entry_of_cut(_with_paths_found(cut, self.path.parent), origin)
+        listed = _items(self.supervisions)
+        yield from paired_entries(
+            (recording for _, recording in _items(self.path)),
+            ((f"{self.supervisions}:{line}", supervision) for line, supervision in listed),
+            self.path.parent,
+        )
+
+
+def paired_entries(
+    recordings: Iterable[Any], supervisions: Iterable[tuple[str, Any]], folder: Path
+) -> Iterator[Entry]:
+    """Entries of (origin, supervision) pairs, each with the part of its recording it is about.
+
+    folder: where relative paths start if not where the program runs.
+    """
+    by_id = {recording.id: recording for recording in recordings}
+    for origin, supervision in supervisions:
+        recording = by_id.get(supervision.recording_id)
+        if recording is None:
+            yield Entry(id=supervision.id, origin=origin, problem="recording is not listed")
+        else:
+            cut = _cut_of_supervision(recording, supervision)
+            yield entry_of_cut(_with_paths_found(cut, folder), origin)
 
 
 def _items(path: Path) -> Iterator[tuple[int, Any]]:
@@ -307,7 +321,7 @@ def _sources(track: Any) -> list[Any]:
     return recording.sources if recording is not None else []
 
 
-def entry_of_cut(cut: Any, origin: str, split: str = "") -> Entry:
+def entry_of_cut(cut: Any, origin: str) -> Entry:
     """An entry which carries a lhotse cut of one utterance."""
     supervision = cut.supervisions[0] if cut.supervisions else None
     return Entry(
@@ -315,7 +329,6 @@ def entry_of_cut(cut: Any, origin: str, split: str = "") -> Entry:
         origin=origin,
         text=(supervision.text or "") if supervision else "",
         speaker=(supervision.speaker or "") if supervision else "",
-        split=split,
         cut=cut,
     )
 

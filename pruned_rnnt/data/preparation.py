@@ -100,6 +100,9 @@ class PrepareReport:
             settings = " ".join([f"data.path={output}", *self.train_options])
             command = f"pruned-rnnt train --config {config} {settings}"
             console.print(f"Train: {command}", soft_wrap=True)
+        elif "noise" in self.splits:
+            setting = f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz"
+            console.print(f"Mix into training: pruned-rnnt train ... {setting}", soft_wrap=True)
         else:
             console.print(f"Decode: pruned-rnnt decode RUN data.path={output}", soft_wrap=True)
 

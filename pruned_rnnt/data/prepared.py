@@ -106,6 +106,19 @@ class PathPrefix:
         return cut
 
 
+def read_cuts(path: Path) -> CutSet:
+    """The cuts of a manifest, lazily; relative paths start at its folder if that is a prepared one.
+
+    Raises FileNotFoundError naming the manifest.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no manifest of cuts at {path}")
+    cuts = CutSet.from_file(path)
+    if (path.parent / REPORT_NAME).is_file():
+        cuts = cuts.map(PreparedFolder(path.parent).make_absolute())
+    return cuts
+
+
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
     """Writes `folder`/prepare.json."""
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"

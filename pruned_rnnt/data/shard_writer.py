@@ -39,11 +39,13 @@ class ShardConfig:
 
     features: "stored" computes features now; "waveform" leaves it to training.
     shar: features or audio go into tar files (see `shar.py`).
+    needs_text: an utterance without text is left out (noises have none).
     speeds: with "stored", further copies of every training utterance at these speeds.
     """
 
     features: Storage = "stored"
     shar: bool = False
+    needs_text: bool = True
     speeds: tuple[float, ...] = ()
     limits: Limits = field(default_factory=Limits)
     text: TextConfig = field(default_factory=TextConfig)
@@ -133,6 +135,8 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                if config.needs_text and not (text or entry.problem):
+                    raise LeftOut("empty text")
                 cut = entry_cut(entry, text, config.limits)
                 cut = fastcopy(cut, features=None, id=entry.id)
                 samples_S = read_samples(cut)

@@ -16,7 +16,6 @@ _ALIASES = {
     "dev": ("dev", "valid", "validation", "val", "cv"),
     "test": ("test", "eval", "evaluation", "tt"),
 }
-SPLITS = tuple(_ALIASES)
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,17 @@ class SplitPlan:
         if self.by_speaker:
             return "no speaker is in two splits"
         return "speakers unknown or fewer than splits: a speaker may be in several splits"
+
+
+@dataclass(frozen=True)
+class NamedSplits:
+    """Every entry carries the name of its split, whatever that is."""
+
+    def split_of(self, entry: Entry) -> str | None:
+        return entry.split
+
+    def describe(self) -> str:
+        return "splits of the corpus"
 
 
 def split_name(name: str) -> str | None:

@@ -151,7 +151,7 @@ def test_nothing_left_to_train_on_says_why(tmp_path: Path, capsys: pytest.Captur
     table.write_text("a.wav\thello\nb.wav\tyou\n")
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err
-    assert "no training utterances are left" in error
+    assert "no train utterances are left" in error
     assert "audio file not found" in error
 
 

@@ -1,0 +1,163 @@
+"""What recipes of public corpora share: lhotse downloads and reads them, the rest is here.
+
+A recipe says how lhotse's functions are called, which parts of the corpus make which split, and
+which texts and symbols are usual for it; see `recipes/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pruned_rnnt.data.augmentation import derived_seed
+from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
+from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
+from pruned_rnnt.data.entries import Entry, last_line
+from pruned_rnnt.data.own_sources import paired_entries
+from pruned_rnnt.data.preparation import PrepareReport
+from pruned_rnnt.data.splits import NamedSplits
+from pruned_rnnt.data.text import TextConfig
+from pruned_rnnt.data.tokens import TokenizerConfig
+
+# Of each part of a corpus: {"recordings": ..., "supervisions": ...}, as lhotse's functions give it.
+Manifests = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRecipe:
+    """A public corpus.
+
+    name: of the recipe, its folder and its configuration.
+    download: (target folder, options) -> folder of the corpus.
+    manifests: (folder of the corpus, options) -> manifests by part.
+    splits: the parts of each split, in lhotse's names. Parts that are not there are left out.
+    dev_share: share of the training utterances that becomes dev, for a corpus without a dev part.
+    add_arguments: adds options of the recipe's own.
+    """
+
+    name: str
+    download: Callable[[Path, argparse.Namespace], Path]
+    manifests: Callable[[Path, argparse.Namespace], Manifests]
+    splits: Mapping[str, Sequence[str]]
+    tokenizer: TokenizerConfig
+    text: TextConfig = field(default_factory=TextConfig)
+    dev_share: float = 0.0
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+def run_recipe(recipe: CorpusRecipe, description: str, arguments: Sequence[str]) -> None:
+    """The command line of a recipe; `arguments` follow its name."""
+    parser = argparse.ArgumentParser(
+        prog=f"pruned-rnnt prepare {recipe.name}", description=description
+    )
+    add_source_arguments(parser, recipe.name)
+    add_corpus_arguments(
+        parser, output=f"data/{recipe.name}", tokenizer=recipe.tokenizer, text=recipe.text
+    )
+    if recipe.add_arguments is not None:
+        recipe.add_arguments(parser)
+    prepare(recipe, parser.parse_args(arguments), Console())
+
+
+def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console) -> None:
+    """Makes the prepared folder at `options.output`."""
+    config = build_config(options)
+    folder = corpus_folder(recipe.download, options, console)
+    manifests = read_manifests(recipe.manifests, folder, options)
+    known = {part for parts in recipe.splits.values() for part in parts}
+    if not known & manifests.keys():
+        raise ValueError(f"{folder} has none of the parts {', '.join(sorted(known))}")
+    report = PrepareReport(
+        recipe=recipe.name,
+        options=plain_options(options),
+        details={"parts": sorted(known & manifests.keys())},
+        train_options=train_options(options),
+    )
+    entries = _Entries(recipe, manifests, folder, options.seed)
+    build_corpus(options.output, entries, NamedSplits(), config, report, console)
+
+
+def add_source_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """--source and --download, of which one is needed."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--source", type=Path, metavar="DIR", help="the corpus, unpacked")
+    where.add_argument(
+        "--download",
+        type=Path,
+        nargs="?",
+        const=Path("data/download") / name,
+        metavar="DIR",
+        help=f"fetch it into DIR (default data/download/{name}), unless it is there already",
+    )
+
+
+def corpus_folder(
+    download: Callable[[Path, argparse.Namespace], Path],
+    options: argparse.Namespace,
+    console: Console,
+) -> Path:
+    """--source, or where the download went.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: the download failed, with what to do instead.
+    """
+    if options.download is None:
+        if not options.source.is_dir():
+            raise FileNotFoundError(f"--source {options.source} is not a folder")
+        return Path(options.source)
+    console.print(f"downloading into {options.download}")
+    try:
+        return Path(download(options.download, options))
+    except OSError as error:  # urllib's and tarfile's are of this kind
+        raise ValueError(
+            f"the download failed ({last_line(error)}): run again to go on, or fetch the corpus by "
+            "other means and give its folder with --source"
+        ) from error
+
+
+def read_manifests(
+    function: Callable[[Path, argparse.Namespace], Manifests],
+    folder: Path,
+    options: argparse.Namespace,
+) -> Manifests:
+    """What lhotse finds in `folder`; ValueError when it is not laid out as lhotse expects."""
+    try:
+        return function(folder, options)
+    except Exception as error:  # lhotse asserts, looks up and opens what should be there
+        raise ValueError(
+            f"{folder} is not laid out as the corpus is: {type(error).__name__}: {last_line(error)}"
+        ) from error
+
+
+class _Entries:
+    """Entries of a corpus, split by split."""
+
+    def __init__(self, recipe: CorpusRecipe, manifests: Manifests, folder: Path, seed: int) -> None:
+        self.recipe = recipe
+        self.manifests = manifests
+        self.folder = folder
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Entry]:
+        for split, parts in self.recipe.splits.items():
+            for part in parts:
+                if part not in self.manifests:
+                    continue
+                manifest = self.manifests[part]
+                supervisions = ((f"{part}:{s.id}", s) for s in manifest["supervisions"])
+                for entry in paired_entries(manifest["recordings"], supervisions, self.folder):
+                    yield replace(entry, split=self._split(split, entry.id))
+
+    def _split(self, split: str, name: str) -> str:
+        if (
+            split == "train"
+            and derived_seed("dev", self.seed, name) < self.recipe.dev_share * 2**32
+        ):
+            return "dev"
+        return split

@@ -1,0 +1,1 @@
+"""AISHELL-1: Mandarin, read."""

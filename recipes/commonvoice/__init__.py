@@ -1,0 +1,1 @@
+"""Mozilla Common Voice, one language."""

@@ -1,0 +1,62 @@
+"""`pruned-rnnt prepare commonvoice`: volunteers read sentences, in one of many languages."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pruned_rnnt.data.corpus_recipe import CorpusRecipe, Manifests, run_recipe
+from pruned_rnnt.data.text import TextConfig
+from pruned_rnnt.data.tokens import TokenizerConfig
+
+
+def _download(target: Path, options: argparse.Namespace) -> Path:
+    from lhotse.recipes.commonvoice import download_commonvoice
+
+    download_commonvoice(target, languages=options.language, release=options.release)
+    return target / str(options.release)
+
+
+def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
+    from lhotse.recipes.commonvoice import prepare_commonvoice
+
+    # A corpus of one language is also found by the folder of that language.
+    if not (folder / options.language).is_dir() and folder.name == options.language:
+        folder = folder.parent
+    # lhotse insists on a place for its own copy of the manifests.
+    with tempfile.TemporaryDirectory() as scratch:
+        found = prepare_commonvoice(
+            folder, scratch, languages=options.language, num_jobs=options.num_jobs
+        )
+    manifests: Manifests = found[options.language]
+    return manifests
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--language", default="en", metavar="CODE", help="e.g. en, de, fr, zh-CN (default en)"
+    )
+    parser.add_argument(
+        "--release",
+        default="cv-corpus-13.0-2023-03-09",
+        metavar="NAME",
+        help="with --download (default cv-corpus-13.0-2023-03-09)",
+    )
+
+
+RECIPE = CorpusRecipe(
+    name="commonvoice",
+    download=_download,
+    manifests=_manifests,
+    splits={"train": ["train"], "dev": ["dev"], "test": ["test"]},
+    tokenizer=TokenizerConfig(kind="bpe", vocab_size=500),
+    text=TextConfig(case="lower", punctuation="remove"),
+    add_arguments=_add_arguments,
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command line; `arguments` follow the recipe's name."""
+    run_recipe(RECIPE, __doc__, arguments)

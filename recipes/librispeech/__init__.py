@@ -1,0 +1,1 @@
+"""LibriSpeech: a thousand hours of English audio books."""

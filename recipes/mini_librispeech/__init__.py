@@ -1,0 +1,1 @@
+"""Five hours of LibriSpeech."""

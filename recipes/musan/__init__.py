@@ -1,0 +1,1 @@
+"""MUSAN: music, speech and noise to mix into training data."""

@@ -1,0 +1,1 @@
+"""Sixty recordings of yes and no in Hebrew."""

@@ -1,0 +1,72 @@
+"""Public corpora in their own layout on disk, with noise for speech and few files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+WORDS = ("HELLO", "TO", "THE", "WORLD", "AGAIN")
+
+
+def _write(path: Path, seconds: float, rate: int = 16000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(sum(path.name.encode()))
+    soundfile.write(path, 0.1 * rng.standard_normal(int(rate * seconds)), rate)
+
+
+def make_yesno(folder: Path) -> Path:
+    """lhotse wants the sixty files there are: `1_0_...wav`, at 8 kHz."""
+    for number in range(60):
+        name = "_".join(f"{number * 4 + 1:08b}")
+        _write(folder / f"{name}.wav", 1.0, 8000)
+    return folder
+
+
+def make_librispeech(folder: Path, parts: dict[str, int]) -> Path:
+    """parts: utterances of each; two speakers a part."""
+    for place, (part, count) in enumerate(parts.items()):
+        for speaker in (100 + place, 200 + place):
+            chapter = folder / "LibriSpeech" / part / str(speaker) / "7"
+            lines = []
+            for index in range(count):
+                name = f"{speaker}-7-{index:04d}"
+                _write(chapter / f"{name}.flac", 1.0 + 0.1 * index)
+                lines.append(f"{name} {' '.join(WORDS[: 1 + index % 5])}\n")
+            (chapter / f"{speaker}-7.trans.txt").write_text("".join(lines))
+    return folder
+
+
+def make_aishell(folder: Path, count: int = 4) -> Path:
+    lines = []
+    for part, speaker in (("train", "S0002"), ("dev", "S0724"), ("test", "S0764")):
+        for index in range(count):
+            name = f"BAC009{speaker}W{index:04d}"
+            _write(folder / "data_aishell" / "wav" / part / speaker / f"{name}.wav", 1.2)
+            rest = "\u4e16\u754c"[: 1 + index % 2]
+            lines.append(f"{name} \u4f60\u597d {rest}\n")
+    transcript = folder / "data_aishell" / "transcript" / "aishell_transcript_v0.8.txt"
+    transcript.parent.mkdir(parents=True)
+    transcript.write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def make_commonvoice(folder: Path, language: str, count: int = 4) -> Path:
+    header = "client_id path sentence up_votes down_votes age gender accents variant locale segment"
+    for part in ("train", "dev", "test"):
+        rows = [header.replace(" ", "\t")]
+        for index in range(count):
+            name = f"common_voice_{language}_{part}{index}.mp3"
+            _write(folder / language / "clips" / name, 1.3, 32000)
+            sentence = f"\u201cWie geht\u2019s\u201d, Nummer {index}?"
+            rows.append("\t".join([f"id-{part}", name, sentence, "2", "0", *[""] * 5, ""]))
+        (folder / language / f"{part}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+def make_musan(folder: Path) -> Path:
+    for part, source in (("music", "fma"), ("speech", "us-gov"), ("noise", "sound-bible")):
+        _write(folder / part / source / f"{part}-{source}-0000.wav", 2.5)
+    (folder / "music" / "fma" / "ANNOTATIONS").write_text("music-fma-0000 jazz N Someone\n")
+    return folder

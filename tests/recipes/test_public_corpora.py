@@ -1,0 +1,162 @@
+"""Recipes over lhotse's functions, on tiny corpora in the layout of the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import corpus_layouts
+import pytest
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.augmentation import AugmentationConfig
+from pruned_rnnt.data.corpus_recipe import CorpusRecipe
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.filters import FilterConfig, cut_text
+from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.train.experiment import ExperimentConfig
+
+
+def prepare(name: str, source: Path, output: Path, *options: str) -> PreparedFolder:
+    arguments = ["prepare", name, "--source", str(source), "--output", str(output)]
+    assert pruned_rnnt([*arguments, "--num-jobs", "1", *options]) == 0
+    return PreparedFolder(output)
+
+
+def texts(folder: PreparedFolder, split: str) -> list[str]:
+    return [cut_text(cut) for cut in folder.cuts(split)]
+
+
+def assert_trains(folder: PreparedFolder, **changes: object) -> None:
+    filters = FilterConfig(subsampling_factor=1)
+    config = DataConfig(path=str(folder.path), num_workers=0, filters=filters, **changes)
+    data = DataModule(config)
+    seen = sum(len(batch) for batch in data.train_loader())
+    assert seen == len(folder.cuts("train"))
+
+
+def test_yesno(tmp_path: Path) -> None:
+    source = corpus_layouts.make_yesno(tmp_path / "waves_yesno")
+    folder = prepare("yesno", source, tmp_path / "out")
+    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
+    assert counts["test"] == 30
+    assert counts["train"] + counts["dev"] == 30
+    assert 2 <= counts["dev"] <= 10
+    assert set(" ".join(texts(folder, "train")).split()) == {"YES", "NO"}
+    assert folder.tokenizer().symbols[3:] == ["\u2581NO", "\u2581YES"]
+    assert_trains(folder)
+
+
+def test_librispeech(tmp_path: Path) -> None:
+    parts = {"train-clean-100": 3, "train-clean-360": 2, "train-other-500": 1}
+    parts |= {"dev-clean": 1, "dev-other": 1, "test-clean": 2, "test-other": 3}
+    source = corpus_layouts.make_librispeech(tmp_path, parts)
+    options = ["--tokens", "char"]
+    folder = prepare("librispeech", source, tmp_path / "out", *options)
+    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
+    assert counts == {"train": 12, "dev": 4, "test": 4, "test-other": 6}
+    speakers = folder.report()["splits"]["train"]["speakers"]
+    assert speakers == ["100", "101", "102", "200", "201", "202"]
+    small = prepare("librispeech", source, tmp_path / "100", *options, "--hours", "100")
+    assert len(small.cuts("train")) == 6
+    assert_trains(folder)
+
+
+def test_mini_librispeech(tmp_path: Path) -> None:
+    source = corpus_layouts.make_librispeech(tmp_path, {"train-clean-5": 30, "dev-clean-2": 2})
+    folder = prepare(
+        "mini_librispeech", source, tmp_path / "out", "--tokens", "char", "--features", "waveform"
+    )
+    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
+    assert counts["train"] + counts["dev"] == 60
+    assert 1 <= counts["dev"] <= 9
+    assert counts["test"] == 4
+    assert_trains(folder, features="waveform")
+
+
+def test_aishell(tmp_path: Path) -> None:
+    source = corpus_layouts.make_aishell(tmp_path / "aishell")
+    folder = prepare("aishell", source, tmp_path / "out")
+    assert set(texts(folder, "train")) == {"\u4f60\u597d\u4e16", "\u4f60\u597d\u4e16\u754c"}
+    tokenizer = folder.tokenizer()
+    assert tokenizer.decode(tokenizer.encode("\u4f60\u597d\u4e16\u754c")) == (
+        "\u4f60\u597d\u4e16\u754c"
+    )
+    # A symbol a character, and one for the space that starts each text.
+    assert len(tokenizer) == 3 + 4 + 1
+    assert_trains(folder)
+
+
+def test_commonvoice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # lhotse starts processes anew for every part: seconds each.
+    monkeypatch.setattr(
+        "lhotse.recipes.commonvoice.ProcessPoolExecutor",
+        lambda max_workers, mp_context: ThreadPoolExecutor(max_workers),
+    )
+    source = corpus_layouts.make_commonvoice(tmp_path / "cv-corpus", "de")
+    options = ["--language", "de", "--tokens", "char"]
+    folder = prepare("commonvoice", source, tmp_path / "out", *options)
+    assert texts(folder, "train") == [f"wie geht's nummer {i}" for i in range(4)]
+    again = prepare("commonvoice", source / "de", tmp_path / "again", *options)
+    assert texts(again, "test") == texts(folder, "test")
+    assert_trains(folder)
+
+
+def test_musan_is_mixed_into_yesno(tmp_path: Path) -> None:
+    source = corpus_layouts.make_yesno(tmp_path / "waves_yesno")
+    musan = corpus_layouts.make_musan(tmp_path / "musan")
+    noises = prepare("musan", musan, tmp_path / "noises", "--window", "1")
+    cuts = noises.cuts("noise")
+    assert sorted({cut.id.partition("-")[0] for cut in cuts}) == ["music", "noise", "speech"]
+    assert len(cuts) == 6
+    folder = prepare("yesno", source, tmp_path / "out")
+    mixing = AugmentationConfig(
+        noise_cuts=str(noises.cuts_path("noise")), noise_cuts_probability=1.0
+    )
+    assert_trains(folder, augmentation=mixing)
+
+
+@pytest.mark.parametrize("name", ["yesno", "librispeech", "aishell", "commonvoice"])
+def test_another_layout_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    arguments = ["prepare", name, "--source", str(tmp_path / "elsewhere")]
+    assert pruned_rnnt([*arguments, "--output", str(tmp_path / "out")]) == 1
+    assert "elsewhere" in capsys.readouterr().err
+    assert pruned_rnnt(["prepare", name, "--source", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere is not a folder" in capsys.readouterr().err
+
+
+def _recipes() -> Iterator[CorpusRecipe]:
+    from recipes.aishell.prepare import RECIPE as AISHELL
+    from recipes.commonvoice.prepare import RECIPE as COMMONVOICE
+    from recipes.librispeech.prepare import RECIPE as LIBRISPEECH
+    from recipes.mini_librispeech.prepare import RECIPE as MINI
+    from recipes.yesno.prepare import RECIPE as YESNO
+
+    yield from (AISHELL, COMMONVOICE, LIBRISPEECH, MINI, YESNO)
+
+
+@pytest.mark.parametrize("recipe", list(_recipes()), ids=lambda recipe: recipe.name)
+def test_recipes_have_a_configuration_and_a_page(recipe: CorpusRecipe) -> None:
+    from pruned_rnnt.config import load_config
+
+    root = Path(__file__).parent.parent.parent
+    config = load_config(ExperimentConfig, root / "configs" / f"{recipe.name}.yaml")
+    assert config.data.path == f"data/{recipe.name}"
+    assert config.train.folder == f"exp/{recipe.name}"
+    assert (root / "recipes" / recipe.name / "README.md").is_file()
+
+
+def test_a_failed_download_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("lhotse.recipes.yesno.resumable_download", refuse)
+    arguments = ["prepare", "yesno", "--download", str(tmp_path / "there")]
+    assert pruned_rnnt([*arguments, "--output", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert "the download failed (no route to host)" in error
+    assert "--source" in error
