@@ -32,6 +32,8 @@ class DecodeConfig:
     max_symbols_per_frame: of greedy search; recognisers which run exported models use 1.
     skip_unknown: never emit `<unk>`, as those recognisers do.
     beam_size, num_best, length_norm: of modified beam search.
+    chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
+        the model is configured.
     """
 
     method: Literal["greedy", "modified_beam"] = "greedy"
@@ -43,6 +45,8 @@ class DecodeConfig:
     beam_size: int = 4
     num_best: int = 1
     length_norm: bool = True
+    chunk: int = 0
+    left: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pruned_rnnt.config import ConfigError, from_dict, load_config
 from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.average import mean_of_states
 from pruned_rnnt.train.checkpoint import (
@@ -68,6 +69,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
 
     Raises:
         CheckpointError: no such checkpoint, or one of another model.
+        ValueError: decode.chunk or decode.left which do not suit the encoder.
     """
     path = find_checkpoint(config.folder, config.decode.checkpoint)
     values = load_checkpoint(path)
@@ -79,12 +81,24 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path} does not fit its own configuration: {reason}") from error
+    _set_chunks(model, config.decode)
     return LoadedModel(
         model=model.to(pick_device(config.train)).eval(),
         tokenizer=Tokenizer.load(config.folder / "tokens"),
         step=values["counters"]["step"],
         source=path,
     )
+
+
+def _set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
+    """Let a causal encoder see decode.chunk and decode.left, where they say something."""
+    if not (config.chunk or config.left):
+        return
+    trained_chunk, trained_left = model.encoder.config.stream_sizes
+    chunk = config.chunk or trained_chunk
+    # A past of whole chunks, as long as the configured one or a little longer.
+    left = config.left or -(-trained_left // chunk) * chunk
+    model.encoder.set_chunks(chunk, left)
 
 
 def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
