@@ -126,6 +126,11 @@ def _parser() -> argparse.ArgumentParser:
         "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + _OVERRIDES,
     )
     _add_run_arguments(decode)
+    decode.add_argument(
+        "--plot",
+        metavar="ID[,ID...]",
+        help="only draw these utterances of the set, into RUN/results/plots",
+    )
 
     align = _command(
         parsers,

@@ -73,6 +73,14 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
             "decode data that were prepared with the run's tokenizer"
         )
+    if options.plot is not None:
+        from pruned_rnnt.align.picture import plot_utterances
+
+        parts = loaded.model, loaded.tokenizer
+        plots = config.folder / "results/plots"
+        for path in plot_utterances(parts, data, options.plot.split(","), config.decode, plots):
+            print(f"drawn: {path}")
+        return 0
     split, method = config.decode.split, config.decode.method
     decoded = decode_set(loaded.model, data.test_loader(split), loaded.tokenizer, config.decode)
     transcripts = [utterance.transcript for utterance in decoded.utterances]

@@ -6,14 +6,16 @@
 | Is s_range too small? | `band_edge_mass` |
 | How late are the symbols? | `mean_symbol_delay` |
 | In which frame is each symbol? | `viterbi_alignment` of `log_prob_rows` |
-| What does it look like? | `lattice_figure` |
+| How probable is each arc? | `occupancy_of_rows` of `log_prob_rows` |
+| What does it look like? | `lattice_figure`, `utterance_figure` |
 """
 
 from pruned_rnnt.diagnostics.alignment import Alignment, viterbi_alignment
 from pruned_rnnt.diagnostics.delay import SymbolDelay, mean_symbol_delay
 from pruned_rnnt.diagnostics.figure import lattice_figure
-from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows
+from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
 from pruned_rnnt.diagnostics.mass import BandEdgeMass, RetainedMass, band_edge_mass, retained_mass
+from pruned_rnnt.diagnostics.utterance_figure import Track, utterance_figure
 
 __all__ = [
     "Alignment",
@@ -21,10 +23,13 @@ __all__ = [
     "LogProbRows",
     "RetainedMass",
     "SymbolDelay",
+    "Track",
     "band_edge_mass",
     "lattice_figure",
     "log_prob_rows",
     "mean_symbol_delay",
+    "occupancy_of_rows",
     "retained_mass",
+    "utterance_figure",
     "viterbi_alignment",
 ]

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.loss.results import Bounds, Occupancy
 
-_PAPER = "#ffffff"
-_INK = "#20242c"
-_FAINT_INK = "#6b7280"
+PAPER = "#ffffff"
+INK = "#20242c"
+FAINT_INK = "#6b7280"
 _BAND = "#f08c00"
 _BAND_TINT = "#fff5e6"
-_PATH = "#c2255c"
+PATH = "#c2255c"
 # Nothing through teal to near black: the band's tint shows where there is no probability.
 _COLOURS = ("#e4f4f300", "#cfe9e8c0", "#9fd3d0", "#4aa5a8", "#1b6f7d", "#123f55", "#0b1d33")
 # Posteriors span decades; this exponent shows 1% as a visible tint.
@@ -71,31 +71,62 @@ def lattice_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    node_TU = _visits(occupancy, index, logit_length, target_length)
+    node_TU = lattice_visits(occupancy, index, logit_length, target_length)
+    figure = Figure(figsize=lattice_size(*node_TU.shape), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.set_facecolor(PAPER)
+    axes = figure.add_subplot()
+    image = draw_lattice(axes, node_TU, bounds, alignment, index=index, tokens=tokens)
+    if frame_seconds is not None:
+        _add_seconds(axes, frame_seconds)
+    if title is not None:
+        axes.set_title(title, color=INK, fontsize=10.5, loc="left", pad=8)
+    add_colour_bar(figure, image, axes)
+    return figure
+
+
+def draw_lattice(
+    axes: Axes,
+    node_TU: Tensor,
+    bounds: Bounds | None,
+    alignment: Alignment | Tensor | None,
+    *,
+    index: int,
+    tokens: Sequence[str] | None,
+) -> Any:
+    """Draw one utterance's lattice into axes whose x is encoder frames; returns the image.
+
+    Args:
+        node_TU: of `lattice_visits`.
+        bounds, alignment, index, tokens: as of `lattice_figure`.
+
+    Raises:
+        ValueError: fewer tokens than symbols.
+    """
     frame_count, columns = node_TU.shape
     if tokens is not None and len(tokens) < columns - 1:
         raise ValueError(
             f"tokens has {len(tokens)} entries; it must have one for each of the "
             f"{columns - 1} symbols"
         )
-    figure = Figure(figsize=_size(frame_count, columns), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.set_facecolor(_PAPER)
-    axes = figure.add_subplot()
     image = _draw_visits(axes, node_TU)
     if bounds is not None:
         _draw_band(axes, bounds, index, frame_count, columns)
     if alignment is not None:
         _draw_alignment(axes, alignment, index, frame_count, columns)
-    _dress(axes, frame_count, columns, tokens, title, frame_seconds)
+    _dress(axes, frame_count, columns, tokens)
+    return image
+
+
+def add_colour_bar(figure: Figure, image: Any, axes: Axes) -> None:
+    """What the tints of a lattice mean."""
     bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=32, ticks=[0.0, 0.01, 0.1, 0.3, 0.6, 1])
-    bar.set_label("probability that a path passes", color=_FAINT_INK, fontsize=8)
-    bar.ax.tick_params(labelsize=7, colors=_FAINT_INK, length=2)
+    bar.set_label("probability that a path passes", color=FAINT_INK, fontsize=8)
+    bar.ax.tick_params(labelsize=7, colors=FAINT_INK, length=2)
     bar.outline.set_visible(False)
-    return figure
 
 
-def _visits(
+def lattice_visits(
     occupancy: Occupancy, index: int, logit_length: int | None, target_length: int | None
 ) -> Tensor:
     """(T_n, U_n + 1) posterior of visiting each node, on the CPU, in [0, 1]."""
@@ -113,9 +144,14 @@ def _visits(
     return node.nan_to_num(0.0).clamp(0.0, 1.0)
 
 
-def _size(frame_count: int, columns: int) -> tuple[float, float]:
-    """Inches: wide enough for the frames, high enough for a label a symbol, within reason."""
-    width = min(max(4.5 + frame_count * 0.045, 6.5), 13.0)
+def lattice_size(frame_count: int, columns: int) -> tuple[float, float]:
+    """Inches: wide enough for the frames, high enough for a label a symbol, within reason.
+
+    A minute of speech is as wide as it gets; more would be beyond what viewers show.
+    """
+    width = 4.5 + frame_count * 0.045
+    # Beyond 8 s, frames get less and less room.
+    width = min(max(width, 6.5), 13.0) + max(0.0, min(width, 72.0) - 13.0) * 0.25
     height = min(max(1.6 + columns * 0.19, 3.2), 9.0)
     return width, height
 
@@ -177,75 +213,77 @@ def _draw_alignment(
         ys += [symbol, symbol + 1]
     xs.append(frame_count - 1)
     ys.append(len(emitted))
-    axes.plot(xs, ys, color=_PAPER, linewidth=2.6, alpha=0.8, solid_joinstyle="round", zorder=3)
+    axes.plot(xs, ys, color=PAPER, linewidth=2.6, alpha=0.8, solid_joinstyle="round", zorder=3)
     axes.plot(
-        xs, ys, color=_PATH, linewidth=1.3, solid_joinstyle="round", label="best path", zorder=4
+        xs, ys, color=PATH, linewidth=1.3, solid_joinstyle="round", label="best path", zorder=4
     )
     axes.scatter(
         emitted,
         [symbol + 1 for symbol in range(len(emitted))],
         s=13,
-        color=_PATH,
-        edgecolors=_PAPER,
+        color=PATH,
+        edgecolors=PAPER,
         linewidths=0.7,
         label="symbol emitted",
         zorder=5,
     )
 
 
-def _dress(
-    axes: Axes,
-    frame_count: int,
-    columns: int,
-    tokens: Sequence[str] | None,
-    title: str | None,
-    frame_seconds: float | None,
-) -> None:
+def _dress(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] | None) -> None:
     """Limits, labels, ticks, legend: everything around the picture."""
-    import numpy as np
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(-0.5, frame_count - 0.5)
     axes.set_ylim(-0.5, columns - 0.5)
-    axes.set_facecolor(_PAPER)
-    for spine in axes.spines.values():
-        spine.set_color("#d4d7dd")
-    axes.tick_params(colors=_FAINT_INK, labelsize=8, length=2.5)
-    axes.set_xlabel("encoder frame", color=_INK, fontsize=9)
-    if tokens is not None and columns - 1 <= _MAX_TOKEN_LABELS:
-        axes.set_yticks(range(columns), ["start", *(_printable(t) for t in tokens[: columns - 1])])
+    plain_axes(axes)
+    axes.set_xlabel("encoder frame", color=INK, fontsize=9)
+    if tokens is not None:
+        # Of long texts every second, third, ... symbol is named.
+        step = -(-columns // _MAX_TOKEN_LABELS)
+        names = ["start", *(printable(t) for t in tokens[: columns - 1])]
+        axes.set_yticks(range(0, columns, step), names[::step])
         for label in axes.get_yticklabels():
-            label.set_color(_INK)
-        axes.set_ylabel("symbols emitted", color=_INK, fontsize=9)
+            label.set_color(INK)
+        axes.set_ylabel("symbols emitted", color=INK, fontsize=9)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylabel("number of symbols emitted", color=_INK, fontsize=9)
-    if frame_seconds is not None:
-        seconds = axes.secondary_xaxis(
-            "top",
-            functions=(
-                lambda frames: np.asarray(frames) * frame_seconds,
-                lambda seconds: np.asarray(seconds) / frame_seconds,
-            ),
-        )
-        seconds.set_xlabel("seconds", color=_FAINT_INK, fontsize=8)
-        seconds.tick_params(colors=_FAINT_INK, labelsize=7, length=2.5)
-        seconds.spines["top"].set_color("#d4d7dd")
-    if title is not None:
-        axes.set_title(title, color=_INK, fontsize=10.5, loc="left", pad=8)
+        axes.set_ylabel("number of symbols emitted", color=INK, fontsize=9)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(
             loc="lower right",
             fontsize=8,
             frameon=True,
             framealpha=0.92,
-            labelcolor=_INK,
+            labelcolor=INK,
             edgecolor="#d4d7dd",
             fancybox=False,
             borderpad=0.7,
         )
 
 
-def _printable(token: str) -> str:
+def plain_axes(axes: Axes) -> None:
+    """The look that all pictures share."""
+    axes.set_facecolor(PAPER)
+    for spine in axes.spines.values():
+        spine.set_color("#d4d7dd")
+    axes.tick_params(colors=FAINT_INK, labelsize=8, length=2.5)
+
+
+def _add_seconds(axes: Axes, frame_seconds: float) -> None:
+    import numpy as np
+
+    seconds = axes.secondary_xaxis(
+        "top",
+        functions=(
+            lambda frames: np.asarray(frames) * frame_seconds,
+            lambda seconds: np.asarray(seconds) / frame_seconds,
+        ),
+    )
+    seconds.set_xlabel("seconds", color=FAINT_INK, fontsize=8)
+    seconds.tick_params(colors=FAINT_INK, labelsize=7, length=2.5)
+    seconds.spines["top"].set_color("#d4d7dd")
+
+
+def printable(token: str) -> str:
     """A token as it should stand on an axis: a light word boundary, no mathtext."""
     return token.replace("\u2581", "_").replace("$", r"\$")

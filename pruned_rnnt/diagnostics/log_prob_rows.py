@@ -1,4 +1,4 @@
-"""Log-probabilities of the arcs of a lattice, from a joiner's logits: what an alignment needs.
+"""Log-probabilities of the arcs of a lattice, from a joiner's logits, and their occupancies.
 
 Axes: N batch, T frames, U symbols, S columns a frame (U + 1, or a band's s_range), V vocabulary.
 """
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from pruned_rnnt.loss.mutual_information import mutual_information
+from pruned_rnnt.loss.results import Occupancy
 from pruned_rnnt.ops._library import accumulator
 from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS, log_probs
 
@@ -77,3 +80,29 @@ def log_prob_rows(
         scratch.view(-1),
     )
     return LogProbRows(emit, stay)
+
+
+@torch.no_grad()
+def occupancy_of_rows(
+    rows: LogProbRows,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    rnnt_type: str = "regular",
+) -> Occupancy:
+    """How probable each arc of a full lattice is, given its log-probabilities.
+
+    Args:
+        rows: (N, T, U + 1), as `log_prob_rows` gives them without a band.
+        logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
+        rnnt_type: as in `pruned_rnnt.rnnt_loss`.
+    """
+    px = rows.emit[:, :, :-1].transpose(1, 2)
+    if rnnt_type == "regular":
+        px = pad(px, (0, 1), value=-torch.inf)
+    frames, symbols = (x.to(px.device, torch.int32) for x in (logit_lengths, target_lengths))
+    begin = torch.zeros_like(frames)
+    boundary = torch.stack((begin, begin, symbols, frames), dim=1)
+    found = mutual_information(px, rows.blank.transpose(1, 2), boundary, rnnt_type=rnnt_type)
+    emit_NTU = found.occupancy.emit[:, :, : rows.emit.size(1)].transpose(1, 2)
+    return Occupancy(pad(emit_NTU, (0, 1)), found.occupancy.blank.transpose(1, 2))

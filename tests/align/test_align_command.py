@@ -11,6 +11,7 @@ import torch
 from lhotse import CutSet
 from tiny_corpus import WORDS, make_corpus, tiny_overrides
 
+from pruned_rnnt.align import sources
 from pruned_rnnt.align.lattice import align_symbols
 from pruned_rnnt.align.sources import align_file
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
@@ -119,15 +120,19 @@ def test_a_file_with_its_text(run: Path, tmp_path: Path) -> None:
     assert cut.load_audio().shape == (1, 32000)
 
 
-def test_windows_of_long_audio_lose_nothing(run: Path, tmp_path: Path) -> None:
+def test_windows_of_long_audio_lose_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_WINDOW", 50)
+    monkeypatch.setattr(sources, "_OVERLAP", 10)
     loaded = load_model(run_config(run))
     path = tmp_path / "long.wav"
-    soundfile.write(path, speech(80.0), 16000)
+    soundfile.write(path, speech(8.0), 16000)
     (found,) = align_file(loaded.model, loaded.tokenizer, path, "red green blue " * 30)
     assert isinstance(found, AlignedUtterance)
-    assert found.seconds == 80.0
+    assert found.seconds == 8.0
     assert len(found.words) == 90
-    frames = (len(audio_features(speech(80.0))) - 7) // 4 + 1
+    frames = (len(audio_features(speech(8.0))) - 7) // 4 + 1
     (full,) = align_file(loaded.model, loaded.tokenizer, path, "red " * frames)
     assert isinstance(full, AlignedUtterance)
     assert full.words[-1].start == pytest.approx(0.04 * (frames - 1))

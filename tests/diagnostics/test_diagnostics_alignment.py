@@ -4,9 +4,14 @@ import math
 
 import pytest
 import torch
-from lattice_paths import Band, joiner_log_probs, paths, random_rows, weight
+from lattice_paths import Band, joiner_log_probs, paths, posteriors, random_rows, weight
 
-from pruned_rnnt.diagnostics import log_prob_rows, viterbi_alignment
+from pruned_rnnt.diagnostics import (
+    LogProbRows,
+    log_prob_rows,
+    occupancy_of_rows,
+    viterbi_alignment,
+)
 
 LENGTHS = [(4, 3), (3, 0), (4, 1), (1, 0)]
 
@@ -109,6 +114,25 @@ def test_bad_input(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(ValueError, match=message):
         viterbi_alignment(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
+def test_occupancy_is_the_posterior_of_each_arc(rnnt_type: str) -> None:
+    emit, blank = random_rows(4, 4, 3, seed=5)
+    frames, symbols = (torch.tensor(x) for x in zip(*LENGTHS, strict=True))
+    columns = torch.arange(4)
+    real = (columns[:, None] < frames[:, None, None]) & (columns <= symbols[:, None, None])
+    rows = LogProbRows(
+        emit.masked_fill(~real | (columns == symbols[:, None, None]), -math.inf),
+        blank.masked_fill(~real, -math.inf),
+    )
+    found = occupancy_of_rows(rows, frames, symbols, rnnt_type=rnnt_type)
+    expected = posteriors(rows.emit, rows.blank, LENGTHS, rnnt_type)
+    torch.testing.assert_close(found.emit, expected.emit)
+    blanks = expected.blank
+    if rnnt_type == "constrained":
+        blanks = blanks + torch.nn.functional.pad(expected.emit[:, :, :-1], (1, 0))
+    torch.testing.assert_close(found.blank, blanks)
 
 
 @pytest.mark.parametrize("hat", [False, True])

@@ -1,0 +1,137 @@
+"""`pruned-rnnt decode RUN --plot ID`: pictures of single utterances of a prepared set.
+
+Axes: N = 1 utterance, T frames, E encoder width, U symbols.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lhotse import CutSet
+
+from pruned_rnnt.align.lattice import align_symbols, lattice_rows
+from pruned_rnnt.align.output import file_name
+from pruned_rnnt.align.words import timed_tokens, timed_words
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.data.cuts_to_batch import CutsToBatch
+from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.decode.search import FRAME_SECONDS, DecodeConfig, decode_set
+from pruned_rnnt.diagnostics import (
+    Alignment,
+    Track,
+    occupancy_of_rows,
+    utterance_figure,
+)
+from pruned_rnnt.model.transducer import TransducerModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NEAR = 5
+
+
+def plot_utterances(
+    loaded: tuple[TransducerModel, Tokenizer],
+    data: DataModule,
+    ids: Sequence[str],
+    config: DecodeConfig,
+    folder: Path,
+) -> Iterator[Path]:
+    """Recognise and draw utterances of `config.split`; the paths FOLDER/ID.png as they come.
+
+    Raises:
+        ValueError: an id that the set does not have; the message names those that look like it.
+    """
+    model, tokenizer = loaded
+    cuts = find_cuts(data.folder.cuts(config.split, lazy=True), ids, config.split)
+    to_batch = CutsToBatch(tokenizer, stored=data.config.features == "stored", augmenter=None)
+    folder.mkdir(parents=True, exist_ok=True)
+    for cut in cuts:
+        batch = to_batch[0, CutSet.from_cuts([cut])]
+        (decoded,) = decode_set(model, [batch], tokenizer, config).utterances
+        best = decoded.hypotheses[0] if decoded.hypotheses else None
+        path = folder / f"{file_name(cut.id)}.png"
+        draw_utterance(model, tokenizer, batch, best).savefig(path)
+        yield path
+
+
+def find_cuts(cuts: Iterable[Any], wanted: Sequence[str], split: str) -> list[Any]:
+    """The cuts with these ids, in the order wanted; errors as of `plot_utterances`."""
+    found: dict[str, Any] = {}
+    names = []
+    for cut in cuts:
+        names.append(cut.id)
+        if cut.id in wanted:
+            found[cut.id] = cut
+    for name in wanted:
+        if name not in found:
+            near = difflib.get_close_matches(name, names, n=_NEAR, cutoff=0.3)
+            some = f"did you mean {', '.join(near)}?" if near else f"it has {names[:_NEAR]} ..."
+            raise ValueError(f"no utterance {name!r} among the {len(names)} of {split}; {some}")
+    return [found[name] for name in wanted]
+
+
+@torch.inference_mode()
+def draw_utterance(
+    model: TransducerModel, tokenizer: Tokenizer, batch: Batch, hypothesis: Hypothesis | None
+) -> Figure:
+    """Spectrogram, hypothesis, words and lattice of the one utterance of a batch.
+
+    The occupancy is that of the model's own joiner over the whole lattice; the band, in which
+    the pruned loss would stay, comes from its simple loss.
+    """
+    batch = batch.to(next(model.parameters()).device)
+    lengths = (batch.feature_lengths_N, batch.targets_NU, batch.target_lengths_N)
+    encoded_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
+    rows = lattice_rows(model, encoded_NTE, frames_N, *lengths[1:])
+    rnnt_type = model.loss_config.rnnt_type
+    occupancy = occupancy_of_rows(rows, frames_N, batch.target_lengths_N, rnnt_type=rnnt_type)
+    (path,) = align_symbols(model, encoded_NTE, frames_N, *lengths[1:])
+    bounds = None
+    if model.pruned_loss is not None:
+        bounds = model(batch.features_NTF, *lengths, 0).bounds
+    symbols = batch.targets_NU[0, : int(batch.target_lengths_N[0])].tolist()
+    names = tokenizer.symbols
+    seconds = batch.durations[0]
+    tracks = []
+    if batch.words[0]:
+        spoken = [(w.word, w.start, w.start + w.duration) for w in batch.words[0]]
+        tracks.append(_track("spoken", spoken))
+    alignment = None
+    if path is not None:
+        tokens = timed_tokens(names, symbols, path.frames, path.log_probs)
+        words = timed_words(tokenizer, symbols, tokens, path.log_probs, seconds)
+        tracks.append(_track("reference", [(w.word, w.start, w.end) for w in words]))
+        alignment = Alignment(torch.tensor([path.frames]), torch.tensor([path.score]))
+    emissions: list[tuple[str, int]] = []
+    text = ""
+    if hypothesis is not None:
+        found = hypothesis.symbols, hypothesis.frames
+        tokens = timed_tokens(names, *found, hypothesis.symbol_scores)
+        words = timed_words(tokenizer, found[0], tokens, hypothesis.symbol_scores, seconds)
+        tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words]))
+        emissions = [(names[s], frame) for s, frame in zip(*found, strict=True)]
+        text = tokenizer.decode(found[0])
+    return utterance_figure(
+        batch.features_NTF[0, : int(batch.feature_lengths_N[0])],
+        emissions,
+        tracks,
+        occupancy,
+        bounds,
+        alignment,
+        target_length=len(symbols),
+        logit_length=int(frames_N[0]),
+        tokens=[names[symbol] for symbol in symbols],
+        frame_seconds=FRAME_SECONDS,
+        title=f"{batch.ids[0]}\nreference:  {batch.texts[0]}\nrecognised: {text}",
+    )
+
+
+def _track(name: str, words: Iterable[tuple[str, float, float]]) -> Track:
+    return Track(name, [(w, start / FRAME_SECONDS, end / FRAME_SECONDS) for w, start, end in words])

@@ -1,0 +1,157 @@
+"""A picture of one utterance: what was heard, what was recognised when, and the lattice below it.
+
+Axes: T encoder frames, F mel bins, U symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from pruned_rnnt.diagnostics.alignment import Alignment
+from pruned_rnnt.diagnostics.figure import (
+    FAINT_INK,
+    INK,
+    PAPER,
+    PATH,
+    add_colour_bar,
+    draw_lattice,
+    lattice_size,
+    lattice_visits,
+    plain_axes,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pruned_rnnt.loss.results import Bounds, Occupancy
+
+# A label needs about this much room, in inches; of closer ones only the first is written.
+_LABEL_INCHES = 0.11
+# Letters of the title in an inch.
+_LETTERS = 12
+_TRACK_TINTS = ("#d0ebff", "#ffe3ec", "#e6fcf5")
+
+
+class Track(NamedTuple):
+    """A row of words: name, and (word, begin, end) in (fractions of) encoder frames."""
+
+    name: str
+    words: Sequence[tuple[str, float, float]]
+
+
+def utterance_figure(
+    features_TF: Tensor,
+    emissions: Sequence[tuple[str, int]],
+    tracks: Sequence[Track],
+    occupancy: Occupancy,
+    bounds: Bounds | None = None,
+    alignment: Alignment | None = None,
+    *,
+    target_length: int,
+    logit_length: int,
+    tokens: Sequence[str],
+    frame_seconds: float,
+    title: str = "",
+) -> Figure:
+    """Draw an utterance which is the only one of its batch.
+
+    From top to bottom: the spectrogram with the recognised tokens at their frames, rows of words,
+    and the lattice of the reference as in `lattice_figure`, all over the same time.
+
+    Args:
+        features_TF: log-mel energies, any whole number of them an encoder frame.
+        emissions: recognised tokens and the encoder frames in which they were emitted.
+        tracks: rows of words to compare.
+        occupancy, bounds, alignment: of the reference, N = 1.
+        target_length, logit_length: its symbols and encoder frames.
+        tokens: the reference's symbols as text.
+        frame_seconds: seconds of an encoder frame.
+        title: above the picture; long lines are broken, and cut after three.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    node_TU = lattice_visits(occupancy, 0, logit_length, target_length)
+    width, height = lattice_size(*node_TU.shape)
+    heights = (1.9, 0.28 * max(1, len(tracks)), height)
+    figure = Figure(figsize=(width, sum(heights) + 0.9), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.set_facecolor(PAPER)
+    spectrogram, words, lattice = figure.subplots(3, 1, sharex=True, height_ratios=heights)
+    image = draw_lattice(lattice, node_TU, bounds, alignment, index=0, tokens=tokens)
+    frames_an_inch = logit_length / width
+    per_frame = max(1, len(features_TF) // max(1, logit_length))
+    _draw_spectrogram(spectrogram, features_TF[: per_frame * logit_length], logit_length)
+    _draw_emissions(spectrogram, emissions, _LABEL_INCHES * frames_an_inch)
+    _draw_tracks(words, tracks)
+    for axes in (spectrogram, words):
+        plain_axes(axes)
+        axes.tick_params(bottom=False)
+    words.tick_params(left=False)
+    ticks = [t for t in lattice.get_xticks() if 0 <= t < logit_length]
+    lattice.set_xticks(ticks, [f"{t:.0f}\n{t * frame_seconds:.2f} s" for t in ticks])
+    add_colour_bar(figure, image, lattice)
+    lines = [
+        part
+        for line in title.splitlines()
+        for part in wrap(line, int(width * _LETTERS), max_lines=3, placeholder=" ...")
+    ]
+    text = "\n".join(lines).replace("$", r"\$")
+    figure.suptitle(text, color=INK, fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _draw_spectrogram(axes: Axes, features_TF: Tensor, frames: int) -> None:
+    image_FT = features_TF.detach().to("cpu").float().T
+    finite = image_FT[image_FT.isfinite()]
+    axes.imshow(
+        image_FT.nan_to_num(0.0).numpy(),
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Greys",
+        vmin=float(finite.quantile(0.02)) if 0 < len(finite) < 10**6 else None,
+        extent=(-0.5, frames - 0.5, -0.5, image_FT.size(0) - 0.5),
+    )
+    axes.set_ylabel("mel bin", color=INK, fontsize=9)
+
+
+def _draw_emissions(axes: Axes, emissions: Sequence[tuple[str, int]], room: float) -> None:
+    """Lines at the frames of the tokens, which stand above where there is room for them."""
+    free = -1.0
+    for token, frame in emissions:
+        axes.axvline(frame, color=PATH, linewidth=0.8, alpha=0.75)
+        if frame < free:
+            continue
+        free = frame + room
+        axes.annotate(
+            printable(token),
+            (frame, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            color=PATH,
+        )
+
+
+def _draw_tracks(axes: Axes, tracks: Sequence[Track]) -> None:
+    for row, track in enumerate(tracks):
+        tint = _TRACK_TINTS[row % len(_TRACK_TINTS)]
+        for word, begin, end in track.words:
+            axes.barh(row, end - begin, left=begin - 0.5, height=0.86, color=tint)
+            axes.plot((begin - 0.5,) * 2, (row - 0.43, row + 0.43), color=FAINT_INK, linewidth=0.9)
+            axes.text(
+                begin - 0.3, row, printable(word), fontsize=7, color=INK, va="center", clip_on=True
+            )
+    axes.set_yticks(range(len(tracks)), [track.name for track in tracks])
+    axes.set_ylim(max(len(tracks), 1) - 0.5, -0.5)

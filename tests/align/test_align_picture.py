@@ -1,0 +1,94 @@
+"""`pruned-rnnt decode RUN --plot`: pictures of named utterances, and names that do not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lhotse import CutSet
+from matplotlib.image import imread
+from tiny_corpus import make_corpus, tiny_overrides
+
+from pruned_rnnt.align import picture
+from pruned_rnnt.align.lattice import align_symbols
+from pruned_rnnt.align.picture import draw_utterance, find_cuts
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data.cuts_to_batch import CutsToBatch
+from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.decode.search import DecodeConfig, decode_batch
+from pruned_rnnt.train.run import load_model, run_config
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def train(corpus: Path, folder: Path, *settings: str) -> Path:
+    settings = ("train.steps=2", "train.validate_every=100", *settings)
+    assert main(["train", *tiny_overrides(corpus, folder, *settings)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(corpus, tmp_path_factory.mktemp("exp") / "run")
+
+
+def test_pictures_of_the_named_utterances(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", str(run), "--plot", "test-3,test-0"]) == 0
+    paths = [run / f"results/plots/test-{number}.png" for number in (3, 0)]
+    assert capsys.readouterr().out.splitlines() == [f"drawn: {path}" for path in paths]
+    for path in paths:
+        assert imread(path).shape[0] > 300
+    assert not list((run / "results").glob("recogs-*"))
+
+
+def test_unknown_names_show_near_ones(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["decode", str(run), "--plot", "test-0,tset-4", "decode.method=modified_beam"])
+    assert code == EXIT_FAILED
+    message = capsys.readouterr().err
+    assert "no utterance 'tset-4' among the 6 of test" in message
+    assert "did you mean test-4" in message
+    with pytest.raises(ValueError, match=r"of x; it has \[\] \.\.\."):
+        find_cuts([], ["a"], "x")
+
+
+@pytest.mark.parametrize("kind", ["pruned", "full"])
+def test_what_is_drawn(
+    kind: str, corpus: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run if kind == "pruned" else train(corpus, tmp_path / "run", f"loss.kind={kind}")
+    loaded = load_model(run_config(folder))
+    data = DataModule(run_config(folder).data)
+    (cut,) = find_cuts(data.folder.cuts("test"), ["test-2"], "test")
+    batch = CutsToBatch(loaded.tokenizer, stored=True, augmenter=None)[0, CutSet.from_cuts([cut])]
+    ((hypothesis, *_),) = decode_batch(loaded.model, batch, DecodeConfig())
+    drawn = {}
+    original = picture.utterance_figure
+
+    def spy(features_TF, emissions, tracks, occupancy, bounds, alignment, **options):  # type: ignore[no-untyped-def]
+        drawn.update(options, tracks=tracks, emissions=emissions, bounds=bounds)
+        drawn.update(occupancy=occupancy, alignment=alignment)
+        return original(features_TF, emissions, tracks, occupancy, bounds, alignment, **options)
+
+    monkeypatch.setattr(picture, "utterance_figure", spy)
+    draw_utterance(loaded.model, loaded.tokenizer, batch, hypothesis)
+    assert (drawn["bounds"] is None) == (kind == "full")
+    with torch.inference_mode():
+        encoded, frames = loaded.model.encode(batch.features_NTF, batch.feature_lengths_N)
+    targets = batch.targets_NU, batch.target_lengths_N
+    (path,) = align_symbols(loaded.model, encoded, frames, *targets)
+    assert path is not None
+    assert tuple(drawn["alignment"].frames[0].tolist()) == path.frames
+    occupancy = drawn["occupancy"]
+    # Every frame is left by exactly one blank, every symbol emitted exactly once.
+    torch.testing.assert_close(occupancy.blank.sum(2), torch.ones(1, int(frames)))
+    torch.testing.assert_close(occupancy.emit.sum((1, 2)), batch.target_lengths_N.float())
+    names = [track.name for track in drawn["tracks"]]
+    assert names == ["reference", "recognised"]
+    assert [frame for _, frame in drawn["emissions"]] == list(hypothesis.frames)
+    draw_utterance(loaded.model, loaded.tokenizer, batch, None)
+    assert drawn["emissions"] == []
