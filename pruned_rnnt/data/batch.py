@@ -33,6 +33,7 @@ class Batch:
     durations: seconds of each utterance.
     words: the reference words with their times; empty for an utterance without an alignment.
         Times are those of the recording: augmentation that bends time does not change them.
+    left_out: a line about each utterance that should be here but could not be read.
     """
 
     features_NTF: Tensor
@@ -43,6 +44,7 @@ class Batch:
     ids: tuple[str, ...]
     durations: tuple[float, ...]
     words: tuple[tuple[AlignedWord, ...], ...]
+    left_out: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -5,49 +5,70 @@ Axes: N batch, T feature frames, F mel bins, U symbols.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lhotse import CutSet
-from lhotse.utils import LOG_EPSILON
+from lhotse.utils import LOG_EPSILON, fastcopy
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed
 from pruned_rnnt.data.batch import AlignedWord, Batch, pad_features, pad_targets
+from pruned_rnnt.data.entries import audio_files, last_line
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import read_cuts
+from pruned_rnnt.data.shar import with_audio_of_shar
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.waveform import resample
+
+BadAudioPolicy = Literal["skip", "stop"]
+
+
+class BadAudio(Exception):
+    """Features or audio of a cut cannot be read; the message names cut, files and cause."""
 
 
 class CutsToBatch(Dataset[Batch]):
     """Maps (epoch, cuts) to a Batch; runs in the worker processes."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stored: bool, augmenter: FeatureAugmenter | None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stored: bool,
+        augmenter: FeatureAugmenter | None,
+        bad_audio: BadAudioPolicy = "skip",
+        spares: Sequence[Any] = (),
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
 
         augmenter: None leaves the features as they are.
+        bad_audio: leave an utterance that cannot be read out of its batch, or raise ValueError.
+        spares: cuts of which the first that can be read stands in for a batch that has nothing
+            left, since processes need equally many batches; its id ends in `_dup0`.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
+        self.bad_audio = bad_audio
+        self.spares = tuple(spares)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
         self._noise_cuts = read_cuts(Path(noise)).to_eager() if noise else None
 
     def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
         epoch, cuts = item
-        ordered = sorted(cuts, key=lambda cut: (-cut.duration, cut.id))
-        features = [self._features(cut, epoch) for cut in ordered]
+        left_out: list[str] = []
+        read = self._read(sorted(cuts, key=lambda cut: (-cut.duration, cut.id)), epoch, left_out)
+        if not read:
+            read = self._spare(epoch, left_out)
         if self.augmenter is not None and self.augmenter.config.tempo > 0:
-            order = sorted(range(len(ordered)), key=lambda i: -features[i].shape[0])
-            ordered = [ordered[i] for i in order]
-            features = [features[i] for i in order]
-        features_NTF, feature_lengths_N = pad_features(features, LOG_EPSILON)
+            read.sort(key=lambda pair: -pair[1].shape[0])
+        ordered = [cut for cut, _ in read]
+        features_NTF, feature_lengths_N = pad_features([f for _, f in read], LOG_EPSILON)
         texts = tuple(cut_text(cut) for cut in ordered)
         targets_NU, target_lengths_N = pad_targets([self.tokenizer.encode(t) for t in texts])
         return Batch(
@@ -59,29 +80,87 @@ class CutsToBatch(Dataset[Batch]):
             ids=tuple(cut.id for cut in ordered),
             durations=tuple(float(cut.duration) for cut in ordered),
             words=tuple(aligned_words(cut) for cut in ordered),
+            left_out=tuple(left_out),
         )
 
-    def _features(self, cut: Any, epoch: int) -> Tensor:
+    def _read(
+        self, cuts: Sequence[Any], epoch: int, left_out: list[str]
+    ) -> list[tuple[Any, Tensor]]:
+        """The cuts that can be read, with their features; lines about the others."""
+        read = []
+        for cut in cuts:
+            try:
+                read.append((cut, self._features(cut, epoch, left_out)))
+            except BadAudio as error:
+                if self.bad_audio == "stop":
+                    raise ValueError(f"{error} (data.bad_audio=skip would leave it out)") from error
+                left_out.append(str(error))
+        return read
+
+    def _spare(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
+        for spare in self.spares:
+            read = self._read([spare], epoch, [])
+            if read:
+                return [(fastcopy(spare, id=f"{spare.id}_dup0"), read[0][1])]
+        raise ValueError(f"nothing of a batch can be read, nor anything else: {left_out[0]}")
+
+    def _features(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
         if self.augmenter is None:
             return self._load(cut)
-        if self._noise_cuts is not None:
-            config = self.augmenter.config
-            mixed = CutSet.from_cuts([cut]).mix(
-                self._noise_cuts,
-                snr=config.noise_cuts_snr_db,
-                mix_prob=config.noise_cuts_probability,
-                preserve_id="left",
-                seed=derived_seed(self.augmenter.seed, epoch, cut.id, "noise"),
-                random_mix_offset=True,
-            )
-            return self.augmenter(self._load(mixed[0]), epoch=epoch, cut_id=cut.id)
-        return self.augmenter(self._load(cut), epoch=epoch, cut_id=cut.id)
+        features_TF = self._with_noise(cut, epoch, left_out)
+        return self.augmenter(features_TF, epoch=epoch, cut_id=cut.id)
+
+    def _with_noise(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
+        if self._noise_cuts is None or self.augmenter is None:
+            return self._load(cut)
+        config = self.augmenter.config
+        mixed = CutSet.from_cuts([with_audio_of_shar(cut)]).mix(
+            self._noise_cuts,
+            snr=config.noise_cuts_snr_db,
+            mix_prob=config.noise_cuts_probability,
+            preserve_id="left",
+            seed=derived_seed(self.augmenter.seed, epoch, cut.id, "noise"),
+            random_mix_offset=True,
+        )[0]
+        try:
+            return self._load(mixed)
+        except BadAudio as error:
+            # Raises again where the speech itself is bad.
+            features_TF = self._load(cut)
+            if self.bad_audio == "stop":
+                raise
+            left_out.append(f"noise of {error}")
+            return features_TF
 
     def _load(self, cut: Any) -> Tensor:
+        try:
+            features_TF = self._load_unchecked(cut)
+        except MemoryError:
+            raise
+        except Exception as error:  # readers of audio and features raise errors of every kind
+            raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
+        if features_TF.shape[0] == 0 or not features_TF.isfinite().all():
+            raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or infinite or NaN features")
+        return features_TF
+
+    def _load_unchecked(self, cut: Any) -> Tensor:
         if self._fbank is None:
             return torch.from_numpy(cut.load_features())
-        samples_S = resample(cut.load_audio()[0], cut.sampling_rate, SAMPLING_RATE)
+        samples_S = with_audio_of_shar(cut).load_audio()[0]
+        samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
+
+
+def _files(cut: Any) -> str:
+    """The files that a cut, mixed or not, is read from."""
+    found: list[str] = []
+    for track in getattr(cut, "tracks", [cut]):
+        part = getattr(track, "cut", track)
+        if getattr(part, "has_features", False):
+            found.append(str(part.features.storage_path))
+        else:
+            found += [str(path) for path in audio_files(part)]
+    return ", ".join(dict.fromkeys(found)) or "in memory"
 
 
 def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:

@@ -7,18 +7,25 @@ epoch, so batches depend on (seed, epoch, world size) alone, never on the number
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from lhotse import CutSet
-from lhotse.dataset import DynamicBucketingSampler, DynamicCutSampler
+from lhotse.dataset import DynamicCutSampler
 
 from pruned_rnnt.data.augmentation import AugmentationConfig, FeatureAugmenter
 from pruned_rnnt.data.cuts_to_batch import CutsToBatch
-from pruned_rnnt.data.filters import CutFilter, FilterConfig, filter_cuts
-from pruned_rnnt.data.loader import BatchLoader
+from pruned_rnnt.data.filters import CutFilter, FilterConfig, cut_text, filter_cuts
+from pruned_rnnt.data.loader import BatchLoader, all_processes
 from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
+
+# Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
+_CUTS_FOR_BINS = 10_000
+_SPARES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +39,17 @@ class DataConfig:
     speed_factors: with "waveform", every training utterance is also heard at these speeds.
     max_duration: seconds of speech in a training batch, padding not counted.
     max_cuts: most utterances in a batch; 0 for no bound.
+    max_lattice: largest padded lattice of a training batch, utterances x encoder frames x
+        (symbols + 1), each that of the largest; 0 for no bound. It is what memory grows with where
+        some texts are far longer than others of their duration. An utterance that is larger by
+        itself is left out.
     valid_max_duration: the same bound for validation and decoding batches.
     num_buckets: utterances of similar duration are batched together, in this many groups.
     buffer_size: cuts held for bucketing and shuffling.
-    lazy: read the training manifest while training instead of holding it in memory.
+    lazy: stream the training manifest instead of holding it in memory. A split that prepare wrote
+        in shards is always streamed, each process reading its own shards.
+    bad_audio: an utterance that cannot be read (a truncated or missing file, NaN) is left out of
+        its batch, logged and counted ("skip"), or training stops ("stop").
     num_workers, prefetch_factor: worker processes, and batches each prepares ahead. With 0 the
         training process does the work itself.
     seed: of the order of the batches and of all augmentation.
@@ -48,10 +62,12 @@ class DataConfig:
     speed_factors: tuple[float, ...] = ()
     max_duration: float = 60.0
     max_cuts: int = 0
+    max_lattice: int = 0
     valid_max_duration: float = 120.0
     num_buckets: int = 10
     buffer_size: int = 20000
     lazy: bool = False
+    bad_audio: Literal["skip", "stop"] = "skip"
     num_workers: int = 1
     prefetch_factor: int = 4
     seed: int = 42
@@ -66,6 +82,8 @@ class DataConfig:
             )
         if self.max_duration <= 0:
             raise ValueError(f"max_duration must be positive seconds, got {self.max_duration}")
+        if self.max_lattice < 0:
+            raise ValueError(f"max_lattice must not be negative, got {self.max_lattice}")
 
 
 class DataModule:
@@ -84,35 +102,58 @@ class DataModule:
         An epoch has the same number of batches on every rank.
         """
         config = self.config
-        cut_filter = CutFilter(config.filters, self.tokenizer)
-        cuts = self.folder.cuts(config.train, lazy=config.lazy)
-        cuts = _with_speeds(cuts, config.speed_factors)
-        if config.lazy:
-            cuts = cuts.filter(cut_filter)
-        else:
-            cuts = filter_cuts(cuts, cut_filter, config.train)
-            if len(cuts) == 0:
-                raise ValueError(
-                    f"no training cuts are left of {self.folder.cuts_path(config.train)}: "
-                    f"{cut_filter.describe()}"
-                )
-        with warnings.catch_warnings():
-            # A small corpus is better held in memory, whatever the sampler says about it.
-            warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
-            sampler = DynamicBucketingSampler(
-                cuts,
-                max_duration=config.max_duration,
-                max_cuts=config.max_cuts or None,
-                num_buckets=config.num_buckets if config.lazy else _buckets(config, len(cuts)),
-                buffer_size=config.buffer_size,
-                shuffle=True,
-                drop_last=False,
+        size = LatticeSize(
+            lambda cut: len(self.tokenizer.encode(cut_text(cut))),
+            config.filters.subsampling_factor,
+            stretch=1 / (1 - config.augmentation.tempo),
+        )
+        too_large = (
+            (lambda cut: size.nodes(cut) > config.max_lattice) if config.max_lattice else None
+        )
+        cut_filter = CutFilter(config.filters, self.tokenizer, too_large)
+        manifests = self.folder.manifests(config.train)
+        streamed = config.lazy or len(manifests) > 1
+        cuts: Any
+        if streamed:
+            cuts = ManifestShards(
+                manifests,
+                change=self.folder.make_absolute(),
+                keep=cut_filter,
+                speeds=config.speed_factors,
                 seed=config.seed,
                 rank=self.rank,
                 world_size=self.world_size,
             )
+            beginning = list(islice(cuts.beginning(), _CUTS_FOR_BINS))
+        else:
+            cuts = _with_speeds(self.folder.cuts(config.train), config.speed_factors)
+            cuts = filter_cuts(cuts, cut_filter, config.train)
+            beginning = list(islice(cuts, _CUTS_FOR_BINS))
+        if not beginning:
+            raise ValueError(
+                f"no training cuts are left of {manifests[0]}: {cut_filter.describe()}"
+            )
+        with warnings.catch_warnings():
+            # A small corpus is better held in memory, whatever the sampler says about it.
+            warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
+            sampler = BatchSampler(
+                cuts,
+                max_lattice=config.max_lattice,
+                lattice_size=size,
+                max_duration=config.max_duration,
+                max_cuts=config.max_cuts or None,
+                duration_bins=duration_bins(beginning, config.num_buckets),
+                buffer_size=config.buffer_size,
+                shuffle=True,
+                drop_last=False,
+                seed=config.seed,
+                # What is streamed is of one rank already.
+                rank=0 if streamed else self.rank,
+                world_size=1 if streamed else self.world_size,
+            )
         augmenter = FeatureAugmenter(config.augmentation, seed=config.seed)
-        return self._loader(sampler, augmenter)
+        agree = all_processes if streamed and self.world_size > 1 else None
+        return self._loader(sampler, augmenter, beginning[:_SPARES], agree)
 
     def valid_loader(self) -> BatchLoader:
         """Batches of the validation split: every utterance, in a fixed order, as it is."""
@@ -135,13 +176,31 @@ class DataModule:
                 rank=self.rank,
                 world_size=self.world_size,
             )
-        return self._loader(sampler, None)
+        return self._loader(sampler, None, list(islice(cuts, _SPARES)))
 
-    def _loader(self, sampler: Any, augmenter: FeatureAugmenter | None) -> BatchLoader:
+    def _loader(
+        self,
+        sampler: Any,
+        augmenter: FeatureAugmenter | None,
+        spares: Sequence[Any],
+        agree: Callable[[bool], bool] | None = None,
+    ) -> BatchLoader:
         config = self.config
-        stored = config.features == "stored"
-        dataset = CutsToBatch(self.tokenizer, stored=stored, augmenter=augmenter)
-        return BatchLoader(sampler, dataset, config.num_workers, config.prefetch_factor)
+        dataset = CutsToBatch(
+            self.tokenizer,
+            stored=config.features == "stored",
+            augmenter=augmenter,
+            bad_audio=config.bad_audio,
+            spares=spares,
+        )
+        return BatchLoader(
+            sampler,
+            dataset,
+            num_workers=config.num_workers,
+            prefetch_factor=config.prefetch_factor,
+            world_size=self.world_size,
+            agree=agree,
+        )
 
 
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
@@ -149,8 +208,3 @@ def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     for copy_of_cuts in copies:
         cuts = cuts + copy_of_cuts
     return cuts
-
-
-def _buckets(config: DataConfig, cuts: int) -> int:
-    """No more buckets than there are cuts to tell them apart."""
-    return max(1, min(config.num_buckets, cuts // 2))

@@ -144,9 +144,9 @@ def audio_files(cut: Any) -> list[Path]:
 
 
 def last_line(error: BaseException) -> str:
-    """The most telling line of an error's message: the last but for lhotse's hint."""
+    """The most telling line of an error's message: the last but for lhotse's hints."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("Set LHOTSE_")]
+    lines = [line for line in lines if not line.startswith(("Set LHOTSE_", "[extra info]"))]
     return (lines[-1] if lines else type(error).__name__)[:300]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +49,14 @@ def cut_text(cut: Any) -> str:
 
 @dataclass
 class CutFilter:
-    """Decides about one cut at a time and keeps the ids of what it left out, by reason."""
+    """Decides about one cut at a time and keeps the ids of what it left out, by reason.
+
+    too_large: (cut) -> whether its lattice alone is beyond the bound on batches.
+    """
 
     config: FilterConfig
     tokenizer: Tokenizer
+    too_large: Callable[[Any], bool] | None = None
     left_out: dict[str, set[str]] = field(default_factory=dict)
 
     def __call__(self, cut: Any) -> bool:
@@ -78,6 +82,8 @@ class CutFilter:
         frames = cut.num_frames if cut.has_features else round(cut.duration * 100)
         if encoder_frames(frames, config.subsampling_factor) <= symbols:
             return "too short for its symbols"
+        if self.too_large is not None and self.too_large(cut):
+            return "lattice beyond max_lattice"
         return None
 
     def counts(self) -> dict[str, int]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from lhotse import CutSet
+from torch import distributed
 from torch.utils.data import DataLoader, Sampler
 
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.cuts_to_batch import CutsToBatch
+
+logger = logging.getLogger(__name__)
 
 
 class BatchLoader:
@@ -23,16 +26,32 @@ class BatchLoader:
     To resume exactly, save `state_dict(consumed)` with the number of batches of this epoch the
     training loop really used, and `load_state_dict` it into a loader made from the same data,
     seed and world size before iterating.
+
+    Utterances that could not be read are logged by name, and counted in `left_out`.
     """
 
     def __init__(
-        self, sampler: Any, dataset: CutsToBatch, num_workers: int, prefetch_factor: int
+        self,
+        sampler: Any,
+        dataset: CutsToBatch,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        world_size: int,
+        agree: Callable[[bool], bool] | None = None,
     ) -> None:
+        """sampler: of this process's batches; with `go_to` if states are to be loaded.
+
+        agree: whether all processes still have a batch, each asking with its own answer; an epoch
+            ends for all when it ends for one. None where they have equally many anyway.
+        """
         self.sampler = sampler
         self.dataset = dataset
+        self.world_size = world_size
+        self.left_out = 0
         self._loader: DataLoader[Batch] = DataLoader(
             dataset,
-            sampler=_EpochSampler(sampler),
+            sampler=_EpochSampler(sampler, agree),
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
@@ -51,48 +70,68 @@ class BatchLoader:
         self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
+        # Workers start now, not with the first batch: callers guard their random generators.
+        return self._reported(iter(self._loader))
+
+    def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            for line in batch.left_out:
+                self.left_out += 1
+                logger.warning("bad audio, left out (number %d): %s", self.left_out, line)
+            yield batch
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
         """State after `consumed_batches` batches since the beginning of the current epoch.
 
-        The sampler itself is ahead of training by what the workers fetch in advance; its count is
-        therefore replaced by the caller's.
+        The sampler itself is ahead of training by what the workers fetch in advance, so the
+        caller has to count.
         """
         if consumed_batches < 0:
             raise ValueError(f"consumed_batches must not be negative, got {consumed_batches}")
-        state: dict[str, Any] = copy.deepcopy(self.sampler.state_dict())
-        state["diagnostics"]["stats_per_epoch"] = {
-            self.epoch: {
-                "epoch": self.epoch,
-                "kept_cuts": 0,
-                "discarded_cuts": 0,
-                "kept_batches": consumed_batches,
-                "discarded_batches": 0,
-            }
+        return {
+            "epoch": self.epoch,
+            "batches": consumed_batches,
+            "seed": self.sampler.seed,
+            "world_size": self.world_size,
         }
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches of `state`; the next iteration yields the one after them.
 
-        Raises ValueError when the seed or the world size differ.
+        The batches before are sampled again, without being read. Raises ValueError when the seed
+        or the world size differ, or the data have fewer batches.
         """
-        for key, own in (("seed", self.sampler.seed), ("world_size", self.sampler.world_size)):
+        for key, own in (("seed", self.sampler.seed), ("world_size", self.world_size)):
             if state[key] != own:
                 raise ValueError(
                     f"cannot resume the data with {key} {own}: the saved state has {state[key]}"
                 )
-        # lhotse empties the dictionary it loads from.
-        self.sampler.load_state_dict(copy.deepcopy(state))
+        self.sampler.go_to(state["epoch"], state["batches"])
 
 
 class _EpochSampler(Sampler[Any]):
     """Adds the number of the epoch to each batch of cuts, for workers that cannot know it."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, agree: Callable[[bool], bool] | None) -> None:
         self.sampler = sampler
+        self.agree = agree
 
     def __iter__(self) -> Iterator[tuple[int, CutSet]]:
         for cuts in self.sampler:
+            if self.agree is not None and not self.agree(True):
+                return
             yield self.sampler.epoch, cuts
+        if self.agree is not None:
+            self.agree(False)
+
+
+def all_processes(own: bool) -> bool:
+    """Whether `own` holds in every process; all have to ask.
+
+    Raises ValueError when the processes are not joined to a group.
+    """
+    if not distributed.is_initialized():
+        raise ValueError("shards of several processes need torch.distributed to be initialised")
+    answer = torch.tensor(int(own))
+    distributed.all_reduce(answer, distributed.ReduceOp.MIN)
+    return bool(answer)

@@ -1,0 +1,151 @@
+"""Bounds of batches: the padded lattice never exceeds what was asked for, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from spoken_corpus import noise
+
+from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter, write_cuts
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.filters import FilterConfig
+from pruned_rnnt.data.prepared import building, write_report
+from pruned_rnnt.data.sampler import duration_bins, part_by_lattice
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+
+BOUND = 2000
+
+
+@pytest.fixture(scope="module")
+def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty utterances of like duration, of which some have texts many times as long."""
+    output = tmp_path_factory.mktemp("outliers") / "corpus"
+    rng = random.Random(0)
+    with building(output) as folder:
+        with UtteranceWriter(folder, "train") as writer:
+            for index in range(60):
+                words = 40 if index % 10 == 0 else rng.randint(1, 4)
+                if index == 33:
+                    words = 90
+                writer.add(
+                    Utterance(
+                        id=f"u{index}",
+                        samples_S=noise(1.0 + 0.01 * index, index),
+                        text=" ".join(["a"] * words),
+                        speaker="s",
+                    )
+                )
+            write_cuts(folder, "train", writer.cuts)
+        train_tokenizer(["a a"], TokenizerConfig(kind="word")).save(folder / "tokens")
+        write_report(folder, {})
+    return output
+
+
+def data_of(path: Path, rank: int = 0, world_size: int = 1, **changes: object) -> DataModule:
+    values: dict[str, object] = {
+        "path": str(path),
+        "max_duration": 30.0,
+        "max_lattice": BOUND,
+        "num_workers": 0,
+        # One encoder frame a feature frame less than symbols would be left out.
+        "filters": FilterConfig(subsampling_factor=1),
+        "augmentation": AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False)),
+    }
+    return DataModule(DataConfig(**{**values, **changes}), rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("bound", [50, 400, 5000])
+def test_parts_keep_the_bound_and_everyone(bound: int) -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        sizes = [(rng.randint(1, 20), rng.randint(1, 9)) for _ in range(rng.randint(1, 40))]
+        groups = part_by_lattice(sizes, bound)
+        assert sorted(index for group in groups for index in group) == list(range(len(sizes)))
+        for group in groups:
+            frames = max(sizes[index][0] for index in group)
+            symbols = max(sizes[index][1] for index in group)
+            assert len(group) == 1 or len(group) * frames * symbols <= bound
+    assert part_by_lattice([(10, 5)] * 8, 400) == [list(range(7, -1, -1))]
+
+
+@pytest.mark.parametrize("tempo", [0.0, 0.2])
+def test_no_batch_is_beyond_the_bound(outliers: Path, tempo: float) -> None:
+    augmentation = AugmentationConfig(tempo=tempo, spec_augment=SpecAugmentConfig(enabled=False))
+    bound = 20_000
+    data = data_of(outliers, max_lattice=bound, augmentation=augmentation)
+    seen: Counter[str] = Counter()
+    for batch in data.train_loader():
+        seen.update(batch.ids)
+        symbols = int(batch.target_lengths_N.max()) + 1
+        assert len(batch) * int(batch.feature_lengths_N.max()) * symbols <= bound
+        assert sum(batch.durations) <= 30.0
+    assert seen == Counter(f"u{index}" for index in range(60))
+    unbound = data_of(outliers, max_lattice=0)
+    largest = max(
+        len(b) * int(b.feature_lengths_N.max()) * (int(b.target_lengths_N.max()) + 1)
+        for b in unbound.train_loader()
+    )
+    assert largest > 3 * bound
+
+
+def test_an_utterance_beyond_the_bound_is_left_out(outliers: Path) -> None:
+    data = data_of(outliers, max_lattice=10_000)
+    ids = [name for batch in data.train_loader() for name in batch.ids]
+    assert sorted(ids) == sorted(f"u{index}" for index in range(60) if index != 33)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_resume_between_the_parts_of_a_batch(outliers: Path, workers: int, lazy: bool) -> None:
+    data = data_of(outliers, max_lattice=20_000, num_workers=workers, lazy=lazy)
+    loader = data.train_loader()
+    loader.set_epoch(2)
+    whole = [batch.ids for batch in loader]
+    assert len(whole) > 6
+    for stop in (1, 2, 3, len(whole)):
+        resumed = data.train_loader()
+        resumed.load_state_dict({**loader.state_dict(stop), "epoch": 2})
+        resumed.set_epoch(2)
+        assert [batch.ids for batch in resumed] == whole[stop:]
+
+
+def test_ranks_have_equally_many_bound_batches(outliers: Path) -> None:
+    ranks = [
+        [batch.ids for batch in data_of(outliers, rank, 2, max_lattice=20_000).train_loader()]
+        for rank in range(2)
+    ]
+    assert len(ranks[0]) == len(ranks[1])
+    everyone = [name for batches in ranks for batch in batches for name in batch]
+    assert {name.partition("_dup")[0] for name in everyone} == {f"u{i}" for i in range(60)}
+
+
+def test_resume_beyond_the_data_is_refused(outliers: Path) -> None:
+    loader = data_of(outliers).train_loader()
+    with pytest.raises(ValueError, match="the data have only"):
+        loader.load_state_dict(loader.state_dict(1000))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_few_utterances_train(outliers: Path, count: int, tmp_path: Path) -> None:
+    with building(tmp_path / "few") as folder:
+        with UtteranceWriter(folder, "train") as writer:
+            for index in range(count):
+                writer.add(
+                    Utterance(id=f"u{index}", samples_S=noise(1.0, index), text="a", speaker="s")
+                )
+            write_cuts(folder, "train", writer.cuts)
+        DataModule(DataConfig(path=str(outliers))).tokenizer.save(folder / "tokens")
+        write_report(folder, {})
+    batches = list(data_of(tmp_path / "few").train_loader())
+    assert sum(len(batch) for batch in batches) == count
+
+
+def test_bins_part_durations_evenly(outliers: Path) -> None:
+    cuts = list(data_of(outliers).folder.cuts("train"))
+    bins = duration_bins(cuts, 4)
+    assert bins == sorted(bins)
+    assert 2 <= len(bins) <= 4
