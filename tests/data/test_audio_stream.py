@@ -1,0 +1,94 @@
+"""Audio piece by piece is the audio at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from pruned_rnnt.data.audio import FloatArray, audio_features, read_audio
+from pruned_rnnt.data.audio_stream import (
+    FeatureStream,
+    ResampledStream,
+    audio_blocks,
+    feature_pieces,
+)
+from pruned_rnnt.data.waveform import resample
+
+
+def sound(samples: int, seed: int = 0) -> FloatArray:
+    return 0.1 * np.random.default_rng(seed).standard_normal(samples, dtype=np.float32)
+
+
+@pytest.mark.parametrize("piece", [1, 160, 399, 1600, 7777, 50000])
+def test_features_of_pieces_are_those_of_the_whole(piece: int) -> None:
+    samples = sound(3200 if piece == 1 else 27200)
+    stream = FeatureStream()
+    frames = [stream.accept(samples[i : i + piece]) for i in range(0, len(samples), piece)]
+    whole = audio_features(samples)
+    assert len(whole) - 2 <= sum(map(len, frames)) <= len(whole)
+    frames.append(stream.finish())
+    torch.testing.assert_close(torch.cat(frames), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000, 12345])
+@pytest.mark.parametrize("piece", [37, 4410, 100000])
+def test_resampled_pieces_are_the_resampled_whole(rate: int, piece: int) -> None:
+    samples = sound(3000 if piece == 37 else 30011)
+    stream = ResampledStream(rate, 16000)
+    pieces = [stream.accept(samples[i : i + piece]) for i in range(0, len(samples), piece)]
+    pieces.append(stream.finish())
+    whole = resample(samples, rate, 16000)
+    found = np.concatenate(pieces)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
+def test_a_stream_keeps_little(tmp_path: Path) -> None:
+    stream = ResampledStream(44100, 16000)
+    for _ in range(20):
+        stream.accept(sound(44100))
+        assert len(stream._samples_S) < 1500
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "opus"])
+@pytest.mark.parametrize("rate", [8000, 48000])
+def test_blocks_are_the_whole_file(suffix: str, rate: int, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    channels = np.stack([sound(3 * rate), sound(3 * rate, seed=1)], axis=1)
+    how = {"format": "OGG", "subtype": "OPUS"} if suffix == "opus" else {}
+    soundfile.write(path, channels, rate, **how)
+    blocks = list(audio_blocks(path, seconds=0.7))
+    assert len(blocks) > 4
+    whole = read_audio(path)
+    np.testing.assert_allclose(np.concatenate(blocks), whole, atol=1e-5)
+    features = torch.cat(list(feature_pieces(iter(blocks))))
+    torch.testing.assert_close(features, audio_features(whole), rtol=1e-3, atol=1e-3)
+
+
+def test_ten_minutes_are_read_in_blocks(tmp_path: Path) -> None:
+    """What is held at once does not depend on the length of the file."""
+    path = tmp_path / "long.flac"
+    with soundfile.SoundFile(path, "w", samplerate=8000, channels=1) as file:
+        for minute in range(10):
+            file.write(sound(60 * 8000, seed=minute))
+    total = 0
+    for block in audio_blocks(path, seconds=10.0):
+        assert len(block) <= 161000
+        total += len(block)
+    assert total == 600 * 16000
+
+
+def test_what_is_no_audio_is_refused_in_blocks(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not found"):
+        list(audio_blocks(tmp_path / "absent.wav"))
+    text = tmp_path / "a.wav"
+    text.write_text("no sound")
+    with pytest.raises(ValueError, match="cannot be read as audio"):
+        list(audio_blocks(text))
+    soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
+    with pytest.raises(ValueError, match="no samples"):
+        list(audio_blocks(tmp_path / "empty.wav"))

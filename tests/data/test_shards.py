@@ -1,0 +1,153 @@
+"""Corpora in shards: streamed, each process its own part; Shar read by byte ranges."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lhotse import CutSet
+from recorded_speech import text_of, truncate, write_audio
+from shard_ranks import batches, data_of
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.filters import FilterConfig
+from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.shar import with_audio_of_shar
+
+COUNT = 50
+PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
+
+
+def prepare(table: Path, output: Path, *options: str) -> PreparedFolder:
+    arguments = ["prepare", "own", str(table), "--output", str(output), "--tokens", "char"]
+    splits = ["--dev-share", "0", "--test-share", "0", "--num-jobs", "1", "--shard-size", "7"]
+    assert pruned_rnnt([*arguments, *splits, *options]) == 0
+    return PreparedFolder(output)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    rows = []
+    for index in range(COUNT):
+        rate = 8000 if index % 5 == 0 else 16000
+        write_audio(folder / f"u{index}.wav", 0.5 + 0.017 * index, rate)
+        rows.append(f"u{index}.wav\t{text_of(index)}\n")
+    (folder / "table.tsv").write_text("".join(rows))
+    return folder / "table.tsv"
+
+
+@pytest.fixture(scope="module")
+def shar(table: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedFolder:
+    return prepare(table, tmp_path_factory.mktemp("shar") / "out", "--shar")
+
+
+def ids(made: list[list[object]]) -> list[str]:
+    return [str(name) for names, _ in made for name in names]  # type: ignore[attr-defined]
+
+
+def test_shar_holds_the_same_as_a_plain_folder(
+    table: Path, shar: PreparedFolder, tmp_path: Path
+) -> None:
+    plain = {cut.id: cut.load_features() for cut in prepare(table, tmp_path / "p").cuts("train")}
+    ours = {cut.id: cut.load_features() for cut in shar.cuts("train")}
+    lhotse = {cut.id: cut.load_features() for cut in CutSet.from_shar(in_dir=shar.path / "train")}
+    assert ours.keys() == lhotse.keys() == plain.keys()
+    assert len(plain) == COUNT
+    for name, features in plain.items():
+        assert np.array_equal(ours[name], lhotse[name])
+        assert ours[name].shape == features.shape
+        # Two formats of lossy compression.
+        assert np.abs(ours[name] - features).max() < 0.1
+
+
+def test_audio_of_a_shar(table: Path, tmp_path: Path) -> None:
+    plain = prepare(table, tmp_path / "plain", "--features", "waveform")
+    folder = prepare(table, tmp_path / "shar", "--features", "waveform", "--shar")
+    waves = {cut.id: cut.load_audio() for cut in plain.cuts("train")}
+    for cut in folder.cuts("train"):
+        assert np.abs(with_audio_of_shar(cut).load_audio() - waves[cut.id]).max() < 1e-4
+    filters = FilterConfig(subsampling_factor=1)
+    features = {}
+    for path in (plain.path, folder.path):
+        config = DataConfig(
+            path=str(path), features="waveform", speed_factors=(0.9,), num_workers=0,
+            filters=filters, augmentation=PLAIN,
+        )  # fmt: skip
+        loader = DataModule(config).train_loader()
+        features[path] = {
+            name: batch.features_NTF[n, :frames].mean().item()
+            for batch in loader
+            for n, (name, frames) in enumerate(
+                zip(batch.ids, batch.feature_lengths_N.tolist(), strict=True)
+            )
+        }
+        assert loader.left_out == 0
+    assert len(features[plain.path]) == 2 * COUNT
+    assert features[folder.path] == pytest.approx(features[plain.path], abs=1e-3)
+    (tar,) = sorted(folder.path.glob("train/*000007.tar"))
+    truncate(tar)
+    loader = DataModule(config).train_loader()
+    list(loader)
+    assert loader.left_out > 0
+
+
+def test_shards_are_detected_and_streamed_in_another_order_each_epoch(
+    shar: PreparedFolder,
+) -> None:
+    assert len(shar.manifests("train")) == -(-COUNT // 7)
+    data = data_of(str(shar.path), 0, 0, 1)
+    first, again, second = batches(data, 0), batches(data, 0), batches(data, 1)
+    assert first == again != second
+    everyone = [f"{i + 1:08d}-u{i}" for i in range(COUNT)]
+    assert sorted(ids(first)) == sorted(ids(second)) == everyone
+    assert batches(data, 1, after=5) == second[5:]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 12])
+def test_processes_read_different_cuts(shar: PreparedFolder, world_size: int) -> None:
+    parts = [
+        [
+            cut.id
+            for cut in data_of(str(shar.path), 0, rank, world_size).train_loader().sampler.source
+        ]
+        for rank in range(world_size)
+    ]
+    assert Counter(name for part in parts for name in part) == Counter(
+        f"{i + 1:08d}-u{i}" for i in range(COUNT)
+    )
+    assert max(map(len, parts)) - min(map(len, parts)) <= 8
+
+
+def test_two_processes(shar: PreparedFolder, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "shard_ranks.py"
+    command = [sys.executable, str(script)]
+    running = [
+        subprocess.Popen([*command, str(rank), str(shar.path), str(tmp_path)]) for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    answers = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for answer in answers:
+        assert answer["whole 0"] == answer["whole 2"]
+        assert answer["next 0"] == answer["next 2"]
+        assert answer["resumed 0"] == answer["resumed 2"] == answer["next 0"][3:]
+        assert len(answer["next 0"]) > 5
+    for epoch in ("whole 0", "next 0"):
+        one, other = (answer[epoch] for answer in answers)
+        assert len(one) == len(other)
+        assert not set(ids(one)) & set(ids(other))
+        assert len(ids(one) + ids(other)) > 0.8 * COUNT
+    assert ids(answers[0]["whole 0"]) != ids(answers[0]["next 0"])
+
+
+def test_several_processes_without_a_group_are_refused(shar: PreparedFolder) -> None:
+    loader = data_of(str(shar.path), 0, 0, 2).train_loader()
+    with pytest.raises(ValueError, match=r"torch\.distributed"):
+        next(iter(loader))
