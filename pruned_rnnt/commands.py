@@ -59,6 +59,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
 
 
 def decode(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.align.hypotheses import write_hypotheses
     from pruned_rnnt.data.datamodule import DataModule
     from pruned_rnnt.decode.results import write_results
     from pruned_rnnt.decode.search import decode_set
@@ -81,19 +82,23 @@ def decode(options: argparse.Namespace, console: Console) -> int:
         for path in plot_utterances(parts, data, options.plot.split(","), config.decode, plots):
             print(f"drawn: {path}")
         return 0
-    split, method = config.decode.split, config.decode.method
+    split, label = config.decode.split, config.decode.label
     decoded = decode_set(loaded.model, data.test_loader(split), loaded.tokenizer, config.decode)
-    transcripts = [utterance.transcript for utterance in decoded.utterances]
-    suffix = f"{method}-{loaded.source.stem}"
+    words = [utterance.transcript for utterance in decoded.utterances]
+    characters = [transcript.characters() for transcript in words]
+    transcripts = words if config.decode.metric == "wer" else characters
+    suffix = f"{label}-{loaded.source.stem}"
     folder = config.folder / "results"
-    write_results(folder, split, suffix, method, transcripts)
+    metric = config.decode.metric.upper()
+    write_results(folder, split, suffix, label, transcripts, metric)
+    write_hypotheses(folder / f"nbest-{split}-{suffix}.jsonl", decoded.utterances, loaded.tokenizer)
     lower, upper = confidence_interval(transcripts)
     print(
-        f"{split} {method} {loaded.source.stem}: WER {count_errors(transcripts)}, "
-        f"95% interval {lower:.2%} .. {upper:.2%}, {len(transcripts)} utterances, "
-        f"real-time factor {decoded.real_time_factor:.4f}"
+        f"{split} {label} {loaded.source.stem}: WER {count_errors(words)}, "
+        f"CER {count_errors(characters)}, 95% interval of the {metric} {lower:.2%} .. {upper:.2%}, "
+        f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
     )
-    print(f"results: {folder}/*-{split}-{suffix}.txt")
+    print(f"results: {folder}/*-{split}-{suffix}.*")
     return 0
 
 
@@ -155,20 +160,28 @@ def export(options: argparse.Namespace, console: Console) -> int:
 
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.export.command import print_live, print_transcriptions
+    from pruned_rnnt.export.command import check_transcribe, print_live, run_transcribe
+    from pruned_rnnt.export.live import LiveRecogniser
+    from pruned_rnnt.export.microphone import microphone
     from pruned_rnnt.export.recogniser import Recogniser, load
     from pruned_rnnt.train.experiment import CONFIG_NAME
     from pruned_rnnt.train.run import load_model, run_config
 
+    check_transcribe(options)
     if (options.model / CONFIG_NAME).is_file():
         loaded = load_model(run_config(options.model))
         recogniser = Recogniser(loaded.model, loaded.tokenizer)
     else:
         recogniser = load(options.model)
-    if options.audio == [Path("-")]:
-        print_live(recogniser.model, recogniser.tokenizer, sys.stdin.buffer)
+    if not options.microphone and options.audio != [Path("-")]:
+        return 0 if run_transcribe(recogniser, options) else EXIT_FAILED
+    parts = recogniser.model, recogniser.tokenizer
+    live = LiveRecogniser(*parts, options.chunk, options.left)
+    if options.microphone:
+        with microphone() as source:
+            print_live(live, source)
     else:
-        print_transcriptions(recogniser, options.audio, options.times)
+        print_live(live, sys.stdin.buffer)
     return 0
 
 

@@ -1,8 +1,8 @@
 """Result files in the layout icefall's users have tools for.
 
 recogs-SET-SUFFIX.txt        `id:<tab>ref=['a', 'b']` and `id:<tab>hyp=[...]`, by utterance
-errs-SET-SUFFIX.txt          %WER line, utterances with errors marked, errors by kind and word
-wer-summary-SET-SUFFIX.txt   `settings<tab>WER`, best setting first
+errs-SET-SUFFIX.txt          %WER (%CER), utterances with errors marked, errors by kind and word
+wer-summary-SET-SUFFIX.txt   `settings<tab>WER` (CER), best setting first
 """
 
 from __future__ import annotations
@@ -71,24 +71,30 @@ class _Statistics:
 
 
 def write_results(
-    folder: Path, test_set: str, suffix: str, setting: str, transcripts: Sequence[Transcript]
+    folder: Path,
+    test_set: str,
+    suffix: str,
+    setting: str,
+    transcripts: Sequence[Transcript],
+    metric: str = "WER",
 ) -> float:
-    """Write the three files of one decoding; returns the WER in percent, of two decimals.
+    """Write the three files of one decoding; returns the error rate in percent, of two decimals.
 
     Args:
         folder: made when it does not exist.
         test_set: SET in the names of the files.
         suffix: SUFFIX in the names, e.g. `greedy-step-1000`.
         setting: name of the search setting in the summary, e.g. `greedy_search`.
+        transcripts: in words, or in characters with metric `CER`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(transcripts, key=lambda transcript: transcript.id)
     _write(folder / f"recogs-{test_set}-{suffix}.txt", _recogs_lines(ordered))
-    lines, word_error_rate = _error_lines(ordered)
+    lines, error_rate = _error_lines(ordered, metric)
     _write(folder / f"errs-{test_set}-{suffix}.txt", lines)
     summary = folder / f"wer-summary-{test_set}-{suffix}.txt"
-    _write(summary, _summary_lines({setting: word_error_rate}))
-    return word_error_rate
+    _write(summary, _summary_lines({setting: error_rate}, metric))
+    return error_rate
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
@@ -103,12 +109,12 @@ def _recogs_lines(transcripts: Sequence[Transcript]) -> list[str]:
     return lines
 
 
-def _summary_lines(rates: Mapping[str, float]) -> list[str]:
+def _summary_lines(rates: Mapping[str, float], metric: str) -> list[str]:
     best_first = sorted(rates.items(), key=lambda item: item[1])
-    return ["settings\tWER", *(f"{setting}\t{rate}" for setting, rate in best_first)]
+    return [f"settings\t{metric}", *(f"{setting}\t{rate}" for setting, rate in best_first)]
 
 
-def _error_lines(transcripts: Sequence[Transcript]) -> tuple[list[str], float]:
+def _error_lines(transcripts: Sequence[Transcript], metric: str) -> tuple[list[str], float]:
     import kaldialign
 
     statistics = _Statistics()
@@ -126,7 +132,7 @@ def _error_lines(transcripts: Sequence[Transcript]) -> tuple[list[str], float]:
     errors = insertions + deletions + substitutions
     rate = f"{100.0 * errors / words:.2f}" if words else "0.00"
     lines = [
-        f"%WER = {rate}",
+        f"%{metric} = {rate}",
         f"Errors: {insertions} insertions, {deletions} deletions, {substitutions} substitutions, "
         f"over {words} reference words ({correct} correct)",
         "Search below for sections starting with PER-UTT DETAILS:, SUBSTITUTIONS:, DELETIONS:, "

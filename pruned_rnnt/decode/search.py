@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.fusion import FusionConfig, build_scorers
+from pruned_rnnt.decode.greedy import GreedySearch
 from pruned_rnnt.decode.hypothesis import Hypothesis
 from pruned_rnnt.decode.wer import Transcript
+from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
 
 # Features come every 10 ms.
 FRAME_SECONDS = 0.01 * SUBSAMPLING_FACTOR
+
+# (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
+Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,7 @@ class DecodeConfig:
     beam_size, num_best, length_norm: of modified beam search.
     chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
         the model is configured.
+    metric: units in which the result files count errors: words, or characters without spaces.
     """
 
     method: Literal["greedy", "modified_beam"] = "greedy"
@@ -47,6 +54,27 @@ class DecodeConfig:
     length_norm: bool = True
     chunk: int = 0
     left: int = 0
+    metric: Literal["wer", "cer"] = "wer"
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+
+    def __post_init__(self) -> None:
+        if self.fusion.enabled and self.method != "modified_beam":
+            raise ValueError(
+                f"decode.fusion needs decode.method=modified_beam, got {self.method}: only a beam "
+                "holds hypotheses to choose from"
+            )
+
+    @property
+    def label(self) -> str:
+        """Method and fusion in the names of result files."""
+        fusion = self.fusion
+        parts = {
+            "ngram": fusion.ngram,
+            "lm": fusion.lm,
+            "ilm": fusion.ilm_scale,
+            "hotwords": fusion.hotwords,
+        }
+        return "-".join([self.method, *(name for name, used in parts.items() if used)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,45 +115,70 @@ class DecodedSet:
         return self.search_seconds / max(self.audio_seconds, 1e-9)
 
 
-@torch.inference_mode()
+def build_search(
+    model: TransducerModel,
+    config: DecodeConfig,
+    tokenizer: Tokenizer | None = None,
+    language_model: LanguageModel | None = None,
+) -> Search:
+    """The search of a configuration, to be used for many batches.
+
+    Args:
+        model: in evaluation mode; its parameters stay where they are while the search is used.
+        tokenizer: needed with an n-gram or neural model or hotwords in `config.fusion`.
+        language_model: what `config.fusion.lm` names.
+
+    Raises:
+        ValueError, FileNotFoundError: as the searches and scorers.
+    """
+    silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
+    if config.method == "modified_beam":
+        fusion = config.fusion
+        return ModifiedBeamSearch(
+            model,
+            beam_size=config.beam_size,
+            num_best=config.num_best,
+            length_norm=config.length_norm,
+            silent_symbols=silent,
+            scorers=build_scorers(fusion, tokenizer, language_model),
+            ilm_scale=fusion.ilm_scale,
+        )
+    greedy = GreedySearch(
+        model, max_symbols_per_frame=config.max_symbols_per_frame, silent_symbols=silent
+    )
+    return lambda encoded_NTE, lengths: [[best] for best in greedy(encoded_NTE, lengths)]
+
+
 def decode_batch(
     model: TransducerModel, batch: Batch, config: DecodeConfig
 ) -> list[list[Hypothesis]]:
     """Hypotheses of each utterance, best first; the model is expected in evaluation mode."""
-    device = next(model.parameters()).device
-    batch = batch.to(device)
+    return search_batch(model, batch, build_search(model, config))
+
+
+@torch.inference_mode()
+def search_batch(model: TransducerModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
+    """As `decode_batch`, with a search that serves many batches."""
+    batch = batch.to(next(model.parameters()).device)
     encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
-    silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
-    if config.method == "greedy":
-        best = greedy_search(
-            model,
-            encoded_NTE,
-            lengths,
-            max_symbols_per_frame=config.max_symbols_per_frame,
-            silent_symbols=silent,
-        )
-        return [[hypothesis] for hypothesis in best]
-    return modified_beam_search(
-        model,
-        encoded_NTE,
-        lengths,
-        beam_size=config.beam_size,
-        num_best=config.num_best,
-        length_norm=config.length_norm,
-        silent_symbols=silent,
-    )
+    return search(encoded_NTE, lengths)
 
 
 def decode_set(
-    model: TransducerModel, batches: Iterable[Batch], tokenizer: Tokenizer, config: DecodeConfig
+    model: TransducerModel,
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    config: DecodeConfig,
+    language_model: LanguageModel | None = None,
 ) -> DecodedSet:
-    """Recognise every utterance of `batches`."""
+    """Recognise every utterance of `batches`; arguments and errors as of `build_search`."""
     utterances: list[Decoded] = []
     audio_seconds = search_seconds = 0.0
     model.eval()
+    search = build_search(model, config, tokenizer, language_model)
     for batch in batches:
         started = time.perf_counter()
-        hypotheses = decode_batch(model, batch, config)
+        hypotheses = search_batch(model, batch, search)
         search_seconds += time.perf_counter() - started
         audio_seconds += sum(batch.durations)
         utterances += to_texts(batch, hypotheses, tokenizer)

@@ -1,4 +1,4 @@
-"""Word error rate: counts by type, and a bootstrap confidence interval."""
+"""Word and character error rate: counts by type, and a bootstrap confidence interval."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ class Transcript:
     reference: tuple[str, ...]
     hypothesis: tuple[str, ...]
 
+    def characters(self) -> Transcript:
+        """The same texts as characters; spaces do not count."""
+        return Transcript(
+            id=self.id,
+            reference=tuple("".join(self.reference)),
+            hypothesis=tuple("".join(self.hypothesis)),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:
-    """Errors of a set of utterances; `+` adds two sets."""
+    """Errors of a set of utterances, in words (or characters); `+` adds two sets."""
 
     insertions: int = 0
     deletions: int = 0

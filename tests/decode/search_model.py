@@ -1,10 +1,13 @@
-"""A model with random parameters, spread so that no decision is close, and encoder frames."""
+"""A model with random parameters, spread so that no decision is close; frames; all its paths."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.hypothesis import joint_log_probs
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
@@ -34,3 +37,31 @@ def encoded(lengths: list[int], seed: int = 1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     frames = torch.randn(len(lengths), max(lengths), 8, generator=generator) * 2
     return frames, torch.tensor(lengths)
+
+
+@torch.no_grad()
+def log_probs_after(model: TransducerModel, frame: Tensor, symbols: tuple[int, ...]) -> Tensor:
+    context = model.predictor.start_context(1, frame.device)[0].tolist() + list(symbols)
+    context = context[-model.predictor.context_size :]
+    predicted = model.predictor(torch.tensor([context]))[:, 0]
+    logits = model.joiner(
+        model.joiner.encoder_proj(frame[None]), model.joiner.decoder_proj(predicted)
+    )
+    return joint_log_probs(logits[0], model.predictor.blank, model.loss_config.hat)
+
+
+def all_sequences(model: TransducerModel, frames: Tensor) -> dict[tuple[int, ...], float]:
+    """Log-probability of every sequence, over all ways to emit at most one symbol a frame."""
+    totals: dict[tuple[int, ...], list[float]] = {}
+    for path in itertools.product(range(VOCAB), repeat=len(frames)):
+        symbols: tuple[int, ...] = ()
+        score = 0.0
+        for t, choice in enumerate(path):
+            score += float(log_probs_after(model, frames[t], symbols)[choice])
+            if choice != model.predictor.blank:
+                symbols = (*symbols, choice)
+        totals.setdefault(symbols, []).append(score)
+    return {
+        symbols: float(torch.tensor(scores, dtype=torch.float64).logsumexp(0))
+        for symbols, scores in totals.items()
+    }

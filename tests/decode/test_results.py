@@ -92,6 +92,15 @@ def test_files_are_as_icefall_writes_them(tmp_path: Path) -> None:
     assert summary == "settings\tWER\ngreedy_search\t60.0\n"
 
 
+def test_characters_are_counted_without_spaces(tmp_path: Path) -> None:
+    characters = [transcript("a", "你好 世界", "你 世界吗").characters()]
+    assert characters[0].reference == ("你", "好", "世", "界")
+    assert str(count_errors(characters)) == "50.00% [2 / 4, 1 ins, 1 del, 0 sub]"
+    assert write_results(tmp_path, "test", "x", "greedy", characters, "CER") == 50.0
+    assert (tmp_path / "errs-test-x.txt").read_text().startswith("%CER = 50.00\n")
+    assert (tmp_path / "wer-summary-test-x.txt").read_text() == "settings\tCER\ngreedy\t50.0\n"
+
+
 def test_no_reference_words(tmp_path: Path) -> None:
     only_empty = [transcript("a", "", "word")]
     assert write_results(tmp_path, "test", "x", "greedy_search", only_empty) == 0.0

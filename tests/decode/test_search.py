@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -13,35 +12,14 @@ from pruned_rnnt.decode.beam import modified_beam_search
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.hypothesis import joint_log_probs
 from pruned_rnnt.model.transducer import TransducerModel
-from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
-
-
-@torch.no_grad()
-def log_probs_after(model: TransducerModel, frame: Tensor, symbols: tuple[int, ...]) -> Tensor:
-    context = model.predictor.start_context(1, frame.device)[0].tolist() + list(symbols)
-    context = context[-model.predictor.context_size :]
-    predicted = model.predictor(torch.tensor([context]))[:, 0]
-    logits = model.joiner(
-        model.joiner.encoder_proj(frame[None]), model.joiner.decoder_proj(predicted)
-    )
-    return joint_log_probs(logits[0], model.predictor.blank, model.loss_config.hat)
-
-
-def all_sequences(model: TransducerModel, frames: Tensor) -> dict[tuple[int, ...], float]:
-    """Log-probability of every sequence, over all ways to emit at most one symbol a frame."""
-    totals: dict[tuple[int, ...], list[float]] = {}
-    for path in itertools.product(range(VOCAB), repeat=len(frames)):
-        symbols: tuple[int, ...] = ()
-        score = 0.0
-        for t, choice in enumerate(path):
-            score += float(log_probs_after(model, frames[t], symbols)[choice])
-            if choice != model.predictor.blank:
-                symbols = (*symbols, choice)
-        totals.setdefault(symbols, []).append(score)
-    return {
-        symbols: float(torch.tensor(scores, dtype=torch.float64).logsumexp(0))
-        for symbols, scores in totals.items()
-    }
+from tests.decode.search_model import (
+    UNKNOWN,
+    VOCAB,
+    all_sequences,
+    encoded,
+    log_probs_after,
+    make_model,
+)
 
 
 @torch.no_grad()

@@ -1,0 +1,90 @@
+"""Hotword rewards against a count of the phrases in a sequence."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.hotwords import Hotword, HotwordScorer, read_hotwords
+from tests.decode.search_model import VOCAB, encoded, make_model
+
+CPU = torch.device("cpu")
+PHRASES = {(1, 2): 1.0, (1, 2, 3): 0.5, (2, 3, 1, 4): 2.0, (4,): 0.25, (3, 3): 1.5}
+
+
+def hotwords(phrases: dict[tuple[int, ...], float]) -> list[Hotword]:
+    return [Hotword(symbols=symbols, bonus=bonus) for symbols, bonus in phrases.items()]
+
+
+def total_by_count(symbols: tuple[int, ...]) -> float:
+    return sum(
+        bonus * len(phrase)
+        for phrase, bonus in PHRASES.items()
+        for start in range(len(symbols))
+        if symbols[start : start + len(phrase)] == phrase
+    )
+
+
+def steps(scorer: HotwordScorer, symbols: tuple[int, ...]) -> list[float]:
+    """What each symbol of a sequence adds, and the end."""
+    state = scorer.start(1, CPU)
+    added = []
+    for symbol in symbols:
+        added.append(float(scorer.scores(state)[0, symbol]))
+        state = scorer.advance(state, torch.tensor([symbol]), torch.tensor([True]))
+    return [*added, float(scorer.final(state))]
+
+
+def test_every_sequence_gets_what_its_phrases_give() -> None:
+    scorer = HotwordScorer(hotwords(PHRASES), VOCAB)
+    for symbols in itertools.product(range(1, VOCAB), repeat=6):
+        assert sum(steps(scorer, symbols)) == pytest.approx(total_by_count(symbols), abs=1e-5)
+
+
+def test_rewards_come_at_once_and_are_taken_back() -> None:
+    scorer = HotwordScorer(hotwords({(1, 2, 3): 1.5}), VOCAB)
+    assert steps(scorer, (1, 2, 3, 4)) == pytest.approx([1.5, 1.5, 1.5, 0.0, 0.0])
+    assert steps(scorer, (1, 2, 4)) == pytest.approx([1.5, 1.5, -3.0, 0.0])
+    assert steps(scorer, (1, 1, 2)) == pytest.approx([1.5, 0.0, 1.5, -3.0])
+
+
+def test_search_prefers_what_it_is_told_to() -> None:
+    model = make_model(seed=3)
+    frames, lengths = encoded([8, 6, 0])
+    plain = modified_beam_search(model, frames, lengths, beam_size=4)
+    bonus = {(4, 2): 20.0}
+    scorer = HotwordScorer(hotwords(bonus), VOCAB)
+    boosted = modified_beam_search(model, frames, lengths, beam_size=4, scorers=[scorer])
+    assert (4, 2) not in itertools.pairwise(plain[0][0].symbols)
+    assert (4, 2) in itertools.pairwise(boosted[0][0].symbols)
+    assert boosted[2][0].symbols == ()
+    for n, length in enumerate(lengths.tolist()):
+        (alone,) = modified_beam_search(
+            model,
+            frames[n : n + 1, :length],
+            lengths[n : n + 1],
+            beam_size=4,
+            scorers=[HotwordScorer(hotwords(bonus), VOCAB)],
+        )
+        assert alone[0].symbols == boosted[n][0].symbols
+        assert alone[0].score == pytest.approx(boosted[n][0].score, abs=1e-4)
+
+
+def test_file_of_phrases(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["new york", "work"], TokenizerConfig(kind="char", vocab_size=30))
+    path = tmp_path / "hotwords.txt"
+    path.write_text("new york\n\nwork :2.5\n")
+    first, second = read_hotwords(path, tokenizer, 1.5)
+    assert first == Hotword(symbols=tuple(tokenizer.encode("new york")), bonus=1.5)
+    assert second == Hotword(symbols=tuple(tokenizer.encode("work")), bonus=2.5)
+    path.write_text("new\nwork :much\n")
+    with pytest.raises(ValueError, match=r"hotwords\.txt:2: bonus 'much'"):
+        read_hotwords(path, tokenizer, 1.5)
+    path.write_text("Zürich\n")
+    with pytest.raises(ValueError, match=r"hotwords\.txt:1: 'Zürich' has characters"):
+        read_hotwords(path, tokenizer, 1.5)
