@@ -26,6 +26,8 @@ class TrainConfig:
     accumulate: batches whose gradients are summed for one step.
     device: `auto` takes a CUDA device where there is one.
     precision: of matrix products; float16 scales the loss against underflow.
+    compile_encoder: run the encoder (a Conformer) through torch.compile, for any length; the first
+        steps then take minutes. Checkpoints are the same with and without.
     average_decay: of the running average of parameters; 0 switches it off.
     log_every, validate_every, save_every: in steps; 0 stands for the end of each epoch (log_every:
         at least 1). A checkpoint is also written after each validation and at the end.
@@ -43,6 +45,7 @@ class TrainConfig:
     accumulate: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile_encoder: bool = False
     average_decay: float = 0.99
     log_every: int = 20
     validate_every: int = 0
@@ -72,6 +75,14 @@ class ExperimentConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        if self.train.compile_encoder and self.model.encoder.kind != "conformer":
+            # Draws and schedules between its modules make another graph of every step.
+            raise ValueError(
+                f"train.compile_encoder is for model.encoder.kind=conformer; a "
+                f"{self.model.encoder.kind} cannot be compiled while it is trained"
+            )
 
     @property
     def folder(self) -> Path:

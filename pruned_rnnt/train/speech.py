@@ -37,6 +37,9 @@ class SpeechTask:
         self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
+        if config.train.compile_encoder:
+            # In place: the names of parameters, and so checkpoints, stay what they are.
+            self.model.encoder.compile(dynamic=True)
 
     def train_loader(self) -> BatchLoader:
         return self.data.train_loader()

@@ -12,12 +12,22 @@ from typing import Any
 
 # The server imports once what every process of a test needs, and forks processes from itself.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pruned_rnnt.train.trainer", "tensorboard", "matplotlib.figure"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "pruned_rnnt.train.trainer",
+        "pruned_rnnt.diagnostics",
+        "omegaconf",
+        "kaldialign",
+        "matplotlib.backends.backend_agg",
+        "torch._dynamo",  # optimisers import it
+        "torch.utils.tensorboard",
+    ]
+)
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> Any:
     """A process that runs `function`; it is the caller's to join or kill."""
-    process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
+    process = _CONTEXT.Process(target=function, args=arguments)
     process.start()
     return process
 

@@ -35,8 +35,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train.save_every=2", "train.validate_every=2", "data.num_workers=1"],
         ["train.save_every=1", "train.accumulate=2", "train.precision=bfloat16"],
         ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
+        ["train.save_every=2", "train.precision=float16"],
     ],
-    ids=["plain", "validation-and-worker", "accumulation-bfloat16", "scaled-adam"],
+    ids=["plain", "validation-and-worker", "accumulation-bfloat16", "scaled-adam", "float16"],
 )
 def test_four_steps_equal_two_and_two(
     corpus: Path, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
@@ -205,6 +206,24 @@ def test_a_bad_batch_is_named_and_skipped(
     after = load_checkpoint(config.folder / "checkpoints/step-00000002.pt")["model"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+
+
+def test_float16_scale_is_halved_until_gradients_fit(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(
+        corpus, tmp_path / "run", "train.precision=float16", "train.save_every=1"
+    )
+    trainer = Trainer(config)
+    trainer.stepper.scaler.load_state_dict(
+        {**trainer.stepper.scaler.state_dict(), "scale": 2.0**30, "_growth_tracker": 0}
+    )
+    trainer.run()
+    scales = [line["grad_scale"] for line in read_metrics(config.folder) if "grad_scale" in line]
+    assert scales[0] == 2.0**29
+    assert trainer.state.counters.bad_steps >= 1
+    dump = json.loads((config.folder / "bad_steps/step-00000001-rank-0.json").read_text())
+    assert dump["problem"] == "gradient beyond float16; the loss scale is halved"
+    saved = load_checkpoint(config.folder / "checkpoints/step-00000004.pt")["scaler"]
+    assert saved["scale"] == scales[-1]
 
 
 def test_too_many_bad_batches_in_a_row_stop_training(

@@ -1,0 +1,88 @@
+"""A training that is killed (SIGKILL) again and again, at random moments, and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from processes import start
+
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.trainer import Trainer
+
+_SECONDS_OF_A_SYNC = 0.02
+# A checkpoint while it is written.
+_HALF = ".step-*.tmp"
+_SPEEDS = ("per_second", "seconds_per_step")
+
+
+@dataclass
+class Deaths:
+    """steps: newest checkpoint at each death. in_writes: deaths that left half a file behind."""
+
+    steps: list[int]
+    in_writes: int = 0
+
+
+def train_with_slow_disk(config: ExperimentConfig) -> None:
+    """Train; writing a checkpoint takes so long that a death can come in the middle of it."""
+    sync = os.fsync
+
+    def slow_sync(file: int) -> None:
+        time.sleep(_SECONDS_OF_A_SYNC)
+        sync(file)
+
+    os.fsync = slow_sync
+    Trainer(config).run()
+
+
+def train_through_deaths(config: ExperimentConfig, kills: int, seed: int) -> Deaths:
+    """Run to the end with so many deaths at random steps, half of them within a write."""
+    rng = random.Random(seed)
+    targets = sorted(rng.randrange(config.train.steps - 2) for _ in range(kills))
+    folder = config.folder / "checkpoints"
+    deaths = Deaths([])
+    for number, target in enumerate(targets):
+        process = start(train_with_slow_disk, config)
+        try:
+            deadline = time.monotonic() + 60
+            while _newest(folder) < target:
+                assert process.is_alive(), "training ended by itself"
+                assert time.monotonic() < deadline, "training does not go on"
+                time.sleep(0.001)
+            if number % 2:
+                while not list(folder.glob(_HALF)):
+                    assert time.monotonic() < deadline, "nothing is written"
+                time.sleep(rng.uniform(0, _SECONDS_OF_A_SYNC))
+            else:
+                time.sleep(rng.uniform(0, 0.3))
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == -9
+        deaths.steps.append(_newest(folder))
+        for half in folder.glob(_HALF):
+            deaths.in_writes += 1
+            # Only to see the next one; the next life would write over it.
+            half.unlink()
+    process = start(train_with_slow_disk, config)
+    process.join(120)
+    process.kill()
+    assert process.exitcode == 0
+    return deaths
+
+
+def results(config: ExperimentConfig) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without what depends on the clock."""
+    return [
+        {key: value for key, value in line.items() if not key.endswith(_SPEEDS)}
+        for line in read_metrics(config.folder)
+    ]
+
+
+def _newest(folder: Any) -> int:
+    return max((int(path.stem.rpartition("-")[2]) for path in folder.glob("step-*.pt")), default=0)

@@ -1,0 +1,76 @@
+"""The compiled encoder: the same training, and the same checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_files import losses_of
+from tiny_corpus import make_corpus, tiny_experiment
+from torch import nn
+
+from pruned_rnnt.config import load_config
+from pruned_rnnt.train.checkpoint import load_checkpoint
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def check_compiled_training(corpus: Path, tmp_path: Path, device: str, tolerance: float) -> None:
+    settings = ["model.encoder.dropout=0.0", "train.save_every=2", f"train.device={device}"]
+    plain = tiny_experiment(corpus, tmp_path / "plain", *settings)
+    Trainer(plain).run()
+    compiled = tiny_experiment(corpus, tmp_path / "run", *settings, "train.compile_encoder=true")
+    Trainer(compiled).run()
+    plain_losses = [loss for _, loss in losses_of(plain.folder)]
+    assert [loss for _, loss in losses_of(compiled.folder)] == pytest.approx(
+        plain_losses, abs=tolerance
+    )
+    name = "checkpoints/step-00000004.pt"
+    state = load_checkpoint(compiled.folder / name)["model"]
+    assert set(state) == set(load_checkpoint(plain.folder / name)["model"])
+    # Going on from it without the compiler is a matter of permission, not of names.
+    longer = tiny_experiment(corpus, compiled.folder, *settings, "train.steps=5")
+    trainer = Trainer(longer, allow_changes=True)
+    trainer.run()
+    assert trainer.state.counters.step == 5
+
+
+def test_compiled_encoder_trains_alike(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_in_place = nn.Module.compile
+    compiled: list[str] = []
+
+    def without_code_generator(self: nn.Module, **options: Any) -> None:
+        # The graph is captured as ever, but not turned into machine code, which takes a minute.
+        compiled.append(type(self).__name__)
+        compile_in_place(self, backend="eager", **options)
+
+    monkeypatch.setattr(nn.Module, "compile", without_code_generator)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    check_compiled_training(corpus, tmp_path, "cpu", tolerance=1e-5)
+    assert compiled == ["Conformer"]
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"]
+    # One graph for batches of any size.
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_an_encoder_that_cannot_be_compiled_is_refused() -> None:
+    settings = ["model.encoder.kind=zipformer", "train.compile_encoder=true"]
+    with pytest.raises(ValueError, match=r"model\.encoder\.kind=conformer; a zipformer cannot"):
+        load_config(ExperimentConfig, None, settings)
+
+
+@pytest.mark.gpu
+def test_compiled_encoder_trains_alike_on_a_gpu(corpus: Path, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    check_compiled_training(corpus, tmp_path, "cuda", tolerance=1e-3)

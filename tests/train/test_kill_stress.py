@@ -1,0 +1,31 @@
+"""Killed at random moments, also within the write of a checkpoint, a run ends as if it had not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kill_loop import results, train_through_deaths
+from run_files import checkpoint_of
+from tiny_corpus import make_corpus, tiny_experiment
+
+from pruned_rnnt.train.trainer import Trainer
+
+STEPS = 24
+
+
+def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    settings = [
+        f"train.steps={STEPS}",
+        "train.save_every=1",
+        "train.validate_every=6",
+        "data.augmentation.spec_augment.enabled=true",
+    ]
+    straight = tiny_experiment(corpus, tmp_path / "straight", *settings)
+    Trainer(straight).run()
+    killed = tiny_experiment(corpus, tmp_path / "killed", *settings)
+    deaths = train_through_deaths(killed, kills=4, seed=1)
+    assert len(deaths.steps) == 4
+    assert deaths.in_writes >= 1
+    assert results(killed) == results(straight)
+    assert checkpoint_of(killed.folder, STEPS) == checkpoint_of(straight.folder, STEPS)
