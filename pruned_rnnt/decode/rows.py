@@ -1,6 +1,6 @@
 """What searches remember beside their scores: tuples of tensors whose first axis is the hypothesis.
 
-Axes: R rows (hypotheses of all utterances), C context size, D joiner width.
+Axes: R rows (hypotheses of all utterances), D joiner width.
 
 One kind of tuple serves predictors with and without recurrence, language models and automata, so
 that a search picks, keeps and reorders hypotheses without knowing what they remember.
@@ -31,17 +31,11 @@ def take_rows(rows: Rows, index_R: Tensor) -> Rows:
 
 def start_predictor(model: TransducerModel, rows: int, device: torch.device) -> Rows:
     """The predictor before the first symbol: its projected output (R, D), then its state."""
-    context_RC = model.predictor.start_context(rows, device)
-    return _projected(model, context_RC), context_RC
+    output_RP, state = model.predictor.start(rows, device)
+    return model.joiner.decoder_proj(output_RP), *state
 
 
 def grow_predictor(model: TransducerModel, rows: Rows, symbols_R: Tensor) -> Rows:
     """The predictor after one more symbol in every row."""
-    _, context_RC = rows
-    context_RC = torch.cat((context_RC[:, 1:], symbols_R[:, None]), dim=1)
-    return _projected(model, context_RC), context_RC
-
-
-def _projected(model: TransducerModel, context_RC: Tensor) -> Tensor:
-    projected_RD: Tensor = model.joiner.decoder_proj(model.predictor(context_RC)[:, 0])
-    return projected_RD
+    output_RP, state = model.predictor.step(symbols_R, rows[1:])
+    return model.joiner.decoder_proj(output_RP), *state

@@ -123,10 +123,11 @@ def streaming_encoder(model: TransducerModel, chunk_size: int, left_frames: int)
 
 def decoder(model: TransducerModel) -> Graph:
     batch = torch.export.Dim("N")
+    _, (context_NH,) = model.predictor.start(2, torch.device("cpu"))
     return Graph(
         name="decoder",
         module=DecoderGraph(model),
-        inputs=(model.predictor.start_context(2, torch.device("cpu")),),
+        inputs=(context_NH,),
         input_names=("y",),
         output_names=("decoder_out",),
         free_axes=({0: batch},),

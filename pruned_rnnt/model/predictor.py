@@ -1,21 +1,63 @@
-"""Stateless predictor (Ghodsi et al. 2020): the last one or two symbols, and no more.
+"""What every predictor is, and the stateless one (Ghodsi et al. 2020): the last one or two symbols.
 
-Axes: N batch, U symbols, L symbols with their start context, C context size, P predictor width.
+Axes: N batch, U symbols, L symbols with their start context, C context size, R rows of a search,
+P predictor width.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+State = tuple[Tensor, ...]
+
 
 @dataclass(frozen=True, kw_only=True)
-class PredictorConfig:
+class AnyPredictorConfig:
+    """Settings that every predictor has; `kind` is its name in configuration files.
+
+    dim: P.
+    """
+
+    kind: str
+    dim: int = 128
+
+
+class Predictor(nn.Module):
+    """Base class of predictors: what was said so far, for the joiner.
+
+    A search holds the state of each of its hypotheses as a row (first axis) of some tensors, and
+    may pick, repeat and reorder rows.
+
+    Attributes:
+        blank: the symbol which stands before the first one.
+        context_size: symbols that are seen before the first one.
+    """
+
+    blank: int
+    context_size: int
+
+    def forward_targets(self, targets_NU: Tensor) -> Tensor:
+        """Output before each target and after the last one: (N, U) -> (N, U + 1, P)."""
+        raise NotImplementedError
+
+    def start(self, rows: int, device: torch.device) -> tuple[Tensor, State]:
+        """Output (R, P) before the first symbol, and the state."""
+        raise NotImplementedError
+
+    def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
+        """(R,) symbols -> the output (R, P) after them, and the new state."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig(AnyPredictorConfig):
     """Width, and how many symbols of the past are seen (1 or 2)."""
 
-    dim: int = 128
+    kind: Literal["stateless"] = "stateless"
     context_size: int = 2
 
     def __post_init__(self) -> None:
@@ -27,7 +69,7 @@ class PredictorConfig:
             raise ValueError(f"model.predictor.dim is {self.dim}, needs a multiple of 4")
 
 
-class StatelessPredictor(nn.Module):
+class StatelessPredictor(Predictor):
     """Embedding, grouped convolution over the context, ReLU.
 
     A negative symbol embeds to zero. The start context is [-1, ..., -1, blank], as recognisers
@@ -56,8 +98,15 @@ class StatelessPredictor(nn.Module):
         mixed_NPL = self.convolution(embedded_NLP.transpose(1, 2))
         return torch.relu(mixed_NPL.transpose(1, 2))
 
+    def start(self, rows: int, device: torch.device) -> tuple[Tensor, State]:
+        context_RC = self.start_context(rows, device)
+        return self(context_RC)[:, 0], (context_RC,)
+
+    def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
+        context_RC = torch.cat((state[0][:, 1:], symbols_R[:, None]), dim=1)
+        return self(context_RC)[:, 0], (context_RC,)
+
     def forward_targets(self, targets_NU: Tensor) -> Tensor:
-        """Output before each target and after the last one: (N, U) -> (N, U + 1, P)."""
         start_NC = self.start_context(targets_NU.size(0), targets_NU.device)
         output: Tensor = self(torch.cat((start_NC, targets_NU.long()), dim=1))
         return output

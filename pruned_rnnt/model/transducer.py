@@ -23,9 +23,19 @@ from pruned_rnnt.loss import (
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoders import ENCODER_CONFIGS, build_encoder
-from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
+from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
+from pruned_rnnt.model.predictor import (
+    AnyPredictorConfig,
+    Predictor,
+    PredictorConfig,
+    StatelessPredictor,
+)
 
 BLANK = 0
+PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {
+    "stateless": PredictorConfig,
+    "lstm": LstmPredictorConfig,
+}
 _REFERENCE_SECONDS = 600.0
 
 
@@ -39,7 +49,9 @@ class ModelConfig:
     encoder: EncoderConfig = field(
         default_factory=ConformerConfig, metadata={"kinds": ENCODER_CONFIGS}
     )
-    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    predictor: AnyPredictorConfig = field(
+        default_factory=PredictorConfig, metadata={"kinds": PREDICTOR_CONFIGS}
+    )
     joiner_dim: int = 128
 
 
@@ -105,7 +117,7 @@ class TransducerModel(nn.Module):
         self.batch_seconds = _REFERENCE_SECONDS
         self.encoder = build_encoder(config.encoder)
         encoder_dim, predictor_dim = self.encoder.output_dim, config.predictor.dim
-        self.predictor = StatelessPredictor(config.predictor, vocab_size, BLANK)
+        self.predictor = _build_predictor(config.predictor, vocab_size)
         self.joiner = Joiner(encoder_dim, predictor_dim, config.joiner_dim, vocab_size)
         self.ctc_head = nn.Linear(encoder_dim, vocab_size) if loss.ctc_scale > 0 else None
         self.pruned_loss = (
@@ -219,3 +231,10 @@ class TransducerModel(nn.Module):
             hat=config.hat,
             reduction="none",
         )
+
+
+def _build_predictor(config: AnyPredictorConfig, vocab_size: int) -> Predictor:
+    if isinstance(config, LstmPredictorConfig):
+        return LstmPredictor(config, vocab_size, BLANK)
+    assert isinstance(config, PredictorConfig)
+    return StatelessPredictor(config, vocab_size, BLANK)

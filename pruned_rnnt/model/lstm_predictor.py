@@ -1,0 +1,79 @@
+"""LSTM predictor (Graves 2012): all symbols so far.
+
+Axes: N batch, U symbols, L layers, R rows of a search, P predictor width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.predictor import AnyPredictorConfig, Predictor, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmPredictorConfig(AnyPredictorConfig):
+    """dim is the width of the embedding and of every layer; dropout stands before each of them."""
+
+    kind: Literal["lstm"] = "lstm"
+    layers: int = 1
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"model.predictor.{name} is {getattr(self, name)}, needs at least 1"
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.predictor.dropout is {self.dropout}, needs 0 <= x < 1")
+
+
+class LstmPredictor(Predictor):
+    """Embedding and LSTM layers; a text begins with blank.
+
+    Its state are two tensors (R, L, P), what the layers gave and their cells.
+    """
+
+    def __init__(self, config: LstmPredictorConfig, vocab_size: int, blank: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.context_size = 1
+        self.blank = blank
+        self.embedding = nn.Embedding(vocab_size, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            config.dim,
+            config.dim,
+            config.layers,
+            batch_first=True,
+            dropout=config.dropout if config.layers > 1 else 0.0,
+        )
+
+    def forward_targets(self, targets_NU: Tensor) -> Tensor:
+        symbols_NU = functional.pad(targets_NU.long(), (1, 0), value=self.blank)
+        output_NUP, _ = self.lstm(self.dropout(self.embedding(symbols_NU)))
+        output: Tensor = output_NUP
+        return output
+
+    def start(self, rows: int, device: torch.device) -> tuple[Tensor, State]:
+        zeros_RLP = self.embedding.weight.new_zeros(rows, self.config.layers, self.config.dim)
+        blank_R = torch.full((rows,), self.blank, device=device)
+        return self.step(blank_R, (zeros_RLP, zeros_RLP))
+
+    def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
+        # Cell by cell, not by cuDNN, whose calls a CUDA graph cannot always hold.
+        hidden_RLP, cell_RLP = state
+        output_RP = self.embedding(symbols_R)
+        outputs, cells = [], []
+        for layer, weights in enumerate(self.lstm.all_weights):
+            output_RP, cell_RP = torch.lstm_cell(
+                output_RP, (hidden_RLP[:, layer], cell_RLP[:, layer]), *weights
+            )
+            outputs.append(output_RP)
+            cells.append(cell_RP)
+        return output_RP, (torch.stack(outputs, dim=1), torch.stack(cells, dim=1))

@@ -1,0 +1,158 @@
+"""The LSTM predictor: stepwise as at once, and every search with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.config import load_config
+from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.export.differences import check_predictor
+from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
+from pruned_rnnt.model.predictor import Predictor, PredictorConfig, StatelessPredictor
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.train.experiment import ExperimentConfig
+
+VOCAB = 7
+CONFIG = LstmPredictorConfig(dim=8, layers=2)
+
+
+def make_model() -> TransducerModel:
+    """With random parameters, spread so that no decision is close."""
+    torch.manual_seed(0)
+    encoder = ConformerConfig(
+        num_mel_bins=20, layers=1, dim=16, heads=2, feedforward_dim=16, kernel_size=5
+    )
+    config = ModelConfig(encoder=encoder, predictor=CONFIG, joiner_dim=16)
+    model = TransducerModel(config, VOCAB, LossConfig(kind="full")).eval()
+    with torch.no_grad():
+        for parameter in model.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        model.joiner.decoder_proj.weight.mul_(3)
+    return model
+
+
+def encode_noise(model: TransducerModel) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(3, 163, 20, generator=generator) * 6 - 7
+    with torch.inference_mode():
+        return model.encode(features, torch.tensor([163, 120, 9]))
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [LstmPredictor(CONFIG, VOCAB), StatelessPredictor(PredictorConfig(dim=8), VOCAB)],
+    ids=["lstm", "stateless"],
+)
+def test_steps_give_what_all_targets_give(predictor: Predictor) -> None:
+    predictor.eval()
+    targets = torch.tensor([[3, 0, 5, 2], [6, 6, 1, 4]], dtype=torch.int32)
+    expected = predictor.forward_targets(targets)
+    output, state = predictor.start(2, targets.device)
+    torch.testing.assert_close(output, expected[:, 0])
+    for u in range(4):
+        output, state = predictor.step(targets[:, u].long(), state)
+        torch.testing.assert_close(output, expected[:, u + 1])
+    assert all(part.size(0) == 2 for part in state)
+
+
+def test_the_first_symbol_is_never_forgotten() -> None:
+    predictor = LstmPredictor(CONFIG, VOCAB).eval()
+    last = [predictor.forward_targets(torch.tensor([[first, 2, 3, 4]]))[0, -1] for first in (1, 5)]
+    assert not torch.equal(*last)
+
+
+def path_score(model: TransducerModel, encoded_TE: Tensor, symbols: list[int]) -> float:
+    """Log-probability of one path, straight from the lattice; symbols with -1 for blank."""
+    spoken = torch.tensor([[symbol for symbol in symbols if symbol >= 0]], dtype=torch.int32)
+    predicted_UP = model.predictor.forward_targets(spoken)[0]
+    score, u = 0.0, 0
+    for t, symbol in enumerate(symbols):
+        logits_V = model.joiner(
+            model.joiner.encoder_proj(encoded_TE[t]), model.joiner.decoder_proj(predicted_UP[u])
+        )
+        score += float(logits_V.log_softmax(dim=-1)[max(symbol, 0)])
+        u += symbol >= 0
+    return score
+
+
+@torch.inference_mode()
+def test_greedy_search() -> None:
+    model = make_model()
+    encoded, lengths = encode_noise(model)
+    together = greedy_search(model, encoded, lengths)
+    assert sum(len(found.symbols) for found in together) > 10
+    for n, found in enumerate(together):
+        count = int(lengths[n])
+        (alone,) = greedy_search(model, encoded[n : n + 1, :count], lengths[n : n + 1])
+        assert (alone.symbols, alone.frames) == (found.symbols, found.frames)
+        path = dict(zip(found.frames, found.symbols, strict=True))
+        score = path_score(model, encoded[n], [path.get(t, -1) for t in range(count)])
+        assert found.score == pytest.approx(score, rel=1e-4, abs=1e-4)
+
+
+@torch.inference_mode()
+def test_modified_beam_search() -> None:
+    model = make_model()
+    encoded, lengths = encode_noise(model)
+    narrow = modified_beam_search(model, encoded, lengths, beam_size=1)
+    greedy = greedy_search(model, encoded, lengths)
+    assert [found[0].symbols for found in narrow] == [found.symbols for found in greedy]
+    # With every sequence in the beam the best one is that with the most probability over its paths.
+    short = encoded[:1, :2]
+    (found,) = modified_beam_search(
+        model, short, torch.tensor([2]), beam_size=64, length_norm=False
+    )
+    symbols = [-1, *range(1, VOCAB)]
+    totals: dict[tuple[int, ...], Tensor] = {}
+    for first in symbols:
+        for second in symbols:
+            spoken = tuple(symbol for symbol in (first, second) if symbol >= 0)
+            score = torch.tensor(path_score(model, short[0], [first, second]))
+            totals[spoken] = torch.logaddexp(totals.get(spoken, torch.tensor(-torch.inf)), score)
+    best = max(totals, key=lambda spoken: float(totals[spoken]))
+    assert found[0].symbols == best
+    assert found[0].score == pytest.approx(float(totals[best]), rel=1e-4, abs=1e-4)
+
+
+def test_every_parameter_learns() -> None:
+    model = make_model().train()
+    torch.manual_seed(3)
+    batch = (torch.randn(2, 60, 20), torch.tensor([60, 41]), torch.tensor([[3, 4], [5, 0]]))
+    model(batch[0], batch[1], batch[2].int(), torch.tensor([2, 1]), 0).total.sum().backward()
+    for name, parameter in model.predictor.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_recognisers_cannot_run_it() -> None:
+    with pytest.raises(ExportError, match="sherpa-onnx runs stateless predictors alone"):
+        check_predictor(make_model())
+
+
+def test_configuration() -> None:
+    settings = ["model.predictor.kind=lstm", "model.predictor.layers=2"]
+    config = load_config(ExperimentConfig, None, settings)
+    assert config.model.predictor == LstmPredictorConfig(layers=2)
+    with pytest.raises(ValueError, match=r"model\.predictor\.layers is 0"):
+        LstmPredictorConfig(layers=0)
+    with pytest.raises(ValueError, match=r"model\.predictor\.dropout is 1"):
+        LstmPredictorConfig(dropout=1.0)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_searches_on_the_device_equal_those_on_the_cpu() -> None:
+    model = make_model()
+    encoded, lengths = encode_noise(model)
+    greedy = greedy_search(model, encoded, lengths)
+    beams = modified_beam_search(model, encoded, lengths)
+    model.cuda()
+    there = greedy_search(model, encoded.cuda(), lengths)
+    assert [found.symbols for found in there] == [found.symbols for found in greedy]
+    beams_there = modified_beam_search(model, encoded.cuda(), lengths)
+    assert [found[0].symbols for found in beams_there] == [found[0].symbols for found in beams]
