@@ -37,6 +37,8 @@ class NgramScorer:
         ValueError: kenlm is missing or cannot read the file, or its words are other symbols.
     """
 
+    _table_SV: Tensor
+
     def __init__(self, path: Path, symbols: Sequence[str], scale: float) -> None:
         try:
             import kenlm
@@ -103,7 +105,7 @@ class NgramScorer:
         self._contexts: list[Any] = []
         self._ids: dict[Any, int] = {}
         self._next: dict[tuple[int, int], int] = {}
-        self._table_SV: Tensor = torch.zeros(0, len(self._symbols))
+        self._table_SV = torch.zeros(0, len(self._symbols))
         self._filled = 0
 
     def _after(self, context: int, symbol: int) -> int:

@@ -1,0 +1,30 @@
+"""The table of decoding speeds: a row for every search and batch size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import decoding_speed
+from tests.decode.search_model import make_model
+
+
+def test_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decoding_speed, "random_model", lambda *sizes: make_model())
+    path = tmp_path / "rows.jsonl"
+    options = ["--device", "cpu", "--batch-sizes", "1", "3", "--seconds", "0.5", "--repeat", "1"]
+    decoding_speed.main([*options, "--json", str(path)])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    expected = [("greedy", 1), ("greedy", 3), ("modified_beam", 1), ("modified_beam", 3)]
+    assert [(row["method"], row["batch_size"]) for row in rows] == expected
+    for row in rows:
+        spent = (row["encoder_ms"] + row["search_ms"]) / 1000
+        audio = row["batch_size"] * 0.5
+        assert row["real_time_factor"] == pytest.approx(spent / audio, rel=0.01)
+        assert row["times_real_time"] == pytest.approx(audio / spent, rel=0.01)
+        assert row["parameters"] > 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
