@@ -46,12 +46,12 @@ template <Activation activation>
 struct GradientRow {
   template <typename scalar, typename real>
   static PRUNED_RNNT_INLINE void run(const scalar* grad_hidden, const scalar* hidden, int64_t D,
-                                     real* grad_am, real* grad_lm) {
+                                     real* frame_sum, real* grad_lm) {
 #pragma omp simd
     for (int64_t d = 0; d < D; ++d) {
       const real gradient =
           static_cast<real>(grad_hidden[d]) * slope<activation>(static_cast<real>(hidden[d]));
-      grad_am[d] += gradient;
+      frame_sum[d] += gradient;
       grad_lm[d] += gradient;
     }
   }
@@ -100,6 +100,48 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
   });
 }
 
+struct RoundedRow {
+  template <typename real, typename out>
+  static PRUNED_RNNT_INLINE void run(const real* x, int64_t D, out* target) {
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) target[d] = static_cast<out>(x[d]);
+  }
+};
+
+// What the tasks of a backward pass share.
+template <typename scalar, typename am_scalar>
+struct Backward {
+  static constexpr int64_t kSlice = 64;
+
+  const Geometry& geometry;
+  int64_t row_begin, row_end;
+  int64_t D, frames, positions;
+  const scalar *grad_hidden, *hidden;
+  am_scalar* grad_am;
+  acc_type<scalar>* grad_lm;
+
+  // Elements from, from + 1, .. of D, kSlice at most, of utterance n.
+  template <typename Row>
+  void run_slice(int64_t n, int64_t from) const {
+    acc_type<scalar> frame_sum[kSlice];
+    const int64_t size = std::min(kSlice, D - from);
+    const int64_t end = std::min(row_end, geometry.end_row_of(n));
+    int64_t row = std::max(row_begin, geometry.first_row_of(n));
+    NodeCursor node(geometry, row);
+    while (row < end) {
+      const int64_t t = node.t();
+      std::fill(frame_sum, frame_sum + size, acc_type<scalar>(0));
+      for (; row < end && node.n() == n && node.t() == t; ++row, node.advance()) {
+        if (!node.valid()) continue;
+        const int64_t offset = (row - row_begin) * D + from;
+        run_vectorised<Row>(grad_hidden + offset, hidden + offset, size, frame_sum + 0,
+                            grad_lm + (n * positions + node.u()) * D + from);
+      }
+      run_vectorised<RoundedRow>(frame_sum + 0, size, grad_am + (n * frames + t) * D + from);
+    }
+  }
+};
+
 // grad_am: the frames of this run of rows are assigned. grad_lm: this run's share is added. A task
 // is a slice of D of one utterance: it goes through the rows in order, so that sums do not depend
 // on the threads.
@@ -110,42 +152,40 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
                           const Tensor& grad_lm) {
   const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                           grad_lm.size(1) - 1);
-  const int64_t rows = hidden.size(0), D = hidden.size(1);
-  const int64_t frames = grad_am.size(1), positions = grad_lm.size(1);
-  if (rows == 0) return;
-  constexpr int64_t slice = 64;
-  const int64_t slices = (D + slice - 1) / slice;
+  const int64_t row_end = row_begin + hidden.size(0), D = hidden.size(1);
+  if (row_begin == row_end) return;
   const int64_t first_utterance = NodeCursor(geometry, row_begin).n();
-  const int64_t utterances = NodeCursor(geometry, row_begin + rows - 1).n() + 1 - first_utterance;
+  const int64_t utterances = NodeCursor(geometry, row_end - 1).n() + 1 - first_utterance;
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);
-    using real = acc_type<scalar>;
-    const scalar* upstream = data_of<scalar>(grad_hidden);
-    const scalar* value = data_of<scalar>(hidden);
-    real* acoustic = mutable_data_of<real>(grad_am);
-    real* language = mutable_data_of<real>(grad_lm);
-    dispatch_activation(activation, [&](auto chosen) {
-      using Row = GradientRow<decltype(chosen)::value>;
-      parallel_tasks(utterances * slices, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t task = begin; task < end; ++task) {
-          const int64_t n = first_utterance + task / slices;
-          const int64_t from = task % slices * slice, size = std::min(slice, D - from);
-          const int64_t row_end = std::min(row_begin + rows, geometry.end_row_of(n));
-          int64_t row = std::max(row_begin, geometry.first_row_of(n));
-          NodeCursor node(geometry, row);
-          real* frame_sum = nullptr;
-          for (; row < row_end; ++row, node.advance()) {
-            real* frame = acoustic + (n * frames + node.t()) * D + from;
-            if (frame != frame_sum) std::fill(frame, frame + size, real(0));
-            frame_sum = frame;
-            if (!node.valid()) continue;
-            const int64_t offset = (row - row_begin) * D + from;
-            run_vectorised<Row>(upstream + offset, value + offset, size, frame_sum,
-                                language + (n * positions + node.u()) * D + from);
+    const auto run = [&](auto am_zero) {
+      using am_scalar = decltype(am_zero);
+      using Pass = Backward<scalar, am_scalar>;
+      const Pass pass{geometry,
+                      row_begin,
+                      row_end,
+                      D,
+                      grad_am.size(1),
+                      grad_lm.size(1),
+                      data_of<scalar>(grad_hidden),
+                      data_of<scalar>(hidden),
+                      mutable_data_of<am_scalar>(grad_am),
+                      mutable_data_of<acc_type<scalar>>(grad_lm)};
+      const int64_t slices = (D + Pass::kSlice - 1) / Pass::kSlice;
+      dispatch_activation(activation, [&](auto chosen) {
+        parallel_tasks(utterances * slices, 1, [&](int64_t begin, int64_t end) {
+          for (int64_t task = begin; task < end; ++task) {
+            pass.template run_slice<GradientRow<decltype(chosen)::value>>(
+                first_utterance + task / slices, task % slices * Pass::kSlice);
           }
-        }
+        });
       });
-    });
+    };
+    if (grad_am.scalar_type() == hidden.scalar_type()) {
+      run(scalar());
+    } else {
+      run(acc_type<scalar>());
+    }
   });
 }
 

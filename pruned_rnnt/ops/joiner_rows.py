@@ -7,6 +7,7 @@ float32. fused_joiner.py calls these chunk by chunk.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pruned_rnnt.ops._library import define
@@ -70,7 +71,7 @@ def _joiner_rows_backward(
         row_begin,
         hidden.shape[0],
     )
-    grad = grad_hidden.to(grad_am.dtype)
+    grad = grad_hidden.to(grad_lm.dtype)
     if activation == ACTIVATIONS["tanh"]:
         grad = grad * (1 - hidden.to(grad.dtype).square())
     elif activation == ACTIVATIONS["relu"]:
@@ -79,8 +80,8 @@ def _joiner_rows_backward(
     at_am = n * grad_am.shape[1] + t.clamp(max=grad_am.shape[1] - 1)
     at_lm = n * grad_lm.shape[1] + u.clamp(0, grad_lm.shape[1] - 1)
     am_rows = grad_am.view(-1, grad_am.shape[2])
-    am_rows.index_fill_(0, at_am, 0)
-    am_rows.index_add_(0, at_am, grad)
+    sums = torch.zeros_like(am_rows, dtype=grad.dtype).index_add_(0, at_am, grad)
+    am_rows.index_copy_(0, at_am, sums[at_am].to(am_rows.dtype))
     grad_lm.view(-1, grad_lm.shape[2]).index_add_(0, at_lm, grad)
 
 
@@ -92,9 +93,10 @@ joiner_rows = define(
     _joiner_rows,
 )
 
-# grad_hidden, hidden (r,D) of one dtype -> grad_am (N,T,D) acc: the frames of this chunk are
-# assigned (0 where no node is valid), others untouched; grad_lm (N,U+1,D) acc: added to, in a fixed
-# order (the fallback on CUDA: under torch.use_deterministic_algorithms).
+# grad_hidden, hidden (r,D) of one dtype -> grad_am (N,T,D) of that dtype or acc: the frames of this
+# chunk are assigned (0 where no node is valid; summed in acc, rounded once), others untouched;
+# grad_lm (N,U+1,D) acc: added to, in a fixed order (the fallback on CUDA: under
+# torch.use_deterministic_algorithms).
 joiner_rows_backward = define(
     "joiner_rows_backward(Tensor grad_hidden, Tensor hidden, Tensor logit_lengths, "
     "Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, int row_begin, "

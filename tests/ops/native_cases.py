@@ -82,7 +82,9 @@ def random_start(batch: Batch, columns: int) -> Tensor:
     return torch.where(t >= batch.logit_lengths[:, None] - 1, last, start).int()
 
 
-def geometries(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
+def geometries(
+    batch: Batch, bands: tuple[int, ...] = (2, 3, 5)
+) -> Iterator[tuple[tuple[object, ...], int, int]]:
     """(start, row_splits, T, S), the number of rows, and the row where a frame in the middle of
     utterance 0 begins; for padded and packed, full and band."""
     frames, lengths = batch.frames, batch.logit_lengths.long()
@@ -95,7 +97,7 @@ def geometries(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
     columns = batch.symbols + 1
     yield (None, None, frames, columns), batch.size * frames * columns, middle * columns
     yield (None, full, frames, columns), int(full[-1]), middle * int(batch.target_lengths[0] + 1)
-    for kept in (2, 3, 5):
+    for kept in bands:
         start = random_start(batch, kept)
         band = splits(kept)
         yield (start, None, frames, kept), batch.size * frames * kept, middle * kept
@@ -192,20 +194,22 @@ def band_gather_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
 
 
 def joiner_rows_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
-    acc, width = accumulator(dtype), 70
-    am = torch.randn(batch.size, batch.frames, width, dtype=dtype)
-    lm = torch.randn(batch.size, batch.symbols + 1, width, dtype=dtype)
+    acc = accumulator(dtype)
     lengths = (batch.logit_lengths, batch.target_lengths)
-    for geometry, rows, begin in geometries(batch):
-        for activation in (0, 1, 2):
+    for geometry, rows, begin in geometries(batch, (2, 5, 7)):
+        # Rows of whole vectors, fewer and more than a team's, and others.
+        for activation, width in enumerate((72, 136, 70)):
+            am = torch.randn(batch.size, batch.frames, width, dtype=dtype)
+            lm = torch.randn(batch.size, batch.symbols + 1, width, dtype=dtype)
             common = (*lengths, *geometry, begin, activation)
             hidden = poison(rows - begin, width, dtype=dtype)
             yield Call("joiner_rows", (am, lm, *common), (hidden,))
             value = torch.randn_like(hidden).tanh()
             grad = torch.randn_like(hidden)
             accumulated = torch.randn_like(lm, dtype=acc)
-            before = torch.randn_like(am, dtype=acc)
-            yield Call("joiner_rows_backward", (grad, value, *common), (before, accumulated))
+            for out in {dtype, acc}:
+                before = torch.randn_like(am, dtype=out)
+                yield Call("joiner_rows_backward", (grad, value, *common), (before, accumulated))
 
 
 def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
