@@ -3,9 +3,9 @@
 //
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
 #include "cuda/joiner_activation.cuh"
+#include "cuda/ops.cuh"
 #include "cuda/row_cursor.cuh"
 #include "cuda/vector_access.cuh"
-#include "cuda/ops.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
