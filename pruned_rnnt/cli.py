@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pruned_rnnt import commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
-from pruned_rnnt.export.arguments import add_export_arguments
+from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
 from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
 
 if TYPE_CHECKING:
@@ -58,14 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse; settings may also follow an option, where argparse alone would not take them."""
+    """Parse; settings and files may also follow an option, where argparse would not take them."""
     options, rest = parser.parse_known_args(arguments)
-    settings: list[str] | None = vars(options).get("overrides", vars(options).get("arguments"))
-    wrong = [item for item in rest if item.startswith("-") or "=" not in item]
-    if rest and (settings is None or wrong):
+    names = [name for name in ("overrides", "arguments", "audio") if name in vars(options)]
+    takes_files = options.name in ("align", "transcribe")
+    wrong = [
+        item
+        for item in rest
+        if (item.startswith("-") and item != "-") or not (takes_files or "=" in item)
+    ]
+    if rest and (not names or wrong):
         parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
-    if settings is not None:
-        settings += rest
+    if names:
+        vars(options)[names[0]].extend(rest)
     return options
 
 
@@ -173,13 +178,13 @@ def _parser() -> argparse.ArgumentParser:
         "transcribe",
         commands.transcribe,
         "recognise audio files of any length and rate",
-        "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote.\n"
-        "With - for AUDIO a causal model hears raw 16-bit samples at 16 kHz while they come:\n"
+        "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote. Reads wav,\n"
+        "flac, ogg, opus and mp3, in blocks. Files that cannot be read are named; exit code 1.\n"
+        "With --microphone, or - for AUDIO, a causal model hears while it is said (- reads raw\n"
+        "16-bit samples at 16 kHz):\n"
         "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",
     )
-    transcribe.add_argument("model", type=Path, metavar="MODEL")
-    transcribe.add_argument("audio", type=Path, nargs="+", metavar="AUDIO")
-    transcribe.add_argument("--times", action="store_true", help="show when each word was said")
+    add_transcribe_arguments(transcribe)
 
     inspect = _command(
         parsers,

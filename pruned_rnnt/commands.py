@@ -173,7 +173,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         recogniser = Recogniser(loaded.model, loaded.tokenizer)
     else:
         recogniser = load(options.model)
-    if not options.microphone and options.audio != [Path("-")]:
+    if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, options) else EXIT_FAILED
     parts = recogniser.model, recogniser.tokenizer
     live = LiveRecogniser(*parts, options.chunk, options.left)

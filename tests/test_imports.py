@@ -21,7 +21,7 @@ ALLOWED = {
     "train": {"config", "data", "decode", "diagnostics", "loss", "model"},
     "decode": {"config", "data", "diagnostics", "loss", "model"},
     "align": {"config", "data", "decode", "diagnostics", "loss", "model"},
-    "export": {"config", "data", "decode", "loss", "model"},
+    "export": {"align", "config", "data", "decode", "loss", "model"},
 }
 
 

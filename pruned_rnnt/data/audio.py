@@ -5,7 +5,10 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +18,19 @@ from torch import Tensor
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.waveform import resample
 
+if TYPE_CHECKING:
+    import soundfile
+
 FloatArray = npt.NDArray[np.float32]
 
 
-def read_audio(path: Path | str) -> FloatArray:
-    """Samples of a wav, flac, ogg or mp3 file: (S,) float32 at 16 kHz, channels averaged.
+@contextmanager
+def open_audio(path: Path | str) -> Iterator[soundfile.SoundFile]:
+    """An open wav, flac, ogg, opus or mp3 file, `soundfile.SoundFile`.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not an audio file, or one without samples.
+        ValueError: not an audio file, or, also while it is read, a broken one.
     """
     import soundfile
 
@@ -31,9 +38,20 @@ def read_audio(path: Path | str) -> FloatArray:
     if not path.is_file():
         raise FileNotFoundError(f"audio file not found: {path}")
     try:
-        samples_SC, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            yield file
     except soundfile.LibsndfileError as error:
         raise ValueError(f"{path} cannot be read as audio: {error.error_string}") from error
+
+
+def read_audio(path: Path | str) -> FloatArray:
+    """Samples of a whole file: (S,) float32 at 16 kHz, channels averaged.
+
+    Raises:
+        FileNotFoundError, ValueError: as `open_audio`; also for a file without samples.
+    """
+    with open_audio(path) as file:
+        samples_SC, rate = file.read(dtype="float32", always_2d=True), file.samplerate
     if len(samples_SC) == 0:
         raise ValueError(f"{path} has no samples")
     return resample(samples_SC.mean(axis=1), rate, SAMPLING_RATE)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
+from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
 
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
-from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
+from pruned_rnnt.export.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.recogniser import Recogniser
 from pruned_rnnt.export.torch_folder import export_torch
+from pruned_rnnt.export.transcripts import transcript
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.model.transducer import TransducerModel
+
+# Suffixes of files that are not called like their format.
+_SUFFIXES = {"text": "txt"}
 
 
 def check_export(options: argparse.Namespace) -> None:
@@ -72,17 +77,62 @@ def run_export(
     return exact
 
 
-def print_live(model: TransducerModel, tokenizer: Tokenizer, source: BinaryIO) -> None:
+def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
     """The text of raw audio as it comes."""
-    for text in transcribe_raw(LiveRecogniser(model, tokenizer), source):
+    for text in transcribe_raw(recogniser, source):
         print(text, end="", flush=True)
     print()
 
 
-def print_transcriptions(recogniser: Recogniser, paths: list[Path], times: bool) -> None:
-    """One line a file, and with `times` one more a word."""
-    for path in paths:
-        heard = recogniser.transcribe(path)
-        print(f"{path}\t{heard.text}", flush=True)
-        for word in heard.words if times else ():
-            print(f"{word.start:9.2f}{word.end:9.2f}  {word.word}")
+def run_transcribe(recogniser: Recogniser, options: argparse.Namespace) -> bool:
+    """Print or write what is heard in each file; False where a file could not be read.
+
+    Such files are named, and the others are done.
+    """
+    done = True
+    for path in map(Path, options.audio):
+        try:
+            heard = recogniser.transcribe(path)
+        except (FileNotFoundError, ValueError) as error:
+            print(f"pruned-rnnt transcribe: {error}", file=sys.stderr)
+            done = False
+            continue
+        name = path.stem if options.format == "ctm" else str(path)
+        text = transcript(heard, name, options.format, options.times)
+        if options.output is None:
+            print(text, end="", flush=True)
+            continue
+        options.output.mkdir(parents=True, exist_ok=True)
+        target = options.output / f"{path.stem}.{_SUFFIXES.get(options.format, options.format)}"
+        target.write_text(text, encoding="utf-8")
+        print(f"wrote {target}")
+    return done
+
+
+def check_transcribe(options: argparse.Namespace) -> None:
+    """Refuse what cannot be done before the model is loaded.
+
+    Raises:
+        ExportError: options that do not go together, or files that would be written twice.
+    """
+    live = options.microphone or options.audio == ["-"]
+    if options.microphone and options.audio:
+        raise ExportError("--microphone goes without audio files")
+    if not options.microphone and not options.audio:
+        raise ExportError("name audio files, - for raw samples on standard input, or --microphone")
+    if "-" in options.audio and len(options.audio) > 1:
+        raise ExportError("- for standard input goes without audio files")
+    if live and (options.format != "text" or options.output or options.times):
+        raise ExportError("--format, --output and --times are for audio files")
+    if not live and (options.chunk or options.left):
+        raise ExportError("--chunk and --left are for live audio")
+    if options.times and options.format != "text":
+        raise ExportError("--times is for --format text; the others have times")
+    if options.output is None:
+        if options.format == "srt" and len(options.audio) > 1:
+            raise ExportError("--format srt of several files needs --output FOLDER")
+        return
+    stems = Counter(Path(path).stem for path in options.audio)
+    for stem, count in stems.items():
+        if count > 1:
+            raise ExportError(f"{count} audio files are called {stem}: {options.output} has one")

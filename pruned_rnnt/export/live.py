@@ -6,49 +6,28 @@ Axes: S samples, T feature frames, F mel bins, N = 1 stream, C encoder frames of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pruned_rnnt.data.audio import FloatArray, audio_features
+from pruned_rnnt.data.audio import FloatArray
+from pruned_rnnt.data.audio_stream import FeatureStream
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.streaming import StreamingTransducer
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.model.transducer import TransducerModel
 
-_SHIFT = SAMPLING_RATE // 100
-# A frame of 25 ms lies around the middle of its 10 ms: it ends so many samples after its start.
-_REACH = _SHIFT // 2 + SAMPLING_RATE // 80
 # Encoder frames without a symbol, one second, after which the next word starts a new line.
 _PAUSE_FRAMES = 25
 
 
-class FeatureStream:
-    """Samples of a stream to feature frames, the same as of the whole audio at once."""
+class RawSource(Protocol):
+    """A binary file, or what reads like one."""
 
-    def __init__(self) -> None:
-        self._samples_S = np.zeros(0, dtype=np.float32)
-        self._first_frame = 0  # the frame at which the kept samples begin
-        self._done = 0  # frames given out
-
-    def accept(self, samples_S: FloatArray) -> Tensor:
-        """(S,) float32 at 16 kHz -> the (T, F) frames which are complete now, perhaps none."""
-        self._samples_S = np.concatenate((self._samples_S, samples_S))
-        kept = len(self._samples_S)
-        complete = self._first_frame + max(0, (kept - _REACH) // _SHIFT + 1)
-        if complete <= self._done:
-            return torch.zeros(0, FEATURE_DIM)
-        features_TF = audio_features(self._samples_S)
-        new_TF = features_TF[self._done - self._first_frame : complete - self._first_frame]
-        # One frame more than needed stays, so that no later frame is at an edge.
-        drop = max(0, complete - 1 - self._first_frame)
-        self._samples_S = self._samples_S[drop * _SHIFT :]
-        self._first_frame += drop
-        self._done = complete
-        return new_TF
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, none at the end."""
 
 
 class LiveRecogniser:
@@ -107,7 +86,7 @@ class LiveRecogniser:
         return added
 
 
-def transcribe_raw(recogniser: LiveRecogniser, source: BinaryIO) -> Iterator[str]:
+def transcribe_raw(recogniser: LiveRecogniser, source: RawSource) -> Iterator[str]:
     """Text as it comes, of raw signed 16-bit samples: one channel, 16 kHz, native byte order."""
     rest = b""
     while block := source.read(2 * SAMPLING_RATE // 10):

@@ -1,54 +1,53 @@
 """A loaded model that hears files: `pruned_rnnt.load(path).transcribe("a.wav").text`.
 
-Axes: S samples, T feature frames, F mel bins, E encoder width.
+Axes: S samples, T feature frames, F mel bins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pruned_rnnt.data.audio import FloatArray, audio_features, read_audio
+from pruned_rnnt.align.words import TimedWord, timed_tokens, timed_words
+from pruned_rnnt.data.audio import FloatArray
+from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.greedy import GreedySearch, hypotheses_of
+from pruned_rnnt.decode.rows import start_predictor
 from pruned_rnnt.decode.search import FRAME_SECONDS
+from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.export.model_file import load_model
-from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
 
-_WORD_START = "▁"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedWord:
-    """A word and the seconds at which its first and last symbols were emitted."""
-
-    word: str
-    start: float
-    end: float
+_FEATURE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transcription:
-    """What was heard; score is the natural log-probability of the path."""
+    """What was heard.
+
+    score: natural log-probability of the path; seconds: length of the audio.
+    """
 
     text: str
     words: tuple[TimedWord, ...]
     score: float
+    seconds: float
 
     def __str__(self) -> str:
         return self.text
 
 
 class Recogniser:
-    """Greedy recognition of whole files, of any length.
+    """Greedy recognition of whole files, of any length, in memory that does not grow with it.
 
-    Audio longer than `window_seconds` + 2 * `overlap_seconds` is encoded in windows with
-    `overlap_seconds` of their surroundings; the search runs once over all frames, so nothing is
-    cut at a seam.
+    Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows that
+    end where it is quiet, with `overlap_seconds` of their surroundings; the search goes on from
+    window to window, so nothing is cut at a seam.
     """
 
     def __init__(
@@ -61,71 +60,65 @@ class Recogniser:
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.window = max(1, round(window_seconds / FRAME_SECONDS))
-        self.overlap = max(0, round(overlap_seconds / FRAME_SECONDS))
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        window = max(1, round(window_seconds / FRAME_SECONDS))
+        self._windows = WindowEncoder(model, window, max(0, round(overlap_seconds / FRAME_SECONDS)))
+        silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
+        self._search = GreedySearch(model, silent_symbols=silent)
 
     def transcribe(self, audio: Path | str | FloatArray) -> Transcription:
-        """Text and times of a wav, flac, ogg or mp3 file, or of (S,) float samples at 16 kHz.
+        """Text and times of a wav, flac, ogg, opus or mp3 file, or of (S,) samples at 16 kHz.
 
         Raises:
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`.
         """
-        samples_S = read_audio(audio) if isinstance(audio, str | Path) else audio
-        return self.transcribe_features(audio_features(samples_S))
+        blocks = audio_blocks(audio) if isinstance(audio, str | Path) else [audio]
+        return self._transcribe(feature_pieces(blocks))
 
-    @torch.inference_mode()
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
         """As `transcribe`, of log-mel features (T, F)."""
-        encoded_NTE = self._encode(features_TF.to(self.device))
-        silent = [UNKNOWN_ID] if self.model.vocab_size > UNKNOWN_ID else []
-        lengths = torch.tensor([encoded_NTE.size(1)])
-        (found,) = greedy_search(self.model, encoded_NTE, lengths, silent_symbols=silent)
+        return self._transcribe([features_TF])
+
+    @torch.inference_mode()
+    def _transcribe(self, pieces: Iterable[Tensor]) -> Transcription:
+        heard = _Counted(pieces)
+        symbols: list[int] = []
+        frames: list[int] = []
+        scores: list[float] = []
+        begin, total = 0, 0.0
+        state = None
+        for encoded_NTE in self._windows(heard):
+            if state is None:
+                state = start_predictor(self.model, 1, encoded_NTE.device)
+            lengths_N = torch.tensor([encoded_NTE.size(1)], device=encoded_NTE.device)
+            found = self._search.frames(encoded_NTE, lengths_N, state)
+            state = found.predictor
+            (part,) = hypotheses_of(found.symbols_NTM, found.scores_NTM)
+            symbols += part.symbols
+            frames += [begin + frame for frame in part.frames]
+            scores += part.symbol_scores
+            total += part.score
+            begin += encoded_NTE.size(1)
+        seconds = round(heard.frames * _FEATURE_SECONDS, 2)
+        tokens = timed_tokens(self.tokenizer.symbols, symbols, frames, scores)
         return Transcription(
-            text=self.tokenizer.decode(found.symbols),
-            words=self._words(found.symbols, found.frames),
-            score=found.score,
+            text=self.tokenizer.decode(symbols),
+            words=timed_words(self.tokenizer, symbols, tokens, scores, seconds),
+            score=total,
+            seconds=seconds,
         )
 
-    def _encode(self, features_TF: Tensor) -> Tensor:
-        """(1, T', E) for features of any length."""
-        receptive_field = self.model.encoder.receptive_field
-        if len(features_TF) < receptive_field:
-            missing = receptive_field - len(features_TF)
-            features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
-        total = (len(features_TF) - receptive_field) // SUBSAMPLING_FACTOR + 1
-        step = self.window if total > self.window + 2 * self.overlap else total
-        pieces = []
-        for begin in range(0, total, step):
-            end = min(begin + step, total)
-            left, right = max(0, begin - self.overlap), min(total, end + self.overlap)
-            first = SUBSAMPLING_FACTOR * left
-            last = SUBSAMPLING_FACTOR * (right - 1) + receptive_field
-            window_NTF = features_TF[None, first:last]
-            encoded_NTE, _ = self.model.encode(window_NTF, torch.tensor([window_NTF.size(1)]))
-            pieces.append(encoded_NTE[:, begin - left : end - left])
-        return torch.cat(pieces, dim=1)
 
-    def _words(self, symbols: tuple[int, ...], frames: tuple[int, ...]) -> tuple[TimedWord, ...]:
-        """Symbols from one word start to the next; a text without word starts is one word."""
-        names = self.tokenizer.symbols
-        groups: list[list[int]] = []
-        for position, symbol in enumerate(symbols):
-            if not groups or names[symbol].startswith(_WORD_START):
-                groups.append([])
-            groups[-1].append(position)
-        return tuple(
-            TimedWord(
-                word=word,
-                start=round(frames[group[0]] * FRAME_SECONDS, 3),
-                end=round((frames[group[-1]] + 1) * FRAME_SECONDS, 3),
-            )
-            for group in groups
-            if (word := self.tokenizer.decode([symbols[i] for i in group]))
-        )
+class _Counted:
+    """Passes pieces of features on and counts their frames."""
+
+    def __init__(self, pieces: Iterable[Tensor]) -> None:
+        self._pieces = pieces
+        self.frames = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for piece_TF in self._pieces:
+            self.frames += len(piece_TF)
+            yield piece_TF
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:

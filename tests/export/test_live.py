@@ -11,7 +11,7 @@ import torch
 from pruned_rnnt.data.audio import FloatArray, audio_features
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.extras import ExportError
-from pruned_rnnt.export.live import FeatureStream, LiveRecogniser, transcribe_raw
+from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
 from pruned_rnnt.export.stream_sizes import tail_seconds
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
@@ -49,18 +49,6 @@ def make_model(tokenizer: Tokenizer, causal: bool = True) -> TransducerModel:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
-
-
-@pytest.mark.parametrize("piece", [1, 160, 399, 1600, 7777, 50000])
-def test_features_of_pieces_are_those_of_the_whole(piece: int) -> None:
-    samples = sound(0.2 if piece == 1 else 1.7)
-    stream = FeatureStream()
-    frames = torch.cat(
-        [stream.accept(samples[i : i + piece]) for i in range(0, len(samples), piece)]
-    )
-    whole = audio_features(samples)
-    assert len(whole) - 2 <= len(frames) <= len(whole)
-    torch.testing.assert_close(frames, whole[: len(frames)], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("read_size", [3200, 1001])

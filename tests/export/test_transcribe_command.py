@@ -1,0 +1,215 @@
+"""`pruned-rnnt transcribe`: files of all kinds, long ones, broken ones, and a microphone."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data import audio_stream
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.export.model_file import load_model, save_model
+from pruned_rnnt.export.recogniser import Recogniser, load
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal model with random parameters: it hears the sounds as some letters."""
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
+    encoder = ConformerConfig(
+        layers=1,
+        dim=16,
+        heads=2,
+        feedforward_dim=16,
+        kernel_size=3,
+        subsampling_channels=4,
+        causal=True,
+        chunk_size=4,
+        left_chunks=2,
+    )
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    network = TransducerModel(config, len(tokenizer), LossConfig(kind="full", ctc_scale=0.0))
+    with torch.no_grad():
+        for parameter in network.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    folder = tmp_path_factory.mktemp("model")
+    save_model(network, tokenizer, folder / "model.pt", "test")
+    return folder
+
+
+def sound(seconds: float) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    time = np.arange(int(16000 * seconds)) / 16000
+    sweep = 0.3 * np.sin(2 * np.pi * np.cumsum(300 + 2000 * np.abs(np.sin(3 * time))) / 16000)
+    return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
+
+
+def test_files_of_many_kinds_and_those_that_cannot_be_read(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / f"a.{suffix}" for suffix in ("wav", "flac", "ogg", "mp3")]
+    for path in paths:
+        soundfile.write(path, sound(2.0), 16000)
+    broken = tmp_path / "broken.wav"
+    broken.write_text("no sound")
+    paths[2:2] = [broken, tmp_path / "absent.wav"]
+    code = main(["transcribe", str(model), "--format", "jsonl", *map(str, paths)])
+    assert code == EXIT_FAILED
+    shown = capsys.readouterr()
+    lines = [json.loads(line) for line in shown.out.splitlines()]
+    assert [line["file"] for line in lines] == [str(p) for p in paths if p.name.startswith("a.")]
+    assert f"{broken} cannot be read as audio" in shown.err
+    assert "audio file not found" in shown.err
+    assert lines[0]["text"] == lines[1]["text"] == load(model).transcribe(paths[0]).text
+    assert len(lines[0]["words"]) > 2
+    for line in lines:
+        assert all(0 < word["confidence"] <= 1 for word in line["words"])
+        starts = [word["start"] for word in line["words"]]
+        assert starts == sorted(starts)
+        assert line["seconds"] == pytest.approx(2.0, abs=0.2)
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("srt", "srt"), ("text", "txt"), ("ctm", "ctm")])
+def test_a_file_each(
+    kind: str, suffix: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "a.wav", tmp_path / "b.wav"]
+    for path in paths:
+        soundfile.write(path, sound(1.0), 16000)
+    output = tmp_path / "out"
+    arguments = ["--format", kind, "--output", str(output), *map(str, paths)]
+    assert main(["transcribe", str(model), *arguments]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"wrote {output}/{name}.{suffix}" for name in "ab"
+    ]
+    assert all((output / f"{name}.{suffix}").stat().st_size > 20 for name in "ab")
+
+
+def test_what_is_held_does_not_grow_with_the_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long.flac"
+    part = sound(10.0)
+    with soundfile.SoundFile(path, "w", samplerate=16000, channels=1) as file:
+        for _ in range(8):
+            file.write(part)
+    recogniser = Recogniser(*load_model(model), window_seconds=4.0, overlap_seconds=0.8)
+    blocks, windows = [], []
+    features = audio_stream.audio_features
+
+    def spy(samples: np.ndarray) -> torch.Tensor:
+        blocks.append(len(samples))
+        return features(samples)
+
+    monkeypatch.setattr(audio_stream, "audio_features", spy)
+    recogniser.model.encoder.register_forward_pre_hook(
+        lambda _, inputs: windows.append(inputs[0].size(1))
+    )
+    heard = recogniser.transcribe(path)
+    assert heard.seconds == 80.0
+    assert len(blocks) == 9
+    assert max(blocks) <= 16000 * 10.1
+    assert len(windows) >= 18
+    # A window with its surroundings; the last one also has what was left of a block.
+    assert max(windows) <= 100 * (4.0 + 3 * 0.8) + 20
+    # The times go on over the whole file, and what repeats is heard as before.
+    assert heard.words[-1].end > 78
+    half = recogniser.transcribe(np.concatenate([part] * 4))
+    early = [(word.word, word.start) for word in half.words if word.end < 34]
+    assert len(early) > 10
+    assert early == [(word.word, word.start) for word in heard.words[: len(early)]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name audio files"),
+        (["--microphone", "a.wav"], "goes without audio files"),
+        (["-", "a.wav"], "- for standard input goes without"),
+        (["-", "--times"], "are for audio files"),
+        (["--microphone", "--format", "srt"], "are for audio files"),
+        (["a.wav", "--chunk", "4"], "are for live audio"),
+        (["a.wav", "--format", "srt", "--times"], "--times is for"),
+        (["a.wav", "b.wav", "--format", "srt"], "needs --output"),
+        (["a.wav", "x/a.mp3", "--output", "out"], "2 audio files are called a"),
+    ],
+)
+def test_what_does_not_go_together(
+    arguments: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["transcribe", str(model), *arguments]) == EXIT_FAILED
+    assert message in capsys.readouterr().err
+
+
+def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -> ModuleType:
+    """The part of sounddevice that is used; the user stops it when there is nothing left."""
+    module = ModuleType("sounddevice")
+
+    class Stream:
+        def __init__(self, rate: int, *, channels: int, dtype: str) -> None:
+            assert (rate, channels, dtype) == (16000, 1, "int16")
+            if error is not None:
+                raise error("Error querying device -1")
+
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            source.close()
+
+        def read(self, frames: int) -> tuple[memoryview, bool]:
+            data = source.read(2 * frames)
+            if not data:
+                raise KeyboardInterrupt
+            return memoryview(data), True
+
+    module.RawInputStream = Stream  # type: ignore[attr-defined]
+    module.PortAudioError = error or RuntimeError  # type: ignore[attr-defined]
+    return module
+
+
+def test_a_microphone_is_heard_like_standard_input(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = (sound(2.0) * 32767).astype(np.int16).tobytes()
+    stdin = ModuleType("stdin")
+    stdin.buffer = io.BytesIO(data)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"]) == 0
+    expected = capsys.readouterr().out
+    assert len(expected) > 5
+    source = io.BytesIO(data)
+    monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(source))
+    assert main(["transcribe", str(model), "--microphone", "--chunk", "8", "--left", "8"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == expected
+    assert shown.err.count("samples were lost") == 1
+    assert source.closed
+
+
+def test_a_missing_microphone_is_explained(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class PortAudioError(Exception):
+        pass
+
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert main(["transcribe", str(model), "--microphone"]) == EXIT_FAILED
+    assert "pip install 'pruned_rnnt[microphone]'" in capsys.readouterr().err
+    fake = fake_sounddevice(io.BytesIO(), PortAudioError)
+    monkeypatch.setitem(sys.modules, "sounddevice", fake)
+    assert main(["transcribe", str(model), "--microphone"]) == EXIT_FAILED
+    assert "the microphone cannot be opened: Error querying device -1" in capsys.readouterr().err

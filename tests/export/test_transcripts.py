@@ -1,0 +1,78 @@
+"""Transcriptions in every format, read back."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from pruned_rnnt.align.words import TimedWord
+from pruned_rnnt.export.recogniser import Transcription
+from pruned_rnnt.export.transcripts import subtitles, transcript
+
+
+def words(*items: tuple[str, float, float]) -> tuple[TimedWord, ...]:
+    return tuple(
+        TimedWord(word=word, start=start, end=end, confidence=0.5) for word, start, end in items
+    )
+
+
+def heard() -> Transcription:
+    found = words(("one", 0.04, 0.3), ("twö", 0.4, 0.6), ("three", 3661.2, 3661.5))
+    return Transcription(text="one twö three", words=found, score=-1.23456, seconds=3700.0)
+
+
+def test_json_lines() -> None:
+    text = transcript(heard(), "a b.wav", "jsonl", False)
+    assert text.endswith("\n")
+    values = json.loads(text)
+    assert values["file"] == "a b.wav"
+    assert values["seconds"] == 3700.0
+    assert values["text"] == "one twö three"
+    assert values["score"] == -1.2346
+    assert values["words"][1] == {"word": "twö", "start": 0.4, "end": 0.6, "confidence": 0.5}
+
+
+def test_subtitles_have_times_of_hours() -> None:
+    text = transcript(heard(), "a", "srt", False)
+    cues = re.findall(r"(\d+)\n(\S+) --> (\S+)\n(.+)\n(?:\n|$)", text)
+    assert cues == [
+        ("1", "00:00:00,040", "00:00:00,600", "one twö"),
+        ("2", "01:01:01,200", "01:01:01,500", "three"),
+    ]
+    assert len(text.splitlines()) == 7
+
+
+def test_subtitles_end_at_pauses_and_before_they_get_long() -> None:
+    pause = words(("a", 0.0, 0.5), ("b", 1.2, 1.5), ("c", 2.4, 2.5))
+    assert [len(part) for part in subtitles(pause)] == [2, 1]
+    steady = words(*((str(i), 0.5 * i, 0.5 * i + 0.4) for i in range(40)))
+    parts = subtitles(steady)
+    assert [word for part in parts for word in part] == list(steady)
+    assert all(part[-1].end - part[0].start <= 6.0 for part in parts)
+    assert len(parts) == 4
+    long = words(*(("x" * 30, 0.1 * i, 0.1 * i + 0.1) for i in range(6)))
+    assert [len(part) for part in subtitles(long)] == [2, 2, 2]
+    huge = words(("x" * 100, 0.0, 0.1), ("y", 0.1, 0.2))
+    assert [len(part) for part in subtitles(huge)] == [1, 1]
+    assert subtitles(()) == []
+
+
+def test_ctm_and_text() -> None:
+    lines = transcript(heard(), "a", "ctm", False).splitlines()
+    assert lines[0] == "a 1 0.040 0.260 one 0.5000"
+    assert len(lines) == 3
+    assert transcript(heard(), "a", "text", False) == "a\tone twö three\n"
+    with_times = transcript(heard(), "a", "text", True).splitlines()
+    assert with_times[1].split() == ["0.04", "0.30", "one"]
+    assert len(with_times) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("text", "a\t\n"), ("srt", ""), ("ctm", ""), ("jsonl", None)]
+)
+def test_silence(kind: str, text: str | None) -> None:
+    nothing = Transcription(text="", words=(), score=0.0, seconds=1.0)
+    found = transcript(nothing, "a", kind, True)
+    assert json.loads(found)["words"] == [] if text is None else found == text
