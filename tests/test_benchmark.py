@@ -7,8 +7,9 @@ import json
 import pytest
 
 from scripts.benchmark import results
-from scripts.benchmark.__main__ import SYSTEMS, run_one
+from scripts.benchmark.__main__ import SYSTEMS
 from scripts.benchmark.cases import CASES, KINDS, Case, make_inputs, smaller
+from scripts.benchmark.run import run_one
 from scripts.benchmark.systems import System
 from scripts.benchmark.systems_ours import OURS
 from scripts.benchmark.timing import measure
@@ -25,7 +26,9 @@ def test_every_kind_of_case_is_on_the_cpu_table(kind: str) -> None:
 def loss_of(system: System, case: Case) -> float:
     inputs = make_inputs(case)
     step = system.kinds[case.kind](case, inputs)
-    loss = float(step())
+    loss = float(step().double().mean())
+    if not inputs.first.requires_grad:
+        return loss
     assert inputs.first.grad is not None
     assert inputs.first.grad.isfinite().all()
     step.clear()
@@ -50,7 +53,8 @@ def test_systems_agree(name: str) -> None:
 def test_a_row_is_complete_and_kept(tmp_path, monkeypatch) -> None:
     row = run_one(CPU_CASES["full"], OURS[0], repeats=3)
     assert 0 < row.p20_ms <= row.median_ms <= row.p80_ms
-    assert all(value not in ("", None) for value in vars(row).values())
+    assert row.launches is row.waits is None
+    assert all(value not in ("", None) for value in list(vars(row).values())[:-2])
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     for _ in range(2):
         path = results.append([row], "cpu")

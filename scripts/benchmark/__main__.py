@@ -1,11 +1,13 @@
-"""Runs cases on systems, each system in a process of its own, and shows or keeps the results.
+"""Runs cases on systems and shows or keeps the results.
 
     python -m scripts.benchmark cpu                          all CPU cases, all systems
     python -m scripts.benchmark cpu --case cpu-full --keep   one case; rows go to results/cpu.jsonl
     python -m scripts.benchmark cpu --system pruned_rnnt --repeats 50
+    python -m scripts.benchmark cuda --shapes FILE.npz --peer-sources FOLDER --keep
 
 Inputs are made from a fixed seed, so all systems of a run work on the same numbers; the loss is
-kept in the row to show that they compute the same. Times are of forward and backward together.
+kept in the row to show that they compute the same. Times are of forward and backward together. On
+the CPU each system runs in a process of its own, on CUDA all run in this one.
 """
 
 from __future__ import annotations
@@ -17,44 +19,25 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
-from scripts.benchmark.cases import CASES, Case, make_inputs
-from scripts.benchmark.results import Row, append, commit, machine, shown
+from scripts.benchmark.cases import CASES, SHAPES_VARIABLE, Case
+from scripts.benchmark.results import Row, append, shown
+from scripts.benchmark.run import counted, run_one
 from scripts.benchmark.systems import System
 from scripts.benchmark.systems_ours import OURS
 from scripts.benchmark.systems_peers import PEERS
-from scripts.benchmark.timing import measure
 
 SYSTEMS = {system.name: system for system in [*OURS, *PEERS]}
 
 
-def run_one(case: Case, system: System, repeats: int) -> Row:
-    """Measures one system on one case in this process."""
-    inputs = make_inputs(case)
-    step = system.kinds[case.kind](case, inputs)
-    loss = float(step())
-    measured = measure(step, case.device, repeats)
-    return Row(
-        case=case.name,
-        what=case.describe(),
-        system=system.name,
-        version=system.version(),
-        median_ms=round(1e3 * measured.median, 4),
-        p20_ms=round(1e3 * measured.p20, 4),
-        p80_ms=round(1e3 * measured.p80, 4),
-        peak_mib=round(measured.peak_mib, 1),
-        loss=round(loss, 4),
-        repeats=repeats,
-        machine=machine(case.device),
-        torch=torch.__version__,
-        commit=commit(),
-        date=time.strftime("%Y-%m-%d"),
-    )
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def run_in_process_of_its_own(case: Case, system: System, repeats: int) -> Row | None:
+def in_process_of_its_own(case: Case, system: System, repeats: int) -> Row:
     command = [sys.executable, "-m", "scripts.benchmark", "one", case.name, system.name]
     result = subprocess.run(
         [*command, "--repeats", str(repeats)],
@@ -64,34 +47,82 @@ def run_in_process_of_its_own(case: Case, system: System, repeats: int) -> Row |
         check=False,
     )
     if result.returncode != 0:
-        reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
-        print(f"{case.name}: {system.name} failed: {reason}", file=sys.stderr)
-        return None
+        lines = result.stderr.strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"exit status {result.returncode}")
     return Row(**json.loads(result.stdout.strip().splitlines()[-1]))
 
 
-def run_table(arguments: argparse.Namespace) -> int:
-    table = arguments.table
-    cases = [case for case in CASES.values() if case.device == table]
-    if arguments.case:
-        cases = [CASES[name] for name in arguments.case.split(",")]
-    names = arguments.system.split(",") if arguments.system else list(SYSTEMS)
+def compile_peers(archives: str) -> None:
+    from scripts.benchmark.peer_sources import compile_all
+
+    begin = time.monotonic()
+    for package, reason in compile_all(Path(archives), Path("build/peers").absolute()).items():
+        say(f"not compiled: {package}: {reason}")
+    say(f"compiling other packages took {time.monotonic() - begin:.0f} s")
+
+
+def chosen_systems(names: str | None, table: str) -> list[System]:
     systems = []
-    for name in names:
+    for name in names.split(",") if names else SYSTEMS:
         reason = SYSTEMS[name].available() if table in SYSTEMS[name].devices else f"not for {table}"
         if reason is None:
             systems.append(SYSTEMS[name])
         else:
-            print(f"left out: {name} ({reason})", file=sys.stderr)
+            say(f"left out: {name} ({reason})")
+    return systems
+
+
+def device_is_lost() -> bool:
+    """Whether an earlier error has made the device useless for this process."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def measured_rows(
+    work: list[tuple[Case, System]], arguments: argparse.Namespace
+) -> list[tuple[Row, Case, System]]:
+    """Rows of all pairs that run; the others are named with the reason."""
+    on_cuda = arguments.table == "cuda"
+    run = run_one if on_cuda else in_process_of_its_own
     rows = []
-    for case in cases:
-        for system in systems:
-            if case.kind not in system.kinds:
-                continue
-            row = run_in_process_of_its_own(case, system, arguments.repeats)
-            if row is not None:
-                rows.append(row)
-                print(shown([row]).splitlines()[-1], file=sys.stderr)
+    for case, system in work:
+        try:
+            row = run(case, system, arguments.repeats)
+        except Exception as error:  # of any package
+            say(f"{case.name}: {system.name} failed: {str(error).splitlines()[:1]}")
+            if on_cuda and device_is_lost():
+                say("the device is lost to this process: the rest is left out")
+                break
+            continue
+        rows.append((row, case, system))
+        say(shown([row]).splitlines()[-1])
+    return rows
+
+
+def run_table(arguments: argparse.Namespace) -> int:
+    table = arguments.table
+    if arguments.shapes:
+        os.environ[SHAPES_VARIABLE] = arguments.shapes
+    if arguments.peer_sources:
+        compile_peers(arguments.peer_sources)
+    cases = [case for case in CASES.values() if case.device == table]
+    if arguments.case:
+        cases = [CASES[name] for name in arguments.case.split(",")]
+    # One system after the other: what breaks the device cannot spoil what came before.
+    work = [
+        (case, system)
+        for system in chosen_systems(arguments.system, table)
+        for case in cases
+        if case.kind in system.kinds
+    ]
+    measured = measured_rows(work, arguments)
+    if table == "cuda":
+        measured = counted(measured, say)
+    order = {case.name: i for i, case in enumerate(cases)}
+    rows = sorted((row for row, _, _ in measured), key=lambda row: order[row.case])
     print(shown(rows))
     if arguments.keep:
         print(f"kept in {append(rows, table)}")
@@ -104,9 +135,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for table in sorted({case.device for case in CASES.values()}):
         command = commands.add_parser(table, help=f"the cases of the {table} table")
-        command.add_argument("--case", help=f"of {', '.join(CASES)}; separated by commas")
+        names = ", ".join(case.name for case in CASES.values() if case.device == table)
+        command.add_argument("--case", help=f"of {names}; separated by commas")
         command.add_argument("--system", help=f"of {', '.join(SYSTEMS)}; separated by commas")
         command.add_argument("--keep", action="store_true", help="append the rows to the results")
+        command.add_argument("--shapes", help="an .npz with the lengths of real utterances")
+        command.add_argument(
+            "--peer-sources", help="compile other packages from the .tar.gz in this folder (CUDA)"
+        )
         command.set_defaults(table=table)
         command.add_argument("--repeats", type=int, default=20)
     one = commands.add_parser("one", help="one case and system in this process, as a JSON row")

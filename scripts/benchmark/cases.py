@@ -6,9 +6,11 @@ width, S columns kept a frame.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +18,24 @@ from torch import Tensor, nn
 # simple: am (N,T,V), lm (N,U+1,V) in, smoothed simple loss and both gradients out.
 # step: encoder (N,T,E) and predictor (N,U+1,P) outputs in; four projections, smoothed simple loss,
 #       band, joiner (tanh, linear), pruned loss; gradients to both inputs and all weights out.
-KINDS = ("full", "simple", "step")
+# exact_step: the same inputs; two projections, joiner over the whole lattice, full loss; gradients.
+# lattice: px (N,U,T+1), py (N,U+1,T) in; total and both gradients out.
+# bounds: occupancies of px and py in, bounds out.
+KINDS = ("full", "simple", "step", "exact_step", "lattice", "bounds")
+
+
+# The .npz with the lengths of real utterances, arrays `frames` and `tokens` (option --shapes).
+SHAPES_VARIABLE = "BENCHMARK_SHAPES"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row group of the results. Lengths are T and U for all utterances unless ragged."""
+    """One row group of the results. Lengths are T and U for all utterances unless ragged, or
+    those of the first N utterances of the shapes file if real; then T and U are their maxima.
+
+    autocast: dtype of the products under autocast, "" for none. tf32: whether float32 products may
+    run in TF32.
+    """
 
     name: str
     kind: str
@@ -37,11 +51,16 @@ class Case:
     lm_only_scale: float = 0.25
     dtype: str = "float32"
     ragged: bool = False
+    real: bool = False
+    autocast: str = ""
+    tf32: bool = False
 
     def describe(self) -> str:
         """The case in words and numbers, the field `what` of a result."""
         sizes = "".join(f" {axis} {getattr(self, axis)}" for axis in "NTUVDEPS" if self[axis])
-        shape = " ragged" if self.ragged else ""
+        shape = " ragged" if self.ragged else " of real utterances" if self.real else ""
+        shape += f" autocast {self.autocast}" if self.autocast else ""
+        shape += " tf32" if self.tf32 else ""
         return f"{self.kind} forward+backward,{sizes}{shape} {self.dtype} {self.device}"
 
     def __getitem__(self, axis: str) -> int:
@@ -79,12 +98,47 @@ CPU_CASES = [
         P=256,
         S=5,
     ),
+    Case(
+        name="cpu-exact-step",
+        kind="exact_step",
+        device="cpu",
+        N=2,
+        T=200,
+        U=50,
+        V=500,
+        D=256,
+        E=256,
+        P=256,
+    ),
+    Case(name="cpu-lattice", kind="lattice", device="cpu", N=30, T=437, U=101, V=0),
+    Case(name="cpu-bounds", kind="bounds", device="cpu", N=30, T=437, U=101, V=0, S=5),
 ]
-CASES = {case.name: case for case in CPU_CASES}
+
+_STEP = {"kind": "step", "device": "cuda", "D": 512, "E": 512, "P": 512, "S": 5}
+_B30 = {**_STEP, "N": 30, "T": 437, "U": 101, "V": 500, "real": True}
+_EXACT_B30 = {**_B30, "kind": "exact_step", "S": 0}
+_V5000 = {**_STEP, "N": 30, "T": 400, "U": 100, "V": 5000}
+CUDA_CASES = [
+    Case(name="cuda-step-b30-bf16", autocast="bfloat16", **_B30),
+    Case(name="cuda-step-b30-fp32", **_B30),
+    Case(name="cuda-step-b30-tf32", tf32=True, **_B30),
+    Case(name="cuda-step-v5000-bf16", autocast="bfloat16", **_V5000),
+    Case(name="cuda-simple-v1000", kind="simple", device="cuda", N=32, T=2000, U=100, V=1000),
+    Case(name="cuda-simple-v10000", kind="simple", device="cuda", N=32, T=2000, U=100, V=10000),
+    Case(name="cuda-full-v50", kind="full", device="cuda", N=32, T=1500, U=300, V=50),
+    Case(name="cuda-full-v5000", kind="full", device="cuda", N=32, T=150, U=20, V=5000),
+    Case(name="cuda-full-v28", kind="full", device="cuda", N=128, T=150, U=40, V=28),
+    Case(name="cuda-lattice", kind="lattice", device="cuda", N=30, T=437, U=101, V=0),
+    Case(name="cuda-bounds", kind="bounds", device="cuda", N=30, T=437, U=101, V=0, S=5),
+    Case(name="cuda-exact-step-b30-bf16", autocast="bfloat16", **_EXACT_B30),
+    Case(name="cuda-exact-step-b30-fp32", **_EXACT_B30),
+]
+CASES = {case.name: case for case in [*CPU_CASES, *CUDA_CASES]}
 
 
 class Inputs(NamedTuple):
-    """The tensors of a case, the same for every system (seed 0). The first two are leaves."""
+    """The tensors of a case, the same for every system (seed 0). The first two are leaves, but for
+    bounds."""
 
     first: Tensor
     second: Tensor | None
@@ -107,24 +161,47 @@ class Layers(nn.Module):
 
 def make_inputs(case: Case) -> Inputs:
     """Random inputs of a case on its device; gradients reach `first` and `second`."""
-    torch.manual_seed(0)
-    dtype = getattr(torch, case.dtype)
+    generators = {device: torch.Generator(device) for device in ("cpu", case.device)}
+    for generator in generators.values():
+        generator.manual_seed(0)
+    kind = {"device": case.device, "dtype": getattr(torch, case.dtype)}
 
     def leaf(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=case.device, dtype=dtype).requires_grad_()
+        return torch.randn(*shape, generator=generators[case.device], **kind).requires_grad_()
 
     if case.kind == "full":
         first, second = leaf(case.N, case.T, case.U + 1, case.V), None
     elif case.kind == "simple":
         first, second = leaf(case.N, case.T, case.V), leaf(case.N, case.U + 1, case.V)
+    elif case.kind in ("lattice", "bounds"):
+        first, second = leaf(case.N, case.U, case.T + 1), leaf(case.N, case.U + 1, case.T)
+        if case.kind == "bounds":
+            first, second = first.detach().sigmoid(), second.detach().sigmoid()
     else:
         first, second = leaf(case.N, case.T, case.E), leaf(case.N, case.U + 1, case.P)
-    share = torch.linspace(1.0, 0.5, case.N) if case.ragged else torch.ones(case.N)
-    targets = torch.randint(1, case.V, (case.N, case.U), dtype=torch.int32)
-    lengths = [(size * share).int() for size in (case.T, case.U)]
+    shape = (case.N, case.U)
+    targets = torch.randint(
+        1, max(case.V, 2), shape, generator=generators["cpu"], dtype=torch.int32
+    )
+    lengths = _lengths(case)
     return Inputs(
         first, second, targets.to(case.device), *(length.to(case.device) for length in lengths)
     )
+
+
+def _lengths(case: Case) -> list[Tensor]:
+    if not case.real:
+        share = torch.linspace(1.0, 0.5, case.N) if case.ragged else torch.ones(case.N)
+        return [(size * share).int() for size in (case.T, case.U)]
+    path = os.environ.get(SHAPES_VARIABLE)
+    if path is None:
+        raise ValueError(f"case {case.name} takes its lengths from a file: give --shapes")
+    shapes = np.load(path)
+    lengths = [torch.from_numpy(shapes[key][: case.N]).int() for key in ("frames", "tokens")]
+    found = [int(x.max()) for x in lengths]
+    if found != [case.T, case.U]:
+        raise ValueError(f"the shapes file has maxima {found}, the case [{case.T}, {case.U}]")
+    return lengths
 
 
 def make_layers(case: Case) -> Layers:
@@ -135,4 +212,4 @@ def make_layers(case: Case) -> Layers:
 
 def smaller(case: Case) -> Case:
     """A case of the same kind that runs in milliseconds, to check that all systems agree."""
-    return replace(case, N=2, T=12, U=5, V=min(case.V, 20), ragged=False)
+    return replace(case, N=2, T=12, U=5, V=min(case.V, 20), ragged=False, real=False)

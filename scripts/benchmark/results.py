@@ -16,7 +16,8 @@ FOLDER = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One system on one case. Times in milliseconds, memory in MiB above the inputs (timing.py)."""
+    """One system on one case. Times in milliseconds, memory in MiB above the inputs, kernels
+    launched in a step and waits of the host for the device (timing.py; None on the CPU)."""
 
     case: str
     what: str
@@ -32,6 +33,8 @@ class Row:
     torch: str
     commit: str
     date: str
+    launches: int | None = None
+    waits: int | None = None
 
 
 def machine(device: str) -> str:
@@ -75,6 +78,7 @@ def append(rows: Iterable[Row], table: str) -> Path:
 def shown(rows: Iterable[Row]) -> str:
     """A table of rows for people."""
     header = ("case", "system", "version", "median ms", "p20", "p80", "peak MiB", "loss")
+    header += ("launches", "waits")
     cells = [header] + [
         (
             row.case,
@@ -85,6 +89,8 @@ def shown(rows: Iterable[Row]) -> str:
             f"{row.p80_ms:.3g}",
             f"{row.peak_mib:.0f}",
             f"{row.loss:.4f}",
+            "-" if row.launches is None else str(row.launches),
+            "-" if row.waits is None else str(row.waits),
         )
         for row in rows
     ]

@@ -20,11 +20,15 @@ from scripts.benchmark.cases import Case, Inputs
 
 
 class Step:
-    """Forward and backward of a loss, with gradients made anew each time."""
+    """Forward and backward of a loss, with gradients made anew each time; or the forward alone,
+    where no input of the case is differentiable."""
 
     def __init__(self, loss: Callable[[], Tensor], inputs: Inputs, *parameters: Tensor):
         self._loss = loss
-        self._leaves = [x for x in (inputs.first, inputs.second, *parameters) if x is not None]
+        self._device = inputs.first.device.type
+        given = (inputs.first, inputs.second, *parameters)
+        self._leaves = [x for x in given if x is not None and x.requires_grad]
+        self.autocast: torch.dtype | None = None  # of the forward pass, on the inputs' device
 
     def clear(self) -> None:
         """Gives the gradients of the last run back."""
@@ -33,9 +37,35 @@ class Step:
 
     def __call__(self) -> Tensor:
         self.clear()
-        value = self._loss()
-        value.backward()
+        with torch.autocast(self._device, self.autocast, enabled=self.autocast is not None):
+            value = self._loss()
+        if self._leaves:
+            value.backward()
         return value.detach()
+
+
+class ReplayedStep:
+    """A step captured in a CUDA graph. Calling it replays the graph."""
+
+    def __init__(self, step: Step):
+        self._step = step
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        step.clear()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._value = step()
+
+    def clear(self) -> None:
+        """Nothing: the gradients live in the graph's memory."""
+
+    def __call__(self) -> Tensor:
+        self._graph.replay()
+        return self._value
 
 
 Builder = Callable[[Case, Inputs], Step]
@@ -43,13 +73,15 @@ Builder = Callable[[Case, Inputs], Step]
 
 @dataclass(frozen=True)
 class System:
-    """kinds: builders by kind of case. module: what must import. environment: of its process."""
+    """kinds: builders by kind of case. module: what must import. environment: of its process on the
+    CPU. replayed: whether the step is captured in a CUDA graph."""
 
     name: str
     module: str
     kinds: dict[str, Builder]
     environment: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
+    replayed: bool = False
 
     def version(self) -> str:
         try:

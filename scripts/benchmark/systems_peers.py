@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scripts.benchmark.cases import Case, Inputs, make_layers
+from scripts.benchmark.cases import Case, Inputs, Layers, make_layers
 from scripts.benchmark.systems import Step, System, end_boundary
 
 SIMPLE_SCALE = 0.5
+
+# Mean loss of float32 logits (N,T,U+1,V), or of packed rows.
+FullLoss = Callable[[Case, Inputs, Tensor], Tensor]
+# T_n and U_n of each utterance, known to the host.
+Lengths = list[tuple[int, int]]
+
+
+def _used(layers: Layers) -> list[Tensor]:
+    """The weights of a step over the whole lattice."""
+    used = (layers.encoder_proj, layers.decoder_proj, layers.output)
+    return [x for layer in used for x in layer.parameters()]
+
+
+def _joined(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
+    """Logits (N,T,U+1,V) float32 of the whole lattice."""
+    am, lm = layers.encoder_proj(inputs.first), layers.decoder_proj(inputs.second)
+    logits: Tensor = layers.output(torch.tanh(am[:, :, None] + lm[:, None])).float()
+    return logits
+
+
+def _without_padding(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
+    """The same as packed rows, padding left out before the joiner."""
+    am, lm = layers.encoder_proj(inputs.first), layers.decoder_proj(inputs.second)
+    rows = [
+        (am[n, :frames, None] + lm[n, None, : symbols + 1]).flatten(0, 1)
+        for n, (frames, symbols) in enumerate(lengths)
+    ]
+    logits: Tensor = layers.output(torch.tanh(torch.cat(rows))).float()
+    return logits
+
+
+def _full_kinds(
+    full_loss: FullLoss, join: Callable[[Layers, Inputs, Lengths], Tensor] = _joined
+) -> dict[str, Any]:
+    """What a package with the full loss alone can do."""
+
+    def full(case: Case, inputs: Inputs) -> Step:
+        return Step(lambda: full_loss(case, inputs, inputs.first), inputs)
+
+    def exact_step(case: Case, inputs: Inputs) -> Step:
+        layers = make_layers(case)
+        lengths = [x.tolist() for x in (inputs.logit_lengths, inputs.target_lengths)]
+        pairs = list(zip(*lengths, strict=True))
+
+        def loss() -> Tensor:
+            return full_loss(case, inputs, join(layers, inputs, pairs))
+
+        return Step(loss, inputs, *_used(layers))
+
+    return {"full": full, "exact_step": exact_step}
 
 
 class _K2Style:
@@ -37,18 +88,15 @@ class _K2Style:
             **options,
         )
 
-    def full(self, case: Case, inputs: Inputs) -> Step:
-        def loss() -> Tensor:
-            value: Tensor = self.module.rnnt_loss(
-                logits=inputs.first,
-                symbols=inputs.targets.long(),
-                termination_symbol=0,
-                boundary=end_boundary(inputs),
-                reduction="mean",
-            )
-            return value
-
-        return Step(loss, inputs)
+    def full_loss(self, case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
+        value: Tensor = self.module.rnnt_loss(
+            logits=logits,
+            symbols=inputs.targets.long(),
+            termination_symbol=0,
+            boundary=end_boundary(inputs),
+            reduction="mean",
+        )
+        return value
 
     def simple(self, case: Case, inputs: Inputs) -> Step:
         assert inputs.second is not None
@@ -66,7 +114,11 @@ class _K2Style:
 
         def loss() -> Tensor:
             am, lm = layers.simple_am(encoder), layers.simple_lm(predictor)
-            simple, grads = self._simple(case, inputs, am, lm, reduction="mean", return_grad=True)
+            # As in icefall: the losses in float32.
+            with torch.autocast(encoder.device.type, enabled=False):
+                simple, grads = self._simple(
+                    case, inputs, am.float(), lm.float(), reduction="mean", return_grad=True
+                )
             ranges = self.module.get_rnnt_prune_ranges(
                 px_grad=grads[0],
                 py_grad=grads[1],
@@ -76,93 +128,101 @@ class _K2Style:
             am_pruned, lm_pruned = self.module.do_rnnt_pruning(
                 am=layers.encoder_proj(encoder), lm=layers.decoder_proj(predictor), ranges=ranges
             )
-            pruned: Tensor = self.module.rnnt_loss_pruned(
-                logits=layers.output(torch.tanh(am_pruned + lm_pruned)),
-                symbols=inputs.targets.long(),
-                ranges=ranges,
-                termination_symbol=0,
-                boundary=end_boundary(inputs),
-                reduction="mean",
-            )
+            logits = layers.output(torch.tanh(am_pruned + lm_pruned))
+            with torch.autocast(encoder.device.type, enabled=False):
+                pruned: Tensor = self.module.rnnt_loss_pruned(
+                    logits=logits.float(),
+                    symbols=inputs.targets.long(),
+                    ranges=ranges,
+                    termination_symbol=0,
+                    boundary=end_boundary(inputs),
+                    reduction="mean",
+                )
             value: Tensor = SIMPLE_SCALE * simple + pruned
             return value
 
         return Step(loss, inputs, *layers.parameters())
 
+    def lattice(self, case: Case, inputs: Inputs) -> Step:
+        px, py, boundary = inputs.first, inputs.second, end_boundary(inputs)
+
+        def total() -> Tensor:
+            value: Tensor = self.module.mutual_information_recursion(px, py, boundary).mean()
+            return value
+
+        return Step(total, inputs)
+
+    def bounds(self, case: Case, inputs: Inputs) -> Step:
+        px_grad, py_grad, boundary = inputs.first, inputs.second, end_boundary(inputs)
+
+        def start() -> Tensor:
+            ranges: Tensor = self.module.get_rnnt_prune_ranges(
+                px_grad=px_grad, py_grad=py_grad, boundary=boundary, s_range=case.S
+            )
+            return ranges[:, :, 0]
+
+        return Step(start, inputs)
+
     def system(self, name: str) -> System:
-        kinds = {"full": self.full, "simple": self.simple, "step": self.step}
+        kinds = {
+            **_full_kinds(self.full_loss),
+            "simple": self.simple,
+            "step": self.step,
+            "lattice": self.lattice,
+            "bounds": self.bounds,
+        }
         return System(name, self.name, kinds)
 
 
-def _optimized_transducer_full(case: Case, inputs: Inputs) -> Step:
-    """Takes packed logits: the rows of a batch without padding are the same memory."""
+def _optimized_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
+    """Takes packed logits: the rows of a batch without padding are the same memory. Writes the
+    gradient over them."""
     from optimized_transducer import transducer_loss
 
-    assert not case.ragged, "padding would have to be cut out of the logits first"
-
-    def loss() -> Tensor:
-        value: Tensor = transducer_loss(
-            inputs.first.view(-1, case.V),
-            inputs.targets,
-            inputs.logit_lengths,
-            inputs.target_lengths,
-            blank=0,
-            reduction="mean",
-            one_sym_per_frame=False,
-            from_log_softmax=False,
-        )
-        return value
-
-    return Step(loss, inputs)
+    assert logits.dim() == 2 or not case.ragged, "padding would have to be cut out first"
+    value: Tensor = transducer_loss(
+        logits.view(-1, case.V),
+        inputs.targets,
+        inputs.logit_lengths,
+        inputs.target_lengths,
+        blank=0,
+        reduction="mean",
+        one_sym_per_frame=False,
+        from_log_softmax=False,
+    )
+    return value
 
 
-def _torchaudio_full(case: Case, inputs: Inputs) -> Step:
+def _torchaudio(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
     from torchaudio.functional import rnnt_loss
 
-    def loss() -> Tensor:
-        value: Tensor = rnnt_loss(
-            inputs.first,
-            inputs.targets,
-            inputs.logit_lengths,
-            inputs.target_lengths,
-            blank=0,
-            reduction="mean",
-        )
-        return value
-
-    return Step(loss, inputs)
+    lengths = (inputs.logit_lengths, inputs.target_lengths)
+    value: Tensor = rnnt_loss(logits, inputs.targets, *lengths, blank=0, reduction="mean")
+    return value
 
 
-def _warp_transducer_full(case: Case, inputs: Inputs) -> Step:
+def _warp_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
     from warprnnt_pytorch import RNNTLoss
 
-    criterion = RNNTLoss(blank=0, reduction="mean")
-
-    def loss() -> Tensor:
-        value: Tensor = criterion(
-            inputs.first, inputs.targets, inputs.logit_lengths, inputs.target_lengths
-        )
-        return value.squeeze()
-
-    return Step(loss, inputs)
+    lengths = (inputs.logit_lengths, inputs.target_lengths)
+    value: Tensor = RNNTLoss(blank=0, reduction="mean")(logits, inputs.targets, *lengths)
+    return value.squeeze()
 
 
-def _warp_rnnt_full(case: Case, inputs: Inputs) -> Step:
+def _warp_rnnt(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
+    """Takes log-probabilities; log_softmax is part of the work."""
     from warp_rnnt import rnnt_loss
 
-    def loss() -> Tensor:
-        value: Tensor = rnnt_loss(
-            inputs.first.log_softmax(-1),
-            inputs.targets,
-            inputs.logit_lengths,
-            inputs.target_lengths,
-            blank=0,
-            reduction="mean",
-            gather=True,
-        )
-        return value
-
-    return Step(loss, inputs)
+    value: Tensor = rnnt_loss(
+        logits.log_softmax(-1),
+        inputs.targets,
+        inputs.logit_lengths,
+        inputs.target_lengths,
+        blank=0,
+        reduction="mean",
+        gather=True,
+    )
+    return value
 
 
 PEERS = [
@@ -171,9 +231,10 @@ PEERS = [
     System(
         "optimized_transducer",
         "optimized_transducer",
-        {"full": _optimized_transducer_full},
+        _full_kinds(_optimized_transducer, _without_padding),
     ),
-    System("torchaudio", "torchaudio", {"full": _torchaudio_full}),
-    System("warp-transducer", "warprnnt_pytorch", {"full": _warp_transducer_full}),
-    System("warp-rnnt gather", "warp_rnnt", {"full": _warp_rnnt_full}, devices=("cuda",)),
+    System("warp-transducer", "warprnnt_pytorch", _full_kinds(_warp_transducer)),
+    System("warp-rnnt gather", "warp_rnnt", _full_kinds(_warp_rnnt), devices=("cuda",)),
+    # The last: where it reads out of bounds, nothing else runs on the device afterwards.
+    System("torchaudio", "torchaudio", _full_kinds(_torchaudio)),
 ]

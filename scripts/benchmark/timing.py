@@ -1,17 +1,21 @@
-"""Times and peak memory of a repeated step, on the CPU and on a CUDA device."""
+"""Times, peak memory, launches and waits of a repeated step, on the CPU and on a CUDA device."""
 
 from __future__ import annotations
 
 import ctypes
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from scripts.benchmark.systems import Step
+from scripts.benchmark.systems import ReplayedStep, Step
 
 MIB = 1 << 20
+# Calls of the CUDA runtime that make the host wait for the device.
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 
 class Measurement(NamedTuple):
@@ -24,18 +28,34 @@ class Measurement(NamedTuple):
     peak_mib: float
 
 
-def measure(step: Step, device: str, repeats: int, warm_up: int = 3) -> Measurement:
-    """Runs a step warm_up + repeats times."""
+def measure(step: Step, device: str, repeats: int, *, warm_up: int = 3) -> Measurement:
+    """Runs a step warm_up + repeats + 1 times."""
     for _ in range(warm_up):
         step()
-    on_gpu = torch.device(device).type == "cuda"
-    seconds = (_gpu_seconds if on_gpu else _cpu_seconds)(step, repeats)
-    quantiles = torch.tensor(seconds, dtype=torch.float64).quantile(
-        torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64)
-    )
-    median, p20, p80 = quantiles.tolist()
-    peak = _gpu_peak(step) if on_gpu else _cpu_peak(step)
-    return Measurement(median, p20, p80, peak / MIB)
+    if torch.device(device).type == "cuda":
+        return _quantiles(gpu_seconds(step, repeats), gpu_peak(step) / MIB)
+    return _quantiles(_cpu_seconds(step, repeats), _cpu_peak(step) / MIB)
+
+
+def measure_replayed(step: Step, repeats: int) -> Measurement:
+    """The same for replays of a step captured in a CUDA graph; memory is that of the capture."""
+    step()
+    step.clear()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    replayed = ReplayedStep(step)
+    peak = torch.cuda.max_memory_allocated() - before
+    for _ in range(3):
+        replayed()
+    return _quantiles(gpu_seconds(replayed, repeats), peak / MIB)
+
+
+def _quantiles(seconds: list[float], peak_mib: float) -> Measurement:
+    at = torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64)
+    median, p20, p80 = torch.tensor(seconds, dtype=torch.float64).quantile(at).tolist()
+    return Measurement(median, p20, p80, peak_mib)
 
 
 def _cpu_seconds(step: Step, repeats: int) -> list[float]:
@@ -47,7 +67,8 @@ def _cpu_seconds(step: Step, repeats: int) -> list[float]:
     return seconds
 
 
-def _gpu_seconds(step: Step, repeats: int) -> list[float]:
+def gpu_seconds(step: Step | ReplayedStep, repeats: int) -> list[float]:
+    """Of each run between two events; the host waits after each, as a training loop would not."""
     seconds = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -59,17 +80,47 @@ def _gpu_seconds(step: Step, repeats: int) -> list[float]:
     return seconds
 
 
-def _gpu_peak(step: Step) -> float:
+def gpu_peak(step: Step) -> int:
     step.clear()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
-    return float(torch.cuda.max_memory_allocated() - before)
+    return torch.cuda.max_memory_allocated() - before
 
 
-def _cpu_peak(step: Step) -> float:
+class Calls(NamedTuple):
+    """Kernels that a step starts, and how often it makes the host wait for the device."""
+
+    launches: int
+    waits: int
+
+
+def count_calls(step: Step | ReplayedStep) -> Calls:
+    """Counts in a profile of one run. To be used after all timing: profiling slows later calls."""
+    step()
+    launches, waits = _profiled(step)
+    _, own_waits = _profiled(lambda: None)
+    return Calls(launches, max(waits - own_waits, 0))
+
+
+def _profiled(work: Callable[[], object]) -> tuple[int, int]:
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        work()
+        torch.cuda.synchronize()
+    names: dict[str, Counter[str]] = {"CPU": Counter(), "CUDA": Counter()}
+    for event in profile.events() or []:
+        names.setdefault(event.device_type.name, Counter())[event.name] += 1
+    kernels = sum(
+        count for name, count in names["CUDA"].items() if not name.startswith(("Memcpy", "Memset"))
+    )
+    return kernels, sum(names["CPU"][name] for name in WAITS)
+
+
+def _cpu_peak(step: Step) -> int:
     step.clear()
     # What the C library keeps of freed memory would hide as much of the step's own.
     ctypes.CDLL(None).malloc_trim(0)
@@ -77,7 +128,7 @@ def _cpu_peak(step: Step) -> float:
     # Sets the kernel's high-water mark of this process back to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
     step()
-    return float(_resident("VmHWM") - before)
+    return _resident("VmHWM") - before
 
 
 def _resident(field: str) -> int:
