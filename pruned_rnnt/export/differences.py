@@ -41,6 +41,8 @@ def differences(model: TransducerModel, decode: DecodeConfig) -> Iterator[str]:
         )
     if not decode.skip_unknown:
         yield "decode.skip_unknown is false, sherpa-onnx never shows <unk>"
+    if decode.fusion.enabled:
+        yield "decode.fusion is used, sherpa-onnx has none of it unless its own options ask for it"
     if decode.method == "modified_beam":
         if decode.beam_size != _BEAM_SIZE:
             yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -9,18 +10,17 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from recognised import error_rate
 from tone_corpus import TONES, make_corpus, sing
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.wer import Transcript, count_errors
 from pruned_rnnt.export import extras
 from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.verify import run_recognise, verify
+from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 
 pytest.importorskip("onnx")
@@ -80,14 +80,6 @@ def utterances(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], li
     return paths, texts
 
 
-def error_rate(texts: list[str], heard: list[str]) -> float:
-    transcripts = [
-        Transcript(id="", reference=tuple(text.split()), hypothesis=tuple(words.split()))
-        for text, words in zip(texts, heard, strict=True)
-    ]
-    return count_errors(transcripts).rate
-
-
 @pytest.fixture(scope="module")
 def offline(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("offline")
@@ -139,22 +131,6 @@ def test_streaming_hears_what_our_stream_hears(
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert (settings["chunk_frames"], settings["left_frames"]) == (8, 24)
     assert "## Streaming" in (tmp_path / "README.md").read_text()
-
-
-def test_modified_beam_search_agrees(
-    run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
-) -> None:
-    paths, texts = utterances
-    theirs = [line["text"] for line in run_recognise(offline, paths, method="modified_beam_search")]
-    loaded = load_model(run_config(run))
-    ours = []
-    for path in paths:
-        features = audio_features(read_audio(path))
-        with torch.inference_mode():
-            encoded = loaded.model.encode(features[None], torch.tensor([len(features)]))
-        found = modified_beam_search(loaded.model, *encoded, silent_symbols=[2])
-        ours.append(loaded.tokenizer.decode(found[0][0].symbols))
-    assert abs(error_rate(texts, ours) - error_rate(texts, theirs)) <= 0.005
 
 
 def test_verifying_notices_another_model(
@@ -222,9 +198,55 @@ def test_errors_are_one_line(
     assert len(shown.splitlines()) == 1
 
 
-def test_missing_package_is_named(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_checkpoints_of_others_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else name)
-    assert main(["export", str(run)]) == EXIT_FAILED
-    assert "onnxscript is not installed: pip install" in capsys.readouterr().err
+    path = tmp_path / "other.pt"
+    newest = sorted((run / "checkpoints").glob("step-*.pt"))[-1]
+    values = torch.load(newest, weights_only=False)
+
+    def refusal(changed: object) -> str:
+        torch.save(changed, path)
+        assert main(["export", str(run), f"decode.checkpoint={path}"]) != 0
+        return capsys.readouterr().err.strip()
+
+    changed_model = copy.deepcopy(values["config"])
+    changed_model["model"]["joiner_dim"] += 8
+    unknown_model = copy.deepcopy(values["config"])
+    unknown_model["model"]["encoder"]["kind"] = "perceptron"
+    larger = TransducerModel(load_model(run_config(run)).model.config, values["vocab_size"] + 1)
+    for changed, message in (
+        ({"model": values["model"], "optimizer": {}}, "is not a pruned_rnnt checkpoint"),
+        ({**values, "config": changed_model}, "does not fit its own configuration"),
+        ({**values, "config": unknown_model}, "perceptron"),
+        (
+            {
+                **values,
+                "vocab_size": values["vocab_size"] + 1,
+                "model": larger.state_dict(),
+                "average": None,
+            },
+            "they are not of the same run",
+        ),
+    ):
+        shown = refusal(changed)
+        assert message in shown
+        assert str(path) in shown or "same run" in shown
+        assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "options"), [("onnxscript", []), ("sherpa_onnx", ["--verify", __file__])]
+)
+def test_missing_package_is_named(
+    missing: str,
+    options: list[str],
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == missing else name)
+    assert main(["export", str(run), *options]) == EXIT_FAILED
+    shown = capsys.readouterr().err.strip()
+    assert f"{missing.replace('_', '-')} is not installed: pip install" in shown
+    assert len(shown.splitlines()) == 1

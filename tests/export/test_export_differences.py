@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from pruned_rnnt.decode.fusion import FusionConfig
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.extras import ExportError
@@ -30,6 +31,11 @@ def make_model(**loss: object) -> TransducerModel:
             "modified",
             DecodeConfig(method="modified_beam", beam_size=8, length_norm=False),
             ["beam_size is 8", "length_norm is false"],
+        ),
+        (
+            "modified",
+            DecodeConfig(method="modified_beam", fusion=FusionConfig(hotwords="words.txt")),
+            ["decode.fusion is used"],
         ),
     ],
 )
