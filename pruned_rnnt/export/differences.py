@@ -21,8 +21,8 @@ def check_predictor(model: TransducerModel) -> None:
     """Raise ExportError for a predictor which the recogniser cannot run."""
     if not isinstance(model.predictor, StatelessPredictor):
         raise ExportError(
-            f"the predictor is a {type(model.predictor).__name__}, which remembers more than its "
-            "last symbols: sherpa-onnx runs stateless predictors alone"
+            f"model.predictor.kind is {model.config.predictor.kind}: sherpa-onnx runs stateless "
+            "predictors alone; --format torch writes such a model"
         )
     assert model.predictor.blank == 0
 

@@ -1,7 +1,8 @@
 """A model for PyTorch: one file to load back, and `torch.export` programs without our code.
 
 model.pt                               for `pruned_rnnt.load`
-encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; graphs as in the ONNX files
+encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; graphs as in the ONNX files, and
+                                       no decoder where the predictor has a state
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer import TransducerModel
 
 
@@ -28,7 +30,12 @@ def export_torch(
     """Write the folder; arguments and errors as of `export_onnx`, precisions aside."""
     encoder = encoder_graph(model.eval(), options)
     save_model(model, tokenizer, folder / FILE_NAME, source)
-    for graph in (encoder, decoder(model), joiner(model)):
+    graphs = [encoder, joiner(model)]
+    if isinstance(model.predictor, StatelessPredictor):
+        graphs.append(decoder(model))
+    for old in folder.glob("*.pt2"):
+        old.unlink()
+    for graph in graphs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             torch.export.save(export_program(graph), folder / f"{graph.name}.pt2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
 
 from pruned_rnnt.decode.fusion import FusionConfig
 from pruned_rnnt.decode.search import DecodeConfig
@@ -11,12 +10,17 @@ from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
 
-def make_model(**loss: object) -> TransducerModel:
+def make_model(
+    predictor: AnyPredictorConfig | None = None, rnnt_type: str = "modified"
+) -> TransducerModel:
     encoder = ConformerConfig(layers=1, dim=16, heads=2, feedforward_dim=16)
-    return TransducerModel(ModelConfig(encoder=encoder), 5, LossConfig(**loss))  # type: ignore[arg-type]
+    config = ModelConfig(encoder=encoder, predictor=predictor or PredictorConfig())
+    return TransducerModel(config, 5, LossConfig(rnnt_type=rnnt_type))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +62,6 @@ def test_differences_are_named(rnnt_type: str, decode: DecodeConfig, expected: l
 
 
 def test_a_predictor_with_a_state_is_refused() -> None:
-    model = make_model()
-    check_predictor(model)
-    model.predictor = nn.LSTM(4, 4)  # type: ignore[assignment]
-    with pytest.raises(ExportError, match=r"the predictor is a LSTM, .* stateless"):
-        check_predictor(model)
+    check_predictor(make_model())
+    with pytest.raises(ExportError, match="kind is lstm: sherpa-onnx runs stateless"):
+        check_predictor(make_model(LstmPredictorConfig(dim=8)))

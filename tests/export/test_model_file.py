@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.recogniser import Recogniser
+from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer import ZipformerConfig
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +45,27 @@ def make_model(vocab_size: int, **changes: object) -> TransducerModel:
     return model.eval()
 
 
-def test_everything_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = make_model(len(tokenizer), causal=True)
+def make_zipformer_with_lstm(vocab_size: int) -> TransducerModel:
+    encoder = ZipformerConfig(
+        downsampling=(1, 2),
+        layers=(1, 1),
+        dims=(16, 24),
+        unmasked_dims=(8, 12),
+        feedforward_dims=(16, 16),
+        heads=(1, 2),
+        kernel_sizes=(5, 3),
+        causal=True,
+        chunk_size=16,
+    )
+    config = ModelConfig(encoder=encoder, predictor=LstmPredictorConfig(dim=8), joiner_dim=16)
+    return TransducerModel(config, vocab_size).eval()
+
+
+@pytest.mark.parametrize("kind", ["conformer", "zipformer"])
+def test_everything_comes_back(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    size = len(tokenizer)
+    conformer = kind == "conformer"
+    model = make_model(size, causal=True) if conformer else make_zipformer_with_lstm(size)
     save_model(model, tokenizer, tmp_path / "model.pt", "test")
     loaded, symbols = load_model(tmp_path)
     assert loaded.config == model.config
@@ -51,6 +74,17 @@ def test_everything_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert not loaded.training
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_programs_of_a_predictor_with_a_state(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The decoder is left out, as is one of an earlier export."""
+    model = make_model(len(tokenizer))
+    config = dataclasses.replace(model.config, predictor=LstmPredictorConfig(dim=8))
+    (tmp_path / "decoder.pt2").touch()
+    model = TransducerModel(config, len(tokenizer))
+    export_torch(model, tokenizer, tmp_path, OnnxOptions(), "test")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["encoder.pt2", "joiner.pt2", "model.pt"]
 
 
 def test_foreign_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
