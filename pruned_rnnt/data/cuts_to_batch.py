@@ -5,6 +5,8 @@ Axes: N batch, T feature frames, F mel bins, U symbols.
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from lhotse.utils import LOG_EPSILON, fastcopy
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed
+from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed, kept_global_rngs
 from pruned_rnnt.data.batch import AlignedWord, Batch, pad_features, pad_targets
 from pruned_rnnt.data.entries import audio_files, last_line
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
@@ -24,6 +26,9 @@ from pruned_rnnt.data.prepared import read_cuts
 from pruned_rnnt.data.shar import with_audio_of_shar
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.waveform import resample
+
+# Noises drawn for an utterance; shorter ones follow one another until it ends.
+_NOISES = 8
 
 BadAudioPolicy = Literal["skip", "stop"]
 
@@ -57,14 +62,14 @@ class CutsToBatch(Dataset[Batch]):
         self.spares = tuple(spares)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
-        self._noise_cuts = read_cuts(Path(noise)).to_eager() if noise else None
+        self._noise_cuts = list(read_cuts(Path(noise))) if noise else []
 
     def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
         epoch, cuts = item
         left_out: list[str] = []
-        read = self._read(sorted(cuts, key=lambda cut: (-cut.duration, cut.id)), epoch, left_out)
-        if not read:
-            read = self._spare(epoch, left_out)
+        longest_first = sorted(cuts, key=lambda cut: (-cut.duration, cut.id))
+        with kept_global_rngs():
+            read = self._read(longest_first, epoch, left_out) or self._spare(epoch, left_out)
         if self.augmenter is not None and self.augmenter.config.tempo > 0:
             read.sort(key=lambda pair: -pair[1].shape[0])
         ordered = [cut for cut, _ in read]
@@ -111,15 +116,19 @@ class CutsToBatch(Dataset[Batch]):
         return self.augmenter(features_TF, epoch=epoch, cut_id=cut.id)
 
     def _with_noise(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
-        if self._noise_cuts is None or self.augmenter is None:
+        if self.augmenter is None or not self._noise_cuts:
             return self._load(cut)
         config = self.augmenter.config
+        rng = random.Random(derived_seed(self.augmenter.seed, epoch, cut.id, "noise"))
+        if rng.random() >= config.noise_cuts_probability:
+            return self._load(cut)
+        # lhotse shuffles all noises for each call: it is given no more than an utterance needs.
+        some = rng.sample(self._noise_cuts, min(_NOISES, len(self._noise_cuts)))
         mixed = CutSet.from_cuts([with_audio_of_shar(cut)]).mix(
-            self._noise_cuts,
+            CutSet.from_cuts(some),
             snr=config.noise_cuts_snr_db,
-            mix_prob=config.noise_cuts_probability,
             preserve_id="left",
-            seed=derived_seed(self.augmenter.seed, epoch, cut.id, "noise"),
+            seed=rng.getrandbits(32),
             random_mix_offset=True,
         )[0]
         try:
@@ -139,7 +148,8 @@ class CutsToBatch(Dataset[Batch]):
             raise
         except Exception as error:  # readers of audio and features raise errors of every kind
             raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
-        if features_TF.shape[0] == 0 or not features_TF.isfinite().all():
+        # Log energies are small numbers, so their sum is finite if all of them are.
+        if features_TF.shape[0] == 0 or not math.isfinite(features_TF.sum().item()):
             raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or infinite or NaN features")
         return features_TF
 

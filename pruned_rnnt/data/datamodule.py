@@ -22,6 +22,7 @@ from pruned_rnnt.data.filters import CutFilter, FilterConfig, cut_text, filter_c
 from pruned_rnnt.data.loader import BatchLoader, all_processes
 from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
+from pruned_rnnt.data.tokens import Tokenizer
 
 # Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
 _CUTS_FOR_BINS = 10_000
@@ -102,11 +103,7 @@ class DataModule:
         An epoch has the same number of batches on every rank.
         """
         config = self.config
-        size = LatticeSize(
-            lambda cut: len(self.tokenizer.encode(cut_text(cut))),
-            config.filters.subsampling_factor,
-            stretch=1 / (1 - config.augmentation.tempo),
-        )
+        size = lattice_size(config, self.tokenizer)
         too_large = (
             (lambda cut: size.nodes(cut) > config.max_lattice) if config.max_lattice else None
         )
@@ -201,6 +198,15 @@ class DataModule:
             world_size=self.world_size,
             agree=agree,
         )
+
+
+def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
+    """Measures the lattices of training utterances."""
+    return LatticeSize(
+        lambda cut: len(tokenizer.encode(cut_text(cut))),
+        config.filters.subsampling_factor,
+        stretch=1 / (1 - config.augmentation.tempo),
+    )
 
 
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:

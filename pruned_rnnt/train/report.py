@@ -11,14 +11,13 @@ from rich.table import Table
 
 from pruned_rnnt.config import ConfigError
 from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.summary import show_split
 from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.log import read_metrics
 
 _CURVES_NAME = "curves.png"
-_BAR_WIDTH = 40
-_HISTOGRAM_BINS = 10
 
 
 def inspect_run(folder: Path, console: Console) -> Path:
@@ -93,7 +92,7 @@ def draw_curves(
 def inspect_config(config: ExperimentConfig, console: Console) -> None:
     """Print the sizes of a configuration's model, and histograms of its prepared data."""
     folder = PreparedFolder(Path(config.data.path))
-    prepared = folder.cuts_path(config.data.train).is_file()
+    prepared = config.data.train in folder.splits()
     vocab_size = len(folder.tokenizer()) if prepared else 500
     model = TransducerModel(config.model, vocab_size, config.loss)
     table = Table(title=f"model, vocabulary of {vocab_size}")
@@ -107,30 +106,7 @@ def inspect_config(config: ExperimentConfig, console: Console) -> None:
     if not prepared:
         console.print(f"no prepared data at {config.data.path}: vocabulary of 500 assumed")
         return
-    tokenizer = folder.tokenizer()
-    cuts = folder.cuts(config.data.train)
-    durations = [cut.duration for cut in cuts]
-    nodes = []
-    for cut in cuts:
-        text = " ".join(supervision.text or "" for supervision in cut.supervisions)
-        nodes.append(cut.duration * 25 * (len(tokenizer.encode(text)) + 1))
-    console.print(
-        f"{config.data.train}: {len(durations)} utterances, {sum(durations) / 3600:.2f} h"
-    )
-    _print_histogram(console, "duration, s", durations)
-    _print_histogram(console, "lattice nodes, encoder frames x (symbols + 1)", nodes)
-
-
-def _print_histogram(console: Console, title: str, values: Sequence[float]) -> None:
-    low, high = min(values), max(values)
-    width = (high - low) / _HISTOGRAM_BINS or 1.0
-    counts = [0] * _HISTOGRAM_BINS
-    for value in values:
-        counts[min(int((value - low) / width), _HISTOGRAM_BINS - 1)] += 1
-    console.print(title)
-    for index, count in enumerate(counts):
-        bar = "#" * round(_BAR_WIDTH * count / max(counts))
-        console.print(f"  {low + index * width:10.2f} {count:7d} {bar}")
+    show_split(folder, config.data, console)
 
 
 def _number(value: float | None, layout: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,30 @@ def test_noise_cuts_are_mixed_in(corpus: Path, tmp_path: Path) -> None:
     for row in mixed:
         assert row[2:] == plain[row[0]][2:]
         assert row[1] > plain[row[0]][1]
+
+
+def test_noise_comes_with_its_probability(corpus: Path, tmp_path: Path) -> None:
+    noise_path = tmp_path / "noise.jsonl.gz"
+    CutSet.from_cuts(PreparedFolder(corpus).cuts("dev")).to_file(noise_path)
+    quiet = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
+    mixing = replace(quiet, noise_cuts=str(noise_path), noise_cuts_probability=0.3)
+
+    def sums(augmentation: AugmentationConfig, epoch: int) -> dict[str, float]:
+        loader = DataModule(config(corpus, augmentation=augmentation)).train_loader()
+        loader.set_epoch(epoch)
+        return {
+            name: features_TF[:frames].double().sum().item()
+            for batch in loader
+            for name, features_TF, frames in zip(
+                batch.ids, batch.features_NTF, batch.feature_lengths_N.tolist(), strict=True
+            )
+        }
+
+    plain = sums(quiet, 0)
+    noisy = [{n for n, value in sums(mixing, e).items() if value > plain[n] + 1} for e in (0, 1)]
+    for names in noisy:
+        assert 4 <= len(names) <= 22
+    assert noisy[0] != noisy[1]
 
 
 def test_batch_moves_and_pickles(corpus: Path) -> None:

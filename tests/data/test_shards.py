@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from lhotse import CutSet
 from recorded_speech import text_of, truncate, write_audio
+from rich.console import Console
 from shard_ranks import batches, data_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
@@ -20,6 +21,7 @@ from pruned_rnnt.data.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.filters import FilterConfig
 from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.shar import with_audio_of_shar
+from pruned_rnnt.data.summary import show_split
 
 COUNT = 50
 PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
@@ -151,3 +153,20 @@ def test_several_processes_without_a_group_are_refused(shar: PreparedFolder) -> 
     loader = data_of(str(shar.path), 0, 0, 2).train_loader()
     with pytest.raises(ValueError, match=r"torch\.distributed"):
         next(iter(loader))
+
+
+def test_inspect_streams_shards(shar: PreparedFolder, capsys: pytest.CaptureFixture) -> None:
+    config = DataConfig(
+        path=str(shar.path), max_lattice=4321, filters=FilterConfig(min_duration=0.6)
+    )
+    show_split(shar, config, Console(width=200))
+    shown = capsys.readouterr().out
+    kept = sum(cut.duration >= 0.6 for cut in shar.cuts("train"))
+    too_short = COUNT - kept
+    assert f"{too_short} shorter than 0.6 s" in shown
+    assert "in 8 shards" in shown
+    assert "bound of a batch (data.max_lattice): 4,321" in shown
+    counts = [line.split() for line in shown.partition("duration, s")[2].splitlines()]
+    histogram = [int(fields[1]) for fields in counts if len(fields) > 1 and fields[0][0].isdigit()]
+    utterances = int(shown.split()[1])
+    assert sum(histogram[:10]) == sum(histogram[10:20]) == utterances
