@@ -10,13 +10,16 @@ import argparse
 import importlib
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.trainer import Trainer
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -35,11 +38,12 @@ def prepare(options: argparse.Namespace, console: Console) -> int:
 
 
 def train(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.train.distributed import process_group
+    from pruned_rnnt.config import load_config, top_level_value
     from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.trainer import Trainer
 
+    if top_level_value("task", options.config, options.overrides) is not None:
+        return _train_language_model(options, console)
     config = load_config(ExperimentConfig, options.config, options.overrides)
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
@@ -47,10 +51,29 @@ def train(options: argparse.Namespace, console: Console) -> int:
         from pruned_rnnt.train.rehearsal_command import rehearse
 
         return 0 if rehearse(options, config, Console()) else EXIT_FAILED
+    return _train(config, Trainer, options, console)
+
+
+def _train_language_model(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.train.language_model import LanguageModelExperiment, LanguageModelTask
+    from pruned_rnnt.train.trainer import Trainer
+
+    config = load_config(LanguageModelExperiment, options.config, options.overrides)
+    if options.dry_run or options.find_max_duration:
+        raise UsageError("--dry-run and --find-max-duration are for recognisers only")
+    return _train(config, partial(Trainer, make_task=LanguageModelTask), options, console)
+
+
+def _train(
+    config: Any, make_trainer: Callable[..., Trainer], options: argparse.Namespace, console: Console
+) -> int:
+    from pruned_rnnt.train.distributed import process_group
+
     with process_group() as ranks:
         if not ranks.is_first:
             logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
-        trainer = Trainer(config, ranks, console, allow_changes=options.allow_changes)
+        trainer = make_trainer(config, ranks, console, allow_changes=options.allow_changes)
         outcome = trainer.run()
     if outcome == "preempted":
         print("pruned-rnnt train: stopped by SIGTERM, checkpoint saved", file=sys.stderr)
@@ -64,6 +87,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.results import write_results
     from pruned_rnnt.decode.search import decode_set
     from pruned_rnnt.decode.wer import confidence_interval, count_errors
+    from pruned_rnnt.train.language_model import load_language_model
     from pruned_rnnt.train.run import load_model
 
     config = _config_of_run(options)
@@ -83,7 +107,18 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             print(f"drawn: {path}")
         return 0
     split, label = config.decode.split, config.decode.label
-    decoded = decode_set(loaded.model, data.test_loader(split), loaded.tokenizer, config.decode)
+    language_model = None
+    if config.decode.fusion.lm:
+        device = next(loaded.model.parameters()).device
+        language_model, lm_tokenizer = load_language_model(Path(config.decode.fusion.lm), device)
+        if lm_tokenizer.symbols != loaded.tokenizer.symbols:
+            raise UsageError(
+                f"the symbols of the language model {config.decode.fusion.lm} are not those of the "
+                "recogniser: make its texts with `pruned-rnnt prepare lm` from the same data"
+            )
+    decoded = decode_set(
+        loaded.model, data.test_loader(split), loaded.tokenizer, config.decode, language_model
+    )
     words = [utterance.transcript for utterance in decoded.utterances]
     characters = [transcript.characters() for transcript in words]
     transcripts = words if config.decode.metric == "wer" else characters
@@ -182,6 +217,21 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
             print_live(live, source)
     else:
         print_live(live, sys.stdin.buffer)
+    return 0
+
+
+def import_icefall(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.train.icefall_run import import_run, print_import
+
+    run = import_run(
+        options.checkpoint,
+        options.tokens,
+        options.output,
+        since=options.since,
+        trust=options.trust,
+        overrides=options.overrides,
+    )
+    print_import(run)
     return 0
 
 

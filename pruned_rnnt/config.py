@@ -43,6 +43,18 @@ def load_config(
     return _merge(cls, layers)
 
 
+def top_level_value(
+    key: str, yaml_path: str | Path | None = None, overrides: Iterable[str] = ()
+) -> Any:
+    """What a YAML file or override says for one key, before it is known what class they configure.
+
+    None where they do not say. Raises ConfigError as `load_config` for what cannot be read.
+    """
+    layers = _read_with_bases(Path(yaml_path), seen=()) if yaml_path is not None else []
+    values = [values for _, values in layers] + [_parse_override(item) for item in overrides]
+    return next((layer[key] for layer in reversed(values) if key in layer), None)
+
+
 def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "config") -> ConfigT:
     """The inverse of `to_dict`: build a `cls` from nested plain values.
 

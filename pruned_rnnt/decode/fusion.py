@@ -46,10 +46,10 @@ def build_scorers(
 
     Args:
         tokenizer: of the recogniser; None where there is nothing to score.
-        language_model: what `config.lm` names, in evaluation mode.
+        language_model: what `config.lm` names, over the same symbols, in evaluation mode.
 
     Raises:
-        ValueError, FileNotFoundError: as the scorers; a language model over other symbols.
+        ValueError, FileNotFoundError: as the scorers.
     """
     if not (config.ngram or config.lm or config.hotwords):
         return []
@@ -59,11 +59,6 @@ def build_scorers(
     if config.ngram:
         scorers.append(NgramScorer(Path(config.ngram), tokenizer.symbols, config.ngram_scale))
     if language_model is not None:
-        if language_model.vocab_size != len(tokenizer):
-            raise ValueError(
-                f"the language model {config.lm} has {language_model.vocab_size} symbols, the "
-                f"recogniser has {len(tokenizer)}: train it with the recogniser's tokens"
-            )
         scorers.append(NeuralScorer(language_model, config.lm_scale))
     if config.hotwords:
         hotwords = read_hotwords(Path(config.hotwords), tokenizer, config.hotword_bonus)

@@ -1,0 +1,1 @@
+"""Texts for a language model that helps a recogniser."""

@@ -1,0 +1,76 @@
+"""Texts on disk and their batches: everything once, the same for every process, resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pruned_rnnt.data.texts import TextFiles, TextLoader, write_texts
+
+TEXTS = [[3 + (i + k) % 5 for k in range(i % 7 + 1)] for i in range(50)] + [list(range(3, 40))]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> TextFiles:
+    assert write_texts(tmp_path, "train", iter(TEXTS)) == len(TEXTS)
+    return TextFiles(tmp_path, "train")
+
+
+def test_batches_hold_every_text_once(texts: TextFiles) -> None:
+    seen = []
+    for batch in TextLoader(texts, 20, shuffle=True, seed=1):
+        lengths = batch.lengths_N.tolist()
+        assert batch.texts_NU.shape == (len(batch), max(lengths))
+        assert len(batch) * (max(lengths) + 1) <= 20 or len(batch) == 1
+        for index, row, length in zip(batch.ids, batch.texts_NU.tolist(), lengths, strict=True):
+            assert row[:length] == TEXTS[index]
+            assert not any(row[length:])
+        seen += batch.ids
+    assert sorted(seen) == list(range(len(TEXTS)))
+
+
+def test_order_depends_on_seed_and_epoch(texts: TextFiles) -> None:
+    def order(seed: int, epoch: int) -> list[tuple[int, ...]]:
+        loader = TextLoader(texts, 20, shuffle=True, seed=seed)
+        loader.set_epoch(epoch)
+        return [batch.ids for batch in loader]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+def test_processes_share_the_batches(texts: TextFiles) -> None:
+    alone = [batch.ids for batch in TextLoader(texts, 20, shuffle=True)]
+    shares = [
+        [b.ids for b in TextLoader(texts, 20, shuffle=True, rank=rank, world_size=3)]
+        for rank in range(3)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    dealt = [batch for round_ in zip(*shares, strict=True) for batch in round_]
+    assert dealt[: len(alone)] == alone
+    assert set(dealt) == set(alone)
+
+
+def test_loader_goes_on_where_it_was(texts: TextFiles) -> None:
+    loader = TextLoader(texts, 20, shuffle=True, seed=3)
+    loader.set_epoch(2)
+    whole = [batch.ids for batch in loader]
+    state = loader.state_dict(4)
+    resumed = TextLoader(texts, 20, shuffle=True, seed=3)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2)
+    assert [batch.ids for batch in resumed] == whole[4:]
+    assert [batch.ids for batch in resumed] == whole
+    with pytest.raises(ValueError, match="world_size 2"):
+        TextLoader(texts, 20, shuffle=True, seed=3, world_size=2).load_state_dict(state)
+
+
+def test_missing_and_empty_splits(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="prepare lm"):
+        TextFiles(tmp_path, "train")
+    assert write_texts(tmp_path, "none", []) == 0
+    assert list(TextLoader(TextFiles(tmp_path, "none"), 10, shuffle=False)) == []
+    assert np.load(tmp_path / "none.symbols.npy").size == 0
