@@ -18,6 +18,7 @@ from pruned_rnnt import commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
+from pruned_rnnt.train.icefall_arguments import IMPORT_HELP, add_import_arguments
 from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
 
 if TYPE_CHECKING:
@@ -185,6 +186,15 @@ def _parser() -> argparse.ArgumentParser:
         "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",
     )
     add_transcribe_arguments(transcribe)
+
+    importing = _command(
+        parsers,
+        "import-icefall",
+        commands.import_icefall,
+        "make a run of a model that icefall's Zipformer recipe trained",
+        IMPORT_HELP,
+    )
+    add_import_arguments(importing)
 
     inspect = _command(
         parsers,

@@ -235,6 +235,21 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def import_icefall(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.train.icefall_run import import_run, print_import
+
+    run = import_run(
+        options.checkpoint,
+        options.tokens,
+        options.output,
+        since=options.since,
+        trust=options.trust,
+        overrides=options.overrides,
+    )
+    print_import(run)
+    return 0
+
+
 def inspect(options: argparse.Namespace, console: Console) -> int:
     from rich.console import Console
 

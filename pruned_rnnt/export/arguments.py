@@ -8,7 +8,7 @@ from pathlib import Path
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add everything but the run and its overrides."""
-    parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
+    parser.add_argument("--format", choices=("onnx", "torch", "icefall"), default="onnx")
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="default: RUN/export/FORMAT[-streaming]"
     )

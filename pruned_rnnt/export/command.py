@@ -12,6 +12,7 @@ from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
+from pruned_rnnt.export.icefall_folder import export_icefall
 from pruned_rnnt.export.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.recogniser import Recogniser
@@ -30,7 +31,7 @@ def check_export(options: argparse.Namespace) -> None:
     Raises:
         ExportError: options that do not go together, or a missing package.
     """
-    if options.format == "torch" and (options.int8 or options.fp16 or options.verify):
+    if options.format != "onnx" and (options.int8 or options.fp16 or options.verify):
         raise ExportError("--int8, --fp16 and --verify are for --format onnx")
     if options.format == "onnx":
         require((*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ())))
@@ -62,6 +63,10 @@ def run_export(
     if options.format == "torch":
         export_torch(model, tokenizer, folder, sizes, source)
         print(f'wrote {folder}; use it with pruned_rnnt.load("{folder}").transcribe("a.wav")')
+        return True
+    if options.format == "icefall":
+        export_icefall(model, tokenizer, folder)
+        print(f"wrote {folder}; icefall's scripts take it as --checkpoint {folder}/pretrained.pt")
         return True
     graphs = export_onnx(model, tokenizer, folder, sizes, source, decode)
     print(f"wrote {folder}; use it with: python {folder / 'recognise.py'} a.wav")

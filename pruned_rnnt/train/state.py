@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.config import ConfigError, differences, to_dict
+from pruned_rnnt.config import ConfigError, differences, from_dict, to_dict
 from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
@@ -114,10 +114,18 @@ class TrainingState:
 
         Raises:
             ConfigError: the checkpoint is of another configuration; it names the keys.
+            CheckpointError: the checkpoint is that of an imported model.
         """
+        if "optimiser" not in values:
+            raise CheckpointError(
+                f"{self.config.train.folder} holds an imported model: parameters alone, from which "
+                "no training can go on"
+            )
+        # Settings that there were not yet then had the values which are their defaults now.
+        before = to_dict(from_dict(type(self.config), values["config"], "the checkpoint"))
         changed = [
             line
-            for line in differences(values["config"], to_dict(self.config))
+            for line in differences(before, to_dict(self.config))
             if not line.startswith(_FREE_KEYS)
         ]
         if changed and not allow_changes:

@@ -30,7 +30,7 @@ from pruned_rnnt.model.zipformer.encoder import Zipformer
 StateDict = dict[str, Tensor]
 
 # Beginnings of our names, and of the recipe's.
-_NAMES_IN_MODEL = {
+NAMES_IN_MODEL = {
     "encoder.": "",
     "predictor.embedding.": "decoder.embedding.",
     "predictor.convolution.": "decoder.conv.",
@@ -41,7 +41,8 @@ _NAMES_IN_MODEL = {
 # What the recipe keeps in every layer and never uses.
 _IDLE = re.compile(r"\.layers\.\d+\.bypass_scale$")
 # What our modules keep and the recipe does not.
-_OWN_STATE = ".over_limit"
+OWN_STATE = ".over_limit"
+_CONVOLUTION = "predictor.convolution.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +82,15 @@ def import_icefall(
         ValueError: as `read_icefall`.
     """
     theirs = read_icefall(source) if isinstance(source, str | pathlib.Path) else dict(source)
-    renames = {"": ""} if isinstance(model, Zipformer) else _NAMES_IN_MODEL
+    renames = {"": ""} if isinstance(model, Zipformer) else NAMES_IN_MODEL
     state_dict = model.state_dict()
     missing, wrong_shape, used = [], [], set()
     for name, value in state_dict.items():
-        if name.endswith(_OWN_STATE):
+        if name.endswith(OWN_STATE):
+            continue
+        if name == _CONVOLUTION and value.size(2) == 1 and "decoder.conv.weight" not in theirs:
+            # For a context of one symbol the recipe has no convolution.
+            state_dict[name] = _unchanging(value)
             continue
         beginning = next((prefix for prefix in renames if name.startswith(prefix)), None)
         their_name = None if beginning is None else renames[beginning] + name[len(beginning) :]
@@ -106,6 +111,14 @@ def import_icefall(
         wrong_shape=tuple(wrong_shape),
         idle=tuple(name for name in left if _IDLE.search(name)),
     )
+
+
+def _unchanging(weight: Tensor) -> Tensor:
+    """The grouped convolution of one frame which gives what it gets: (P, P / groups, 1)."""
+    channel_P = torch.arange(weight.size(0))
+    unit = torch.zeros_like(weight)
+    unit[channel_P, channel_P % weight.size(1), 0] = 1.0
+    return unit
 
 
 def read_icefall(
@@ -147,13 +160,17 @@ def _load(path: str | pathlib.Path, trust: bool) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals([pathlib.PosixPath]):
             checkpoint = torch.load(path, map_location="cpu", weights_only=not trust)
-    except pickle.UnpicklingError as error:
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        if "GLOBAL" not in str(error):
+            raise ValueError(f"{path} is no file of torch, or truncated") from error
         raise ValueError(
             f"{path} holds more than tensors and plain values; if you know where it is from, "
             f"read it with trust=True ({str(error).splitlines()[0]})"
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} has no `model`: needs a pretrained.pt or epoch-N.pt")
+    if str(checkpoint.get("format", "")).startswith("pruned_rnnt"):
+        raise ValueError(f"{path} is a {checkpoint['format']}, needs one of icefall")
     return checkpoint
 
 

@@ -1,0 +1,62 @@
+"""Our models under the names of icefall's Zipformer recipe, for that recipe's own scripts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.predictor import StatelessPredictor
+from pruned_rnnt.model.zipformer.encoder import Zipformer
+from pruned_rnnt.model.zipformer.icefall_import import NAMES_IN_MODEL, OWN_STATE
+from pruned_rnnt.model.zipformer.layer import ZipformerLayer
+from pruned_rnnt.model.zipformer.stack import Stack
+
+# Held twice in our model.
+_SHARED = "pruned_loss.joiner."
+
+
+def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters of a transducer as the recipe names and shapes them, complete for strict loading.
+
+    Args:
+        model: holds a `Zipformer` as `encoder` and a `StatelessPredictor` as `predictor`.
+
+    Raises:
+        ValueError: a model with another encoder or predictor, for which the recipe has no place.
+    """
+    encoder, predictor = model.encoder, model.predictor
+    if not isinstance(encoder, Zipformer):
+        raise ValueError(f"the encoder is a {type(encoder).__name__}, icefall's recipe a Zipformer")
+    if not isinstance(predictor, StatelessPredictor):
+        raise ValueError(
+            f"the predictor is a {type(predictor).__name__}, icefall's recipe has a stateless one"
+        )
+    state = {}
+    for name, value in model.state_dict().items():
+        if name.endswith(OWN_STATE) or name.startswith(_SHARED):
+            continue
+        beginning = next(prefix for prefix in NAMES_IN_MODEL if name.startswith(prefix))
+        their_name = NAMES_IN_MODEL[beginning] + name[len(beginning) :]
+        state[their_name] = value.detach().cpu().clone()
+    for name, module in encoder.named_modules():
+        if isinstance(module, Stack):
+            for index, layer in enumerate(module.layers):
+                assert isinstance(layer, ZipformerLayer)
+                # The recipe has this in every layer and never uses it.
+                scale_E = torch.full_like(layer.bypass.bypass_scale.detach().cpu(), 0.5)
+                state[f"{name}.layers.{index}.bypass_scale"] = scale_E
+    if predictor.context_size == 1:
+        _fold_convolution(state)
+    return state
+
+
+def _fold_convolution(state: dict[str, Tensor]) -> None:
+    """For a context of one symbol the recipe has no convolution: let the embedding be its output.
+
+    Axes: V vocabulary, P predictor width.
+    """
+    weight = state.pop("decoder.conv.weight")
+    embedding_VP = state["decoder.embedding.weight"]
+    groups = weight.size(0) // weight.size(1)
+    folded_VP1 = nn.functional.conv1d(embedding_VP.unsqueeze(-1), weight, groups=groups)
+    state["decoder.embedding.weight"] = folded_VP1.squeeze(-1)

@@ -1,0 +1,222 @@
+"""A model of icefall's recipe becomes a run which decodes, and goes back bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_corpus import make_corpus
+from torch import Tensor
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data.token_files import read_token_file
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer import ZipformerConfig, import_icefall, read_icefall
+from pruned_rnnt.model.zipformer.icefall_export import to_icefall_state
+from pruned_rnnt.train.run import load_model, run_config
+
+# Settings which parameters tell are read from them; the positions' width is not.
+ENCODER = ZipformerConfig(
+    downsampling=(1, 2),
+    layers=(1, 1),
+    dims=(16, 24),
+    unmasked_dims=(16, 24),
+    feedforward_dims=(16, 24),
+    heads=(2, 2),
+    kernel_sizes=(7, 7),
+    query_head_dim=4,
+    value_head_dim=4,
+    causal=True,
+)
+SYMBOLS = ["<blk>", "<sos/eos>", "<unk>", "▁SO", "▁IT", "S", "ED"]
+
+
+def make_model(context_size: int = 2, ctc_scale: float = 0.2) -> TransducerModel:
+    torch.manual_seed(context_size)
+    predictor = PredictorConfig(dim=8, context_size=context_size)
+    config = ModelConfig(encoder=ENCODER, predictor=predictor, joiner_dim=12)
+    return TransducerModel(config, len(SYMBOLS), LossConfig(ctc_scale=ctc_scale)).eval()
+
+
+def write_tokens(path: Path, symbols: list[str]) -> Path:
+    lines = [f"{symbol} {index}\n" for index, symbol in enumerate([*symbols, "#0", "#1"])]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens.txt", SYMBOLS)
+
+
+def checkpoint(path: Path, state: dict[str, Tensor]) -> Path:
+    """As epoch-N.pt: the average is what counts."""
+    other = {f"module.{name}": torch.zeros_like(value) for name, value in state.items()}
+    average = {name: value.double() for name, value in state.items()}
+    torch.save({"model": other, "model_avg": average, "batch_idx_train": 7}, path)
+    return path
+
+
+@pytest.mark.parametrize(("context_size", "ctc_scale"), [(2, 0.2), (2, 0.0), (1, 0.2)])
+def test_there_and_back(context_size: int, ctc_scale: float, tmp_path: Path, tokens: Path) -> None:
+    model = make_model(context_size, ctc_scale)
+    theirs = to_icefall_state(model)
+    path = checkpoint(tmp_path / "epoch-1.pt", theirs)
+    run = tmp_path / "run"
+    assert main(["import-icefall", str(path), "--tokens", str(tokens), "--output", str(run)]) == 0
+    loaded = load_model(run_config(run))
+    features, lengths = torch.randn(2, 90, 80) * 3 - 5, torch.tensor([90, 61])
+    targets = torch.tensor([[3, 5, 4], [4, 3, 0]], dtype=torch.int32)
+    with torch.inference_mode():
+        expected, _ = model.encode(features, lengths)
+        got, _ = loaded.model.encode(features, lengths)
+        assert torch.equal(got, expected)
+        torch.testing.assert_close(
+            loaded.model.predictor.forward_targets(targets),
+            model.predictor.forward_targets(targets),
+        )
+    back = to_icefall_state(loaded.model)
+    assert back.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(back[name], value), name
+    assert loaded.tokenizer.symbols == SYMBOLS
+    assert loaded.tokenizer.decode([3, 5, 0, 4]) == "SOS IT"
+
+
+def test_layout_of_the_recipe() -> None:
+    theirs = to_icefall_state(make_model())
+    beginnings = {name.partition(".")[0] for name in theirs}
+    assert beginnings == {
+        *("encoder_embed", "encoder", "decoder", "joiner"),
+        *("simple_am_proj", "simple_lm_proj", "ctc_output"),
+    }
+    assert theirs["encoder.encoders.0.layers.0.bypass_scale"].tolist() == [0.5] * 16
+    assert theirs["encoder.encoders.1.encoder.layers.0.bypass_scale"].tolist() == [0.5] * 24
+    assert "decoder.conv.weight" not in to_icefall_state(make_model(context_size=1))
+
+
+def test_export_writes_what_the_recipe_loads(
+    tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = to_icefall_state(make_model())
+    path = tmp_path / "pretrained.pt"
+    torch.save({"model": theirs}, path)
+    run = tmp_path / "run"
+    assert main(["import-icefall", str(path), "--tokens", str(tokens), "--output", str(run)]) == 0
+    assert main(["export", str(run), "--format", "icefall"]) == 0
+    folder = run / "export/icefall"
+    assert str(folder) in capsys.readouterr().out
+    written = torch.load(folder / "pretrained.pt", weights_only=True)
+    assert written.keys() == {"model"}
+    assert written["model"].keys() == theirs.keys()
+    for name, value in read_icefall(folder / "pretrained.pt").items():
+        assert torch.equal(value, theirs[name]), name
+    assert (folder / "tokens.txt").is_file()
+    assert main(["export", str(run), "--format", "icefall", "--int8"]) == EXIT_FAILED
+    assert "--int8" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = to_icefall_state(make_model())
+    theirs["attention_decoder.embed.weight"] = torch.zeros(3)
+    del theirs["simple_am_proj.bias"]
+    path = tmp_path / "pretrained.pt"
+    torch.save({"model": theirs}, path)
+    arguments = [str(path), "--tokens", str(tokens), "--output"]
+    assert main(["import-icefall", *arguments, str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "no place for: attention_decoder.embed.weight" in shown
+    assert "training alone: pruned_loss.simple_am_proj.bias" in shown
+    assert main(["import-icefall", *arguments, str(tmp_path / "run")]) == EXIT_FAILED
+    assert "holds a run" in capsys.readouterr().err
+    wide = ["model.encoder.position_dim=50"]
+    assert main(["import-icefall", *arguments, str(tmp_path / "wide"), *wide]) == EXIT_FAILED
+    assert "linear_pos.weight: (8, 48) there, (8, 50) here" in capsys.readouterr().err
+    del theirs["joiner.encoder_proj.bias"]
+    torch.save({"model": theirs}, path)
+    assert main(["import-icefall", *arguments, str(tmp_path / "other")]) == EXIT_FAILED
+    assert "lacks joiner.encoder_proj.bias" in capsys.readouterr().err
+
+
+def test_foreign_files(tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.pt"
+    text.write_text("no checkpoint")
+    other = tmp_path / "other.pt"
+    torch.save({"model": {"lstm.weight": torch.zeros(2)}}, other)
+    ours = tmp_path / "ours.pt"
+    torch.save({"model": {}, "format": "pruned_rnnt checkpoint"}, ours)
+    encoder = tmp_path / "encoder.pt"
+    state = to_icefall_state(make_model())
+    ctc = {name: value for name, value in state.items() if name.startswith("encoder")}
+    torch.save({"model": ctc}, encoder)
+    for path, message in (
+        (tmp_path / "absent.pt", "no checkpoint at"),
+        (text, "is no file of torch"),
+        (other, "not those of a Zipformer"),
+        (ours, "is a pruned_rnnt checkpoint, needs one of icefall"),
+        (encoder, "is of no transducer"),
+    ):
+        run = str(tmp_path / "run")
+        assert main(["import-icefall", str(path), "--tokens", str(tokens), "--output", run]) != 0
+        shown = capsys.readouterr().err
+        assert message in shown
+        assert len(shown.strip().splitlines()) == 1
+
+
+def test_token_files(tmp_path: Path) -> None:
+    trained = train_tokenizer(["SO IT IS", "IT WAS SO"], TokenizerConfig(kind="char"))
+    (tmp_path / "bpe.model").write_bytes(trained.model)
+    read = read_token_file(tmp_path / "bpe.model", len(trained))
+    assert read.encode("IT SO") == trained.encode("IT SO")
+    with pytest.raises(ValueError, match=r"bpe\.model has \d+ symbols, the model 5"):
+        read_token_file(tmp_path / "bpe.model", 5)
+    characters = write_tokens(tmp_path / "tokens.txt", ["<blk>", "<sos/eos>", "<unk>", "一", "二"])
+    read = read_token_file(characters, 5)
+    assert read.decode([4, 3, 1, 4]) == "二一二"
+    assert read.encode("二一") == [4, 3]
+    with pytest.raises(ValueError, match="has no symbol 7, the model 9"):
+        read_token_file(characters, 9)
+    wrong = write_tokens(tmp_path / "wrong.txt", ["<unk>", "<blk>", "<sos/eos>"])
+    with pytest.raises(ValueError, match=r"wrong\.txt has the symbols .* at 0, 1 and 2"):
+        read_token_file(wrong, 3)
+    (tmp_path / "bad.txt").write_text("<blk> 0\n<sos/eos>\n")
+    with pytest.raises(ValueError, match=r"bad\.txt:2: needs `SYMBOL ID`"):
+        read_token_file(tmp_path / "bad.txt", 3)
+
+
+def test_models_without_a_place_in_the_recipe() -> None:
+    conformer = ConformerConfig(layers=1, dim=16, heads=2, feedforward_dim=16)
+    model = TransducerModel(ModelConfig(encoder=conformer), 7)
+    with pytest.raises(ValueError, match="the encoder is a Conformer"):
+        to_icefall_state(model)
+    lstm = ModelConfig(encoder=ENCODER, predictor=LstmPredictorConfig(dim=8), joiner_dim=12)
+    with pytest.raises(ValueError, match="the predictor is a LstmPredictor"):
+        to_icefall_state(TransducerModel(lstm, 7))
+
+
+def test_a_context_of_one_symbol_needs_no_convolution() -> None:
+    model = make_model(context_size=1)
+    imported = import_icefall(to_icefall_state(model), make_model(context_size=1))
+    assert imported.complete, imported
+
+
+def test_training_cannot_go_on(
+    tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pretrained.pt"
+    torch.save({"model": to_icefall_state(make_model())}, path)
+    run = tmp_path / "run"
+    assert main(["import-icefall", str(path), "--tokens", str(tokens), "--output", str(run)]) == 0
+    corpus = make_corpus(tmp_path / "corpus", train=1, dev=1)
+    (corpus / "tokens/tokens.model").write_bytes((run / "tokens/tokens.model").read_bytes())
+    settings = [f"data.path={corpus}", "train.device=cpu", "data.num_workers=0"]
+    assert main(["train", "--config", str(run / "config.yaml"), *settings]) == EXIT_FAILED
+    assert "holds an imported model" in capsys.readouterr().err
