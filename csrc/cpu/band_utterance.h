@@ -4,8 +4,8 @@
 #pragma once
 
 #include "cpu/geometry.h"
-#include "cpu/topology.h"
 #include "log_math.h"
+#include "topology.h"
 
 namespace pruned_rnnt {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cpu/parallel.h"
-#include "cpu/topology.h"
 #include "cpu/vectorise.h"
 #include "cpu/wave.h"
+#include "topology.h"
 
 namespace pruned_rnnt {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cpu/parallel.h"
-#include "cpu/topology.h"
 #include "log_math.h"
+#include "topology.h"
 
 namespace pruned_rnnt {
 namespace {

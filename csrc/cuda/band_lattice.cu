@@ -1,13 +1,15 @@
 // band_lattice: the forward-backward recursion over lattices kept as rows. A narrow band is one
 // launch, a block for each utterance (band_wave.cuh); wider bands take a block for each direction
-// (band_walk.cuh), whole lattices too (lattice_wave.cuh). Contract:
-// pruned_rnnt/ops/band_lattice.py.
+// (band_walk.cuh), whole lattices too (lattice_wave.cuh). Bands that move back, or are wider than a
+// block, are rare and slower (band_diagonals.cuh). Contract: pruned_rnnt/ops/band_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
+#include "cuda/band_diagonals.cuh"
 #include "cuda/band_walk.cuh"
 #include "cuda/band_wave.cuh"
 #include "cuda/lattice_wave.cuh"
 #include "cuda/occupancy.cuh"
+#include "cuda/ops.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
@@ -47,9 +49,15 @@ __global__ void __launch_bounds__(kBandThreads)
   const bool backward = warp % 2 == 1;
   BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
   if (frames > 0 && decreases) {
-    if (threadIdx.x == 0) LoneBandWalk<real, topology, false>(band).run();
-    if (threadIdx.x == 32) {
-      shared_total = from_log_zero(LoneBandWalk<real, topology, true>(band).run());
+    const int32_t last_symbol = last_symbol_of(band);
+    const int thread = warp / 2 * 32 + threadIdx.x % 32;
+    if (backward) {
+      const DiagonalWalk<real, topology, true> walk(band);
+      const real corner = walk.run(thread, kBandThreads / 2, last_symbol);
+      if (thread == 0) shared_total = from_log_zero(corner);
+    } else {
+      const DiagonalWalk<real, topology, false> walk(band);
+      walk.run(thread, kBandThreads / 2, last_symbol);
     }
   } else if (frames > 0) {
     auto* const memory = dynamic_shared_memory<BandMemory<real>>();
@@ -78,21 +86,28 @@ __global__ void __launch_bounds__(kBandThreads)
   }
 }
 
-// A block for each direction of each utterance.
+constexpr int kWidestBlock = 1024;
+// Less than the columns for which any device has room in shared memory.
+constexpr int kFewThreads = 256;
+
+// A block for each direction of each utterance, with a thread for each column if there can be.
 template <typename real, Topology topology>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kWidestBlock)
     wide_band_kernel(RowGeometry geometry, real delay_penalty, LatticeArrays<real> arrays) {
   const int32_t n = blockIdx.x;
   const bool backward = blockIdx.y == 1;
   const BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
   if (backward && threadIdx.x == 0) arrays.total[n] = minus_infinity<real>();
   if (band.frames <= 0) return;
-  if (start_decreases(band.start, band.frames)) {
-    if (threadIdx.x != 0) return;
+  if (band.columns > static_cast<int32_t>(blockDim.x) || start_decreases(band.start, band.frames)) {
+    const int32_t last_symbol = last_symbol_of(band);
     if (backward) {
-      arrays.total[n] = from_log_zero(LoneBandWalk<real, topology, true>(band).run());
+      const DiagonalWalk<real, topology, true> walk(band);
+      const real corner = walk.run(threadIdx.x, blockDim.x, last_symbol);
+      if (threadIdx.x == 0) arrays.total[n] = from_log_zero(corner);
     } else {
-      LoneBandWalk<real, topology, false>(band).run();
+      const DiagonalWalk<real, topology, false> walk(band);
+      walk.run(threadIdx.x, blockDim.x, last_symbol);
     }
   } else if (backward) {
     const real corner = walk_wide_band<real, topology, true>(band);
@@ -139,11 +154,13 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
   }
   const DeviceLimits limits = launch.limits();
   if (geometry.start != nullptr) {
-    const int64_t threads = (geometry.S + 31) / 32 * 32;
-    const size_t bytes = threads * kBandBytes<real>;
-    STD_TORCH_CHECK(threads <= 1024 && bytes <= static_cast<size_t>(limits.shared_bytes),
-                    "band_lattice: a band of ", geometry.S,
-                    " columns is wider than this device can hold; without bounds any width can be");
+    int64_t threads = (geometry.S + 31) / 32 * 32;
+    size_t bytes = threads * kBandBytes<real>;
+    if (threads > kWidestBlock || bytes > static_cast<size_t>(limits.shared_bytes)) {
+      // Fewer threads than columns: the kernel goes by diagonals.
+      threads = kFewThreads;
+      bytes = 0;
+    }
     launch(wide_band_kernel<real, topology>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
            geometry, delay_penalty, arrays);
   } else {
@@ -157,6 +174,8 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
          static_cast<uint32_t>((rows + rows_a_block - 1) / rows_a_block), kOccupancyThreads, 0,
          geometry, rows, delay_penalty, arrays);
 }
+
+}  // namespace
 
 void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_lengths,
                   const Tensor& target_lengths, const OptionalTensor& start,
@@ -182,8 +201,6 @@ void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_length
     });
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("band_lattice", TORCH_BOX(&band_lattice));

@@ -2,36 +2,11 @@
 // pruned_rnnt/ops/lattice.py.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/arithmetic.cuh"
+#include "topology.h"
 
 namespace pruned_rnnt {
 namespace cuda {
-
-enum class Topology : int64_t { kRegular = 0, kModified = 1, kConstrained = 2, kRna = 3 };
-
-// Whether the last transition of a path may be a symbol that takes the last frame with it.
-__host__ __device__ constexpr bool ends_with_symbol(Topology topology) {
-  return topology == Topology::kModified || topology == Topology::kConstrained;
-}
-
-// Calls work(std::integral_constant<Topology, ...>) for the topology of that number.
-template <typename Work>
-void dispatch_topology(int64_t rnnt_type, Work&& work) {
-  switch (static_cast<Topology>(rnnt_type)) {
-    case Topology::kRegular:
-      return work(std::integral_constant<Topology, Topology::kRegular>());
-    case Topology::kModified:
-      return work(std::integral_constant<Topology, Topology::kModified>());
-    case Topology::kConstrained:
-      return work(std::integral_constant<Topology, Topology::kConstrained>());
-    case Topology::kRna:
-      return work(std::integral_constant<Topology, Topology::kRna>());
-    default:
-      STD_TORCH_CHECK(false, "rnnt_type has no topology of number ", rnnt_type);
-  }
-}
 
 // One column u of the lattice as a thread walks along its frames, forward for alpha and backward
 // for beta. A thread meets its column's frames in order, and for each gets what the neighbouring

@@ -1,4 +1,4 @@
-// The four transducer topologies (`rnnt_type` of the ops).
+// The four transducer topologies (`rnnt_type` of the ops), for the CPU and CUDA alike.
 #pragma once
 
 #include <type_traits>

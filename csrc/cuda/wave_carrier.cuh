@@ -1,0 +1,175 @@
+// The warp that feeds a stripe of the wave (lattice_wave.cuh) and takes away what it makes.
+//
+// Axes: t frames, u columns; both count from the corner where the walk begins.
+#pragma once
+
+#include "cuda/wave_stripe.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+// A lane's nodes of a chunk of frames and all columns are numbered so that 32 lanes lie along
+// memory.
+template <typename real, bool frames_run, bool backward>
+class Carrier {
+ public:
+  // Chunks that are fetched before they are needed: about a microsecond.
+  static constexpr int ahead = 2;
+
+  __device__ __forceinline__ Carrier(const WaveLattice<real>& lattice, int32_t first_column,
+                                     StripeMemory<real, frames_run>& memory)
+      : lattice_(lattice),
+        memory_(memory),
+        lane_frame_(frames_run ? threadIdx.x % kChunk : 0),
+        lane_column_(threadIdx.x % 32 / (frames_run ? kChunk : 1)),
+        first_column_(first_column),
+        nodes_(lattice.frames + 1) {
+    for (int i = 0; i < kChunk; ++i) {
+      const int32_t s = symbol(first_column + column(i));
+      if (s >= 0 && s <= lattice.symbols) inside_ |= 1u << i;
+      if (s >= 0 && s < lattice.symbols) emits_ |= 1u << i;
+    }
+  }
+
+  // The period in which the walker does its chunk `chunk`. `turn` is the period's number modulo
+  // `ahead`: what is fetched stays in its registers until its turn comes again.
+  template <int turn>
+  __device__ __forceinline__ void carry(int32_t chunk) {
+    store((chunk - kLag) * kChunk);
+    __syncwarp();
+    fill((chunk + 1) * kChunk, fetched_[turn]);
+    fetch((chunk + 1 + ahead) * kChunk, fetched_[turn]);
+  }
+
+ private:
+  // What the walk calls (t,u) is (frame(t), symbol(u)) in memory.
+  __device__ __forceinline__ int32_t frame(int32_t t) const {
+    return backward ? lattice_.frames - t : t;
+  }
+  __device__ __forceinline__ int32_t symbol(int32_t u) const {
+    return backward ? lattice_.symbols - u : u;
+  }
+  // Frame (from the chunk's first on) and column (of the stripe) of this lane's i-th node.
+  __device__ __forceinline__ int frame_in_chunk(int i) const {
+    return frames_run ? lane_frame_ : i;
+  }
+  __device__ __forceinline__ int column(int i) const {
+    return frames_run ? lane_column_ + kStripe / kChunk * i : lane_column_;
+  }
+  __device__ __forceinline__ bool inside(int i) const { return inside_ >> i & 1; }
+  __device__ __forceinline__ bool emits(int i) const { return emits_ >> i & 1; }
+
+  // Whether all frames of a chunk have all arcs: most have, and need no look at each frame.
+  __device__ __forceinline__ bool ordinary(int32_t begin) const {
+    const int32_t first = backward ? frame(begin + kChunk - 1) : begin;
+    return first >= 0 && first + kChunk < lattice_.frames;
+  }
+
+  // Address of the first of this lane's nodes of a chunk, and the way to the next.
+  template <typename pointer>
+  __device__ __forceinline__ pointer first_of(const Plane<pointer>& plane, int32_t begin) const {
+    return plane.at(frame(begin + lane_frame_), symbol(first_column_ + lane_column_));
+  }
+  template <typename pointer>
+  __device__ __forceinline__ int64_t step_of(const Plane<pointer>& plane) const {
+    const int64_t step = frames_run ? kStripe / kChunk * plane.column_step : plane.frame_step;
+    return backward ? -step : step;
+  }
+
+  __device__ __forceinline__ void fetch(int32_t begin, ArcPair<real> (&arcs)[kChunk]) const {
+    if (ordinary(begin)) {
+      fetch_chunk<false>(begin, arcs);
+    } else if (begin + kChunk > 0 && begin < nodes_) {
+      fetch_chunk<true>(begin, arcs);
+    }
+  }
+  template <bool checked>
+  __device__ __forceinline__ void fetch_chunk(int32_t begin, ArcPair<real> (&arcs)[kChunk]) const {
+    const real* px = first_of(lattice_.px, begin);
+    const real* py = first_of(lattice_.py, begin);
+    const int64_t px_step = step_of(lattice_.px), py_step = step_of(lattice_.py);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const int32_t at = frame(begin + frame_in_chunk(i));
+      if (emits(i) && (!checked || (at >= 0 && at < lattice_.emit_frames))) arcs[i].px = *px;
+      if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) arcs[i].py = *py;
+      px += px_step;
+      py += py_step;
+    }
+  }
+
+  // This lane's i-th slot of a chunk whose first frame begins at step `begin_slot` of the ring.
+  __device__ __forceinline__ ArcPair<real>& slot(int32_t begin_slot, int i) const {
+    int step = begin_slot + frame_in_chunk(i) + column(i);
+    if (step >= kRingSteps) step -= kRingSteps;
+    return memory_.ring[step * kRingRow<frames_run> + column(i)];
+  }
+  __device__ __forceinline__ static int32_t slot_of(int32_t t) {
+    return (t + kRingSteps) % kRingSteps;
+  }
+
+  // Frames before the first are filled too, with nothing: for the lanes that wait for the wave.
+  __device__ __forceinline__ void fill(int32_t begin, const ArcPair<real> (&arcs)[kChunk]) const {
+    if (ordinary(begin)) {
+      fill_chunk<false>(begin, arcs);
+    } else if (begin < nodes_) {
+      fill_chunk<true>(begin, arcs);
+    }
+  }
+  template <bool checked>
+  __device__ __forceinline__ void fill_chunk(int32_t begin,
+                                             const ArcPair<real> (&arcs)[kChunk]) const {
+    const int32_t begin_slot = slot_of(begin);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const int32_t t = begin + frame_in_chunk(i), at = frame(t);
+      // Before the first step there are no slots.
+      if (checked && t + column(i) < 0) continue;
+      const real delay = lattice_.delay * (lattice_.middle - static_cast<real>(at));
+      ArcPair<real> clean;
+      clean.px = emits(i) ? to_log_zero(arcs[i].px + delay) : kLogZero<real>;
+      clean.py = inside(i) ? to_log_zero(arcs[i].py) : kLogZero<real>;
+      if (checked) {
+        if (t < 0 || t >= nodes_ || at >= lattice_.emit_frames) clean.px = kLogZero<real>;
+        if (t < 0 || t >= nodes_) clean.py = kLogZero<real>;
+        // The step from the last node costs nothing.
+        if (at == lattice_.frames && inside(i)) clean.py = 0;
+      }
+      slot(begin_slot, i) = clean;
+    }
+  }
+
+  __device__ __forceinline__ void store(int32_t begin) const {
+    if (ordinary(begin)) {
+      store_chunk<false>(begin);
+    } else if (begin >= 0 && begin < nodes_) {
+      store_chunk<true>(begin);
+    }
+  }
+  template <bool checked>
+  __device__ __forceinline__ void store_chunk(int32_t begin) const {
+    const int32_t begin_slot = slot_of(begin);
+    real* value = first_of(lattice_.values, begin);
+    const int64_t value_step = step_of(lattice_.values);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const int32_t at = frame(begin + frame_in_chunk(i));
+      if (inside(i) &&
+          (!checked || (at >= 0 && at <= lattice_.frames && at < lattice_.value_frames))) {
+        *value = from_log_zero(slot(begin_slot, i).px);
+      }
+      value += value_step;
+    }
+  }
+
+  const WaveLattice<real>& lattice_;
+  StripeMemory<real, frames_run>& memory_;
+  const int lane_frame_, lane_column_;
+  const int32_t first_column_, nodes_;
+  // Bit i: whether this lane's i-th column is one of the lattice's, and whether it has a symbol.
+  unsigned inside_ = 0, emits_ = 0;
+  ArcPair<real> fetched_[ahead][kChunk];
+};
+
+}  // namespace cuda
+}  // namespace pruned_rnnt
