@@ -18,7 +18,7 @@ from pruned_rnnt.data.augmentation import derived_seed
 from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
 from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
 from pruned_rnnt.data.entries import Entry, last_line
-from pruned_rnnt.data.own_sources import paired_entries
+from pruned_rnnt.data.manifest_source import paired_entries
 from pruned_rnnt.data.preparation import PrepareReport
 from pruned_rnnt.data.splits import NamedSplits
 from pruned_rnnt.data.text import TextConfig

@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"share of the utterances for {split}, when the source has no splits "
             f"(default {share})",
         )
+    parser.add_argument(
+        "--held-out-most",
+        type=int,
+        default=5000,
+        metavar="N",
+        help="utterances drawn for dev and for test, whatever the shares (default 5000)",
+    )
     tokenizer = TokenizerConfig(kind="bpe", vocab_size=500)
     add_corpus_arguments(parser, output="data/own", tokenizer=tokenizer, text=TextConfig())
 
@@ -50,7 +57,11 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     kind, entries = open_source(options.source, options.supervisions)
     console.print(f"{options.source}: {kind}")
     plan = plan_splits(
-        entries, dev_share=options.dev_share, test_share=options.test_share, seed=options.seed
+        entries,
+        dev_share=options.dev_share,
+        test_share=options.test_share,
+        most=options.held_out_most,
+        seed=options.seed,
     )
     report = PrepareReport(
         recipe="own",

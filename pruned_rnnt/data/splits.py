@@ -65,22 +65,24 @@ def split_name(name: str) -> str | None:
 
 
 def plan_splits(
-    entries: Iterable[Entry], *, dev_share: float, test_share: float, seed: int
+    entries: Iterable[Entry], *, dev_share: float, test_share: float, most: int, seed: int
 ) -> SplitPlan:
     """Reads all entries once to find their splits.
 
     Where any entry names a split, the source decides. Otherwise whole speakers are drawn until
     dev and test have their shares of the utterances, if every utterance has a speaker and there
     are three speakers or more, of which none takes more than its share doubled. Otherwise
-    utterances are drawn one by one. Memory: a count per speaker, or the names of the utterances
-    held out.
+    utterances are drawn one by one. dev and test get about `most` utterances each at most.
+    Memory: a count per speaker, or the names of the utterances held out.
 
     Raises:
-        ValueError: shares out of range.
+        ValueError: shares out of range, or `most` below 1.
     """
     for name, share in (("dev", dev_share), ("test", test_share)):
         if not 0 <= share < 0.5:
             raise ValueError(f"the share of {name} must lie in [0, 0.5), got {share}")
+    if most < 1:
+        raise ValueError(f"dev and test need at least 1 utterance, got {most}")
     speakers: Counter[str] = Counter()
     total = unknown = 0
     for entry in entries:
@@ -90,7 +92,7 @@ def plan_splits(
         speakers[entry.speaker] += 1
         unknown += not entry.speaker
     wanted = {
-        split: max(1, round(share * total)) if share > 0 else 0
+        split: min(most, max(1, round(share * total))) if share > 0 else 0
         for split, share in (("dev", dev_share), ("test", test_share))
     }
     if not unknown:

@@ -182,6 +182,16 @@ def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
     assert "no speaker is in two splits" in (folder.path / "report.txt").read_text()
 
 
+def test_no_more_is_held_out_than_asked(audio: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.tsv"
+    rows = [f"{path_of(audio, i % COUNT)}\t{text_of(i)}\n" for i in range(40)]
+    table.write_text("".join(rows))
+    options = ["--dev-share", "0.3", "--test-share", "0.1", "--held-out-most", "5"]
+    folder = prepare(table, tmp_path / "out", *options)
+    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
+    assert counts == {"train": 31, "dev": 5, "test": 4}
+
+
 def test_kaldi_directory(audio: Path, tmp_path: Path) -> None:
     source = tmp_path / "kaldi"
     source.mkdir()
