@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from sentencepiece import sentencepiece_model_pb2 as proto
+from sentencepiece import sentencepiece_model_pb2
 
 from pruned_rnnt.data.tokens import (
     BLANK_ID,
@@ -15,6 +16,9 @@ from pruned_rnnt.data.tokens import (
     UNKNOWN_SYMBOL,
     Tokenizer,
 )
+
+# Its classes are made when it is imported.
+proto: Any = sentencepiece_model_pb2
 
 _WORD_START = "▁"
 _SPECIAL = [BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_SYMBOL]
@@ -47,7 +51,7 @@ def read_token_file(path: Path, vocab_size: int) -> Tokenizer:
     return Tokenizer(model.SerializeToString())
 
 
-def _sentencepiece(path: Path) -> proto.ModelProto:
+def _sentencepiece(path: Path) -> Any:
     model = proto.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
@@ -56,14 +60,14 @@ def _sentencepiece(path: Path) -> proto.ModelProto:
     return model
 
 
-def _lines(path: Path, vocab_size: int) -> proto.ModelProto:
+def _lines(path: Path, vocab_size: int) -> Any:
     symbols: dict[int, str] = {}
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            symbol, _, index = line.rpartition(" ")
-            if not symbol or not index.isdecimal():
+            symbol, _, id_text = line.rpartition(" ")
+            if not symbol or not id_text.isdecimal():
                 raise ValueError(f"{path}:{number}: needs `SYMBOL ID`, got {line!r}")
-            symbols[int(index)] = symbol.strip()
+            symbols[int(id_text)] = symbol.strip()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text of `SYMBOL ID` lines") from error
     missing = [index for index in range(vocab_size) if index not in symbols]
