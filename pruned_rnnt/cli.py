@@ -28,6 +28,7 @@ _DESCRIPTION = """\
 Train and use transducer speech recognisers.
 
   pruned-rnnt prepare synthetic                          make data
+  pruned-rnnt prepare own my_recordings.tsv              or take yours
   pruned-rnnt train --config configs/synthetic.yaml      train; run again to continue
   pruned-rnnt decode exp/synthetic                       recognise the test set, WER
   pruned-rnnt inspect exp/synthetic                      what happened
