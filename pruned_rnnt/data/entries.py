@@ -175,7 +175,18 @@ def _recording(audio: str) -> Recording:
     try:
         return Recording.from_file(path, recording_id=path.stem)
     except Exception as error:  # backends raise errors of every kind
-        raise LeftOut("audio cannot be read", f"{audio}: {last_line(error)}") from error
+        raise LeftOut("audio cannot be read", f"{audio}: {_cause(path, error)}") from error
+
+
+def _cause(path: Path, error: Exception) -> str:
+    """What libsndfile says, which is shorter than what lhotse says about all of its readers."""
+    import soundfile
+
+    try:
+        soundfile.info(path)
+    except soundfile.LibsndfileError as own_error:
+        return str(own_error.error_string)
+    return last_line(error)
 
 
 def _recording_of_command(command: str) -> Recording:

@@ -83,7 +83,7 @@ class PrepareReport:
             table.add_column(column, justify="left" if column == "split" else "right")
         for name, split in self.splits.items():
             named = split["speakers"]
-            speakers = str(named if isinstance(named, int) else len(named))
+            speakers = str(named if isinstance(named, int) else len(named) or "unknown")
             cells = (split["utterances"], split["hours"], split["words"], speakers)
             table.add_row(name, *(str(cell) for cell in cells))
         console.print(table)

@@ -98,6 +98,8 @@ def test_folder_with_every_kind_of_bad_file(tmp_path: Path) -> None:
     )
     report = (folder.path / "report.txt").read_text()
     assert "no_text.txt: no text file beside the audio" in report
+    assert "foreign.txt: audio cannot be read" in report
+    assert "Format not recognised" in report
     assert "LATIN SMALL LETTER U" in report
     assert folder.report()["skipped_counts"] == dict(Counter(expected.values()))
 
