@@ -1,0 +1,145 @@
+"""Real-time factors of exported models in sherpa-onnx on the CPU, beside our decoder in torch.
+
+    pruned-rnnt export RUN --int8
+    python -m scripts.export_speed RUN --audio DIRECTORY/*.wav --keep
+
+Every file is recognised by itself, as a user would, in every folder RUN/export/onnx*. A row holds
+the median over the repeats of processing time divided by the audio's duration (loading and, in
+sherpa-onnx, the first file are not counted). `load` is the machine's load average before the row:
+times need a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.data.audio import read_audio
+from pruned_rnnt.data.features import SAMPLING_RATE
+from pruned_rnnt.export.live import LiveRecogniser
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
+from pruned_rnnt.export.recogniser import Recogniser
+from pruned_rnnt.export.verify import run_recognise
+from pruned_rnnt.train.run import LoadedModel, load_model, run_config
+from scripts.benchmark.results import FOLDER, commit, machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One system on one way of decoding; the search is greedy."""
+
+    model: str
+    parameters: int
+    decoding: str
+    system: str
+    precision: str
+    threads: int
+    real_time_factor: float
+    files: int
+    repeats: int
+    load: float
+    machine: str
+    torch: str
+    commit: str
+    date: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, metavar="RUN", help="with its exports in RUN/export")
+    parser.add_argument("--audio", type=Path, nargs="+", required=True, metavar="FILE")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N")
+    parser.add_argument("--keep", action="store_true", help="append to results/export.jsonl")
+    options = parser.parse_args()
+    if len(options.audio) < 2:
+        parser.error("--audio needs two files at least: the first one warms up")
+    folders = sorted(path.parent for path in options.run.glob(f"export/onnx*/{SETTINGS_NAME}"))
+    if not folders:
+        parser.error(f"no exports in {options.run}/export: pruned-rnnt export {options.run} --int8")
+    loaded = load_model(run_config(options.run, ["train.device=cpu"]))
+    here = machine("cpu")
+    for folder, threads in itertools.product(folders, options.threads):
+        settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+        for precision in (*settings["precisions"], None):
+            load = os.getloadavg()[0]
+            if precision is None:
+                found = _torch(loaded, settings, options.audio, threads, options.repeats)
+            else:
+                found = _sherpa_onnx(folder, options.audio, precision, threads, options.repeats)
+            row = Row(
+                model=settings["source"],
+                parameters=sum(p.numel() for p in loaded.model.parameters()),
+                decoding=f"stream, chunks of {settings['chunk_seconds']} s"
+                if settings["streaming"]
+                else "whole utterances",
+                system="torch" if precision is None else f"sherpa-onnx {version('sherpa-onnx')}",
+                precision=precision or "fp32",
+                threads=threads,
+                real_time_factor=round(statistics.median(found), 5),
+                files=len(options.audio) - 1,
+                repeats=options.repeats,
+                load=round(load, 1),
+                machine=here,
+                torch=torch.__version__,
+                commit=commit(),
+                date=time.strftime("%Y-%m-%d"),
+            )
+            line = json.dumps(asdict(row))
+            print(line, flush=True)
+            if options.keep:
+                with (FOLDER / "export.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+
+
+def _sherpa_onnx(
+    folder: Path, audio: Sequence[Path], precision: str, threads: int, repeats: int
+) -> list[float]:
+    factors = []
+    for _ in range(repeats):
+        lines = run_recognise(folder, audio, precision, threads=threads)[1:]
+        elapsed = sum(line["elapsed_seconds"] for line in lines)
+        factors.append(elapsed / sum(line["audio_seconds"] for line in lines))
+    return factors
+
+
+def _torch(
+    loaded: LoadedModel,
+    settings: dict[str, Any],
+    audio: Sequence[Path],
+    threads: int,
+    repeats: int,
+) -> list[float]:
+    torch.set_num_threads(threads)
+    sounds = [read_audio(path) for path in audio]
+    factors = []
+    for _ in range(repeats):
+        for index, samples_S in enumerate(sounds):
+            if index == 1:
+                begin = time.perf_counter()
+            if settings["streaming"]:
+                sizes = (settings["chunk_frames"], settings["left_frames"])
+                live = LiveRecogniser(loaded.model, loaded.tokenizer, *sizes)
+                live.accept(samples_S)
+                live.finish()
+            else:
+                Recogniser(loaded.model, loaded.tokenizer).transcribe(samples_S)
+        elapsed = time.perf_counter() - begin
+        factors.append(elapsed * SAMPLING_RATE / sum(map(len, sounds[1:])))
+    return factors
+
+
+if __name__ == "__main__":
+    sys.exit(main())
