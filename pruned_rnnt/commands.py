@@ -98,15 +98,6 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
             "decode data that were prepared with the run's tokenizer"
         )
-    if options.plot is not None:
-        from pruned_rnnt.align.picture import plot_utterances
-
-        parts = loaded.model, loaded.tokenizer
-        plots = config.folder / "results/plots"
-        for path in plot_utterances(parts, data, options.plot.split(","), config.decode, plots):
-            print(f"drawn: {path}")
-        return 0
-    split, label = config.decode.split, config.decode.label
     language_model = None
     if config.decode.fusion.lm:
         device = next(loaded.model.parameters()).device
@@ -116,6 +107,16 @@ def decode(options: argparse.Namespace, console: Console) -> int:
                 f"the symbols of the language model {config.decode.fusion.lm} are not those of the "
                 "recogniser: make its texts with `pruned-rnnt prepare lm` from the same data"
             )
+    if options.plot is not None:
+        from pruned_rnnt.align.picture import plot_utterances
+
+        parts = loaded.model, loaded.tokenizer
+        plots = config.folder / "results/plots"
+        ids = options.plot.split(",")
+        for path in plot_utterances(parts, data, ids, config.decode, plots, language_model):
+            print(f"drawn: {path}")
+        return 0
+    split, label = config.decode.split, config.decode.label
     decoded = decode_set(
         loaded.model, data.test_loader(split), loaded.tokenizer, config.decode, language_model
     )
@@ -205,33 +206,18 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     check_transcribe(options)
     if (options.model / CONFIG_NAME).is_file():
         loaded = load_model(run_config(options.model))
-        recogniser = Recogniser(loaded.model, loaded.tokenizer)
+        parts = loaded.model, loaded.tokenizer
+        recogniser = Recogniser(*parts, window_seconds=options.window)
     else:
-        recogniser = load(options.model)
+        recogniser = load(options.model, window_seconds=options.window)
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, options) else EXIT_FAILED
-    parts = recogniser.model, recogniser.tokenizer
-    live = LiveRecogniser(*parts, options.chunk, options.left)
+    live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:
             print_live(live, source)
     else:
         print_live(live, sys.stdin.buffer)
-    return 0
-
-
-def import_icefall(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.train.icefall_run import import_run, print_import
-
-    run = import_run(
-        options.checkpoint,
-        options.tokens,
-        options.output,
-        since=options.since,
-        trust=options.trust,
-        overrides=options.overrides,
-    )
-    print_import(run)
     return 0
 
 

@@ -28,6 +28,7 @@ from pruned_rnnt.diagnostics import (
     occupancy_of_rows,
     utterance_figure,
 )
+from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer import TransducerModel
 
 if TYPE_CHECKING:
@@ -42,8 +43,12 @@ def plot_utterances(
     ids: Sequence[str],
     config: DecodeConfig,
     folder: Path,
+    language_model: LanguageModel | None = None,
 ) -> Iterator[Path]:
     """Recognise and draw utterances of `config.split`; the paths FOLDER/ID.png as they come.
+
+    Args:
+        language_model: what `config.fusion.lm` names.
 
     Raises:
         ValueError: an id that the set does not have; the message names those that look like it.
@@ -54,7 +59,7 @@ def plot_utterances(
     folder.mkdir(parents=True, exist_ok=True)
     for cut in cuts:
         batch = to_batch[0, CutSet.from_cuts([cut])]
-        (decoded,) = decode_set(model, [batch], tokenizer, config).utterances
+        (decoded,) = decode_set(model, [batch], tokenizer, config, language_model).utterances
         best = decoded.hypotheses[0] if decoded.hypotheses else None
         path = folder / f"{file_name(cut.id)}.png"
         draw_utterance(model, tokenizer, batch, best).savefig(path)

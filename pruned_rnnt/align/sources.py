@@ -57,7 +57,8 @@ def align_file(
     features_TF = audio_features(samples_S)
     text = " ".join(text.split())
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
-    encoded_NTE = torch.cat(list(WindowEncoder(model, _WINDOW, _OVERLAP)([features_TF])), dim=1)
+    windows = WindowEncoder(model, _WINDOW, _OVERLAP)([features_TF])
+    encoded_NTE = torch.cat([window.encoded_NTE for window in windows], dim=1)
     frames, symbols = encoded_NTE.size(1), targets_NU.size(1)
     if frames * (symbols + 1) > _MOST_NODES:
         raise ValueError(

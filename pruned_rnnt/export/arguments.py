@@ -49,6 +49,14 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file for each audio file, instead of stdout",
     )
     parser.add_argument("--times", action="store_true", help="show when each word was said")
+    parser.add_argument(
+        "--window",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="long audio is heard in parts of half to all of this, best as long as what the model "
+        "was trained on (default 30)",
+    )
     parser.add_argument("--microphone", action="store_true", help="listen; Ctrl-C ends it")
     parser.add_argument(
         "--chunk", type=int, default=0, metavar="N", help="live: frames (40 ms) heard at a time"

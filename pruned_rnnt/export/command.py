@@ -131,6 +131,8 @@ def check_transcribe(options: argparse.Namespace) -> None:
         raise ExportError("--format, --output and --times are for audio files")
     if not live and (options.chunk or options.left):
         raise ExportError("--chunk and --left are for live audio")
+    if not options.window > 0:
+        raise ExportError(f"--window is {options.window:g}, needs more than 0 seconds")
     if options.times and options.format != "text":
         raise ExportError("--times is for --format text; the others have times")
     if options.output is None:

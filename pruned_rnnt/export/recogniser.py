@@ -17,7 +17,7 @@ from pruned_rnnt.data.audio import FloatArray
 from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.greedy import GreedySearch, hypotheses_of
-from pruned_rnnt.decode.rows import start_predictor
+from pruned_rnnt.decode.rows import Rows, start_predictor
 from pruned_rnnt.decode.search import FRAME_SECONDS
 from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.export.model_file import load_model
@@ -45,9 +45,13 @@ class Transcription:
 class Recogniser:
     """Greedy recognition of whole files, of any length, in memory that does not grow with it.
 
-    Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows that
-    end where it is quiet, with `overlap_seconds` of their surroundings; the search goes on from
-    window to window, so nothing is cut at a seam.
+    Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows. They
+    end in pauses, after which the search starts anew; where speech goes on without a pause, windows
+    are encoded with `overlap_seconds` of their surroundings, and the search goes on from one to the
+    next. Windows should be no longer than the utterances that the model was trained on.
+
+    Args:
+        overlap_seconds: default: 2/15 of the window.
     """
 
     def __init__(
@@ -56,10 +60,12 @@ class Recogniser:
         tokenizer: Tokenizer,
         *,
         window_seconds: float = 30.0,
-        overlap_seconds: float = 4.0,
+        overlap_seconds: float | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
+        if overlap_seconds is None:
+            overlap_seconds = window_seconds * 2 / 15
         window = max(1, round(window_seconds / FRAME_SECONDS))
         self._windows = WindowEncoder(model, window, max(0, round(overlap_seconds / FRAME_SECONDS)))
         silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
@@ -85,9 +91,9 @@ class Recogniser:
         frames: list[int] = []
         scores: list[float] = []
         begin, total = 0, 0.0
-        state = None
-        for encoded_NTE in self._windows(heard):
-            if state is None:
+        state: Rows = ()
+        for encoded_NTE, is_start in self._windows(heard):
+            if is_start:
                 state = start_predictor(self.model, 1, encoded_NTE.device)
             lengths_N = torch.tensor([encoded_NTE.size(1)], device=encoded_NTE.device)
             found = self._search.frames(encoded_NTE, lengths_N, state)
@@ -121,14 +127,17 @@ class _Counted:
             yield piece_TF
 
 
-def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
+def load(
+    path: Path | str, device: torch.device | str = "cpu", *, window_seconds: float = 30.0
+) -> Recogniser:
     """A recogniser from what `pruned-rnnt export RUN --format torch` wrote.
 
     Args:
         path: model.pt, or the folder with it.
+        window_seconds: as of `Recogniser`.
 
     Raises:
         ValueError: no such file, or another kind of file; the message says which.
     """
     model, tokenizer = load_model(path)
-    return Recogniser(model.to(device), tokenizer)
+    return Recogniser(model.to(device), tokenizer, window_seconds=window_seconds)

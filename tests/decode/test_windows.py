@@ -38,8 +38,10 @@ def test_windows_are_the_whole(piece: int, window: int, overlap: int) -> None:
         whole, _ = model.encode(features[None], torch.tensor([403]))
     found = list(WindowEncoder(model, window, overlap)(features.split(piece)))
     assert len(found) > 1
-    assert max(part.size(1) for part in found[:-1]) <= window
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert max(part.encoded_NTE.size(1) for part in found[:-1]) <= window
+    assert [part.is_start for part in found] == [True] + [False] * (len(found) - 1)
+    encoded = torch.cat([part.encoded_NTE for part in found], dim=1)
+    torch.testing.assert_close(encoded, whole, rtol=1e-4, atol=1e-4)
 
 
 def test_memory_does_not_grow_with_the_audio() -> None:
@@ -47,29 +49,48 @@ def test_memory_does_not_grow_with_the_audio() -> None:
     seen = []
     model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].size(1)))
     pieces = (torch.randn(100, 80) for _ in range(100))
-    frames = sum(part.size(1) for part in WindowEncoder(model, 50, 10)(pieces))
+    frames = sum(part.encoded_NTE.size(1) for part in WindowEncoder(model, 50, 10)(pieces))
     assert frames == (10000 - 7) // 4 + 1
     # The overlap on both sides, rounding to a chunk, and the last window with one more piece.
     assert max(seen) <= 4 * (50 + 2 * 10 + 5) + 100 + 7
 
 
-def test_windows_end_where_it_is_quiet() -> None:
+@pytest.mark.parametrize(("depth", "is_pause"), [(10.0, True), (2.0, False)])
+def test_windows_end_where_it_is_quiet(depth: float, is_pause: bool) -> None:
     model = make_model()
     features = torch.zeros(1200, 80)
     for pause in (170, 310, 520):
-        features[pause - 15 : pause + 15] = -10.0
-    cut, places = 0, []
-    for part in list(WindowEncoder(model, 50, 10)([features]))[:-1]:
-        cut += part.size(1)
+        features[pause - 15 : pause + 15] = -depth
+    found = list(WindowEncoder(model, 50, 10)([features]))
+    places, cut = [], 0
+    for part in found[:-1]:
+        cut += part.encoded_NTE.size(1)
         places.append(4 * cut)
     assert places[0] == pytest.approx(170, abs=8)
     assert places[1] == pytest.approx(310, abs=8)
     assert places[2] == pytest.approx(510, abs=15)
+    assert [part.is_start for part in found[:4]] == [True, is_pause, is_pause, is_pause]
+    assert sum(part.encoded_NTE.size(1) for part in found) == (1200 - 7) // 4 + 1
+
+
+def test_after_a_pause_nothing_of_before_is_heard() -> None:
+    model = make_model()
+    features = torch.randn(400, 80)
+    features[150:190] = -10.0
+    first, second, *_ = WindowEncoder(model, 50, 10)([features])
+    assert second.is_start
+    begin = 4 * first.encoded_NTE.size(1)
+    with torch.inference_mode():
+        alone, _ = model.encode(features[None, begin:], torch.tensor([400 - begin]))
+    length = min(20, second.encoded_NTE.size(1))
+    torch.testing.assert_close(
+        second.encoded_NTE[:, :length], alone[:, :length], rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("frames", [1, 6, 7, 8])
 def test_little_audio_is_one_frame(frames: int) -> None:
-    (encoded,) = WindowEncoder(make_model(), 50, 10)([torch.zeros(frames, 80)])
+    ((encoded, _),) = WindowEncoder(make_model(), 50, 10)([torch.zeros(frames, 80)])
     assert encoded.shape == (1, 1, 16)
 
 

@@ -16,7 +16,10 @@ import torch
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data import audio_stream
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.audio import audio_features
+from pruned_rnnt.data.tokens import UNKNOWN_ID, TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.recogniser import Recogniser, load
 from pruned_rnnt.model.conformer import ConformerConfig
@@ -98,6 +101,34 @@ def test_a_file_each(
     assert all((output / f"{name}.{suffix}").stat().st_size > 20 for name in "ab")
 
 
+def test_after_a_pause_the_search_starts_anew(model: Path) -> None:
+    network, tokenizer = load_model(model)
+    with torch.no_grad():  # What was said before shall matter.
+        network.joiner.decoder_proj.weight *= 4
+    samples = np.concatenate([sound(1.4), 1e-4 * sound(1.2)] * 5)
+    heard = Recogniser(network, tokenizer, window_seconds=2.5, overlap_seconds=0.0).transcribe(
+        samples
+    )
+    windows = list(WindowEncoder(network, round(2.5 / 0.04), 0)([audio_features(samples)]))
+    parts: list[list[torch.Tensor]] = []
+    for window in windows:
+        parts += [[]] if window.is_start else []
+        parts[-1].append(window.encoded_NTE)
+    encoded = [torch.cat(part, dim=1) for part in parts]
+    assert len(encoded) >= 4
+
+    def texts(frames: list[torch.Tensor]) -> list[str]:
+        found = [
+            greedy_search(network, part, torch.tensor([part.size(1)]), silent_symbols=[UNKNOWN_ID])
+            for part in frames
+        ]
+        return [tokenizer.decode(hypothesis.symbols) for (hypothesis,) in found]
+
+    assert heard.text == " ".join(texts(encoded))
+    assert heard.text != " ".join(texts([torch.cat(encoded, dim=1)]))
+    assert heard.words[-1].end > 12
+
+
 def test_what_is_held_does_not_grow_with_the_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +173,7 @@ def test_what_is_held_does_not_grow_with_the_file(
         (["-", "--times"], "are for audio files"),
         (["--microphone", "--format", "srt"], "are for audio files"),
         (["a.wav", "--chunk", "4"], "are for live audio"),
+        (["a.wav", "--window", "0"], "--window is 0, needs more than 0"),
         (["a.wav", "--format", "srt", "--times"], "--times is for"),
         (["a.wav", "b.wav", "--format", "srt"], "needs --output"),
         (["a.wav", "x/a.mp3", "--output", "out"], "2 audio files are called a"),
