@@ -30,6 +30,26 @@ def lattice_of_example(report: ValidationReport, tokenizer: Tokenizer, title: st
     )
 
 
+def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
+    """Figure of the features of the utterance that `lattice_of_example` shows, None without one.
+
+    Frames are 10 ms; the scale of colours spans what speech takes of log-mel energies.
+    """
+    from matplotlib.figure import Figure
+
+    batch, losses = report.example_batch, report.example_losses
+    if batch is None or losses is None:
+        return None
+    index = int(losses.frame_lengths.argmax())
+    features_TF = batch.features_NTF[index, : int(batch.feature_lengths_N[index])]
+    figure = Figure(figsize=(9, 2.5), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(features_TF.T.numpy(), origin="lower", aspect="auto", vmin=-14.0, vmax=4.0)
+    figure.colorbar(image, label="log energy")
+    axes.set(title=f"{title}: {batch.ids[index]}", xlabel="frame of 10 ms", ylabel="mel bin")
+    return figure
+
+
 def band_scalars(report: ValidationReport, rnnt_type: str) -> dict[str, float]:
     """Share of the probability kept by the band, and on its edges, over the example batch."""
     batch, losses = report.example_batch, report.example_losses

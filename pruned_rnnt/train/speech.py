@@ -16,7 +16,12 @@ from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.log import RunLog
-from pruned_rnnt.train.pictures import band_scalars, lattice_of_example, samples_as_markdown
+from pruned_rnnt.train.pictures import (
+    band_scalars,
+    lattice_of_example,
+    samples_as_markdown,
+    spectrogram_of_example,
+)
 from pruned_rnnt.train.task import BatchSize, Utterance
 from pruned_rnnt.train.validate import ValidationReport, validate
 
@@ -105,6 +110,9 @@ class SpeechTask:
         figure = lattice_of_example(report, self.data.tokenizer, f"step {step}")
         if figure is not None:
             log.figure("valid/lattice", step, figure)
+        spectrogram = spectrogram_of_example(report, f"step {step}")
+        if spectrogram is not None:
+            log.figure("valid/spectrogram", step, spectrogram)
         log.text("valid/samples", step, samples_as_markdown(report.samples))
 
     def checkpoint_values(self) -> dict[str, Any]:

@@ -139,8 +139,8 @@ class TrainingState:
         self.task.model.load_state_dict(values["model"])
         self.optimiser.load_state_dict(values["optimiser"])
         self.scaler.load_state_dict(values["scaler"])
-        self.loader.load_state_dict(values["sampler"])
         self.counters = Counters(**values["counters"])
+        self._restore_place(values["sampler"], len(values["random"]), allow_changes)
         if self.average is not None and values["average"] is not None:
             self.average.load_state_dict(values["average"], values["average_updates"])
         # A process that was not there before keeps its own seed.
@@ -149,6 +149,30 @@ class TrainingState:
         buffers = values.get("buffers", [])  # checkpoints of version 0.1 have none
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
+
+    def _restore_place(self, sampler: dict[str, Any], processes: int, allow_changes: bool) -> None:
+        """Go to the place in the epoch; with another number of processes, to about the same."""
+        own = self.ranks.world_size
+        if processes == own:
+            self.loader.load_state_dict(sampler)
+            return
+        if not allow_changes:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run of {processes} process(es), and there are "
+                f"{own} now: only with --allow-changes can it go on, from about the same place in "
+                "the epoch, in batches that are others"
+            )
+        counters = self.counters
+        counters.batch = counters.batch * processes // own
+        logger.warning(
+            "%d process(es) instead of %d: going on after batch %d of the epoch, where some "
+            "utterances will be heard twice and some not at all",
+            own,
+            processes,
+            counters.batch,
+        )
+        self.loader.set_epoch(counters.epoch)
+        self.loader.load_state_dict(self.loader.state_dict(counters.batch))
 
     def restore_random(self) -> None:
         """Set the random generators to the restored moment, the first time it is called."""

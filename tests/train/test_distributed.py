@@ -214,3 +214,23 @@ def test_processes_that_see_different_checkpoints_are_told(corpus: Path, tmp_pat
     messages = run_ranks(2, resume_error, corpus, tmp_path)
     assert all("different steps, [0, 1] by rank" in message for message in messages)
     assert all("a file system that all machines share" in message for message in messages)
+
+
+def resume_with_two(ranks: Ranks, corpus: Path, run: Path) -> tuple[str, int, int, str]:
+    """What a run of one process says and does when two go on with it."""
+    with pytest.raises(ValueError, match="allow-changes") as caught:
+        Trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9"), ranks)
+    trainer = Trainer(experiment(corpus, run, "train.steps=3"), ranks, allow_changes=True)
+    place = trainer.state.counters.batch
+    outcome = trainer.run()
+    return str(caught.value), place, trainer.state.counters.step, outcome
+
+
+def test_another_number_of_processes_goes_on_if_allowed(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9")).run()
+    for message, place, steps, outcome in run_ranks(2, resume_with_two, corpus, run):
+        assert "a run of 1 process(es), and there are 2 now" in message
+        assert place == 1
+        assert steps == 3
+        assert outcome == "finished"

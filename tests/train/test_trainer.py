@@ -18,7 +18,7 @@ from pruned_rnnt.config import ConfigError
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.log import progress_line, read_metrics
 from pruned_rnnt.train.steps import StepReport
 from pruned_rnnt.train.trainer import Trainer
 
@@ -275,7 +275,57 @@ def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:
     )
     board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0})
     board.Reload()
-    assert "valid/lattice" in board.Tags()["images"]
-    assert {"train/total_per_frame", "valid/wer", "valid/band_edge_mass"} <= set(
-        board.Tags()["scalars"]
+    assert {"valid/lattice", "valid/spectrogram"} <= set(board.Tags()["images"])
+    assert {
+        "train/total_per_frame",
+        "train/utterances_per_second",
+        "valid/wer",
+        "valid/simple",
+        "valid/pruned_per_symbol",
+        "valid/retained_mass",
+        "valid/band_edge_mass",
+    } <= set(board.Tags()["scalars"])
+
+
+def test_pictures_come_between_validations_and_change_nothing(corpus: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    plain = tiny_experiment(corpus, tmp_path / "plain", "train.validate_every=100")
+    Trainer(plain).run()
+    shown = tiny_experiment(
+        corpus, tmp_path / "run", "train.validate_every=100", "train.picture_every=2"
+    )
+    Trainer(shown).run()
+    board = EventAccumulator(
+        str(shown.folder / "tensorboard"), size_guidance={"images": 0, "tensors": 0}
+    )
+    board.Reload()
+    steps = [event.step for event in board.Images("valid/lattice")]
+    assert steps[:2] == [2, 4]
+    samples = [event.step for event in board.Tensors("valid/samples/text_summary")]
+    assert samples[:2] == [2, 4]
+    text = board.Tensors("valid/samples/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "dev-" in text
+    assert losses_of(shown.folder) == losses_of(plain.folder)
+
+
+def test_the_status_line_says_it_all() -> None:
+    line = progress_line(
+        {
+            "epoch": 3.0,
+            "total_per_frame": 1.5,
+            "simple_per_frame": 1.25,
+            "pruned_per_frame": 0.75,
+            "simple_per_symbol": 9.0,
+            "learning_rate": 1e-3,
+            "steps_per_second": 2.0,
+            "utterances_per_second": 80.0,
+            "audio_hours_per_second": 0.25,
+            "gpu_memory_gib": 33.25,
+            "bad_steps": 2,
+        }
+    )
+    assert line == (
+        "epoch 3 loss 1.5000 (simple 1.2500, pruned 0.7500) lr 1.00e-03 2.00 steps/s 80.0 utt/s "
+        "0.250 h/s GPU 33.2 GiB 2 skipped"
     )
