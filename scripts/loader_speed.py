@@ -46,9 +46,10 @@ def main() -> None:
                 num_workers=0,
                 augmentation=augmentation,
             )
-            loader = DataModule(config).train_loader()
-            if not any(_usable(cut, features) for cut in loader.dataset.spares):
-                print(f"{features:10} the data have none")
+            try:
+                loader = DataModule(config).train_loader()
+            except ValueError as error:
+                print(f"{features:10} {error}")
                 break
             show = _profiled if options.profile else _measured
             show(f"{features:10} {name:14}", _made_here(loader), options.seconds)
@@ -59,10 +60,6 @@ def main() -> None:
                 _measured(label, _endless(whole), options.seconds)
     sampled = ((len(cuts), sum(cut.duration for cut in cuts)) for cuts in _sampled(loader))
     _measured("sampling alone (main process)", sampled, options.seconds)
-
-
-def _usable(cut: Any, features: str) -> bool:
-    return bool(cut.has_features if features == "stored" else cut.has_recording)
 
 
 def _sampled(loader: BatchLoader) -> Iterator[Any]:

@@ -79,7 +79,8 @@ def pad_targets(targets: Sequence[Sequence[int]], blank: int = 0) -> tuple[Tenso
 def pad_features(features: Sequence[Tensor], value: float) -> tuple[Tensor, Tensor]:
     """N float matrices (T_n, F) -> features_NTF float32 padded with `value`, lengths_N int64."""
     lengths_N = torch.tensor([f.shape[0] for f in features], dtype=torch.int64)
-    shape = (len(features), int(lengths_N.max()), features[0].shape[1])
+    longest = int(lengths_N.max()) if features else 0
+    shape = (len(features), longest, features[0].shape[1] if features else 0)
     features_NTF = torch.full(shape, value, dtype=torch.float32)
     for row_TF, feature_TF in zip(features_NTF, features, strict=True):
         row_TF[: feature_TF.shape[0]] = feature_TF

@@ -54,7 +54,8 @@ class CutsToBatch(Dataset[Batch]):
         augmenter: None leaves the features as they are.
         bad_audio: leave an utterance that cannot be read out of its batch, or raise ValueError.
         spares: cuts of which the first that can be read stands in for a batch that has nothing
-            left, since processes need equally many batches; its id ends in `_dup0`.
+            left, since processes need equally many batches; its id ends in `_dup0`. Without
+            spares such a batch is empty.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
@@ -103,6 +104,8 @@ class CutsToBatch(Dataset[Batch]):
         return read
 
     def _spare(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
+        if not self.spares:
+            return []
         for spare in self.spares:
             read = self._read([spare], epoch, [])
             if read:

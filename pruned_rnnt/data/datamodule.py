@@ -130,6 +130,7 @@ class DataModule:
             raise ValueError(
                 f"no training cuts are left of {manifests[0]}: {cut_filter.describe()}"
             )
+        self._check_kind(beginning[0])
         with warnings.catch_warnings():
             # A small corpus is better held in memory, whatever the sampler says about it.
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
@@ -160,9 +161,11 @@ class DataModule:
         """Batches of any split: every utterance, longest first, neither filtered nor augmented.
 
         With several ranks the last batch may repeat utterances so that each rank has one; their
-        ids end in `_dup0`.
+        ids end in `_dup0`. Utterances that cannot be read are left out as in training.
         """
         cuts = self.folder.cuts(split).sort_by_duration()
+        for cut in islice(cuts, 1):
+            self._check_kind(cut)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
             sampler = DynamicCutSampler(
@@ -173,7 +176,20 @@ class DataModule:
                 rank=self.rank,
                 world_size=self.world_size,
             )
-        return self._loader(sampler, None, list(islice(cuts, _SPARES)))
+        # One process may have fewer batches; several need equally many, and validation drops what
+        # is named as repeated.
+        spares = list(islice(cuts, _SPARES)) if self.world_size > 1 else []
+        return self._loader(sampler, None, spares)
+
+    def _check_kind(self, cut: Any) -> None:
+        """The data have what `features` asks for, as far as one cut can tell."""
+        wanted = self.config.features
+        other = "waveform" if wanted == "stored" else "stored"
+        if not (cut.has_features if wanted == "stored" else cut.has_recording):
+            raise ValueError(
+                f"{self.folder.path} was prepared without what data.features={wanted} needs: set "
+                f"data.features={other}, or prepare it again with --features {wanted}"
+            )
 
     def _loader(
         self,

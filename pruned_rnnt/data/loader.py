@@ -78,7 +78,8 @@ class BatchLoader:
             for line in batch.left_out:
                 self.left_out += 1
                 logger.warning("bad audio, left out (number %d): %s", self.left_out, line)
-            yield batch
+            if len(batch) > 0:
+                yield batch
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
         """State after `consumed_batches` batches since the beginning of the current epoch.

@@ -153,6 +153,12 @@ def test_validation_leaves_them_out_too(waves: PreparedFolder) -> None:
     loader = data_of(waves).test_loader("train")
     assert indices(list(loader)) == [index for index in range(COUNT) if index not in bad]
     assert loader.left_out == len(bad)
+    for index in range(2, COUNT):
+        audio(waves, index).unlink(missing_ok=True)
+    loader = data_of(waves, valid_max_duration=2.5).test_loader("train")
+    batches = list(loader)
+    assert [batch.ids for batch in batches] == [("00000002-u1",), ("00000001-u0",)]
+    assert loader.left_out == COUNT - 2
 
 
 def test_a_bad_noise_does_not_cost_the_speech(
@@ -168,3 +174,11 @@ def test_a_bad_noise_does_not_cost_the_speech(
     assert indices(list(loader)) == list(range(COUNT))
     assert loader.left_out >= COUNT
     assert "noise/audio" in log.messages[0]
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_features_that_were_not_prepared(waves: PreparedFolder, split: str) -> None:
+    data = data_of(waves, "stored")
+    shutil.copy(waves.cuts_path("train"), waves.cuts_path("dev"))
+    with pytest.raises(ValueError, match=r"set data\.features=waveform"):
+        data.train_loader() if split == "train" else data.valid_loader()

@@ -43,5 +43,5 @@ def test_without_stored_features(
     capsys.readouterr()
     run(tmp_path / "data", monkeypatch)
     shown = capsys.readouterr().out
-    assert "stored     the data have none" in shown
-    assert shown.count("waveform") == 2
+    assert "was prepared without what data.features=stored needs" in shown
+    assert shown.count("\nwaveform") == 2
