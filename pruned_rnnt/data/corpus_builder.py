@@ -11,6 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,13 +22,13 @@ from pruned_rnnt.data.corpus_report import CorpusStatistics
 from pruned_rnnt.data.entries import Entry
 from pruned_rnnt.data.preparation import PrepareReport, SkippedFile, save_tokenizer
 from pruned_rnnt.data.prepared import PreparedFolder, building
-from pruned_rnnt.data.shard_writer import (
-    Shard,
-    ShardConfig,
-    ShardResult,
-    manifest_name,
-    write_shard,
+from pruned_rnnt.data.shard_records import (
+    RECORDS,
+    forget_records,
+    remove_others,
+    write_shard_once,
 )
+from pruned_rnnt.data.shard_writer import Shard, ShardConfig, ShardResult, manifest_name
 from pruned_rnnt.data.shards import stream_shards
 from pruned_rnnt.data.splits import NamedSplits, SplitPlan
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
@@ -71,6 +72,8 @@ def build_corpus(
 ) -> CorpusStatistics:
     """Makes the prepared folder `output` of `entries`; fills, writes and shows `report`.
 
+    After a kill the next call with the same arguments goes on with the shards that are missing.
+
     Raises:
         ValueError: nothing is left of the split needed (the message says why), or the tokenizer
             cannot be trained.
@@ -78,11 +81,11 @@ def build_corpus(
     statistics = CorpusStatistics()
     sample = _TextSample(config.tokenizer_texts, config.seed)
     shard_numbers: dict[str, list[tuple[int, int]]] = {}
-    with building(output) as folder:
+    with building(output, resume=RECORDS) as folder, _forgetting_after_errors(folder):
         with (folder / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
             shards = _shards(folder, entries, plan, config)
             for result in stream_shards(
-                write_shard,
+                write_shard_once,
                 shards,
                 size=lambda shard: len(shard.entries),
                 num_jobs=config.num_jobs,
@@ -95,6 +98,8 @@ def build_corpus(
                     shard_numbers.setdefault(result.split, []).append((result.number, result.cuts))
                 if result.split == "train":
                     sample.add(result.texts)
+        made = {(split, number) for split, all_ in shard_numbers.items() for number, _ in all_}
+        remove_others(folder, made)
         if config.needed_split not in shard_numbers:
             why = statistics.describe_left_out() or "there were none"
             raise ValueError(f"no {config.needed_split} utterances are left: {why}")
@@ -115,8 +120,19 @@ def build_corpus(
         report.write(folder)
         lines = statistics.report_lines(tokenizer, [plan.describe(), *notes])
         (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        forget_records(folder)
     report.show(output, console)
     return statistics
+
+
+@contextmanager
+def _forgetting_after_errors(folder: Path) -> Iterator[None]:
+    """A kill leaves the records for the next run to go on; an error wants another look."""
+    try:
+        yield
+    except Exception:
+        forget_records(folder)
+        raise
 
 
 def _shards(

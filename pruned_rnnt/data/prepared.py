@@ -126,9 +126,10 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def building(output: Path | str) -> Iterator[Path]:
+def building(output: Path | str, resume: str = "") -> Iterator[Path]:
     """Yields an empty folder beside `output` that becomes `output` when all went well.
 
+    resume: what an interrupted run leaves there if the next one can go on with it.
     An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
     it is still there, whole. Raises ValueError when `output` holds something else than prepared
     data, so that no foreign files are ever deleted.
@@ -144,10 +145,11 @@ def building(output: Path | str) -> Iterator[Path]:
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f"{output.name}.unfinished")
     replaced = output.with_name(f"{output.name}.replaced")
-    for leftover in (unfinished, replaced):
+    keep = bool(resume) and (unfinished / resume).exists()
+    for leftover in (replaced,) if keep else (unfinished, replaced):
         if leftover.exists():
             shutil.rmtree(leftover)
-    unfinished.mkdir()
+    unfinished.mkdir(exist_ok=keep)
     yield unfinished
     if output.exists():
         output.rename(replaced)
