@@ -51,9 +51,10 @@ class BandWalker {
     for (int i = 0; i < kBandChunk; ++i) arcs[i] = slots[i][lane];
 #pragma unroll
     for (int i = 0; i < kBandChunk; ++i) {
-      const real neighbour = __shfl_sync(kAllLanes, column_.sent(), (lane + 31) % 32);
+      const Probability<real> neighbour = column_.sent().of_lane((lane + 31) % 32);
       slots[i][lane].px = column_.step(arcs[i].px, arcs[i].py, neighbour);
     }
+    column_.normalise();
   }
 
  private:

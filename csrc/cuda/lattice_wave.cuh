@@ -38,29 +38,30 @@ class Walker {
     constexpr int row = kRingRow<frames_run>;
     const int32_t k = chunk * kChunk;
     // Edges of the frames k .. k + kChunk - 1, one a lane; that of frame t is of step t + 31.
-    real arriving = kLogZero<real>;
+    Probability<real> arriving = Probability<real>::zero();
     if (edges_.before != nullptr) {
       if (lane() < kChunk) arriving = edges_.before[(k + lane() + kStripe - 1) % kEdgeSteps];
     } else if (edges_.in != nullptr) {
-      arriving = arriving_later_;
+      arriving = Probability<real>::exp(arriving_later_);
       arriving_later_ = edge_in(k + kChunk);
     }
     ArcPair<real>* const ring = memory_.ring + k % kRingSteps * row + lane();
-    real* const edges = memory_.edges + k % kEdgeSteps;
+    Probability<real>* const edges = memory_.edges + k % kEdgeSteps;
     ArcPair<real> arcs[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) arcs[i] = ring[i * row];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      real neighbour = __shfl_up_sync(kAllLanes, column_.sent(), 1);
-      const real edge = __shfl_sync(kAllLanes, arriving, i);
+      Probability<real> neighbour = column_.sent().of_lane_before();
+      const Probability<real> edge = arriving.of_lane(i);
       if (lane() == 0) neighbour = edge;
       ring[i * row].px = column_.step(arcs[i].px, arcs[i].py, neighbour);
       if (lane() == kStripe - 1) edges[i] = column_.sent();
     }
+    column_.normalise();
     if (edges_.out != nullptr) {
       __syncwarp();
-      if (lane() < kChunk) edges_.out[k + lane()] = edges[lane()];
+      if (lane() < kChunk) edges_.out[k + lane()] = edges[lane()].log();
     }
   }
 
@@ -72,8 +73,8 @@ class Walker {
  private:
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ real edge_in(int32_t t) const {
-    return lane() < kChunk && t + lane() < nodes_ ? edges_.in[t + lane() + kStripe - 1]
-                                                  : kLogZero<real>;
+    if (lane() >= kChunk || t + lane() >= nodes_) return kLogZero<real>;
+    return to_log_zero(edges_.in[t + lane() + kStripe - 1]);
   }
 
   const int32_t nodes_;

@@ -2,7 +2,7 @@
 // pruned_rnnt/ops/lattice.py.
 #pragma once
 
-#include "cuda/arithmetic.cuh"
+#include "cuda/probability.cuh"
 #include "topology.h"
 
 namespace pruned_rnnt {
@@ -10,50 +10,59 @@ namespace cuda {
 
 // One column u of the lattice as a thread walks along its frames, forward for alpha and backward
 // for beta. A thread meets its column's frames in order, and for each gets what the neighbouring
-// column (u-1 forward, u+1 backward) `sends` from the same frame. Numbers are log-probabilities
-// with kLogZero for 0.
+// column (u-1 forward, u+1 backward) `sends` from the same frame.
 template <typename real, Topology topology, bool backward>
 class Column {
+  using Number = Probability<real>;
+
  public:
   // `first` is whether the recursion starts in this column: at the node before its first step.
   __device__ __forceinline__ explicit Column(bool first)
-      : own_(first ? real(0) : kLogZero<real>), blank_before_(own_) {}
+      : own_(first ? Number::one() : Number::zero()), blank_before_(own_) {}
 
-  // Returns alpha or beta of the next node of the column.
-  __device__ __forceinline__ real step(real px, real py, real neighbour) {
+  // Returns alpha or beta of the next node of the column, from the logarithms of its arcs.
+  __device__ __forceinline__ real step(real log_px, real log_py, const Number& neighbour) {
     // Only `regular` emits inside a frame; otherwise what comes from the neighbour is a frame old,
     // except that a blank of the same frame belongs to an emit of `constrained`.
     constexpr bool same_frame =
         topology == Topology::kRegular || (backward && topology == Topology::kConstrained);
-    const real arriving = same_frame ? neighbour : neighbour_before_;
+    const Number px = Number::exp(log_px), py = Number::exp(log_py);
+    const Number arriving = same_frame ? neighbour : neighbour_before_;
     neighbour_before_ = neighbour;
-    real value;
+    Number value;
     if (backward) {
-      const real stayed = own_ + py;
-      value = log_add(stayed, arriving + px);
+      const Number stayed = own_ * py;
+      value = stayed + arriving * px;
       own_ = value;
       sent_ = topology == Topology::kConstrained ? stayed : value;
     } else {
-      value = log_add(own_, arriving);
+      value = own_ + arriving;
       if (topology == Topology::kConstrained) {
-        value += blank_before_;
+        value = value * blank_before_;
         blank_before_ = py;
         own_ = value;
       } else {
-        own_ = value + py;
+        own_ = value * py;
       }
-      sent_ = value + px;
+      sent_ = value * px;
     }
-    return value;
+    return value.log();
   }
 
   // For the neighbour's step at the frame of the last step.
-  __device__ __forceinline__ real sent() const { return sent_; }
+  __device__ __forceinline__ const Number& sent() const { return sent_; }
+
+  // To be called every few steps.
+  __device__ __forceinline__ void normalise() {
+    own_.normalise();
+    neighbour_before_.normalise();
+    sent_.normalise();
+  }
 
  private:
-  real own_, blank_before_;
-  real neighbour_before_ = kLogZero<real>;
-  real sent_ = kLogZero<real>;
+  Number own_, blank_before_;
+  Number neighbour_before_ = Number::zero();
+  Number sent_ = Number::zero();
 };
 
 }  // namespace cuda

@@ -57,15 +57,15 @@ constexpr int kRingRow = frames_run ? kStripe + 1 : kStripe;
 template <typename real, bool frames_run>
 struct StripeMemory {
   ArcPair<real> ring[kRingSteps * kRingRow<frames_run>];  // px and py of a step; then the value
-  real edges[kEdgeSteps];                                 // what the last lane sends, by step
+  Probability<real> edges[kEdgeSteps];                    // what the last lane sends, by step
 };
 
 // Where a stripe gets the values that cross its first edge from, and where it leaves its own: the
 // stripe before in this pass, or global memory between two passes; all null at the lattice's ends.
 template <typename real>
 struct StripeEdges {
-  const real* before;
-  const real* in;
+  const Probability<real>* before;
+  const real* in;  // logarithms
   real* out;
 };
 
