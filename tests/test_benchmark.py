@@ -9,6 +9,7 @@ import pytest
 from scripts.benchmark import results
 from scripts.benchmark.__main__ import SYSTEMS
 from scripts.benchmark.cases import CASES, KINDS, Case, make_inputs, smaller
+from scripts.benchmark.peer_sources import SOURCES, compile_all
 from scripts.benchmark.run import run_one
 from scripts.benchmark.systems import System
 from scripts.benchmark.systems_ours import OURS
@@ -69,3 +70,14 @@ def test_peak_memory_sees_what_a_step_allocates() -> None:
     measured = measure(OURS[0].kinds["full"](case, inputs), "cpu", repeats=2)
     gradient_mib = inputs.first.numel() * 4 / (1 << 20)
     assert gradient_mib <= measured.peak_mib < 3 * gradient_mib
+
+
+def test_archives_that_are_missing_are_named(tmp_path) -> None:
+    reasons = compile_all(tmp_path, tmp_path / "build")
+    assert set(reasons) == {source.package for source in SOURCES}
+    assert all(f"no {name}-*.tar.gz in" in reason for name, reason in reasons.items())
+
+
+def test_both_tables_have_the_same_kinds_of_cases() -> None:
+    kinds = [{case.kind for case in CASES.values() if case.device == d} for d in ("cpu", "cuda")]
+    assert kinds == [set(KINDS), set(KINDS)]
