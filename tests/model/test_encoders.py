@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config import ConfigError, load_config, to_yaml
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoders import ENCODER_CONFIGS, build_encoder, stream_encoder
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
-from pruned_rnnt.model.zipformer import LARGE, SMALL, Zipformer, ZipformerConfig
-from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from tests.model.zipformer_tiny import CAUSAL
 
 CONFORMER = ConformerConfig(
@@ -160,37 +157,6 @@ def test_the_model_sets_the_step_of_ten_minutes() -> None:
 def test_kinds_name_their_configurations() -> None:
     for kind, config in ENCODER_CONFIGS.items():
         assert config().kind == kind  # type: ignore[call-arg]
-
-
-def test_configuration_files(tmp_path: Path) -> None:
-    path = tmp_path / "z.yaml"
-    path.write_text("model: {encoder: {kind: zipformer, size: small, causal: true}}\n")
-    config = load_config(ExperimentConfig, path, ["model.encoder.chunk_size=16"])
-    expected = dataclasses.replace(SMALL, causal=True, chunk_size=16)
-    assert config.model.encoder == expected
-    path.write_text(to_yaml(config))
-    assert load_config(ExperimentConfig, path) == config
-    large = load_config(
-        ExperimentConfig, None, ["model.encoder.kind=zipformer", "model.encoder.size=large"]
-    )
-    assert large.model.encoder == LARGE
-    old = tmp_path / "old.yaml"
-    old.write_text("model: {encoder: {dim: 96, layers: 3}}\n")
-    assert load_config(ExperimentConfig, old).model.encoder == ConformerConfig(dim=96, layers=3)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.encoder.kind=zipfomer"], "did you mean 'zipformer'"),
-        (["model.encoder.kind=zipformer", "model.encoder.dim=3"], r"mean 'model\.encoder\.dims'"),
-        (["model.encoder.size=small"], r"unknown key 'model\.encoder\.size'"),
-        (["model.encoder.kind=zipformer", "model.encoder.size=tiny"], r"model\.encoder\.size"),
-    ],
-)
-def test_configuration_errors(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(ExperimentConfig, None, overrides)
 
 
 def test_lists_of_other_lengths_than_the_stacks() -> None:

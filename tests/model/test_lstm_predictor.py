@@ -6,16 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config import load_config
 from pruned_rnnt.decode.beam import modified_beam_search
 from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.export.differences import check_predictor
-from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.predictor import Predictor, PredictorConfig, StatelessPredictor
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
-from pruned_rnnt.train.experiment import ExperimentConfig
 
 VOCAB = 7
 CONFIG = LstmPredictorConfig(dim=8, layers=2)
@@ -129,15 +125,7 @@ def test_every_parameter_learns() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_recognisers_cannot_run_it() -> None:
-    with pytest.raises(ExportError, match="sherpa-onnx runs stateless predictors alone"):
-        check_predictor(make_model())
-
-
-def test_configuration() -> None:
-    settings = ["model.predictor.kind=lstm", "model.predictor.layers=2"]
-    config = load_config(ExperimentConfig, None, settings)
-    assert config.model.predictor == LstmPredictorConfig(layers=2)
+def test_bad_settings() -> None:
     with pytest.raises(ValueError, match=r"model\.predictor\.layers is 0"):
         LstmPredictorConfig(layers=0)
     with pytest.raises(ValueError, match=r"model\.predictor\.dropout is 1"):
