@@ -6,7 +6,7 @@
 # or only those that are named as arguments. Installs nothing; needs torch with CUDA, nvcc, cmake,
 # ninja, pytest and hypothesis for the python3 on the path.
 #   BUILD   the build folder (default build/gpu)
-#   OUT     where logs go (default: the build folder)
+#   OUT     where logs and a copy of the results go (default: the build folder)
 #   SHAPES  an .npz with arrays `frames` and `tokens`, for the batches of real utterances
 #   PEERS   a folder with source archives of other packages to compile (scripts/benchmark/README.md)
 set -euo pipefail
@@ -46,6 +46,7 @@ for part in ${@:-tests sanitizer benchmark}; do
       python3 -m scripts.benchmark cuda --keep ${SHAPES:+--shapes "$SHAPES"} \
         ${PEERS:+--peer-sources "$PEERS"} 2>&1 |
         tee "$logs/benchmark.log" | tail -n 80 || status=1
+      cp scripts/benchmark/results/cuda.jsonl "$logs"
       ;;
     *)
       echo "unknown part $part: give tests, sanitizer or benchmark" >&2

@@ -55,14 +55,17 @@ def machine(device: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree, with `+` if tracked files differ from it."""
+    """The commit of the working tree, with `+` if tracked files differ from it. A copy of the tree
+    without git takes it from GIT_COMMIT in the environment."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(FOLDER.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-    return git("rev-parse", "--short", "HEAD") + changed
+    head = git("rev-parse", "--short", "HEAD")
+    if not head:
+        return os.environ.get("GIT_COMMIT", "unknown")
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def append(rows: Iterable[Row], table: str) -> Path:
