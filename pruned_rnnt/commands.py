@@ -10,16 +10,13 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.trainer import Trainer
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -38,42 +35,26 @@ def prepare(options: argparse.Namespace, console: Console) -> int:
 
 
 def train(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.config import load_config, top_level_value
+    from pruned_rnnt.train.distributed import process_group
     from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.tasks import load_experiment
     from pruned_rnnt.train.trainer import Trainer
 
-    if top_level_value("task", options.config, options.overrides) is not None:
-        return _train_language_model(options, console)
-    config = load_config(ExperimentConfig, options.config, options.overrides)
+    config, make_task = load_experiment(options.config, options.overrides)
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
 
         from pruned_rnnt.train.rehearsal_command import rehearse
 
+        if not isinstance(config, ExperimentConfig):
+            raise UsageError("--dry-run and --find-max-duration are for recognisers only")
         return 0 if rehearse(options, config, Console()) else EXIT_FAILED
-    return _train(config, Trainer, options, console)
-
-
-def _train_language_model(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.train.language_model import LanguageModelExperiment, LanguageModelTask
-    from pruned_rnnt.train.trainer import Trainer
-
-    config = load_config(LanguageModelExperiment, options.config, options.overrides)
-    if options.dry_run or options.find_max_duration:
-        raise UsageError("--dry-run and --find-max-duration are for recognisers only")
-    return _train(config, partial(Trainer, make_task=LanguageModelTask), options, console)
-
-
-def _train(
-    config: Any, make_trainer: Callable[..., Trainer], options: argparse.Namespace, console: Console
-) -> int:
-    from pruned_rnnt.train.distributed import process_group
-
     with process_group() as ranks:
         if not ranks.is_first:
             logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
-        trainer = make_trainer(config, ranks, console, allow_changes=options.allow_changes)
+        trainer = Trainer(
+            config, ranks, console, allow_changes=options.allow_changes, make_task=make_task
+        )
         outcome = trainer.run()
     if outcome == "preempted":
         print("pruned-rnnt train: stopped by SIGTERM, checkpoint saved", file=sys.stderr)
@@ -243,13 +224,14 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.report import inspect_config, inspect_run
     from pruned_rnnt.train.run import run_config
+    from pruned_rnnt.train.tasks import load_experiment
 
     is_run = options.target.is_dir()
     if options.keys:
         config = (
             run_config(options.target, options.overrides)
             if is_run
-            else load_config(ExperimentConfig, options.target, options.overrides)
+            else load_experiment(options.target, options.overrides)[0]
         )
         print(to_yaml(config), end="")
     elif is_run:

@@ -12,8 +12,7 @@ from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.config import load_config
-from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.tasks import load_experiment
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
@@ -102,6 +101,7 @@ def test_train_again_has_nothing_left_to_do(run: Path, corpus: Path) -> None:
         (["train", "data.path=/nowhere"], EXIT_FAILED, "run `pruned-rnnt prepare`"),
         (["decode", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
         (["decode"], EXIT_USAGE, "name one run"),
+        (["train", "task=singing"], EXIT_USAGE, "needs to be 'lm'"),
         (["decode", "a", "b"], EXIT_USAGE, "name one run"),
         (["inspect", "absent.yaml"], EXIT_USAGE, "config file not found"),
         (["average", "/nowhere"], EXIT_FAILED, "has 0 checkpoints"),
@@ -141,8 +141,8 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_loads(path: Path) -> None:
-    config = load_config(ExperimentConfig, path)
-    assert config.folder.name == path.stem
+    config, _ = load_experiment(path, [])
+    assert Path(config.train.folder).name == path.stem
 
 
 def test_there_are_configs() -> None:

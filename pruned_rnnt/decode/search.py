@@ -13,6 +13,7 @@ from torch import Tensor
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.fast_beam import FastBeamConfig, FastBeamSearch
 from pruned_rnnt.decode.fusion import FusionConfig, build_scorers
 from pruned_rnnt.decode.greedy import GreedySearch
 from pruned_rnnt.decode.hypothesis import Hypothesis
@@ -40,10 +41,11 @@ class DecodeConfig:
     beam_size, num_best, length_norm: of modified beam search.
     chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
         the model is configured.
+    fast_beam: of fast beam search, which needs k2.
     metric: units in which the result files count errors: words, or characters without spaces.
     """
 
-    method: Literal["greedy", "modified_beam"] = "greedy"
+    method: Literal["greedy", "modified_beam", "fast_beam_search"] = "greedy"
     split: str = "test"
     checkpoint: str = "last"
     use_average: bool = True
@@ -56,6 +58,7 @@ class DecodeConfig:
     left: int = 0
     metric: Literal["wer", "cer"] = "wer"
     fusion: FusionConfig = field(default_factory=FusionConfig)
+    fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
 
     def __post_init__(self) -> None:
         if self.fusion.enabled and self.method != "modified_beam":
@@ -143,22 +146,17 @@ def build_search(
             scorers=build_scorers(fusion, tokenizer, language_model),
             ilm_scale=fusion.ilm_scale,
         )
+    if config.method == "fast_beam_search":
+        return FastBeamSearch(model, config.fast_beam, silent_symbols=silent)
     greedy = GreedySearch(
         model, max_symbols_per_frame=config.max_symbols_per_frame, silent_symbols=silent
     )
     return lambda encoded_NTE, lengths: [[best] for best in greedy(encoded_NTE, lengths)]
 
 
-def decode_batch(
-    model: TransducerModel, batch: Batch, config: DecodeConfig
-) -> list[list[Hypothesis]]:
-    """Hypotheses of each utterance, best first; the model is expected in evaluation mode."""
-    return search_batch(model, batch, build_search(model, config))
-
-
 @torch.inference_mode()
 def search_batch(model: TransducerModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
-    """As `decode_batch`, with a search that serves many batches."""
+    """Hypotheses of each utterance, best first; the model is expected in evaluation mode."""
     batch = batch.to(next(model.parameters()).device)
     encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
     return search(encoded_NTE, lengths)

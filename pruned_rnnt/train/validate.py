@@ -10,7 +10,7 @@ import torch
 
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.search import DecodeConfig, Decoded, decode_batch, to_texts
+from pruned_rnnt.decode.search import DecodeConfig, Decoded, build_search, search_batch, to_texts
 from pruned_rnnt.decode.wer import ErrorCounts, count_errors
 from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
 from pruned_rnnt.train.distributed import Ranks
@@ -58,6 +58,7 @@ def validate(
     frames = symbols = 0.0
     decoded: list[Decoded] = []
     example: tuple[Batch, ModelLosses] | None = None
+    search = build_search(model, _GREEDY)
     with torch.random.fork_rng(devices=[]):
         for batch in batches:
             here = batch.to(device)
@@ -72,7 +73,7 @@ def validate(
                 sums[name] = sums.get(name, 0.0) + float(values.sum())
             frames += float(losses.frame_lengths.sum())
             symbols += float(batch.target_lengths_N.sum())
-            decoded += to_texts(batch, decode_batch(model, batch, _GREEDY), tokenizer)
+            decoded += to_texts(batch, search_batch(model, batch, search), tokenizer)
             example = (batch, losses)
     model.train(was_training)
     unique = [utterance for utterance in decoded if not _REPEATED.search(utterance.id)]

@@ -17,7 +17,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.cuts_to_batch import CutsToBatch
 from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.decode.search import DecodeConfig, decode_batch
+from pruned_rnnt.decode.search import DecodeConfig, build_search, search_batch
 from pruned_rnnt.train.run import load_model, run_config
 
 
@@ -65,7 +65,8 @@ def test_what_is_drawn(
     data = DataModule(run_config(folder).data)
     (cut,) = find_cuts(data.folder.cuts("test"), ["test-2"], "test")
     batch = CutsToBatch(loaded.tokenizer, stored=True, augmenter=None)[0, CutSet.from_cuts([cut])]
-    ((hypothesis, *_),) = decode_batch(loaded.model, batch, DecodeConfig())
+    search = build_search(loaded.model, DecodeConfig())
+    ((hypothesis, *_),) = search_batch(loaded.model, batch, search)
     drawn = {}
     original = picture.utterance_figure
 
