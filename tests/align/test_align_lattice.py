@@ -9,6 +9,7 @@ from lattice_paths import joiner_log_probs, paths, weight
 from pruned_rnnt.align import lattice
 from pruned_rnnt.align.lattice import align_symbols, lattice_rows
 from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
@@ -16,12 +17,13 @@ LENGTHS = [(5, 3), (4, 0), (3, 1), (2, 4), (0, 1)]
 VOCAB = 7
 
 
-def make_model(rnnt_type: str, hat: bool = False) -> TransducerModel:
+def make_model(rnnt_type: str, hat: bool = False, predictor: str = "stateless") -> TransducerModel:
     torch.manual_seed(0)
     encoder = ConformerConfig(
         layers=1, dim=8, heads=2, feedforward_dim=8, kernel_size=3, subsampling_channels=2
     )
-    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=8)
+    kind = {"stateless": PredictorConfig, "lstm": LstmPredictorConfig}[predictor]
+    config = ModelConfig(encoder=encoder, predictor=kind(dim=8), joiner_dim=8)
     loss = LossConfig(rnnt_type=rnnt_type, hat=hat, kind="full", ctc_scale=0.0)  # type: ignore[arg-type]
     model = TransducerModel(config, VOCAB, loss)
     with torch.no_grad():
@@ -40,13 +42,20 @@ def batch() -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("hat", [False, True])
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
-@pytest.mark.parametrize("limits", [(2**25, 2**23), (1, 1), (300, 60)])
+@pytest.mark.parametrize(
+    ("limits", "predictor"),
+    [((2**25, 2**23), "stateless"), ((1, 1), "stateless"), ((300, 60), "lstm")],
+)
 def test_best_of_all_paths_whatever_the_chunks(
-    rnnt_type: str, hat: bool, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    rnnt_type: str,
+    hat: bool,
+    limits: tuple[int, int],
+    predictor: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lattice, "_LOGITS", limits[0])
     monkeypatch.setattr(lattice, "_NODES", limits[1])
-    model = make_model(rnnt_type, hat)
+    model = make_model(rnnt_type, hat, predictor)
     encoded, frames, targets, symbols = batch()
     found = align_symbols(model, encoded, frames, targets, symbols)
     am = model.joiner.encoder_proj(encoded)

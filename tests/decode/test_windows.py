@@ -9,6 +9,7 @@ from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
 
 def make_model() -> TransducerModel:
@@ -86,6 +87,39 @@ def test_after_a_pause_nothing_of_before_is_heard() -> None:
     torch.testing.assert_close(
         second.encoded_NTE[:, :length], alone[:, :length], rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_of_a_zipformer_have_all_frames(causal: bool) -> None:
+    encoder = ZipformerConfig(
+        downsampling=(1, 4),
+        layers=(1, 1),
+        dims=(16, 24),
+        unmasked_dims=(8, 12),
+        feedforward_dims=(24, 32),
+        heads=(2, 2),
+        kernel_sizes=(7, 7),
+        query_head_dim=6,
+        value_head_dim=4,
+        position_head_dim=4,
+        position_dim=12,
+        causal=causal,
+        chunk_sizes=(8, -1),
+        left_contexts=(16, -1),
+        chunk_size=8,
+        left_context=16,
+    )
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    model = TransducerModel(config, 9).eval()
+    features = torch.randn(611, 80)
+    with torch.inference_mode():
+        whole, lengths = model.encode(features[None], torch.tensor([611]))
+    found = list(WindowEncoder(model, 40, 16)(features.split(100)))
+    assert len(found) > 2
+    encoded = torch.cat([part.encoded_NTE for part in found], dim=1)
+    assert encoded.size(1) == whole.size(1) == int(lengths)
+    if causal:  # The first chunk sees what it sees in the whole.
+        torch.testing.assert_close(encoded[:, :8], whole[:, :8], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("frames", [1, 6, 7, 8])

@@ -14,8 +14,10 @@ from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
 from pruned_rnnt.export.stream_sizes import tail_seconds
 from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
 
 def sound(seconds: float) -> FloatArray:
@@ -25,9 +27,31 @@ def sound(seconds: float) -> FloatArray:
     return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
 
 
-def make_model(tokenizer: Tokenizer, causal: bool = True) -> TransducerModel:
+ZIPFORMER = ZipformerConfig(
+    downsampling=(1, 2),
+    layers=(1, 1),
+    dims=(16, 24),
+    unmasked_dims=(8, 12),
+    feedforward_dims=(24, 32),
+    heads=(2, 2),
+    kernel_sizes=(7, 7),
+    query_head_dim=6,
+    value_head_dim=4,
+    position_head_dim=4,
+    position_dim=12,
+    causal=True,
+    chunk_sizes=(8, -1),
+    left_contexts=(16, -1),
+    chunk_size=8,
+    left_context=16,
+)
+
+
+def make_model(
+    tokenizer: Tokenizer, causal: bool = True, encoder: EncoderConfig | None = None
+) -> TransducerModel:
     torch.manual_seed(0)
-    encoder = ConformerConfig(
+    encoder = encoder or ConformerConfig(
         layers=1,
         dim=16,
         heads=2,
@@ -51,9 +75,11 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
 
 
-@pytest.mark.parametrize("read_size", [3200, 1001])
-def test_text_of_pieces_is_that_of_the_whole(tokenizer: Tokenizer, read_size: int) -> None:
-    live = LiveRecogniser(make_model(tokenizer), tokenizer)
+@pytest.mark.parametrize(("read_size", "encoder"), [(3200, None), (1001, None), (3200, ZIPFORMER)])
+def test_text_of_pieces_is_that_of_the_whole(
+    tokenizer: Tokenizer, read_size: int, encoder: EncoderConfig | None
+) -> None:
+    live = LiveRecogniser(make_model(tokenizer, encoder=encoder), tokenizer)
     integers = (sound(3.0) * 32768).clip(-32768, 32767).astype(np.int16)
     source = io.BytesIO(integers.tobytes())
     source.read = lambda size, read=source.read: read(read_size)  # type: ignore[method-assign]
