@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,19 @@ def test_all_processes_skip_a_step_which_fails_on_one(corpus: Path, tmp_path: Pa
     assert tuple(u.id for u in second[4][0].suspects) == batches[3].ids
 
 
+class SlowGradient(torch.autograd.Function):
+    """Lets a tensor through; its gradient comes so late that the other gradients are long sent."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(0.2)
+        return gradient
+
+
 def sums_of_partial_passes(ranks: Ranks) -> list[list[float]]:
     """Gradients after passes that reach different parameters on each process."""
     torch.manual_seed(0)
@@ -187,7 +201,7 @@ def sums_of_partial_passes(ranks: Ranks) -> list[list[float]]:
         if ranks.rank == 0:
             weights[0].sum().backward()
         gradients.expect_last_pass()
-        used = weights[:2] if ranks.rank == 0 else weights[1:3]
+        used = [SlowGradient.apply(weights[0]), weights[1]] if ranks.rank == 0 else weights[1:3]
         sum(((1 + ranks.rank) * weight).sum() for weight in used).backward()
         flags = gradients.finish(torch.tensor([1.0, float(ranks.rank)]))
         sums = [[float(w.grad.min()), float(w.grad.max())] for w in weights]  # type: ignore[union-attr]
