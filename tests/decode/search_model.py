@@ -9,27 +9,36 @@ from torch import Tensor
 
 from pruned_rnnt.decode.hypothesis import joint_log_probs
 from pruned_rnnt.model.conformer import ConformerConfig
-from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
 VOCAB = 5
 UNKNOWN = 2
 
 
-def make_model(context_size: int = 2, hat: bool = False, seed: int = 1) -> TransducerModel:
+def make_model(
+    context_size: int = 2, hat: bool = False, seed: int = 1, lstm: bool = False
+) -> TransducerModel:
     torch.manual_seed(seed)
     config = ModelConfig(
         encoder=ConformerConfig(layers=1, dim=8, heads=2, feedforward_dim=8, kernel_size=3),
-        predictor=PredictorConfig(dim=8, context_size=context_size),
+        predictor=(
+            LstmPredictorConfig(dim=8, layers=2)
+            if lstm
+            else PredictorConfig(dim=8, context_size=context_size)
+        ),
         joiner_dim=8,
     )
     model = TransducerModel(config, VOCAB, LossConfig(hat=hat)).eval()
     with torch.no_grad():
         for parameter in model.joiner.parameters():
             parameter.copy_(torch.randn_like(parameter))
-        model.predictor.convolution.weight.copy_(
-            2 * torch.randn_like(model.predictor.convolution.weight)
-        )
+        spread = list(model.predictor.parameters())
+        if isinstance(model.predictor, StatelessPredictor):
+            spread = [model.predictor.convolution.weight]
+        for parameter in spread:
+            parameter.copy_(2 * torch.randn_like(parameter))
     return model
 
 

@@ -63,9 +63,9 @@ def test_greedy_in_a_batch_equals_greedy_by_hand(
 
 
 @pytest.mark.parametrize("hat", [False, True])
-@pytest.mark.parametrize("context_size", [1, 2])
-def test_beam_of_one_is_greedy(hat: bool, context_size: int) -> None:
-    model = make_model(context_size, hat)
+@pytest.mark.parametrize(("context_size", "lstm"), [(1, False), (2, False), (1, True)])
+def test_beam_of_one_is_greedy(hat: bool, context_size: int, lstm: bool) -> None:
+    model = make_model(context_size, hat, lstm=lstm)
     frames, lengths = encoded([12, 1, 7])
     greedy = greedy_search(model, frames, lengths)
     beam = modified_beam_search(model, frames, lengths, beam_size=1)
@@ -98,9 +98,10 @@ def test_wide_beam_finds_every_sequence_with_its_probability(hat: bool, context_
         assert math.isclose(sum(math.exp(score) for score in scores), 1.0, abs_tol=1e-4)
 
 
+@pytest.mark.parametrize("lstm", [False, True])
 @pytest.mark.parametrize("beam_size", [2, 4])
-def test_beam_search_in_a_batch_equals_one_at_a_time(beam_size: int) -> None:
-    model = make_model()
+def test_beam_search_in_a_batch_equals_one_at_a_time(beam_size: int, lstm: bool) -> None:
+    model = make_model(lstm=lstm)
     frames, lengths = encoded([15, 3, 9, 1])
     together = modified_beam_search(model, frames, lengths, beam_size=beam_size, num_best=beam_size)
     for n, hypotheses in enumerate(together):

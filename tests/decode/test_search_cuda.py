@@ -10,9 +10,12 @@ import torch
 
 from pruned_rnnt.decode.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.greedy import GreedySearch, greedy_search
+from pruned_rnnt.decode.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.hypothesis import Hypothesis
+from pruned_rnnt.decode.neural_lm import NeuralScorer
 from pruned_rnnt.decode.rows import start_predictor
-from tests.decode.search_model import UNKNOWN, encoded, make_model
+from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
+from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
 
 pytestmark = pytest.mark.gpu
 
@@ -34,11 +37,12 @@ def assert_same(one: Hypothesis, other: Hypothesis) -> None:
     assert one.symbol_scores == pytest.approx(other.symbol_scores, rel=1e-3, abs=1e-2)
 
 
+@pytest.mark.parametrize("lstm", [False, True])
 @pytest.mark.parametrize("hat", [False, True])
 @pytest.mark.parametrize("max_symbols", [1, 3])
 @pytest.mark.parametrize("frames", [20, 100])
-def test_greedy_equals_the_cpu(hat: bool, max_symbols: int, frames: int) -> None:
-    model = make_model(hat=hat)
+def test_greedy_equals_the_cpu(lstm: bool, hat: bool, max_symbols: int, frames: int) -> None:
+    model = make_model(hat=hat, lstm=lstm)
     lengths = [min(length, frames) for length in LENGTHS]
     batches = [encoded(lengths, seed) for seed in range(3)]
     batches.append((batches[0][0][:1], batches[0][1][:1]))
@@ -86,3 +90,24 @@ def test_beam_search_does_not_wait() -> None:
     am_NTD = model.joiner.encoder_proj(encoded_NTE)
     with no_waiting():
         search._frames(am_NTD, lengths_N)
+
+
+@torch.inference_mode()
+def test_scorers_on_the_device_do_not_wait_and_equal_the_cpu() -> None:
+    torch.manual_seed(0)
+    lm = LanguageModel(LanguageModelConfig(dim=8, layers=1), VOCAB).eval()
+    encoded_NTE, lengths_N = encoded(LENGTHS)
+
+    def search(device: str) -> ModifiedBeamSearch:
+        hotword = Hotword(symbols=(4, 2), bonus=1.0)
+        scorers = [NeuralScorer(lm.to(device), 0.5), HotwordScorer([hotword], VOCAB)]
+        return ModifiedBeamSearch(make_model(hat=True).to(device), scorers=scorers, ilm_scale=0.2)
+
+    expected = search("cpu")(encoded_NTE, lengths_N)
+    on_device = search("cuda")
+    frames_NTE, lengths_N = encoded_NTE.cuda(), lengths_N.cuda()
+    for (one,), (other,) in zip(on_device(frames_NTE, lengths_N), expected, strict=True):
+        assert_same(one, other)
+    am_NTD = on_device.model.joiner.encoder_proj(frames_NTE)
+    with no_waiting():
+        on_device._frames(am_NTD, lengths_N)
