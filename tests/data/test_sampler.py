@@ -113,6 +113,18 @@ def test_resume_between_the_parts_of_a_batch(outliers: Path, workers: int, lazy:
         assert [batch.ids for batch in resumed] == whole[stop:]
 
 
+def test_an_epoch_begins_anew_between_the_parts_of_a_batch(outliers: Path) -> None:
+    loader = data_of(outliers, max_lattice=20_000).train_loader()
+    loader.set_epoch(1)
+    whole = [batch.ids for batch in loader]
+    for stop in range(1, len(whole)):
+        batches = iter(loader)
+        assert [next(batches).ids for _ in range(stop)] == whole[:stop]
+    loader.set_epoch(2)
+    loader.set_epoch(1)
+    assert [batch.ids for batch in loader] == whole
+
+
 def test_ranks_have_equally_many_bound_batches(outliers: Path) -> None:
     ranks = [
         [batch.ids for batch in data_of(outliers, rank, 2, max_lattice=20_000).train_loader()]
