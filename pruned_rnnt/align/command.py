@@ -83,7 +83,7 @@ def write_alignments(
         listed.write_text("".join(lines), encoding="utf-8")
     if unknown:
         logger.warning("%d texts hold what has no token; that was aligned as <unk>", unknown)
-    print(f"aligned {aligned} utterances, {words} words, {seconds / 60:.1f} minutes: {place}")
+    print(f"aligned {aligned} utterances, {words} words, {seconds:.1f} s: {place}")
     if failures:
         print(f"not aligned: {len(failures)}, listed with their reasons in {listed}")
     return not failures
