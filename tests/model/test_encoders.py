@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.streaming import StreamingTransducer
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoders import ENCODER_CONFIGS, build_encoder, stream_encoder
@@ -152,6 +154,27 @@ def test_the_model_sets_the_step_of_ten_minutes() -> None:
     assert model.encoder.clock.step == 10.0
     model.eval()(*batch, 80)
     assert model.encoder.clock.step == 10.0
+
+
+@pytest.mark.parametrize("chunk", [4, 8, 16])
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+@torch.inference_mode()
+def test_streams_of_a_batch_recognise_what_whole_utterances_give(
+    config: EncoderConfig, chunk: int
+) -> None:
+    torch.manual_seed(0)
+    settings = ModelConfig(encoder=config, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    model = TransducerModel(settings, 7).eval()
+    for parameter in model.joiner.parameters():
+        parameter.copy_(torch.randn_like(parameter))
+    model.encoder.set_chunks(chunk, 2 * chunk)
+    features, lengths = ragged([103, 60, 3])
+    whole = greedy_search(model, *model.encode(features, lengths))
+    streamed = StreamingTransducer(model, chunk, 2 * chunk).recognise(features, lengths)
+    assert sum(len(found.symbols) for found in whole) > 5
+    for one, other in zip(streamed, whole, strict=True):
+        assert (one.symbols, one.frames) == (other.symbols, other.frames)
+        assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-4)
 
 
 def test_kinds_name_their_configurations() -> None:

@@ -1,0 +1,121 @@
+"""Zipformer models on a CUDA device: gradients, mixed precision, streams."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.encoders import stream_encoder
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer import ZipformerConfig
+from pruned_rnnt.train.optimiser import OptimiserConfig, build_optimiser
+from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+VOCAB = 11
+CONFORMER = ConformerConfig(
+    num_mel_bins=CAUSAL.num_mel_bins,
+    layers=2,
+    dim=16,
+    heads=2,
+    feedforward_dim=24,
+    kernel_size=5,
+    subsampling_channels=4,
+    causal=True,
+    chunk_size=4,
+    left_chunks=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def make_model(encoder: EncoderConfig) -> TransducerModel:
+    torch.manual_seed(0)
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
+    return TransducerModel(config, VOCAB, LossConfig())
+
+
+def make_targets() -> tuple[Tensor, Tensor]:
+    targets = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 0]], dtype=torch.int32)
+    return targets, torch.tensor([4, 3])
+
+
+@pytest.mark.parametrize("config", [TINY, CAUSAL], ids=["offline", "causal"])
+def test_gradients_equal_those_of_the_cpu(config: ZipformerConfig) -> None:
+    """Without the draws of training, which differ from device to device."""
+    here = sine_encoder(config)
+    there = copy.deepcopy(here).to(DEVICE)
+    batch, lengths, _ = ragged_batch([90, 61])
+    for encoder, features in ((here, batch), (there, batch.to(DEVICE))):
+        encoded, frames = encoder(features, lengths)
+        total = sum(encoded[n, : int(count)].square().mean() for n, count in enumerate(frames))
+        assert isinstance(total, Tensor)
+        total.backward()
+    theirs = dict(there.named_parameters())
+    for name, parameter in here.named_parameters():
+        if parameter.grad is None:
+            assert theirs[name].grad is None
+            continue
+        scale = float(parameter.grad.abs().max()) + 1e-6
+        torch.testing.assert_close(
+            theirs[name].grad.cpu(), parameter.grad, rtol=0, atol=2e-3 * scale, msg=name
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_steps_stay_finite(dtype: torch.dtype) -> None:
+    model = make_model(dataclasses.replace(CAUSAL, warm_up_steps=4)).to(DEVICE).train()
+    optimiser = build_optimiser(model, OptimiserConfig(name="scaled_adam", learning_rate=0.02))
+    batch, lengths, _ = ragged_batch([90, 61])
+    targets, target_lengths = make_targets()
+    totals = []
+    for step in range(12):
+        optimiser.zero_grad()
+        with torch.autocast(DEVICE, dtype=dtype, enabled=dtype != torch.float32):
+            losses = model(batch.to(DEVICE), lengths, targets.to(DEVICE), target_lengths, step)
+        losses.total.sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        optimiser.step()
+        totals.append(float(losses.total.detach().sum()))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert min(totals[6:]) < totals[0]
+
+
+@pytest.mark.parametrize("config", [CAUSAL, CONFORMER], ids=["zipformer", "conformer"])
+@torch.inference_mode()
+def test_streams_equal_whole_utterances(config: EncoderConfig) -> None:
+    model = make_model(config).eval().to(DEVICE)
+    batch, lengths, _ = ragged_batch([131, 90])
+    features = batch.to(DEVICE)
+    chunk, left = config.stream_sizes
+    whole, frames = model.encode(features, lengths)
+    stream = stream_encoder(model.encoder, chunk, left)
+    state, pieces = stream.start(2), []
+    for begin in range(0, features.size(1), stream.shift):
+        part = features[:, begin : begin + stream.input_frames]
+        part = torch.nn.functional.pad(part, (0, 0, 0, stream.input_frames - part.size(1)))
+        left_over = (lengths - begin).clamp(0, stream.input_frames)
+        encoded, state = stream(part, state, left_over)
+        pieces.append(encoded)
+    streamed = torch.cat(pieces, dim=1)
+    for n, count in enumerate(frames.tolist()):
+        torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=1e-4)
+    recogniser = StreamingTransducer(model, chunk, left)
+    there = recogniser.recognise(features, lengths)
+    model.cpu()
+    here = StreamingTransducer(model, chunk, left).recognise(batch, lengths)
+    for one, other in zip(there, here, strict=True):
+        assert one.score == pytest.approx(other.score, rel=1e-3, abs=1e-3)
