@@ -49,4 +49,6 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
+        # One kernel for all parameters, which needs no memory of its own.
+        fused=all(p.is_cuda for p in parameters),
     )

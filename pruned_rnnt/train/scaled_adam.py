@@ -107,7 +107,7 @@ class ScaledAdam(torch.optim.Optimizer):
         """
         device = parameters[0].device
         sizes = [p.numel() for p in parameters]
-        sizes_P = torch.tensor(sizes, device=device)
+        sizes_P = torch.tensor(sizes).to(device, non_blocking=True)
         gradients = [p.grad for p in parameters if p.grad is not None]
         states = [self.state[p] for p in parameters]
         means = [state["mean"] for state in states]

@@ -145,8 +145,11 @@ class Stepper:
         All processes come to the same decision: flags are summed along with the gradients, and
         what is computed from the sums is the same everywhere.
         """
-        flags = [float(bool(passes.out_of_memory)), 0.0, float(stop_requested)]
-        flags_K = torch.tensor(flags, device=self.device)
+        # Filled in place: a copy from the host would wait until the device is done.
+        flags_K = torch.zeros(3, device=self.device)
+        for index, flag in ((0, bool(passes.out_of_memory)), (2, stop_requested)):
+            if flag:
+                flags_K[index].fill_(1.0)
         for loss_N in passes.losses:
             flags_K[1] += (~loss_N.isfinite()).any()
         flags_K = self.gradients.finish(flags_K)
