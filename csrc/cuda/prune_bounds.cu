@@ -1,13 +1,16 @@
-// prune_bounds: the band of every frame by k2's rule, one block an utterance. Steps and notation:
+// prune_bounds: the band of every frame by k2's rule. A warp for each frame searches the best window,
+// then a block for each utterance makes a band of them by scans. Steps and notation:
 // pruned_rnnt/ops/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
+#include "cuda/ops.cuh"
 #include "cuda/window_scores.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
 namespace {
 
+constexpr int kSearchThreads = 256;
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 // Wider windows are summed from prefix sums.
@@ -91,30 +94,28 @@ __device__ int32_t scan_from_right(int32_t value, int32_t* shared, Combine&& com
   return value;
 }
 
-// sums: with a window wider than kDirectWindow, room for width + 1 numbers a warp.
+// The window of the largest score for each frame, a warp each; `blocks` an utterance. The dynamic
+// shared memory has, with a window wider than kDirectWindow, room for width + 1 numbers a warp.
 template <typename real>
-__global__ void __launch_bounds__(kThreads)
-    prune_bounds_kernel(Sizes sizes, const int32_t* logit_lengths, const int32_t* target_lengths,
-                        const real* gx, const real* gy, int32_t* starts) {
-  const int64_t n = blockIdx.x;
+__global__ void __launch_bounds__(kSearchThreads)
+    search_windows_kernel(Sizes sizes, int32_t blocks, const int32_t* logit_lengths,
+                          const int32_t* target_lengths, const real* gx, const real* gy,
+                          int32_t* starts) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int32_t T = sizes.T, S = sizes.S, step = sizes.step;
-  const int32_t frames = logit_lengths[n];
+  const int64_t n = blockIdx.x / blocks;
+  const int32_t t = static_cast<int32_t>(blockIdx.x - n * blocks) * (blockDim.x / 32) + warp;
+  const int32_t T = sizes.T, S = sizes.S;
+  if (t >= T) return;
   const int32_t symbols = max(0, min(target_lengths[n], sizes.width - 1));
-  const int32_t last = max(symbols + 1 - S, 0);
-  const int32_t searched = sizes.padded_search ? sizes.width - 1 : symbols;
-  const int32_t windows = max(searched + 1 - S, 0) + 1;
-  int32_t* start = starts + n * T;
-
-  for (int32_t t = warp; t < T; t += blockDim.x / 32) {
-    if (t >= frames - 1) {
-      if (lane == 0) start[t] = last;
-      continue;
-    }
+  int32_t s0;
+  if (t >= logit_lengths[n] - 1) {
+    s0 = max(symbols + 1 - S, 0);
+  } else {
+    const int32_t searched = sizes.padded_search ? sizes.width - 1 : symbols;
+    const int32_t windows = max(searched + 1 - S, 0) + 1;
     const int64_t offset = (n * T + t) * sizes.width;
     const FrameOccupancy<real> frame{gx + offset, gy + offset, sizes.width, S,
                                      sizes.one_arc_a_frame};
-    int32_t s0;
     if (S <= kDirectWindow) {
       s0 = first_of_largest<real>(windows, [&](int32_t s) { return frame.score(s); });
     } else {
@@ -124,11 +125,19 @@ __global__ void __launch_bounds__(kThreads)
         const double kept = sums[min(s + S, sizes.width)] - sums[s];
         return kept - static_cast<double>(frame.entering(s));
       });
-      __syncwarp();
     }
-    if (lane == 0) start[t] = s0;
   }
-  __syncthreads();
+  if (lane == 0) starts[n * T + t] = s0;
+}
+
+// Turns windows that were found frame by frame into a band, a block for each utterance.
+__global__ void __launch_bounds__(kThreads)
+    adjust_windows_kernel(Sizes sizes, const int32_t* target_lengths, int32_t* starts) {
+  const int64_t n = blockIdx.x;
+  const int32_t T = sizes.T, step = sizes.step;
+  const int32_t symbols = max(0, min(target_lengths[n], sizes.width - 1));
+  const int32_t last = max(symbols + 1 - sizes.S, 0);
+  int32_t* start = starts + n * T;
 
   // From right to left, kThreads frames at a time: monotone, then no step larger than `step`, then
   // reachable from column 0.
@@ -161,6 +170,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+}  // namespace
+
 void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
                   const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
                   bool padded_search, const Tensor& start) {
@@ -175,7 +186,7 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
   const Launcher launch(gx);
   dispatch_accumulator(gx.scalar_type(), "prune_bounds", [&](auto zero) {
     using real = decltype(zero);
-    int64_t warps = kWarps;
+    int64_t warps = kSearchThreads / 32;
     size_t shared = 0;
     if (s_range > kDirectWindow) {
       const size_t warp_bytes = (width + 1) * sizeof(double);
@@ -183,13 +194,15 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
       STD_TORCH_CHECK(warps > 0, "prune_bounds: ", width, " columns are too many for this device");
       shared = warps * warp_bytes;
     }
-    launch(prune_bounds_kernel<real>, static_cast<uint32_t>(N), static_cast<uint32_t>(32 * warps),
-           shared, sizes, data_of<int32_t>(logit_lengths), data_of<int32_t>(target_lengths),
-           data_of<real>(gx), data_of<real>(gy), mutable_data_of<int32_t>(start));
+    const int64_t blocks = (T + warps - 1) / warps;
+    launch(search_windows_kernel<real>, static_cast<uint32_t>(N * blocks),
+           static_cast<uint32_t>(32 * warps), shared, sizes, static_cast<int32_t>(blocks),
+           data_of<int32_t>(logit_lengths), data_of<int32_t>(target_lengths), data_of<real>(gx),
+           data_of<real>(gy), mutable_data_of<int32_t>(start));
+    launch(adjust_windows_kernel, static_cast<uint32_t>(N), kThreads, 0, sizes,
+           data_of<int32_t>(target_lengths), mutable_data_of<int32_t>(start));
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("prune_bounds", TORCH_BOX(&prune_bounds));
