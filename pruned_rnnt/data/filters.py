@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from pruned_rnnt.data.tokens import Tokenizer
 logger = logging.getLogger(__name__)
 
 NAMED_PER_REASON = 5
+_KEPT_PER_REASON = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ def cut_text(cut: Any) -> str:
 
 @dataclass
 class CutFilter:
-    """Decides about one cut at a time and keeps the ids of what it left out, by reason.
+    """Decides about one cut at a time; counts what it left out by reason, and keeps some ids.
 
     too_large: (cut) -> whether its lattice alone is beyond the bound on batches.
     """
@@ -57,14 +59,23 @@ class CutFilter:
     config: FilterConfig
     tokenizer: Tokenizer
     too_large: Callable[[Any], bool] | None = None
-    left_out: dict[str, set[str]] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, cut: Any) -> bool:
         reason = self.reason(cut)
         if reason is None:
             return True
-        self.left_out.setdefault(reason, set()).add(cut.id)
+        self.left_out[reason] += 1
+        ids = self.examples.setdefault(reason, [])
+        if len(ids) < _KEPT_PER_REASON:
+            ids.append(cut.id)
         return False
+
+    def forget(self) -> None:
+        """Starts counting anew."""
+        self.left_out.clear()
+        self.examples.clear()
 
     def reason(self, cut: Any) -> str | None:
         """Why the cut is left out, or None when it is kept."""
@@ -88,17 +99,17 @@ class CutFilter:
 
     def counts(self) -> dict[str, int]:
         """Number of cuts left out so far, by reason."""
-        return {reason: len(ids) for reason, ids in sorted(self.left_out.items())}
+        return dict(sorted(self.left_out.items()))
 
     def describe(self) -> str:
         """One line: how many were left out, why, and the first ids of each reason."""
         if not self.left_out:
             return "none left out"
         parts = []
-        for reason, ids in sorted(self.left_out.items()):
-            names = ", ".join(sorted(ids)[:NAMED_PER_REASON])
-            more = ", ..." if len(ids) > NAMED_PER_REASON else ""
-            parts.append(f"{len(ids)} {reason} ({names}{more})")
+        for reason, count in sorted(self.left_out.items()):
+            names = ", ".join(sorted(self.examples[reason])[:NAMED_PER_REASON])
+            more = ", ..." if count > NAMED_PER_REASON else ""
+            parts.append(f"{count} {reason} ({names}{more})")
         return "; ".join(parts)
 
 

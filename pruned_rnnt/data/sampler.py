@@ -178,6 +178,7 @@ class ManifestShards:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
+        self.keep.forget()
         order = list(self.manifests)
         Random(derived_seed("shards", self.seed, self.epoch)).shuffle(order)
         whole = len(order) // self.world_size * self.world_size
@@ -185,7 +186,7 @@ class ManifestShards:
             yield from self._cuts(manifest, 0, 1)
         for manifest in order[whole:]:
             yield from self._cuts(manifest, self.rank, self.world_size)
-        logger.info("epoch %d, left out so far: %s", self.epoch, self.keep.describe())
+        logger.info("epoch %d, left out: %s", self.epoch, self.keep.describe())
 
     def beginning(self) -> Iterator[Any]:
         """The cuts of the first shards: the same in every process and epoch."""

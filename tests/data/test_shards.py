@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections import Counter
@@ -153,6 +154,29 @@ def test_several_processes_without_a_group_are_refused(shar: PreparedFolder) -> 
     loader = data_of(str(shar.path), 0, 0, 2).train_loader()
     with pytest.raises(ValueError, match=r"torch\.distributed"):
         next(iter(loader))
+
+
+def test_what_filters_leave_out_is_counted_each_epoch(
+    shar: PreparedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    filters = FilterConfig(min_duration=0.6, subsampling_factor=1)
+    loader = DataModule(
+        DataConfig(path=str(shar.path), num_workers=0, filters=filters)
+    ).train_loader()
+    logger = logging.getLogger("pruned_rnnt")
+    propagate, logger.propagate = logger.propagate, True
+    with caplog.at_level(logging.INFO, logger="pruned_rnnt"):
+        for epoch in (0, 1):
+            loader.set_epoch(epoch)
+            assert len(list(loader.sampler)) > 0
+    logger.propagate = propagate
+    short = sum(cut.duration < 0.6 for cut in shar.cuts("train"))
+    assert short > 2
+    for epoch in (0, 1):
+        assert any(
+            f"epoch {epoch}, left out: {short} shorter than 0.6 s (0000" in message
+            for message in caplog.messages
+        )
 
 
 def test_inspect_streams_shards(shar: PreparedFolder, capsys: pytest.CaptureFixture) -> None:
