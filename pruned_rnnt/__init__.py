@@ -19,6 +19,7 @@ V vocabulary.
 | 12 | decoding      | decode/                              | -> hypotheses, times                |
 | 13 | scoring       | decode/wer.py                        | -> errors by type, WER              |
 | 14 | export        | export/                              | -> ONNX files a recogniser runs     |
+| 15 | alignment     | align/                               | text -> times of words and symbols  |
 
 `import pruned_rnnt` gives the losses and needs torch alone; the other parts are imported by name.
 """

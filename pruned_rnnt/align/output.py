@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from lhotse import CutSet
@@ -59,12 +58,7 @@ class AlignmentWriter:
             self._manifest = self._open.enter_context(CutSet.open_writer(path))
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     def add(self, utterance: AlignedUtterance) -> None:

@@ -96,3 +96,18 @@ def test_logits_are_made_a_few_frames_at_a_time(monkeypatch: pytest.MonkeyPatch)
     rows = lattice_rows(model, encoded, frames, targets, symbols)
     assert rows.emit.shape == (5, 5, 5)
     assert [size[1] for size in sizes] == [2, 2, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
+def test_the_gpu_finds_the_same_path(rnnt_type: str) -> None:
+    model = make_model(rnnt_type)
+    encoded, frames, targets, symbols = batch()
+    expected = align_symbols(model, encoded, frames, targets, symbols)
+    found = align_symbols(model.cuda(), encoded.cuda(), frames, targets.cuda(), symbols)
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.frames == other.frames
+            assert one.score == pytest.approx(other.score, abs=1e-9)
+            assert one.log_probs == pytest.approx(other.log_probs, abs=1e-9)

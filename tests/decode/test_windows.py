@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_encoders import tiny_conformer, tiny_zipformer
 
 from pruned_rnnt.decode.windows import WindowEncoder
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
-from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
 
 def make_model() -> TransducerModel:
     """A model that sees 5 + 5 frames back and to the end of its chunk."""
     torch.manual_seed(0)
-    encoder = ConformerConfig(
-        layers=1,
-        dim=16,
-        heads=2,
-        feedforward_dim=16,
-        kernel_size=3,
-        subsampling_channels=4,
-        causal=True,
-        chunk_size=5,
-        left_chunks=1,
-    )
+    encoder = tiny_conformer(causal=True, chunk_size=5, left_chunks=1)
     config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
     return TransducerModel(config, 9).eval()
 
@@ -91,25 +80,9 @@ def test_after_a_pause_nothing_of_before_is_heard() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_of_a_zipformer_have_all_frames(causal: bool) -> None:
-    encoder = ZipformerConfig(
-        downsampling=(1, 4),
-        layers=(1, 1),
-        dims=(16, 24),
-        unmasked_dims=(8, 12),
-        feedforward_dims=(24, 32),
-        heads=(2, 2),
-        kernel_sizes=(7, 7),
-        query_head_dim=6,
-        value_head_dim=4,
-        position_head_dim=4,
-        position_dim=12,
-        causal=causal,
-        chunk_sizes=(8, -1),
-        left_contexts=(16, -1),
-        chunk_size=8,
-        left_context=16,
+    config = ModelConfig(
+        encoder=tiny_zipformer(causal=causal), predictor=PredictorConfig(dim=8), joiner_dim=16
     )
-    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
     model = TransducerModel(config, 9).eval()
     features = torch.randn(611, 80)
     with torch.inference_mode():

@@ -7,17 +7,16 @@ import io
 import numpy as np
 import pytest
 import torch
+from tiny_encoders import tiny_conformer, tiny_zipformer
 
 from pruned_rnnt.data.audio import FloatArray, audio_features
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
 from pruned_rnnt.export.stream_sizes import tail_seconds
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
-from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
 
 def sound(seconds: float) -> FloatArray:
@@ -27,41 +26,11 @@ def sound(seconds: float) -> FloatArray:
     return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
 
 
-ZIPFORMER = ZipformerConfig(
-    downsampling=(1, 2),
-    layers=(1, 1),
-    dims=(16, 24),
-    unmasked_dims=(8, 12),
-    feedforward_dims=(24, 32),
-    heads=(2, 2),
-    kernel_sizes=(7, 7),
-    query_head_dim=6,
-    value_head_dim=4,
-    position_head_dim=4,
-    position_dim=12,
-    causal=True,
-    chunk_sizes=(8, -1),
-    left_contexts=(16, -1),
-    chunk_size=8,
-    left_context=16,
-)
-
-
 def make_model(
     tokenizer: Tokenizer, causal: bool = True, encoder: EncoderConfig | None = None
 ) -> TransducerModel:
     torch.manual_seed(0)
-    encoder = encoder or ConformerConfig(
-        layers=1,
-        dim=16,
-        heads=2,
-        feedforward_dim=16,
-        kernel_size=3,
-        subsampling_channels=4,
-        causal=causal,
-        chunk_size=4,
-        left_chunks=2,
-    )
+    encoder = encoder or tiny_conformer(causal=causal)
     config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
     model = TransducerModel(config, len(tokenizer)).eval()
     with torch.no_grad():
@@ -75,7 +44,9 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
 
 
-@pytest.mark.parametrize(("read_size", "encoder"), [(3200, None), (1001, None), (3200, ZIPFORMER)])
+@pytest.mark.parametrize(
+    ("read_size", "encoder"), [(3200, None), (1001, None), (3200, tiny_zipformer(causal=True))]
+)
 def test_text_of_pieces_is_that_of_the_whole(
     tokenizer: Tokenizer, read_size: int, encoder: EncoderConfig | None
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from tiny_encoders import tiny_conformer
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
@@ -22,7 +23,6 @@ from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.recogniser import Recogniser, load
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
@@ -32,18 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A causal model with random parameters: it hears the sounds as some letters."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
-    encoder = ConformerConfig(
-        layers=1,
-        dim=16,
-        heads=2,
-        feedforward_dim=16,
-        kernel_size=3,
-        subsampling_channels=4,
-        causal=True,
-        chunk_size=4,
-        left_chunks=2,
+    config = ModelConfig(
+        encoder=tiny_conformer(causal=True), predictor=PredictorConfig(dim=8), joiner_dim=16
     )
-    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
     network = TransducerModel(config, len(tokenizer), LossConfig(kind="full", ctc_scale=0.0))
     with torch.no_grad():
         for parameter in network.joiner.parameters():
@@ -245,3 +236,12 @@ def test_a_missing_microphone_is_explained(
     monkeypatch.setitem(sys.modules, "sounddevice", fake)
     assert main(["transcribe", str(model), "--microphone"]) == EXIT_FAILED
     assert "the microphone cannot be opened: Error querying device -1" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_the_gpu_hears_the_same(model: Path) -> None:
+    samples = np.concatenate([sound(1.4), 1e-4 * sound(1.2)] * 3)
+    one = load(model, window_seconds=2.5).transcribe(samples)
+    other = load(model, "cuda", window_seconds=2.5).transcribe(samples)
+    assert other.text == one.text
+    assert [word.start for word in other.words] == [word.start for word in one.words]

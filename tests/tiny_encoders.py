@@ -1,0 +1,45 @@
+"""Encoders so small that their models run in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.zipformer.config import ZipformerConfig
+
+
+def tiny_conformer(**changes: Any) -> ConformerConfig:
+    """One layer of width 16; causal ones see chunks of 4 frames and two before."""
+    values = {
+        "layers": 1,
+        "dim": 16,
+        "heads": 2,
+        "feedforward_dim": 16,
+        "kernel_size": 3,
+        "subsampling_channels": 4,
+        "chunk_size": 4,
+        "left_chunks": 2,
+    }
+    return ConformerConfig(**{**values, **changes})
+
+
+def tiny_zipformer(*, causal: bool) -> ZipformerConfig:
+    """Two stacks of one layer; causal ones see chunks of 4 encoder frames."""
+    return ZipformerConfig(
+        downsampling=(1, 4),
+        layers=(1, 1),
+        dims=(16, 24),
+        unmasked_dims=(8, 12),
+        feedforward_dims=(24, 32),
+        heads=(2, 2),
+        kernel_sizes=(7, 7),
+        query_head_dim=6,
+        value_head_dim=4,
+        position_head_dim=4,
+        position_dim=12,
+        causal=causal,
+        chunk_sizes=(8, -1),
+        left_contexts=(16, -1),
+        chunk_size=8,
+        left_context=16,
+    )
