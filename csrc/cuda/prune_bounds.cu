@@ -1,5 +1,5 @@
-// prune_bounds: the band of every frame by k2's rule. A warp for each frame searches the best window,
-// then a block for each utterance makes a band of them by scans. Steps and notation:
+// prune_bounds: the band of every frame by k2's rule. A warp for each frame searches its best
+// window, then a block for each utterance makes a band of them by scans. Steps and notation:
 // pruned_rnnt/ops/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
