@@ -1,12 +1,9 @@
-"""The loop as a whole: exact continuation, learning, bad batches, preemption, pictures."""
+"""The loop as a whole: exact continuation, learning, preemption, pictures."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,8 @@ from run_files import Killed, checkpoint_of, killed_at, losses_of
 from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.config import ConfigError
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import load_checkpoint
 from pruned_rnnt.train.log import progress_line, read_metrics
-from pruned_rnnt.train.steps import StepReport
 from pruned_rnnt.train.trainer import Trainer
 
 
@@ -168,71 +162,6 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     assert "step-00000004.pt is truncated" in caplog.text
     trainer.run()
     assert load_checkpoint(newest)["counters"]["step"] == 4
-
-
-def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list[str]:
-    """Put NaN into one utterance's features before these steps; returns the ids, as they come."""
-    from pruned_rnnt.train.steps import Stepper
-
-    spoiled: list[str] = []
-    call = Stepper.__call__
-
-    def with_nan(self: Stepper, batches: Sequence[Batch], step: int, **options: bool) -> StepReport:
-        if step + 1 in steps:
-            batch = batches[0]
-            features = batch.features_NTF.clone()
-            features[-1, 3] = float("nan")
-            spoiled.append(batch.ids[-1])
-            batches = [dataclasses.replace(batch, features_NTF=features), *batches[1:]]
-        return call(self, batches, step, **options)
-
-    monkeypatch.setattr(Stepper, "__call__", with_nan)
-    return spoiled
-
-
-def test_a_bad_batch_is_named_and_skipped(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    spoiled = spoil_batches(monkeypatch, [2])
-    config = tiny_experiment(corpus, tmp_path / "run", "train.save_every=1", "train.keep_last=9")
-    trainer = Trainer(config)
-    trainer.run()
-    assert trainer.state.counters.bad_steps == 1
-    assert f"step 2 skipped: infinite or NaN loss; utterances: {spoiled[0]};" in caplog.text
-    dump = json.loads((config.folder / "bad_steps/step-00000002-rank-0.json").read_text())
-    assert [utterance["id"] for utterance in dump["utterances"]] == spoiled
-    assert dump["batches"][0]["features"][2] == 80
-    before = load_checkpoint(config.folder / "checkpoints/step-00000001.pt")["model"]
-    after = load_checkpoint(config.folder / "checkpoints/step-00000002.pt")["model"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
-
-
-def test_float16_scale_is_halved_until_gradients_fit(corpus: Path, tmp_path: Path) -> None:
-    config = tiny_experiment(
-        corpus, tmp_path / "run", "train.precision=float16", "train.save_every=1"
-    )
-    trainer = Trainer(config)
-    trainer.stepper.scaler.load_state_dict(
-        {**trainer.stepper.scaler.state_dict(), "scale": 2.0**30, "_growth_tracker": 0}
-    )
-    trainer.run()
-    scales = [line["grad_scale"] for line in read_metrics(config.folder) if "grad_scale" in line]
-    assert scales[0] == 2.0**29
-    assert trainer.state.counters.bad_steps >= 1
-    dump = json.loads((config.folder / "bad_steps/step-00000001-rank-0.json").read_text())
-    assert dump["problem"] == "gradient beyond float16; the loss scale is halved"
-    saved = load_checkpoint(config.folder / "checkpoints/step-00000004.pt")["scaler"]
-    assert saved["scale"] == scales[-1]
-
-
-def test_too_many_bad_batches_in_a_row_stop_training(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spoil_batches(monkeypatch, [1, 3, 4])
-    config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
-    with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*bad_steps"):
-        Trainer(config).run()
 
 
 def test_sigterm_saves_and_the_run_goes_on(
