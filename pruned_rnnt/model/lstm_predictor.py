@@ -71,9 +71,8 @@ class LstmPredictor(Predictor):
         output_RP = self.embedding(symbols_R)
         outputs, cells = [], []
         for layer, weights in enumerate(self.lstm.all_weights):
-            output_RP, cell_RP = torch.lstm_cell(
-                output_RP, (hidden_RLP[:, layer], cell_RLP[:, layer]), *weights
-            )
+            before = hidden_RLP[:, layer].contiguous(), cell_RLP[:, layer].contiguous()
+            output_RP, cell_RP = torch.lstm_cell(output_RP, before, *weights)
             outputs.append(output_RP)
             cells.append(cell_RP)
         return output_RP, (torch.stack(outputs, dim=1), torch.stack(cells, dim=1))
