@@ -96,6 +96,10 @@ def test_logits_are_made_a_few_frames_at_a_time(monkeypatch: pytest.MonkeyPatch)
     rows = lattice_rows(model, encoded, frames, targets, symbols)
     assert rows.emit.shape == (5, 5, 5)
     assert [size[1] for size in sizes] == [2, 2, 1]
+    monkeypatch.setattr(lattice, "_LOGITS", 2**25)
+    whole = lattice_rows(model, encoded, frames, targets, symbols)
+    torch.testing.assert_close(rows, whole)
+    assert (rows.blank[1, 4:] == -torch.inf).all()
 
 
 @pytest.mark.gpu
