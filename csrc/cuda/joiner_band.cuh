@@ -12,8 +12,7 @@
 #pragma once
 
 #include "cuda/band.cuh"
-#include "cuda/joiner_activation.cuh"
-#include "cuda/vector_access.cuh"
+#include "cuda/joiner_slice.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
@@ -22,119 +21,12 @@ constexpr int kTeamThreads = 256;
 // Bands up to the second width are taken; the usual one is narrower and needs fewer registers.
 constexpr int kUsualBand = 5, kWidestTeamBand = 8;
 
-// d am, of the accumulator's type or that of the rows.
-template <typename scalar>
-struct FrameGradients {
-  void* data;
-  bool accumulated;
-
-  template <int width>
-  __device__ __forceinline__ void store(int64_t at, const acc_type<scalar> (&sum)[width]) const {
-    using real = acc_type<scalar>;
-    if (!accumulated) {
-      Vector<scalar, width> rounded;
-#pragma unroll
-      for (int k = 0; k < width; ++k) rounded.x[k] = static_cast<scalar>(sum[k]);
-      store_vector<width>(static_cast<scalar*>(data) + at, rounded);
-      return;
-    }
-    // As many elements as make 16 bytes of the accumulator.
-    constexpr int part = width * sizeof(real) > 16 ? 16 / sizeof(real) : width;
-#pragma unroll
-    for (int begin = 0; begin < width; begin += part) {
-      Vector<real, part> values;
-#pragma unroll
-      for (int k = 0; k < part; ++k) values.x[k] = sum[begin + k];
-      store_vector<part>(static_cast<real*>(data) + at + begin, values);
-    }
-  }
-};
-
 // Adds to an element that nothing else in the launch touches: an atomic only because it does not
 // wait for the old value.
 template <typename real>
 __device__ __forceinline__ void add_alone(real* target, real sum) {
   atomicAdd(target, sum);
 }
-
-struct JoinerSizes {
-  int64_t row_begin, rows;
-  int32_t frames, columns;  // of am and lm
-  int32_t D;
-};
-
-// The frames of utterance n that the chunk has: begin .. valid_end - 1 with nodes, and from there
-// to end - 1 without.
-struct ChunkFrames {
-  __device__ __forceinline__ ChunkFrames(const RowGeometry& geometry, const JoinerSizes& sizes,
-                                         int32_t n) {
-    const int64_t W = geometry.width_of(n), first = geometry.first_row_of(n);
-    const int64_t rows =
-        geometry.row_splits != nullptr ? geometry.row_splits[n + 1] - first : geometry.T * W;
-    const int64_t stored = min(rows / W, static_cast<int64_t>(sizes.frames));
-    const auto frame_at = [&](int64_t row) {
-      return static_cast<int32_t>(max(int64_t(0), min((row - first + W - 1) / W, stored)));
-    };
-    begin = frame_at(sizes.row_begin);
-    end = frame_at(sizes.row_begin + sizes.rows);
-    valid_end = max(begin, min(end, geometry.frames_of(n)));
-  }
-  int32_t begin, valid_end, end;
-};
-
-// What a thread reads and writes: an utterance's rows, from element `offset` on.
-template <typename scalar, Activation activation, int width>
-struct BandSlice {
-  using real = acc_type<scalar>;
-
-  const scalar *grad, *hidden;
-  const int32_t* start;  // of every frame
-  int64_t offset;        // of (t = 0, column 0) and the thread's elements of D
-  int32_t S, symbols, D;
-
-  __device__ __forceinline__ bool has(int32_t u) const { return u >= 0 && u <= symbols; }
-
-  // Calls add(j, gradient) for the columns of frame t, all reads on their way before the first.
-  template <int most, typename Add>
-  __device__ __forceinline__ void each_column(int32_t t, int32_t first, Add&& add) const {
-    Vector<scalar, width> g[most], h[most];
-    int64_t at = offset + static_cast<int64_t>(t) * S * D;
-#pragma unroll
-    for (int j = 0; j < most; ++j) {
-      g[j] = h[j] = Vector<scalar, width>{};
-      if (j < S && has(first + j)) {
-        g[j] = load_vector<width>(grad + at);
-        h[j] = load_vector<width>(hidden + at);
-      }
-      at += D;
-    }
-#pragma unroll
-    for (int j = 0; j < most; ++j) {
-      real gradient[width];
-      through(g[j], h[j], gradient);
-      add(j, gradient);
-    }
-  }
-
-  // Adds the gradient through column j of frame t.
-  __device__ __forceinline__ void add_node(int32_t t, int32_t j, real (&sum)[width]) const {
-    const int64_t at = offset + (static_cast<int64_t>(t) * S + j) * D;
-    real gradient[width];
-    through(load_vector<width>(grad + at), load_vector<width>(hidden + at), gradient);
-#pragma unroll
-    for (int k = 0; k < width; ++k) sum[k] += gradient[k];
-  }
-
-  __device__ __forceinline__ static void through(const Vector<scalar, width>& g,
-                                                 const Vector<scalar, width>& h,
-                                                 real (&gradient)[width]) {
-#pragma unroll
-    for (int k = 0; k < width; ++k) {
-      gradient[k] =
-          through_activation<activation>(static_cast<real>(g.x[k]), static_cast<real>(h.x[k]));
-    }
-  }
-};
 
 // The columns that are in the band at a segment's first frame, and at its last: their first ones.
 struct Windows {
@@ -221,28 +113,29 @@ __device__ __forceinline__ void walk_segment(const BandSlice<scalar, activation,
   for (int32_t i = slice.S; i > 0; --i) shift();
 }
 
-// Adds up the columns of which `team` is the first of `teams` to hold a part. grad_lm is that of
-// the slice's first element; the slice has `size`, of which `used` are elements of D.
+// Adds up the columns that the teams share, each at the first team that holds a part of it. All
+// threads of the block take elements of all columns: one team may be the first of many. grad_lm is
+// that of the slice's first element; the slice has `size`, of which `used` are elements of D.
 template <typename real>
 __device__ __forceinline__ void merge_columns(const SharedColumns<real>& columns, int32_t S,
                                               int32_t symbols, int64_t D, int size, int used,
-                                              int lanes, int team, int teams, int all_teams,
-                                              real* grad_lm) {
-  const Windows own = columns.windows(team, all_teams);
-  for (int32_t at = 0; at < 2 * S; ++at) {
+                                              int teams, int all_teams, real* grad_lm) {
+  const int places = teams * 2 * S;
+  for (int task = threadIdx.x; task < places * size; task += kTeamThreads) {
+    const int place = task / size, e = task - place * size;
+    const int team = place / (2 * S), at = place - team * 2 * S;
+    const Windows own = columns.windows(team, all_teams);
     const int32_t u = own.column(at, S);
     // A column in both windows is kept in the first.
-    if (u < 0 || u > symbols || own.place(u, S) != at) continue;
+    if (e >= used || u < 0 || u > symbols || own.place(u, S) != at) continue;
     if (team > 0 && columns.windows(team - 1, all_teams).place(u, S) >= 0) continue;
-    for (int e = threadIdx.x % lanes; e < used; e += lanes) {
-      real total = columns.sum(team, at)[e];
-      for (int other = team + 1; other < teams; ++other) {
-        const int32_t place = columns.windows(other, all_teams).place(u, S);
-        if (place < 0) break;
-        total += columns.sum(other, place)[e];
-      }
-      add_alone(grad_lm + u * D + e, total);
+    real total = columns.sum(team, at)[e];
+    for (int other = team + 1; other < teams; ++other) {
+      const int32_t there = columns.windows(other, all_teams).place(u, S);
+      if (there < 0) break;
+      total += columns.sum(other, there)[e];
     }
+    add_alone(grad_lm + u * D + e, total);
   }
 }
 
@@ -319,10 +212,8 @@ __global__ void __launch_bounds__(kTeamThreads, most <= kUsualBand ? 2 : 1)
                        am_at, grad_lm + in_slice);
   }
   __syncthreads();
-  if (team < teams) {
-    merge_columns(columns, S, slice.symbols, D, size, min(size, D - slice_d), lanes, team, teams,
-                  all_teams, grad_lm);
-  }
+  merge_columns(columns, S, slice.symbols, D, size, min(size, D - slice_d), teams, all_teams,
+                grad_lm);
 }
 
 }  // namespace cuda
