@@ -33,6 +33,7 @@ from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.zipformer import Zipformer
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("recognise.py")
@@ -71,9 +72,14 @@ def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
     """The encoder as the options want it.
 
     Raises:
-        ExportError: streaming asked of a model that is not causal or keeps no state, or sizes
-            which make no sense.
+        ExportError: streaming asked of a model that is not causal or keeps no state, sizes which
+            make no sense, or half precision of a Zipformer.
     """
+    if options.fp16 and isinstance(model.encoder, Zipformer):
+        raise ExportError(
+            "--fp16 is not for a Zipformer: onnxruntime 1.31 crashes while it loads such files "
+            "(layout of half precision convolutions); --int8 is smaller and runs"
+        )
     if not options.streaming:
         if options.chunk or options.left:
             raise ExportError("--chunk and --left are for --streaming")

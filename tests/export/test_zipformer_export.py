@@ -168,6 +168,7 @@ def test_streaming_zipformer(tokenizer: Tokenizer, audio: list[Path], tmp_path: 
     ("changes", "options", "message"),
     [
         ({}, OnnxOptions(streaming=True), "not causal"),
+        ({}, OnnxOptions(fp16=True), "--fp16 is not for a Zipformer"),
         ({"causal": True}, OnnxOptions(streaming=True, chunk=3), "--chunk is 3"),
         ({"causal": True}, OnnxOptions(streaming=True, left=5), "--left is 5"),
         ({"causal": True}, OnnxOptions(streaming=True, left=-4), "at least 1"),
