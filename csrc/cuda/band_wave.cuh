@@ -62,80 +62,67 @@ class BandWalker {
   Column<real, topology, backward> column_;
 };
 
-// Lays out arcs. Frames are taken in order, each in the period of its first step. What a period
-// needs is fetched `ahead` periods before, where each frame begins one period earlier still.
+// Lays out arcs. Frames are taken in order, each in the period of its first step.
 template <typename real, Topology topology, bool backward>
 class BandFeeder {
  public:
-  static constexpr int ahead = 2;
-  // The first chunk to feed: a band may begin before the walk's first column.
-  static constexpr int32_t first_chunk = -(32 / kBandChunk) - ahead;
-
   __device__ __forceinline__ BandFeeder(const BandLattice<real>& band, BandMemory<real>& memory)
-      : band_(band), memory_(memory), reciprocal_((65536 + band.columns - 1) / band.columns) {
+      : band_(band), memory_(memory) {
+    const unsigned reciprocal = (65536 + band.columns - 1) / band.columns;
 #pragma unroll
-    for (int turn = 0; turn < ahead; ++turn) {
-#pragma unroll
-      for (int r = 0; r < kRounds; ++r) fetched_[turn][r].slot = -1;
+    for (int r = 0; r < kRounds; ++r) {
+      // The r-th node of this lane among kBandChunk frames; exact for numbers below 256.
+      const unsigned number = r * 32 + threadIdx.x % 32;
+      frame_[r] = number * reciprocal >> 16;
+      column_[r] = number - frame_[r] * band.columns;
+      slot_[r] = -1;
     }
-    look_ahead();
   }
 
-  // Lays out what was fetched for `chunk`, and fetches for a later one. `turn` is the period's
-  // number modulo `ahead`: what is fetched stays in its registers until its turn comes again.
-  template <int turn>
+  // Lays out what was fetched for `chunk`, and fetches the next one.
   __device__ __forceinline__ void feed(int32_t chunk) {
-    lay_out(chunk, fetched_[turn]);
-    fetch(chunk + ahead, fetched_[turn]);
+    lay_out(chunk);
+    fetch(chunk + 1);
   }
+
+  // The first chunk to feed: a band may begin before the walk's first column.
+  static constexpr int32_t first_chunk = -(32 / kBandChunk) - 1;
 
  private:
-  // A lane's nodes among kBandChunk frames of 31 columns.
   static constexpr int kRounds = kBandChunk * 32 / 32;
 
-  struct Node {
-    int32_t slot, offset;  // slot -1: none
-    real px, py;
-  };
-
-  // Lanes 0 .. kBandChunk-1 look at the next frames: where the band begins, as the walk sees it.
-  __device__ __forceinline__ void look_ahead() {
-    const int32_t f = taken_ + threadIdx.x % 32;
-    next_start_ = 0;
-    if (threadIdx.x % 32 < kBandChunk && f < band_.frames) next_start_ = band_.start[in_memory(f)];
-  }
-
-  __device__ __forceinline__ void fetch(int32_t chunk, Node (&nodes)[kRounds]) {
+  __device__ __forceinline__ void fetch(int32_t chunk) {
     const int lane = threadIdx.x % 32;
     const int32_t limit = (chunk + 1) * kBandChunk;
-    const int32_t first = backward ? band_.symbols - next_start_ - band_.columns + 1 : next_start_;
-    const bool begins = lane < kBandChunk && taken_ + lane < band_.frames &&
-                        first + step_of_frame(taken_ + lane) < limit;
+    // Lanes 0 .. kBandChunk-1 look at the next frames: where the band begins, as the walk sees it.
+    int32_t first = 0;
+    bool begins = false;
+    if (lane < kBandChunk && taken_ + lane < band_.frames) {
+      const int32_t start = band_.start[in_memory(taken_ + lane)];
+      first = backward ? band_.symbols - start - band_.columns + 1 : start;
+      begins = first + step_of_frame(taken_ + lane) < limit;
+    }
     const int count = __popc(__ballot_sync(kAllLanes, begins));
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      nodes[r].slot = -1;
+      slot_[r] = -1;
       if (r * 32 >= kBandChunk * band_.columns) continue;
-      // The r-th node of this lane; exact for numbers below 256.
-      const unsigned number = r * 32 + lane, frame = number * reciprocal_ >> 16;
-      const int32_t place = number - frame * band_.columns;
-      const int32_t u = __shfl_sync(kAllLanes, first, frame % 32) + place;
-      if (static_cast<int>(frame) >= count || u < 0 || u > band_.symbols) continue;
-      const int32_t f = taken_ + frame, t = in_memory(f);
+      const int32_t u = __shfl_sync(kAllLanes, first, frame_[r] % 32) + column_[r];
+      if (frame_[r] >= count || u < 0 || u > band_.symbols) continue;
+      const int32_t f = taken_ + frame_[r], t = in_memory(f);
       const int32_t k = step_of_frame(f) + u;
-      nodes[r].slot = k % kBandSteps * 32 + u % 32;
-      const int32_t offset = t * band_.columns + (backward ? band_.columns - 1 - place : place);
-      nodes[r].offset = offset;
+      slot_[r] = k % kBandSteps * 32 + u % 32;
+      const int32_t column = backward ? band_.columns - 1 - column_[r] : column_[r];
+      offset_[r] = t * band_.columns + column;
       const bool emits = (backward ? u > 0 : u < band_.symbols) &&
                          (topology != Topology::kRna || t + 1 < band_.frames);
-      nodes[r].px = emits ? band_.px[offset] : kLogZero<real>;
-      nodes[r].py = band_.py[offset];
+      px_[r] = emits ? band_.px[offset_[r]] : kLogZero<real>;
+      py_[r] = band_.py[offset_[r]];
     }
     taken_ += count;
-    look_ahead();
   }
 
-  __device__ __forceinline__ void lay_out(int32_t chunk, const Node (&nodes)[kRounds]) const {
+  __device__ __forceinline__ void lay_out(int32_t chunk) const {
     const int lane = threadIdx.x % 32;
     // Frames that begin in this chunk reach 30 steps further. Slots up to there are cleared, as
     // many each time as a period has.
@@ -149,11 +136,11 @@ class BandFeeder {
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      if (nodes[r].slot < 0) continue;
-      real px = nodes[r].px;
-      if (band_.delay_penalty != 0) px += band_.delay(nodes[r].offset / band_.columns);
-      (&memory_.arcs[0][0])[nodes[r].slot] = {to_log_zero(px), to_log_zero(nodes[r].py)};
-      (&memory_.offset[0][0])[nodes[r].slot] = nodes[r].offset;
+      if (slot_[r] < 0) continue;
+      real px = px_[r];
+      if (band_.delay_penalty != 0) px += band_.delay(offset_[r] / band_.columns);
+      (&memory_.arcs[0][0])[slot_[r]] = {to_log_zero(px), to_log_zero(py_[r])};
+      (&memory_.offset[0][0])[slot_[r]] = offset_[r];
     }
     // The backward walk begins in the corner behind the last frame, whose step is free.
     if (backward && chunk == -1 && lane == 0) memory_.arcs[0][0].py = 0;
@@ -167,10 +154,11 @@ class BandFeeder {
 
   const BandLattice<real>& band_;
   BandMemory<real>& memory_;
-  const unsigned reciprocal_;  // of the columns
-  int32_t taken_ = 0;          // frames so far
-  int32_t next_start_ = 0;
-  Node fetched_[ahead][kRounds];
+  int32_t taken_ = 0;  // frames so far
+  // For each round: the node's place among the frames of a chunk, and what was fetched for it.
+  int32_t frame_[kRounds], column_[kRounds];
+  int32_t slot_[kRounds], offset_[kRounds];
+  real px_[kRounds], py_[kRounds];
 };
 
 template <typename real>
@@ -196,20 +184,15 @@ __device__ void walk_band_wave(const BandLattice<real>& band, BandMemory<real>& 
   Feeder feeder(band, memory);
   const int32_t last_step = band.frames + band.symbols;
   const int32_t last_period = last_step / kBandChunk + 1;
-  int32_t period = Feeder::first_chunk - 1;
-  const auto one_period = [&](auto turn) {
+  for (int32_t period = Feeder::first_chunk - 1; period <= last_period; ++period) {
     if (part == 0) {
       walker.walk(period);
     } else if (part == 1) {
-      feeder.template feed<decltype(turn)::value>(period + 1);
+      feeder.feed(period + 1);
     } else if (part == 2) {
       store_band_chunk(band, memory, period - 1);
     }
     __syncthreads();
-    return period++ < last_period;
-  };
-  while (one_period(std::integral_constant<int, 0>()) &&
-         one_period(std::integral_constant<int, 1>())) {
   }
   const int lane = threadIdx.x % 32;
   if (backward && part == 0 && lane == band.symbols % 32) {
