@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,17 @@ def process_group() -> Iterator[Ranks]:
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(ranks.local_rank)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo")
+    store, _, _ = next(rendezvous("env://"))
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        # torchrun on one machine keeps its store when it restarts processes: without a prefix
+        # they would find the addresses of those before them.
+        store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_cuda else "gloo",
+        store=store,
+        rank=ranks.rank,
+        world_size=world_size,
+    )
     try:
         yield ranks
     finally:
