@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 
