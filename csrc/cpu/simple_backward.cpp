@@ -89,18 +89,20 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
 }
 
 void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy, const Tensor& am,
-                     const Tensor& lm, const Tensor& am_exp, const Tensor& lm_exp,
-                     const Tensor& product, const Tensor& logz, const Tensor& am_sum,
-                     const Tensor& lm_sum, const OptionalTensor& lm_lse,
-                     const OptionalTensor& am_lse, const OptionalTensor& log_q,
-                     const Tensor& targets, const Tensor& logit_lengths,
-                     const Tensor& target_lengths, int64_t blank, double lm_only_scale,
-                     double am_only_scale, double fastemit_lambda, const Tensor& grad_am,
-                     const Tensor& grad_lm) {
+                     const Tensor& lm, const Tensor& am_exp, const OptionalTensor& am_low,
+                     const Tensor& lm_exp, const OptionalTensor& lm_low, const Tensor& product,
+                     const Tensor& logz, const Tensor& am_sum, const Tensor& lm_sum,
+                     const OptionalTensor& lm_lse, const OptionalTensor& am_lse,
+                     const OptionalTensor& log_q, const Tensor& targets,
+                     const Tensor& logit_lengths, const Tensor& target_lengths, int64_t blank,
+                     double lm_only_scale, double am_only_scale, double fastemit_lambda,
+                     const Tensor& grad_am, const Tensor& grad_lm) {
   const Batch batch(product, logit_lengths, target_lengths);
   const Vocabulary vocabulary(targets, am.size(2), blank);
   const int64_t V = vocabulary.size, T = batch.T, width = batch.width;
-  const bool own_type = grad_am.scalar_type() == am.scalar_type();
+  STD_TORCH_CHECK(
+      !am_low.has_value() && !lm_low.has_value() && am_exp.size(2) == V && lm_exp.size(1) == width,
+      "simple_backward on the CPU takes exponentials in one part, without padding");
   dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -149,39 +151,28 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
     };
     // Every row is made in the accumulator's type and stored once, which is why a gradient may
     // take the place of the sums it is made from.
-    const auto all_rows = [&](const Tensor& output, int64_t rows, auto&& is_inside, auto&& make,
-                              auto out_zero) {
-      using out_scalar = decltype(out_zero);
-      out_scalar* gradients = mutable_data_of<out_scalar>(output);
-      expect_full_write(output, sizeof(out_scalar));
+    const auto all_rows = [&](const Tensor& output, int64_t rows, auto&& is_inside, auto&& make) {
+      scalar* gradients = mutable_data_of<scalar>(output);
+      expect_full_write(output, sizeof(scalar));
       parallel_tasks(rows, rows_per_task(2 * V), [&](int64_t begin, int64_t end) {
         std::vector<real> gradient(V);
         for (int64_t row = begin; row < end; ++row) {
-          out_scalar* target = gradients + row * V;
+          scalar* target = gradients + row * V;
           if (!is_inside(row)) {
-            std::fill(target, target + V, out_scalar(0.0f));
+            std::fill(target, target + V, scalar(0.0f));
             continue;
           }
           make(row, gradient.data());
           std::transform(gradient.begin(), gradient.end(), target,
-                         [](real value) { return static_cast<out_scalar>(value); });
+                         [](real value) { return static_cast<scalar>(value); });
         }
       });
     };
-    const auto both_sides = [&](auto out_zero) {
-      all_rows(
-          grad_am, batch.N * T, [&](int64_t row) { return row % T < batch.frames(row / T); },
-          am_row, out_zero);
-      all_rows(
-          grad_lm, batch.N * width,
-          [&](int64_t row) { return row % width < batch.positions(row / width); }, lm_row,
-          out_zero);
-    };
-    if (own_type) {
-      both_sides(scalar());
-    } else {
-      both_sides(real());
-    }
+    all_rows(
+        grad_am, batch.N * T, [&](int64_t row) { return row % T < batch.frames(row / T); }, am_row);
+    all_rows(
+        grad_lm, batch.N * width,
+        [&](int64_t row) { return row % width < batch.positions(row / width); }, lm_row);
   });
 }
 

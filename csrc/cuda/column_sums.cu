@@ -2,6 +2,7 @@
 // Contract: pruned_rnnt/ops/column_sums.py.
 //
 // Axes: R rows, C columns, P parts of the rows.
+#include "cuda/ops.cuh"
 #include "cuda/vector_access.cuh"
 
 namespace pruned_rnnt {
@@ -124,6 +125,8 @@ __global__ void __launch_bounds__(32 * kGroups)
   if (lane == 0 && at < C) put(target + at, sum, add);
 }
 
+}  // namespace
+
 void column_sums(const Tensor& x, bool add, const Tensor& partial, const Tensor& sums) {
   const int64_t R = x.size(0), C = x.size(1), P = partial.size(0);
   if (C == 0) return;
@@ -148,8 +151,6 @@ void column_sums(const Tensor& x, bool add, const Tensor& partial, const Tensor&
            static_cast<int32_t>(P), add, parts, target);
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("column_sums", TORCH_BOX(&column_sums)); }
 

@@ -77,7 +77,8 @@ __device__ void position_gradient(const RowGeometry& geometry, const BackwardSiz
   const int32_t piece = static_cast<int32_t>(task - position * sizes.pieces), D = sizes.D;
   const int32_t n = static_cast<int32_t>(position / sizes.columns);
   const int32_t u = static_cast<int32_t>(position - static_cast<int64_t>(n) * sizes.columns);
-  const int32_t frames = min(geometry.frames_of(n), sizes.frames);
+  // A length that cannot be is no frames.
+  const int32_t frames = max(0, min(geometry.frames_of(n), sizes.frames));
   const int64_t W = geometry.width_of(n), first = geometry.first_row_of(n);
   const int64_t chunk_first = max(int64_t(0), (sizes.row_begin - first + W - 1) / W);
   const int64_t chunk_end = (sizes.row_begin + sizes.rows - first) / W;

@@ -53,6 +53,8 @@ class Launcher {
     return limits;
   }
 
+  cudaStream_t stream() const { return stream_; }
+
   // Runs kernel(arguments...) with `shared` bytes of dynamic shared memory.
   template <typename... Parameters, typename... Arguments>
   void operator()(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,

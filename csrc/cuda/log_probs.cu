@@ -4,6 +4,7 @@
 // Axes: R rows, V vocabulary.
 #include "cuda/arithmetic.cuh"
 #include "cuda/logit_rows.cuh"
+#include "cuda/ops.cuh"
 #include "cuda/row_cursor.cuh"
 #include "cuda/short_rows.cuh"
 #include "cuda/symbol_table.cuh"
@@ -178,6 +179,8 @@ __global__ void __launch_bounds__(kShortThreads)
   write_row(out, row_begin + row, used, mode, normaliser, of_node);
 }
 
+}  // namespace
+
 void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_lengths,
                const Tensor& target_lengths, const OptionalTensor& start,
                const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
@@ -214,8 +217,6 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
     });
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("log_probs", TORCH_BOX(&log_probs)); }
 

@@ -4,6 +4,7 @@
 // Axes: R rows, V vocabulary.
 #include "cuda/arithmetic.cuh"
 #include "cuda/logit_rows.cuh"
+#include "cuda/ops.cuh"
 #include "cuda/row_cursor.cuh"
 #include "cuda/short_rows.cuh"
 #include "cuda/symbol_table.cuh"
@@ -173,6 +174,8 @@ __global__ void __launch_bounds__(kShortThreads)
   copy_block(shared, static_cast<int32_t>(rows_here * V), gradients + first_row * V);
 }
 
+}  // namespace
+
 void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
                         const Tensor& gx, const Tensor& gy, const Tensor& targets,
                         const Tensor& logit_lengths, const Tensor& target_lengths,
@@ -223,8 +226,6 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
     });
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("log_probs_backward", TORCH_BOX(&log_probs_backward));

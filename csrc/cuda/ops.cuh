@@ -1,5 +1,5 @@
-// The ops that the pruned step calls one after the other (pruned_step.cu). Their contracts are in the
-// Python files of the same names.
+// The ops that the pruned step calls one after the other (pruned_step.cu). Their contracts are in
+// the Python files of the same names.
 #pragma once
 
 #include "stable.h"
@@ -10,13 +10,19 @@ namespace cuda {
 void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tensor& row_max,
               const Tensor& row_lse, const Tensor& x_exp, const OptionalTensor& x_low);
 
+void simple_product(const Tensor& am_exp, const OptionalTensor& am_low, const Tensor& lm_exp,
+                    const OptionalTensor& lm_low, const Tensor& product);
+
+void simple_sums(const Tensor& weights, const Tensor& am_exp, const OptionalTensor& am_low,
+                 const Tensor& lm_exp, const OptionalTensor& lm_low, const OptionalTensor& lm_stack,
+                 const Tensor& am_sum, const Tensor& lm_sum);
+
 void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
                       const Tensor& lm_max, const Tensor& product, const OptionalTensor& lm_lse,
                       const OptionalTensor& am_lse, const OptionalTensor& log_q,
                       const Tensor& targets, const Tensor& logit_lengths,
                       const Tensor& target_lengths, int64_t blank, double lm_only_scale,
-                      double am_only_scale, const Tensor& px, const Tensor& py,
-                      const Tensor& logz);
+                      double am_only_scale, const Tensor& px, const Tensor& py, const Tensor& logz);
 
 void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
                     const Tensor& product, const Tensor& logit_lengths,

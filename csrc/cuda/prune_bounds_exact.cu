@@ -2,6 +2,7 @@
 // over frames, one block an utterance. Contract: pruned_rnnt/ops/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
+#include "cuda/ops.cuh"
 #include "cuda/window_scores.cuh"
 
 namespace pruned_rnnt {
@@ -61,6 +62,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+}  // namespace
+
 void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
                         const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
                         const Tensor& scratch, const Tensor& start) {
@@ -82,8 +85,6 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
            data_of<real>(gy), mutable_data_of<int32_t>(scratch), mutable_data_of<int32_t>(start));
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("prune_bounds_exact", TORCH_BOX(&prune_bounds_exact));

@@ -13,12 +13,15 @@ template <typename real>
 constexpr real kSafeProduct = std::is_same_v<real, double> ? real(1e-280) : real(1e-28);
 
 struct SimpleBatch {
-  SimpleBatch(const Tensor& product, const Tensor& logit_lengths, const Tensor& target_lengths)
+  // nodes: any tensor (N,T,U+1); product (N,T,U') has rows at least as long.
+  SimpleBatch(const Tensor& nodes, const Tensor& product, const Tensor& logit_lengths,
+              const Tensor& target_lengths)
       : logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
-        N(static_cast<int32_t>(product.size(0))),
-        T(static_cast<int32_t>(product.size(1))),
-        width(static_cast<int32_t>(product.size(2))) {}
+        N(static_cast<int32_t>(nodes.size(0))),
+        T(static_cast<int32_t>(nodes.size(1))),
+        width(static_cast<int32_t>(nodes.size(2))),
+        product_width(static_cast<int32_t>(product.size(2))) {}
 
   // Frames and columns that have rows.
   __device__ __forceinline__ int32_t frames(int32_t n) const { return min(logit_lengths[n], T); }
@@ -30,7 +33,7 @@ struct SimpleBatch {
   }
 
   const int32_t *logit_lengths, *target_lengths;
-  int32_t N, T, width;  // width is U + 1
+  int32_t N, T, width, product_width;  // width is U + 1
 };
 
 template <typename real>
@@ -49,11 +52,11 @@ constexpr int kNodeThreads = 256;
 constexpr int kFramesEach = 8;
 
 struct NodeGrid {
-  explicit NodeGrid(const SimpleBatch& batch) {
-    const uint32_t along = std::min<uint32_t>(128, (batch.width + 31) / 32 * 32);
+  NodeGrid(const SimpleBatch& batch, int32_t columns) {
+    const uint32_t along = std::min<uint32_t>(128, (columns + 31) / 32 * 32);
     block = dim3(along, kNodeThreads / along);
     const uint32_t frames = block.y * kFramesEach;
-    grid = dim3((batch.T + frames - 1) / frames, (batch.width + along - 1) / along, batch.N);
+    grid = dim3((batch.T + frames - 1) / frames, (columns + along - 1) / along, batch.N);
   }
   dim3 grid, block;
 };

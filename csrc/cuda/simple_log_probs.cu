@@ -4,6 +4,7 @@
 //
 // Axes: N batch, T frames, U symbols, V vocabulary.
 #include "cuda/arithmetic.cuh"
+#include "cuda/ops.cuh"
 #include "cuda/simple_batch.cuh"
 #include "cuda/symbol_table.cuh"
 
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kNodeThreads)
     const int64_t node = frame * batch.width + u;
     const bool valid = column_used && t < frames;
     const scalar* am = in.am + frame * V;
-    const real product = valid ? in.product[node] : real(1);
+    const real product = valid ? in.product[frame * batch.product_width + u] : real(1);
     const bool safe = product >= kSafeProduct<real>;
     real z = 0;
     if (valid && safe) z = log_of(product) + in.am_max[frame] + lm_max;
@@ -101,6 +102,8 @@ __global__ void __launch_bounds__(kNodeThreads)
   }
 }
 
+}  // namespace
+
 void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
                       const Tensor& lm_max, const Tensor& product, const OptionalTensor& lm_lse,
                       const OptionalTensor& am_lse, const OptionalTensor& log_q,
@@ -108,10 +111,10 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
                       const Tensor& target_lengths, int64_t blank, double lm_only_scale,
                       double am_only_scale, const Tensor& px, const Tensor& py,
                       const Tensor& logz) {
-  if (product.numel() == 0) return;
-  const SimpleBatch batch(product, logit_lengths, target_lengths);
+  if (px.numel() == 0) return;
+  const SimpleBatch batch(px, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
-  const NodeGrid nodes(batch);
+  const NodeGrid nodes(batch, batch.width);
   const Launcher launch(am);
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
@@ -126,16 +129,29 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
   });
 }
 
-template <typename real>
+namespace {
+
+// Writes a weight, in one part or as high, high, low.
+template <typename stored, typename real>
+__device__ __forceinline__ void store_weight(stored* frame, int32_t u, int32_t width, bool parts,
+                                             real weight) {
+  const stored high = static_cast<stored>(weight);
+  frame[u] = high;
+  if (!parts) return;
+  frame[width + u] = high;
+  frame[2 * width + u] = static_cast<stored>(weight - static_cast<real>(high));
+}
+
+template <typename real, typename stored>
 __global__ void __launch_bounds__(kNodeThreads)
-    simple_weights_kernel(SimpleBatch batch, real scale, real emit_factor,
-                          const real* __restrict__ grad_loss, const real* __restrict__ gx,
-                          const real* __restrict__ gy, const real* __restrict__ product,
-                          real* __restrict__ weights) {
+    simple_weights_kernel(SimpleBatch batch, real scale, real emit_factor, int32_t stored_width,
+                          bool parts, const real* __restrict__ grad_loss,
+                          const real* __restrict__ gx, const real* __restrict__ gy,
+                          const real* __restrict__ product, stored* __restrict__ weights) {
   const int32_t n = blockIdx.z;
   const int32_t u = blockIdx.y * blockDim.x + threadIdx.x;
   const int32_t first_frame = blockIdx.x * blockDim.y * kFramesEach + threadIdx.y;
-  if (u >= batch.width) return;
+  if (u >= stored_width) return;
   const real factor = scale * grad_loss[n];
   const int32_t frames = batch.frames(n);
   const bool column_used = u < batch.columns(n);
@@ -143,34 +159,43 @@ __global__ void __launch_bounds__(kNodeThreads)
   for (int i = 0; i < kFramesEach; ++i) {
     const int32_t t = first_frame + i * blockDim.y;
     if (t >= batch.T) return;
-    const int64_t node = (static_cast<int64_t>(n) * batch.T + t) * batch.width + u;
+    const int64_t frame = static_cast<int64_t>(n) * batch.T + t, node = frame * batch.width + u;
     real weight = 0;
     if (column_used && t < frames) {
       const real leaving = emit_factor * gx[node] + gy[node];
-      const real divisor = product[node];
+      const real divisor = product[frame * batch.product_width + u];
       if (leaving != 0 && divisor >= kSafeProduct<real>) weight = leaving * factor / divisor;
     }
-    weights[node] = weight;
+    store_weight(weights + frame * stored_width * (parts ? 3 : 1), u, stored_width, parts, weight);
   }
 }
+
+}  // namespace
 
 void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
                     const Tensor& product, const Tensor& logit_lengths,
                     const Tensor& target_lengths, double scale, double fastemit_lambda,
                     const Tensor& weights) {
-  if (product.numel() == 0) return;
-  const SimpleBatch batch(product, logit_lengths, target_lengths);
-  const NodeGrid nodes(batch);
+  if (gx.numel() == 0) return;
+  const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
+  const int32_t stored_width = static_cast<int32_t>(weights.size(3));
+  const NodeGrid nodes(batch, stored_width);
   const Launcher launch(product);
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
     using real = decltype(zero);
-    launch(simple_weights_kernel<real>, nodes.grid, nodes.block, 0, batch, static_cast<real>(scale),
-           static_cast<real>(1 + fastemit_lambda), data_of<real>(grad_loss), data_of<real>(gx),
-           data_of<real>(gy), data_of<real>(product), mutable_data_of<real>(weights));
+    const auto run = [&](auto stored_zero) {
+      using stored = decltype(stored_zero);
+      launch(simple_weights_kernel<real, stored>, nodes.grid, nodes.block, 0, batch,
+             static_cast<real>(scale), static_cast<real>(1 + fastemit_lambda), stored_width,
+             weights.size(2) == 3, data_of<real>(grad_loss), data_of<real>(gx), data_of<real>(gy),
+             data_of<real>(product), mutable_data_of<stored>(weights));
+    };
+    if constexpr (std::is_same_v<real, float>) {
+      if (weights.scalar_type() == ScalarType::BFloat16) return run(BFloat16());
+    }
+    run(zero);
   });
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("simple_log_probs", TORCH_BOX(&simple_log_probs));

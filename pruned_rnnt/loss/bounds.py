@@ -23,8 +23,7 @@ from pruned_rnnt.loss.checks import (
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops._library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.band_gather import gathered_band
-from pruned_rnnt.ops.prune_bounds import prune_bounds as prune_bounds_op
-from pruned_rnnt.ops.prune_bounds import prune_bounds_exact
+from pruned_rnnt.ops.prune_bounds import choose_bounds
 
 
 def prune_bounds(
@@ -93,13 +92,7 @@ def chosen_bounds(
     """prune_bounds of checked arguments."""
     emit, blank = (x.detach().contiguous() for x in occupancy)
     lengths = (utterances.logit_lengths, utterances.target_lengths)
-    start = torch.empty(emit.shape[:2], dtype=torch.int32, device=emit.device)
-    if exact:
-        scratch = torch.empty_like(emit, dtype=torch.int32)
-        prune_bounds_exact(emit, blank, *lengths, s_range, rnnt_type, scratch, start)
-    else:
-        prune_bounds_op(emit, blank, *lengths, s_range, rnnt_type, False, start)
-    return Bounds(start, s_range)
+    return Bounds(choose_bounds(emit, blank, *lengths, s_range, rnnt_type, exact), s_range)
 
 
 def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:

@@ -5,6 +5,8 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V voca
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,15 @@ from pruned_rnnt.loss.checks import (
 )
 from pruned_rnnt.loss.packing import own_rows
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.fused_joiner import chunk_cuts, fused_loss, ragged_chunk_cuts
+from pruned_rnnt.ops.fused_joiner import (
+    RowPlan,
+    RowProblem,
+    fused_loss,
+    padded_output,
+    row_plan,
+)
 from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.row_loss import LossOptions
 
 
@@ -120,34 +129,52 @@ def checked_fused_loss(
     options: LossOptions,
 ) -> Tensor:
     """rnnt_loss_fused of checked arguments, (N,)."""
-    dtype = _product_dtype(am, lm, weight)
+    dtype = product_dtype(am, lm, weight)
     am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
     bias = None if bias is None else bias.to(dtype)
     geometry, rows = own_rows(utterances, bounds, am.shape[1])
-    row_bytes = weight.shape[0] * weight.element_size()
-    if bounds is None and geometry.row_splits is not None and utterances.host_lengths is not None:
-        frames_N, symbols_N = utterances.host_lengths
-        widths_N = (symbols_N + 1).tolist()
-        cuts = ragged_chunk_cuts(frames_N.tolist(), widths_N, row_bytes)
-    else:
-        cuts = chunk_cuts(rows, geometry.columns, row_bytes)
-    return fused_loss(
-        am,
-        lm,
-        weight,
-        bias,
-        utterances.targets,
-        utterances.logit_lengths,
-        utterances.target_lengths,
+    weight_padded, bias_padded = padded_output(weight, bias)
+    plan = joiner_plan(
         geometry,
-        cuts,
+        rows,
+        weight_padded,
+        utterances if bounds is None else None,
+        vocabulary=weight.shape[0],
+        activation=activation,
+        options=options,
+    )
+    lengths = (utterances.logit_lengths, utterances.target_lengths)
+    where = (utterances.targets, *lengths, *geometry[:2])
+    return fused_loss(RowProblem(am, lm, weight_padded, bias_padded, *where), plan)
+
+
+def joiner_plan(
+    geometry: RowGeometry,
+    rows: int,
+    weight: Tensor,
+    whole: Utterances | None,
+    *,
+    vocabulary: int,
+    activation: str,
+    options: LossOptions,
+) -> RowPlan:
+    """row_plan for an output layer (V', D); whole: of a whole lattice, None for a band."""
+    packed = whole is not None and geometry.row_splits is not None
+    return row_plan(
+        geometry,
+        rows,
+        weight.shape[0] * weight.element_size(),
+        weight.shape[1] * weight.element_size(),
+        whole.host_lengths if packed and whole is not None else None,
+        vocabulary,
         ACTIVATIONS[activation],
         options,
     )
 
 
-def _product_dtype(am: Tensor, lm: Tensor, weight: Tensor) -> torch.dtype:
-    device = am.device.type
-    if torch.is_autocast_enabled(device) and am.dtype != torch.float64:
+def product_dtype(*factors: Tensor) -> torch.dtype:
+    """The dtype of products of these: autocast's, or the widest of theirs."""
+    device = factors[0].device.type
+    if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
         return torch.get_autocast_dtype(device)
-    return torch.promote_types(torch.promote_types(am.dtype, lm.dtype), weight.dtype)
+    return reduce(torch.promote_types, [x.dtype for x in factors])

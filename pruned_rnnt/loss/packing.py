@@ -88,12 +88,19 @@ def own_rows(utterances: Utterances, bounds: Bounds | None, frames: int) -> tupl
     the lengths, for then their number is known without waiting; else padded."""
     columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
     start = None if bounds is None else bounds.start
+    splits, rows = own_row_splits(utterances, columns, frames, in_band=bounds is not None)
+    return RowGeometry(start, splits, frames, columns), rows
+
+
+def own_row_splits(
+    utterances: Utterances, columns: int, frames: int, *, in_band: bool
+) -> tuple[Tensor | None, int]:
+    """row_splits of own_rows (None where rows are padded), and the number of rows."""
     batch, device = utterances.targets.shape[0], utterances.targets.device
     if utterances.host_lengths is None or torch.compiler.is_compiling():
-        return RowGeometry(start, None, frames, columns), batch * frames * columns
-    if bounds is None:
-        splits = packed_row_splits(*utterances.host_lengths)
-    else:
+        return None, batch * frames * columns
+    if in_band:
         splits = _cumulated(utterances.host_lengths[0].long() * columns)
-    on_device = splits.to(device, non_blocking=True)
-    return RowGeometry(start, on_device, frames, columns), int(splits[-1])
+    else:
+        splits = packed_row_splits(*utterances.host_lengths)
+    return splits.to(device, non_blocking=True), int(splits[-1])

@@ -21,12 +21,18 @@ from pruned_rnnt.loss.checks import (
     readable,
     reduced,
 )
-from pruned_rnnt.loss.fused import checked_fused_loss
+from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
 from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.packing import own_row_splits
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
-from pruned_rnnt.loss.results import Bounds, TransducerLosses
+from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses
 from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
+from pruned_rnnt.ops.fused_joiner import row_plan
+from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.log_probs import HAT
+from pruned_rnnt.ops.pruned_step import pruned_step
+from pruned_rnnt.ops.row_geometry import RowGeometry
+from pruned_rnnt.ops.step_plan import StepPlan
 
 # Of the two projections of the simple loss at initialisation, as a share of torch's default: their
 # sum should begin near the uniform distribution.
@@ -158,6 +164,8 @@ class PrunedTransducerLoss(nn.Module):
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
+        if self._is_plain(encoder_out, predictor_out):
+            return self._in_one_step(encoder_out, predictor_out, utterances, step)
         simple_loss, occupancy = checked_simple_loss(
             self.simple_am_proj(encoder_out),
             self.simple_lm_proj(predictor_out),
@@ -175,6 +183,81 @@ class PrunedTransducerLoss(nn.Module):
             pruned_loss=reduced(pruned_loss, self.reduction),
             occupancy=occupancy,
             bounds=bounds,
+            simple_scale=simple_scale,
+            pruned_scale=pruned_scale,
+        )
+
+    def _layers(self) -> list[nn.Linear]:
+        """In the order of pruned_step."""
+        own = [self.simple_am_proj, self.simple_lm_proj]
+        if not isinstance(self.joiner, Joiner):
+            return own
+        joiner = self.joiner
+        return [*own, joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear]
+
+    def _is_plain(self, *inputs: Tensor) -> bool:
+        """Whether the layers are what they seem, so that their weights alone say what they do:
+        nothing that wraps them, no hooks, and no compiler that wants to see each."""
+        layers = self._layers()
+        return (
+            isinstance(self.joiner, Joiner)
+            and not torch.compiler.is_compiling()
+            and all(
+                type(layer) is nn.Linear
+                and layer.bias is not None
+                and layer.weight.device == inputs[0].device == inputs[1].device
+                and not (layer._forward_hooks or layer._forward_pre_hooks)
+                and not (layer._backward_hooks or layer._backward_pre_hooks)
+                for layer in layers
+            )
+            and min(inputs[0].numel(), inputs[1].numel()) > 0
+        )
+
+    def _in_one_step(
+        self, encoder_out: Tensor, predictor_out: Tensor, utterances: Utterances, step: int
+    ) -> TransducerLosses:
+        assert isinstance(self.joiner, Joiner)
+        weights = [x for layer in self._layers() for x in (layer.weight, layer.bias)]
+        dtype = product_dtype(encoder_out, predictor_out, *weights)
+        frames = encoder_out.shape[1]
+        row_splits, rows = own_row_splits(utterances, self.s_range, frames, in_band=True)
+        simple_scale, pruned_scale = self.scales(step)
+        width = self.joiner.output_linear.in_features * dtype.itemsize
+        plan = StepPlan(
+            dtype=dtype,
+            differentiable=torch.is_grad_enabled(),
+            simple=self.simple_options,
+            rows=row_plan(
+                RowGeometry(None, row_splits, frames, self.s_range),
+                rows,
+                self.vocab_size * dtype.itemsize,
+                width,
+                None,
+                self.vocab_size,
+                ACTIVATIONS[self.joiner.activation],
+                self.options,
+            ),
+            exact_bounds=self.exact_bounds,
+            simple_scale=simple_scale,
+            pruned_scale=pruned_scale,
+            reduction=self.reduction,
+        )
+        losses = pruned_step(
+            encoder_out,
+            predictor_out,
+            weights,
+            utterances.targets,
+            utterances.logit_lengths,
+            utterances.target_lengths,
+            row_splits,
+            plan,
+        )
+        return TransducerLosses(
+            loss=losses.total,
+            simple_loss=losses.simple,
+            pruned_loss=losses.pruned,
+            occupancy=Occupancy(losses.gx, losses.gy),
+            bounds=Bounds(losses.start, self.s_range),
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
         )

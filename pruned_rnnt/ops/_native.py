@@ -26,7 +26,9 @@ BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
 BUILD_NOTES = "build_notes.txt"
 # Ops that only call others of this library and torch's own: no kernels are wanted for them.
-COMPOSED = frozenset({"ctc", "fused_log_probs", "fused_log_probs_backward"})
+COMPOSED = frozenset(
+    {"ctc", "fused_log_probs", "fused_log_probs_backward", "simple_product", "simple_sums"}
+)
 
 logger = logging.getLogger("pruned_rnnt")
 

@@ -24,12 +24,16 @@ def _ctc(
     grad: Tensor,
 ) -> None:
     by_time = log_probs.transpose(0, 1)
-    arguments = (targets, logit_lengths, target_lengths, blank)
-    nll, log_alpha = torch.ops.aten._ctc_loss.Tensor(by_time, *arguments, zero_infinity=True)
+    lengths: tuple[Any, Any] = (logit_lengths, target_lengths)
+    forward, backward = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
+    if logit_lengths.device.type == "cpu":
+        # torch 2.11 wants length tensors where the log-probabilities are; lists are for the host.
+        lengths = (logit_lengths.tolist(), target_lengths.tolist())
+        forward = torch.ops.aten._ctc_loss.default
+        backward = torch.ops.aten._ctc_loss_backward.default
+    nll, log_alpha = forward(by_time, targets, *lengths, blank, zero_infinity=True)
     unit = torch.ones_like(nll)
-    grad_by_time = torch.ops.aten._ctc_loss_backward.Tensor(
-        unit, by_time, targets, logit_lengths, target_lengths, nll, log_alpha, blank, True
-    )
+    grad_by_time = backward(unit, by_time, targets, *lengths, nll, log_alpha, blank, True)
     infeasible = nll == torch.inf
     loss.copy_(nll.masked_fill(infeasible, 0))
     grad.copy_(grad_by_time.transpose(0, 1).masked_fill(infeasible[:, None, None], 0))

@@ -14,7 +14,7 @@ are not a multiple of 8 slow a 16-bit matrix product down by more than two times
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,86 +26,162 @@ from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.row_loss import LossOptions, run_recursion
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 
-WORKSPACE_BYTES = 64 << 20
+WORKSPACE_BYTES = 128 << 20
+# Of the gradient of hidden rows, which are made a piece of a chunk at a time.
+_GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
+
+
+class RowPlan(NamedTuple):
+    """How rows are worked through: T and S of the geometry, row numbers that cut rows into chunks,
+    rows of a piece of the hidden gradient, V, and what the loss is."""
+
+    frames: int
+    columns: int
+    cuts: list[int]
+    hidden_rows: int
+    vocabulary: int
+    activation: int
+    options: LossOptions
+
+
+class RowProblem(NamedTuple):
+    """am (N,T,D), lm (N,U+1,D), weight (V',D), bias (V') of one dtype; where the rows are."""
+
+    am: Tensor
+    lm: Tensor
+    weight: Tensor
+    bias: Tensor
+    targets: Tensor
+    logit_lengths: Tensor
+    target_lengths: Tensor
+    start: Tensor | None
+    row_splits: Tensor | None
+
+
+class RowStatistics(NamedTuple):
+    """What the gradient needs of the forward pass, (R,) acc each."""
+
+    lse: Tensor
+    gx: Tensor
+    gy: Tensor
+
+
+Workspace = tuple[Tensor, Tensor]
+
+
+def row_losses(
+    problem: RowProblem, plan: RowPlan
+) -> tuple[Tensor, RowStatistics, Workspace | None]:
+    """log P (N,) acc, and the workspace where it holds everything in one chunk."""
+    am, _, weight = problem[:3]
+    blank, mode, rnnt_type, delay_penalty, _, _ = plan.options
+    lengths = (problem.logit_lengths, problem.target_lengths)
+    geometry = RowGeometry(problem.start, problem.row_splits, plan.frames, plan.columns)
+    hidden, logits = _workspace(am, weight, plan.cuts)
+    rows = plan.cuts[-1]
+    lse, px, py = am.new_empty((3, rows), dtype=accumulator(am.dtype)).unbind(0)
+    chunks = (plan.cuts, plan.vocabulary, blank, mode, plan.activation)
+    workspace = (hidden, logits)
+    fused_log_probs(*problem[:7], *geometry, *chunks, *workspace, px, py, lse)
+    total, gx, gy = run_recursion(px, py, *lengths, geometry, rnnt_type, delay_penalty)
+    keeps = len(plan.cuts) == 2 and not torch.compiler.is_compiling()
+    return total, RowStatistics(lse, gx, gy), workspace if keeps else None
+
+
+def row_gradients(
+    grad_loss: Tensor,
+    problem: RowProblem,
+    statistics: RowStatistics,
+    plan: RowPlan,
+    kept: Workspace | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of am (in its dtype), lm, weight and bias (acc), for grad_loss (N,) acc."""
+    am, lm, weight, bias = problem[:4]
+    acc = statistics.lse.dtype
+    hidden, logits = _workspace(am, weight, plan.cuts) if kept is None else kept
+    grads = (
+        torch.empty_like(am),
+        torch.empty_like(lm, dtype=acc),
+        torch.empty_like(weight, dtype=acc),
+        torch.empty_like(bias, dtype=acc),
+    )
+    blank, mode, _, _, fastemit_lambda, clamp = plan.options
+    fused_log_probs_backward(
+        grad_loss,
+        *problem[:4],
+        *statistics,
+        *problem[4:],
+        plan.frames,
+        plan.columns,
+        plan.cuts,
+        plan.vocabulary,
+        blank,
+        mode,
+        plan.activation,
+        fastemit_lambda,
+        clamp,
+        kept is not None,
+        plan.hidden_rows,
+        hidden,
+        logits,
+        *grads,
+    )
+    return grads
 
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        am: Tensor,
-        lm: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        logit_lengths: Tensor,
-        target_lengths: Tensor,
-        start: Tensor | None,
-        row_splits: Tensor | None,
-        frames: int,
-        columns: int,
-        cuts: list[int],
-        vocabulary: int,
-        activation: int,
-        options: LossOptions,
-    ) -> Tensor:
-        blank, mode, rnnt_type, delay_penalty, fastemit_lambda, clamp = options
-        lengths = (logit_lengths, target_lengths)
-        geometry = RowGeometry(start, row_splits, frames, columns)
-        hidden, logits = _workspace(am, weight, cuts)
-        lse = am.new_empty((cuts[-1],), dtype=accumulator(am.dtype))
-        px, py = lse.new_empty((2, cuts[-1])).unbind(0)
-        chunks = (cuts, vocabulary, blank, mode, activation)
-        fused_log_probs(
-            am,
-            lm,
-            weight,
-            bias,
-            targets,
-            *lengths,
-            *geometry,
-            *chunks,
-            hidden,
-            logits,
-            px,
-            py,
-            lse,
-        )
-        total, gx, gy = run_recursion(px, py, *lengths, geometry, rnnt_type, delay_penalty)
-        ctx.save_for_backward(
-            am, lm, weight, bias, lse, gx, gy, targets, *lengths, start, row_splits
-        )
-        ctx.chunks = (frames, columns, *chunks, fastemit_lambda, clamp)
-        ctx.cuts = cuts
-        keeps = len(cuts) == 2 and not torch.compiler.is_compiling()
-        ctx.kept = (hidden, logits) if keeps else None
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, plan = arguments
+        problem = RowProblem(*tensors)
+        total, statistics, ctx.kept = row_losses(problem, plan)
+        ctx.save_for_backward(*problem, *statistics)
+        ctx.plan = plan
         return -total
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        am, lm, weight, bias, lse = ctx.saved_tensors[:5]
+        problem = RowProblem(*ctx.saved_tensors[:9])
+        statistics = RowStatistics(*ctx.saved_tensors[9:])
         # The workspace is spent by the first pass; with retain_graph a second one starts afresh.
         kept, ctx.kept = ctx.kept, None
-        hidden, logits = _workspace(am, weight, ctx.cuts) if kept is None else kept
-        grads = [torch.empty_like(x, dtype=lse.dtype) for x in (am, lm, weight, bias)]
-        fused_log_probs_backward(
-            grad_loss.to(lse.dtype).contiguous(),
-            *ctx.saved_tensors,
-            *ctx.chunks,
-            kept is not None,
-            hidden,
-            logits,
-            *grads,
-        )
-        cast = [grad.to(am.dtype) for grad in grads]
-        return cast[0], cast[1], cast[2], cast[3], *[None] * 11
+        upstream = grad_loss.to(statistics.lse.dtype).contiguous()
+        grads = row_gradients(upstream, problem, statistics, ctx.plan, kept)
+        cast = [grad.to(problem.am.dtype) for grad in grads]
+        return cast[0], cast[1], cast[2], cast[3], *[None] * 6
 
 
-def _workspace(am: Tensor, weight: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
+def _workspace(am: Tensor, weight: Tensor, cuts: list[int]) -> Workspace:
     rows = max(end - begin for begin, end in pairwise(cuts))
     return am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0]))
+
+
+def row_plan(
+    geometry: RowGeometry,
+    rows: int,
+    row_bytes: int,
+    hidden_bytes: int,
+    ragged: tuple[Tensor, Tensor] | None,
+    vocabulary: int,
+    activation: int,
+    options: LossOptions,
+) -> RowPlan:
+    """Cuts rows by the bytes that a row of logits and of hidden takes.
+
+    ragged: the lengths on the host where rows are a packed whole lattice, so that frames differ in
+    their number of rows.
+    """
+    columns = geometry.columns
+    if ragged is None:
+        cuts = chunk_cuts(rows, columns, row_bytes)
+        hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
+    else:
+        frames_N, symbols_N = ragged
+        cuts = ragged_chunk_cuts(frames_N.tolist(), (symbols_N + 1).tolist(), row_bytes)
+        hidden_rows = rows
+    return RowPlan(geometry.frames, columns, cuts, hidden_rows, vocabulary, activation, options)
 
 
 def chunk_cuts(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
@@ -140,33 +216,7 @@ def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Ten
     return weight_VD.contiguous(), bias_V.contiguous()
 
 
-def fused_loss(
-    am_NTD: Tensor,
-    lm_NUD: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    geometry: RowGeometry,
-    cuts: list[int],
-    activation: int,
-    options: LossOptions,
-) -> Tensor:
-    """Loss (N,) acc of contiguous am and lm and an output layer, all of one dtype."""
-    weight, bias = padded_output(weight_VD, bias_V)
-    loss: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-        am_NTD,
-        lm_NUD,
-        weight,
-        bias,
-        targets,
-        logit_lengths,
-        target_lengths,
-        *geometry,
-        cuts,
-        weight_VD.shape[0],
-        activation,
-        options,
-    )
+def fused_loss(problem: RowProblem, plan: RowPlan) -> Tensor:
+    """Loss (N,) acc, differentiable in am, lm, weight and bias."""
+    loss: Tensor = _FusedLoss.apply(*problem, plan)  # type: ignore[no-untyped-call]
     return loss

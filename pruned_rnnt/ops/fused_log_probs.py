@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops._library import define
+from pruned_rnnt.ops.column_sums import column_sums
 from pruned_rnnt.ops.joiner_rows import joiner_rows, joiner_rows_backward
 from pruned_rnnt.ops.log_probs import log_probs, log_probs_backward
+from pruned_rnnt.ops.matrix_products import multiply_into
 
 
 def _chunk_logits(
@@ -95,6 +97,7 @@ def _fused_log_probs_backward(
     fastemit_lambda: float,
     clamp: float,
     kept: bool,
+    hidden_rows: int,
     hidden: Tensor,
     logits: Tensor,
     grad_am: Tensor,
@@ -103,15 +106,16 @@ def _fused_log_probs_backward(
     grad_bias: Tensor,
 ) -> None:
     lengths, geometry = (logit_lengths, target_lengths), (start, row_splits, frames, columns)
-    for sums in (grad_am, grad_lm, grad_weight, grad_bias):
-        sums.zero_()
-    grad_hidden = torch.empty_like(hidden)
+    # Frames of padding and positions without frames are in no chunk.
+    grad_am.zero_()
+    grad_lm.zero_()
+    largest = max(end - begin for begin, end in pairwise(cuts))
+    grad_hidden = hidden.new_empty((min(largest, hidden_rows), hidden.shape[1]))
     for begin, end in pairwise(cuts):
-        count = end - begin
-        rows, hidden_rows = logits[:count], hidden[:count]
+        rows, hidden_chunk = logits[: end - begin], hidden[: end - begin]
         if not kept:
             _chunk_logits(
-                am, lm, weight, bias, lengths, geometry, begin, activation, hidden_rows, rows
+                am, lm, weight, bias, lengths, geometry, begin, activation, hidden_chunk, rows
             )
         log_probs_backward(
             grad_loss,
@@ -129,22 +133,22 @@ def _fused_log_probs_backward(
             clamp,
             rows,
         )
-        if grad_weight.dtype == rows.dtype:
-            torch.addmm(grad_weight, rows.t(), hidden_rows, out=grad_weight)
-        else:
-            grad_weight += rows.t() @ hidden_rows
-        grad_bias += rows.sum(0, dtype=grad_bias.dtype)
-        torch.mm(rows, weight, out=grad_hidden[:count])
-        joiner_rows_backward(
-            grad_hidden[:count],
-            hidden_rows,
-            *lengths,
-            *geometry,
-            begin,
-            activation,
-            grad_am,
-            grad_lm,
-        )
+        multiply_into(grad_weight, rows.t(), hidden_chunk, add=begin > 0)
+        column_sums(rows, grad_bias, add=begin > 0)
+        for first in range(0, end - begin, hidden_rows):
+            piece = slice(first, min(first + hidden_rows, end - begin))
+            grad_piece = grad_hidden[: piece.stop - first]
+            multiply_into(grad_piece, rows[piece], weight)
+            joiner_rows_backward(
+                grad_piece,
+                hidden_chunk[piece],
+                *lengths,
+                *geometry,
+                begin + first,
+                activation,
+                grad_am,
+                grad_lm,
+            )
 
 
 # am (N,T,D), lm (N,U+1,D), weight (V',D), bias (V') of one dtype, V = vocabulary. Chunks are rows
@@ -159,13 +163,14 @@ fused_log_probs = define(
 )
 
 # The same workspace; kept says that it still holds the one chunk there is, as the forward left it.
-# grad_am (N,T,D), grad_lm (N,U+1,D), grad_weight (V',D), grad_bias (V') acc.
+# The gradient of hidden is made for hidden_rows rows (whole frames) at a time. grad_am (N,T,D) of
+# the dtype of am or acc; grad_lm (N,U+1,D), grad_weight (V',D), grad_bias (V') acc.
 fused_log_probs_backward = define(
     "fused_log_probs_backward(Tensor grad_loss, Tensor am, Tensor lm, Tensor weight, Tensor bias, "
     "Tensor lse, Tensor gx, Tensor gy, Tensor targets, Tensor logit_lengths, "
     "Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, int[] cuts, "
     "int vocabulary, int blank, int normaliser, int activation, float fastemit_lambda, "
-    "float clamp, bool kept, Tensor(a!) hidden, Tensor(b!) logits, Tensor(c!) grad_am, "
-    "Tensor(d!) grad_lm, Tensor(e!) grad_weight, Tensor(f!) grad_bias) -> ()",
+    "float clamp, bool kept, int hidden_rows, Tensor(a!) hidden, Tensor(b!) logits, "
+    "Tensor(c!) grad_am, Tensor(d!) grad_lm, Tensor(e!) grad_weight, Tensor(f!) grad_bias) -> ()",
     _fused_log_probs_backward,
 )

@@ -118,3 +118,24 @@ prune_bounds_exact = define(
     "int s_range, int rnnt_type, Tensor(a!) scratch, Tensor(b!) start) -> ()",
     _prune_bounds_exact,
 )
+
+
+def choose_bounds(
+    gx: Tensor,
+    gy: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    s_range: int,
+    rnnt_type: int,
+    exact: bool,
+) -> Tensor:
+    """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies (N,T,U+1)."""
+    start = torch.empty(gy.shape[:2], dtype=torch.int32, device=gy.device)
+    if exact:
+        scratch = torch.empty_like(gy, dtype=torch.int32)
+        prune_bounds_exact(
+            gx, gy, logit_lengths, target_lengths, s_range, rnnt_type, scratch, start
+        )
+    else:
+        prune_bounds(gx, gy, logit_lengths, target_lengths, s_range, rnnt_type, False, start)
+    return start

@@ -4,7 +4,7 @@ Axes: N batch, T frames, U symbols, V vocabulary, R rows. acc: float64 for float
 float32.
 
 With am_max = max_v am and am_exp = exp(am - am_max), the same for lm,
-    product(t,u) = sum_v am_exp(t,v) lm_exp(u,v)         one matrix product an utterance
+    product(t,u) = sum_v am_exp(t,v) lm_exp(u,v)         a matrix product (simple_products.py)
     logz(t,u)    = log product + am_max(t) + lm_max(u)   where product >= SAFE,
                    log sum_v exp(am(t,v) + lm(u,v))      elsewhere: there the terms have
                    underflowed, and the sum is taken entry by entry over V.
@@ -17,7 +17,7 @@ A summand whose scale is 0 is left out (its tensors are None); if logz is -inf, 
 
 Gradients, with ex = (1 + fastemit_lambda) gx and g = grad_loss of the utterance (loss = -log P):
     weights(t,u) = g c (ex + gy)(t,u) / product(t,u), 0 where product < SAFE
-    am_sum = weights . lm_exp, lm_sum = weights^T . am_exp               two matrix products
+    am_sum = weights . lm_exp, lm_sum = weights^T . am_exp               matrix products again
     d am(t,v) = am_exp(t,v) am_sum(t,v)
               + sum over u with product(t,u) < SAFE of g c (ex + gy) exp(am(t,v) + lm(u,v) - logz)
               + a g (sum_u ex + gy)(t) exp(am(t,v) + log_q(v) - am_lse(t))
@@ -38,7 +38,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import define
+from pruned_rnnt.ops._library import accumulator, define
 
 NEG_INF = float("-inf")
 # Entries of (R, V) expanded at a time where the product underflowed.
@@ -66,13 +66,27 @@ def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
         yield entries[begin : begin + count].unbind(1)
 
 
-def _exp_rows(x: Tensor, lengths: Tensor, extra: int, row_max: Tensor, x_exp: Tensor) -> None:
-    inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None] + extra
-    rows = x.to(row_max.dtype).masked_fill(~inside[:, :, None], 0)
+def _exp_rows(
+    x: Tensor,
+    lengths: Tensor,
+    extra: int,
+    row_max: Tensor,
+    row_lse: Tensor,
+    x_exp: Tensor,
+    x_low: Tensor | None,
+) -> None:
+    count, size = x.shape[1:]
+    outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
+    rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
     maximum = rows.amax(-1)
     maximum = maximum.masked_fill(maximum == NEG_INF, 0)
+    exponentials = (rows - maximum[:, :, None]).exp().masked_fill_(outside[:, :, None], 0)
     row_max.copy_(maximum)
-    x_exp.copy_((rows - maximum[:, :, None]).exp().masked_fill_(~inside[:, :, None], 0))
+    row_lse.copy_((maximum + exponentials.sum(2).log()).masked_fill_(outside, 0))
+    x_exp.zero_()[:, :count, :size] = exponentials
+    if x_low is not None:
+        rest = exponentials - x_exp[:, :count, :size].to(exponentials.dtype)
+        x_low.zero_()[:, :count, :size] = rest
 
 
 def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
@@ -104,8 +118,8 @@ def _simple_log_probs(
     logz: Tensor,
 ) -> None:
     acc = product.dtype
-    batch, frames, size = am.shape
-    width = lm.shape[1]
+    (batch, frames, size), width = am.shape, lm.shape[1]
+    product = product[:, :, :width]
     valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
     fits_N = (logit_lengths <= frames) & (target_lengths < width)
     valid &= fits_N[:, None, None]
@@ -151,10 +165,26 @@ def _simple_weights(
     fastemit_lambda: float,
     weights: Tensor,
 ) -> None:
+    product = product[:, :, : gx.shape[2]]
     leaving = gx * (1 + fastemit_lambda) + gy
     used = _valid_nodes(logit_lengths, target_lengths, product.shape)
     used &= (product >= safe_product(product.dtype)) & (leaving != 0)
-    weights.copy_((leaving * (scale * grad_loss)[:, None, None] / product).masked_fill_(~used, 0))
+    value = (leaving * (scale * grad_loss)[:, None, None] / product).masked_fill_(~used, 0)
+    weights.zero_()[:, :, 0, : gx.shape[2]] = value
+    if weights.shape[2] == 3:
+        high = weights[:, :, 0]
+        weights[:, :, 1] = high
+        weights[:, :, 2, : gx.shape[2]] = value - high[:, :, : gx.shape[2]].to(value.dtype)
+
+
+def _times_sum(x_exp: Tensor, x_low: Tensor | None, x_sum: Tensor, x: Tensor) -> Tensor:
+    """exp times sum, both stored with padding, in the shape of x."""
+    _, count, size = x.shape
+    acc = accumulator(x.dtype)
+    exponentials = x_exp[:, :count, :size].to(acc)
+    if x_low is not None:
+        exponentials = exponentials + x_low[:, :count, :size].to(acc)
+    return exponentials * x_sum[:, :count, :size].to(acc)
 
 
 def _simple_backward(
@@ -164,7 +194,9 @@ def _simple_backward(
     am: Tensor,
     lm: Tensor,
     am_exp: Tensor,
+    am_low: Tensor | None,
     lm_exp: Tensor,
+    lm_low: Tensor | None,
     product: Tensor,
     logz: Tensor,
     am_sum: Tensor,
@@ -185,11 +217,13 @@ def _simple_backward(
     acc = product.dtype
     batch, frames, size = am.shape
     combined_scale = 1 - lm_only_scale - am_only_scale
+    product = product[:, :, : lm.shape[1]]
     valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
     ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
     ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
     leaving = ex + ey
-    d_am, d_lm = am_exp * am_sum, lm_exp * lm_sum
+    d_am = _times_sum(am_exp, am_low, am_sum, am)
+    d_lm = _times_sum(lm_exp, lm_low, lm_sum, lm)
 
     unsafe = (leaving != 0) & ~(product >= safe_product(acc))
     entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
@@ -220,15 +254,18 @@ def _simple_backward(
     grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))
 
 
-# x (N,L,V) any dtype, lengths (N) int32 -> row_max (N,L) acc, x_exp (N,L,V) acc. Rows from
-# lengths[n] + extra on are padding: row_max 0 and x_exp 0 without looking at x. A row of nothing
-# but -inf gives row_max 0 and x_exp 0. NaN stays NaN.
+# x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp of
+# the row; x_exp (N,L',V') and, where wanted, x_low of the same shape and dtype: exp(x - row_max) as
+# simple_products.py stores it, zeros in what is added to L and V. Rows from lengths[n] + extra on
+# are padding: 0 everywhere without looking at x. A row of nothing but -inf gives row_max 0, row_lse
+# -inf and x_exp 0. NaN stays NaN.
 exp_rows = define(
-    "exp_rows(Tensor x, Tensor lengths, int extra, Tensor(a!) row_max, Tensor(b!) x_exp) -> ()",
+    "exp_rows(Tensor x, Tensor lengths, int extra, Tensor(a!) row_max, Tensor(b!) row_lse, "
+    "Tensor(c!) x_exp, Tensor(d!)? x_low) -> ()",
     _exp_rows,
 )
 
-# am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U+1),
+# am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U'),
 # lm_lse (N,U+1), am_lse (N,T), log_q (V) acc; targets (N,U), lengths (N) int32.
 # -> px, py, logz (N,T,U+1) acc. px is -inf in column U_n; on invalid nodes (t >= T_n or u > U_n)
 # px = py = -inf and logz = 0. A target outside 0..V-1 or equal to blank is unreachable
@@ -241,22 +278,24 @@ simple_log_probs = define(
     _simple_log_probs,
 )
 
-# weights of the module docstring, (N,T,U+1) acc; scale is c. 0 on invalid nodes and where
-# ex + gy = 0.
+# weights of the module docstring, (N,T,parts,U') of the dtype of the exponentials: one part, or
+# three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and in what is added
+# to U+1.
 simple_weights = define(
     "simple_weights(Tensor grad_loss, Tensor gx, Tensor gy, Tensor product, Tensor logit_lengths, "
     "Tensor target_lengths, float scale, float fastemit_lambda, Tensor(a!) weights) -> ()",
     _simple_weights,
 )
 
-# am_exp, am_sum (N,T,V) acc; lm_exp, lm_sum (N,U+1,V) acc. grad_am (N,T,V) and grad_lm (N,U+1,V)
-# are both of the dtype of am, or both of acc; grad_am may be am_sum itself and grad_lm lm_sum
-# itself (the same memory, element by element). Same result from run to run on every device.
+# am_exp (N,T,V'), lm_exp (N,U',V') and low parts as stored; am_sum (N,T,V'), lm_sum (N,U',V').
+# grad_am (N,T,V) and grad_lm (N,U+1,V) are of the dtype of am; where that is also the dtype of the
+# sums, grad_am may be am_sum itself and grad_lm lm_sum itself (the same memory, element by
+# element). Same result from run to run on every device.
 simple_backward = define(
     "simple_backward(Tensor grad_loss, Tensor gx, Tensor gy, Tensor am, Tensor lm, Tensor am_exp, "
-    "Tensor lm_exp, Tensor product, Tensor logz, Tensor am_sum, Tensor lm_sum, Tensor? lm_lse, "
-    "Tensor? am_lse, Tensor? log_q, Tensor targets, Tensor logit_lengths, Tensor target_lengths, "
-    "int blank, float lm_only_scale, float am_only_scale, float fastemit_lambda, "
-    "Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
+    "Tensor? am_low, Tensor lm_exp, Tensor? lm_low, Tensor product, Tensor logz, Tensor am_sum, "
+    "Tensor lm_sum, Tensor? lm_lse, Tensor? am_lse, Tensor? log_q, Tensor targets, "
+    "Tensor logit_lengths, Tensor target_lengths, int blank, float lm_only_scale, "
+    "float am_only_scale, float fastemit_lambda, Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
     _simple_backward,
 )

@@ -1,6 +1,7 @@
 """The loss of the trivial joiner: matrix products around simple_log_probs and band_lattice.
 
-Axes: N batch, T frames, U symbols, V vocabulary. The maths is in simple_log_probs.py.
+Axes: N batch, T frames, U symbols, V vocabulary. The maths is in simple_log_probs.py, how
+exponentials are stored in simple_products.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops._library import accumulator
 from pruned_rnnt.ops.row_geometry import RowGeometry
-from pruned_rnnt.ops.row_loss import run_recursion
+from pruned_rnnt.ops.row_loss import Recursion, run_recursion
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.simple_log_probs import (
     exp_rows,
@@ -20,6 +21,7 @@ from pruned_rnnt.ops.simple_log_probs import (
     simple_log_probs,
     simple_weights,
 )
+from pruned_rnnt.ops.simple_products import exp_layout, simple_product, simple_sums
 
 NEG_INF = float("-inf")
 
@@ -36,25 +38,19 @@ class SimpleOptions(NamedTuple):
 
 
 class SimpleLogProbs(NamedTuple):
-    """px, py (N,T,U+1) and what the backward pass needs beside them."""
+    """px, py (N,T,U+1) and what the gradient needs beside them."""
 
     px: Tensor
     py: Tensor
     am_exp: Tensor
+    am_low: Tensor | None
     lm_exp: Tensor
+    lm_low: Tensor | None
     product: Tensor
     logz: Tensor
     lm_lse: Tensor | None
     am_lse: Tensor | None
     log_q: Tensor | None
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a (N,I,K) times b (N,K,J). torch.bmm with `out` is out of reach of autocast, which would
-    round the accumulator's float32 to 16 bits."""
-    out = a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
-    torch.bmm(a, b, out=out)
-    return out
 
 
 def _counted_rows(lm_log_softmax: Tensor, target_lengths: Tensor) -> Tensor:
@@ -81,21 +77,29 @@ def simple_joiner_log_probs(
 ) -> SimpleLogProbs:
     """px, py of contiguous am (N,T,V) and lm (N,U+1,V); not differentiable by itself."""
     acc = accumulator(am.dtype)
-    batch, frames, _ = am.shape
+    batch, frames, size = am.shape
     width = lm.shape[1]
-    am_max, am_exp = am.new_empty((batch, frames), dtype=acc), torch.empty_like(am, dtype=acc)
-    lm_max, lm_exp = lm.new_empty((batch, width), dtype=acc), torch.empty_like(lm, dtype=acc)
-    exp_rows(am, logit_lengths, 0, am_max, am_exp)
-    exp_rows(lm, target_lengths, 1, lm_max, lm_exp)
-    product = _product(am_exp, lm_exp.transpose(1, 2))
-    lm_lse = am_lse = log_q = None
-    if options.lm_only_scale != 0:
-        lm_lse = lm_exp.sum(2).log_().add_(lm_max)
+    layout = exp_layout(am.dtype, am.device)
+
+    def exponentials(
+        x: Tensor, lengths: Tensor, extra: int, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        row_max, row_lse = x.new_empty((2, *x.shape[:2]), dtype=acc).unbind(0)
+        high = x.new_empty((batch, rows, layout.padded(size)), dtype=layout.dtype)
+        low = torch.empty_like(high) if layout.split else None
+        exp_rows(x, lengths, extra, row_max, row_lse, high, low)
+        return row_max, row_lse, high, low
+
+    am_max, _, am_exp, am_low = exponentials(am, logit_lengths, 0, frames)
+    lm_max, row_lse, lm_exp, lm_low = exponentials(lm, target_lengths, 1, layout.padded(width))
+    product = am.new_empty((batch, frames, layout.padded(width)), dtype=acc)
+    px, py, logz = am.new_empty((3, batch, frames, width), dtype=acc).unbind(0)
+    simple_product(am_exp, am_low, lm_exp, lm_low, product)
+    lm_lse = row_lse if options.lm_only_scale != 0 else None
+    am_lse = log_q = None
     if options.am_only_scale != 0:
         log_q = _log_unigram(lm, target_lengths)
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
-    px, py = product.new_empty((2, *product.shape)).unbind(0)
-    logz = torch.empty_like(product)
     simple_log_probs(
         am,
         lm,
@@ -115,7 +119,11 @@ def simple_joiner_log_probs(
         py,
         logz,
     )
-    return SimpleLogProbs(px, py, am_exp, lm_exp, product, logz, lm_lse, am_lse, log_q)
+    if layout.weight_parts == 1:
+        am_low = lm_low = None
+    return SimpleLogProbs(
+        px, py, am_exp, am_low, lm_exp, lm_low, product, logz, lm_lse, am_lse, log_q
+    )
 
 
 def _unigram_gradient(
@@ -140,7 +148,9 @@ def _unigram_gradient(
     leaving_NT = (ex + ey).sum(2)
     softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
     softmax = softmax.masked_fill((leaving_NT == 0)[:, :, None], 0)
-    grad_log_q = torch.mv(softmax.flatten(0, 1).t(), leaving_NT.flatten())
+    # With `out`, which autocast leaves alone.
+    grad_log_q = torch.empty_like(log_q)
+    torch.mv(softmax.flatten(0, 1).t(), leaving_NT.flatten(), out=grad_log_q)
     emitted_NU = ex.sum(1)[:, :-1]
     y = torch.where(emitted_NU != 0, targets, options.blank).long()
     grad_log_q.index_put_((y.flatten(),), -emitted_NU.flatten(), accumulate=True)
@@ -152,6 +162,84 @@ def _unigram_gradient(
     share = (log_softmax - log_q - counted.sum().log()).exp() * grad_log_q
     grad = share - log_softmax.exp() * share.sum(2, keepdim=True)
     return options.am_only_scale * grad.masked_fill(~counted[:, :, None], 0)
+
+
+def simple_recursion(
+    parts: SimpleLogProbs, logit_lengths: Tensor, target_lengths: Tensor, options: SimpleOptions
+) -> Recursion:
+    """total (N,), gx, gy (N,T,U+1) of the whole lattice."""
+    frames, columns = parts.px.shape[1:]
+    return run_recursion(
+        parts.px,
+        parts.py,
+        logit_lengths,
+        target_lengths,
+        RowGeometry(None, None, frames, columns),
+        options.rnnt_type,
+        options.delay_penalty,
+    )
+
+
+def simple_gradient(
+    grad_loss: Tensor,
+    gx: Tensor,
+    gy: Tensor,
+    am: Tensor,
+    lm: Tensor,
+    parts: SimpleLogProbs,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    options: SimpleOptions,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of am and lm, for grad_loss (N,) acc; in the dtype of am."""
+    lengths = (logit_lengths, target_lengths)
+    layout = exp_layout(am.dtype, am.device)
+    batch, frames, _ = am.shape
+    shape = (batch, frames, layout.weight_parts, parts.lm_exp.shape[1])
+    weights = am.new_empty(shape, dtype=layout.dtype)
+    combined_scale, fastemit = 1 - options.lm_only_scale - options.am_only_scale, options[-1]
+    product = parts.product
+    simple_weights(grad_loss, gx, gy, product, *lengths, combined_scale, fastemit, weights)
+    exponentials = parts[2:6]
+    am_sum = torch.empty_like(parts.am_exp, dtype=layout.sum_dtype)
+    lm_sum = torch.empty_like(parts.lm_exp, dtype=layout.sum_dtype)
+    scratch = None
+    if layout.weight_parts == 3:
+        rows = (batch, 3 * parts.lm_exp.shape[1], parts.lm_exp.shape[2])
+        scratch = am.new_empty(rows, dtype=layout.dtype)
+    simple_sums(weights, *exponentials, scratch, am_sum, lm_sum)
+    # Written over the sums where these have the dtype and the shape.
+    in_place = am.dtype == accumulator(am.dtype)
+    grad_am, grad_lm = (
+        total if in_place and total.shape == x.shape else torch.empty_like(x)
+        for total, x in ((am_sum, am), (lm_sum, lm))
+    )
+    smoothing = (parts.lm_lse, parts.am_lse, parts.log_q)
+    scales = (options.blank, options.lm_only_scale, options.am_only_scale, fastemit)
+    simple_backward(
+        grad_loss,
+        gx,
+        gy,
+        am,
+        lm,
+        *exponentials,
+        product,
+        parts.logz,
+        am_sum,
+        lm_sum,
+        *smoothing,
+        targets,
+        *lengths,
+        *scales,
+        grad_am,
+        grad_lm,
+    )
+    if parts.am_lse is not None and parts.log_q is not None:
+        grad_lm = grad_lm + _unigram_gradient(
+            grad_loss, gx, gy, am, lm, parts.am_lse, parts.log_q, targets, target_lengths, options
+        )
+    return grad_am, grad_lm.to(lm.dtype)
 
 
 class _SimpleLoss(torch.autograd.Function):
@@ -166,16 +254,7 @@ class _SimpleLoss(torch.autograd.Function):
         options: SimpleOptions,
     ) -> tuple[Tensor, Tensor, Tensor]:
         parts = simple_joiner_log_probs(am, lm, targets, logit_lengths, target_lengths, options)
-        frames, columns = parts.px.shape[1:]
-        total, gx, gy = run_recursion(
-            parts.px,
-            parts.py,
-            logit_lengths,
-            target_lengths,
-            RowGeometry(None, None, frames, columns),
-            options.rnnt_type,
-            options.delay_penalty,
-        )
+        total, gx, gy = simple_recursion(parts, logit_lengths, target_lengths, options)
         ctx.save_for_backward(am, lm, targets, logit_lengths, target_lengths, gx, gy, *parts[2:])
         ctx.options = options
         ctx.mark_non_differentiable(gx, gy)
@@ -184,51 +263,20 @@ class _SimpleLoss(torch.autograd.Function):
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        (am, lm, targets, logit_lengths, target_lengths, gx, gy, *parts) = ctx.saved_tensors
-        am_exp, lm_exp, product, logz, lm_lse, am_lse, log_q = parts
-        options: SimpleOptions = ctx.options
-        grad_loss = grad_loss.to(product.dtype).contiguous()
-        lengths = (logit_lengths, target_lengths)
-        combined_scale = 1 - options.lm_only_scale - options.am_only_scale
-        weights = torch.empty_like(product)
-        fastemit = options.fastemit_lambda
-        simple_weights(grad_loss, gx, gy, product, *lengths, combined_scale, fastemit, weights)
-        am_sum = _product(weights, lm_exp)
-        lm_sum = _product(weights.transpose(1, 2), am_exp)
-        # Written over the sums where the dtype is theirs.
-        in_acc = am.dtype == am_sum.dtype or log_q is not None
-        grad_am, grad_lm = am_sum, lm_sum
-        if not in_acc:
-            grad_am, grad_lm = torch.empty_like(am), torch.empty_like(lm)
-        simple_backward(
-            grad_loss,
+        am, lm, targets, logit_lengths, target_lengths, gx, gy, *rest = ctx.saved_tensors
+        grad_am, grad_lm = simple_gradient(
+            grad_loss.to(gx.dtype).contiguous(),
             gx,
             gy,
             am,
             lm,
-            am_exp,
-            lm_exp,
-            product,
-            logz,
-            am_sum,
-            lm_sum,
-            lm_lse,
-            am_lse,
-            log_q,
+            SimpleLogProbs(gx, gy, *rest),  # px and py themselves are not needed any more
             targets,
-            *lengths,
-            options.blank,
-            options.lm_only_scale,
-            options.am_only_scale,
-            fastemit,
-            grad_am,
-            grad_lm,
+            logit_lengths,
+            target_lengths,
+            ctx.options,
         )
-        if log_q is not None:
-            grad_lm = grad_lm + _unigram_gradient(
-                grad_loss, gx, gy, am, lm, am_lse, log_q, targets, target_lengths, options
-            )
-        return grad_am.to(am.dtype), grad_lm.to(lm.dtype), None, None, None, None
+        return grad_am, grad_lm, None, None, None, None
 
 
 def simple_loss(

@@ -18,6 +18,7 @@ from tests.ops.native_cases import (
     log_softmax_like,
     poison,
     random_start,
+    split_simple_calls,
 )
 
 pytestmark = [
@@ -57,11 +58,13 @@ def on_cuda(call: Call) -> Call:
 
 
 def check(call: Call, rtol: float, atol: float) -> None:
-    expected = [output.clone() for output in call.outputs]
+    expected = call.fresh_outputs()
     FALLBACKS[call.op](*call.inputs, *expected)
     device_call = on_cuda(call)
     getattr(torch.ops.pruned_rnnt, call.op)(*device_call.inputs, *device_call.outputs)
     for index, (got, want) in enumerate(zip(device_call.outputs, expected, strict=True)):
+        if got is None or want is None:
+            continue
         torch.testing.assert_close(
             got.cpu(),
             want,
@@ -78,6 +81,16 @@ def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
     torch.manual_seed(len(shape[0]))
     for call in all_calls(shape, dtype):
         check(call, rtol, atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+def test_parts_of_exponentials_equal_fallback(shape, dtype) -> None:
+    torch.manual_seed(len(shape[0]))
+    _, frames, symbols, vocabulary = shape
+    for call in split_simple_calls(batch_of(frames, symbols, vocabulary), vocabulary, dtype):
+        # Everything that is stored in bfloat16 may differ by one rounding.
+        check(call, 1e-2, 1e-2)
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))

@@ -246,7 +246,7 @@ def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[
     low = (exponentials[0], None, exponentials[1], None)
     yield Call("simple_product", low, (poison(*nodes, dtype=acc),))
     weights = torch.rand(nodes[0], nodes[1], 1, nodes[2], dtype=acc)
-    yield Call("simple_sums", (weights, *low), tuple(torch.empty_like(x) for x in sums))
+    yield Call("simple_sums", (weights, *low, None), tuple(torch.empty_like(x) for x in sums))
     for blank, lm_scale, am_scale in ((0, 0.0, 0.0), (vocabulary - 1, 0.25, 0.0), (1, 0.25, 0.5)):
         targets = torch.where(batch.targets == blank, 0, batch.targets)
         smoothing = (
@@ -286,7 +286,7 @@ def split_simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Ite
         stored.append(exact.bfloat16())
         stored.append(None if high_only else (exact - stored[-1].float()).bfloat16())
     gx, gy = torch.rand(2, *nodes, dtype=acc)
-    product, logz = torch.rand(nodes) + 0.1, torch.randn(nodes)
+    product, logz = torch.rand(*nodes[:2], width) + 0.1, torch.randn(nodes)
     upstream = torch.randn(batch.size)
     parts = 1 if high_only else 3
     yield Call(
@@ -295,6 +295,11 @@ def split_simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Ite
         (poison(nodes[0], nodes[1], parts, width, dtype=torch.bfloat16),),
     )
     sum_dtype = torch.bfloat16 if high_only else acc
+    yield Call("simple_product", tuple(stored), (poison(*nodes[:2], width, dtype=acc),))
+    weights = torch.rand(*nodes[:2], parts, width).bfloat16()
+    outputs = [poison(*x.shape, dtype=sum_dtype) for x in (stored[0], stored[2])]
+    stack = None if high_only else poison(nodes[0], 3 * width, size, dtype=torch.bfloat16)
+    yield Call("simple_sums", (weights, *stored, stack), tuple(outputs))
     sums = [torch.randn(x.shape).to(sum_dtype) for x in (stored[0], stored[2])]
     lm_lse = lm.to(acc).logsumexp(-1)
     values = (upstream, gx, gy, am, lm, *stored, product, logz, *sums, lm_lse, None, None)

@@ -22,7 +22,7 @@ def fused_calls() -> Iterator[Call]:
     upstream = torch.randn(2)
     yield Call(
         "fused_log_probs_backward",
-        (upstream, *inputs, *rows, *layout, 0.0, 0.0, False),
+        (upstream, *inputs, *rows, *layout, 0.0, 0.0, False, 6),
         (*workspace, *sums),
     )
 

@@ -1,0 +1,161 @@
+// The small kernels between the ops of a pruned step: casts, scales and sums of a few numbers, as
+// many as possible in one launch.
+#pragma once
+
+#include <array>
+
+#include "cuda/arithmetic.cuh"
+#include "cuda/vector_access.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+constexpr int kSegmentThreads = 256;
+// Elements a thread takes at a time.
+template <typename scalar>
+constexpr int kSegmentVector = sizeof(scalar) == 8 ? 2 : 4;
+constexpr int kMostSegments = 12;
+
+// target[0..count) = source[0..count) cast, then `fill` up to target_count. source is of type float
+// where `wide`, else of the target's.
+struct Segment {
+  const void* source;
+  void* target;
+  int64_t count, target_count;
+  float fill;
+  bool wide;
+};
+
+struct Segments {
+  std::array<Segment, kMostSegments> all;
+};
+
+template <typename from, typename to>
+__device__ __forceinline__ void cast_segment(const Segment& segment) {
+  constexpr int width = kSegmentVector<to>;
+  const from* source = static_cast<const from*>(segment.source);
+  to* target = static_cast<to*>(segment.target);
+  const bool aligned = reinterpret_cast<uintptr_t>(source) % (width * sizeof(from)) == 0;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kSegmentThreads * width;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x) * width;
+  for (int64_t i = first; i < segment.target_count; i += step) {
+    if (aligned && i + width <= segment.count) {
+      const Vector<from, width> x = load_vector<width>(source + i);
+      Vector<to, width> y;
+#pragma unroll
+      for (int k = 0; k < width; ++k) y.x[k] = static_cast<to>(x.x[k]);
+      store_vector<width>(target + i, y);
+      continue;
+    }
+    for (int64_t k = i; k < min(i + width, segment.target_count); ++k) {
+      target[k] = k < segment.count ? static_cast<to>(source[k]) : static_cast<to>(segment.fill);
+    }
+  }
+}
+
+// blockIdx.y is the segment. Targets are aligned.
+template <typename to>
+__global__ void __launch_bounds__(kSegmentThreads) cast_segments_kernel(Segments segments) {
+  const Segment& segment = segments.all[blockIdx.y];
+  if (segment.wide) {
+    cast_segment<float, to>(segment);
+  } else {
+    cast_segment<to, to>(segment);
+  }
+}
+
+// gradient = unit * factor(n), for the two sides of the simple loss (blockIdx.y); `sizes` elements
+// an utterance.
+template <typename scalar>
+struct ScaledSides {
+  const scalar* unit[2];
+  scalar* gradient[2];
+  int64_t sizes[2];
+};
+
+template <typename scalar, int width>
+__global__ void __launch_bounds__(kSegmentThreads)
+    scale_sides_kernel(ScaledSides<scalar> sides, const acc_type<scalar>* __restrict__ factors) {
+  using real = acc_type<scalar>;
+  const int side = blockIdx.y;
+  const int64_t size = sides.sizes[side], n = blockIdx.z;
+  const real factor = factors[n];
+  const scalar* unit = sides.unit[side] + n * size;
+  scalar* gradient = sides.gradient[side] + n * size;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kSegmentThreads * width;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x) * width;
+  for (int64_t i = first; i < size; i += step) {
+    Vector<scalar, width> x = load_vector<width>(unit + i);
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      x.x[k] = static_cast<scalar>(static_cast<real>(x.x[k]) * factor);
+    }
+    store_vector<width>(gradient + i, x);
+  }
+}
+
+template <typename real>
+__global__ void fill_kernel(real* target, int32_t count, real value) {
+  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) target[i] = value;
+}
+
+// Losses by the two log-probabilities (2,N): total = simple_scale simple + pruned_scale pruned.
+// Not reduced: total (N), parts (2,N); else total (1), parts (2). One block.
+template <typename real>
+__global__ void __launch_bounds__(kSegmentThreads)
+    losses_kernel(const real* __restrict__ totals, int32_t N, real simple_scale, real pruned_scale,
+                  bool reduced, real share, real* __restrict__ total, real* __restrict__ parts) {
+  __shared__ real sums[3][kSegmentThreads];
+  real own[3] = {};
+  for (int32_t n = threadIdx.x; n < N; n += kSegmentThreads) {
+    const real simple = -totals[n], pruned = -totals[N + n];
+    const real both = simple_scale * simple + pruned_scale * pruned;
+    if (reduced) {
+      own[0] += both;
+      own[1] += simple;
+      own[2] += pruned;
+    } else {
+      total[n] = both;
+      parts[n] = simple;
+      parts[N + n] = pruned;
+    }
+  }
+  if (!reduced) return;
+  for (int i = 0; i < 3; ++i) sums[i][threadIdx.x] = own[i];
+  __syncthreads();
+  for (int distance = kSegmentThreads / 2; distance > 0; distance /= 2) {
+    if (threadIdx.x < distance) {
+      for (int i = 0; i < 3; ++i) sums[i][threadIdx.x] += sums[i][threadIdx.x + distance];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    total[0] = sums[0][0] * share;
+    parts[0] = sums[1][0] * share;
+    parts[1] = sums[2][0] * share;
+  }
+}
+
+// What reaches each utterance's simple and pruned loss (2,N), by the gradients of the total and of
+// the two themselves; a null pointer is no gradient, a stride of 0 one for all.
+template <typename real>
+__global__ void upstream_kernel(const real* __restrict__ total, const real* __restrict__ simple,
+                                const real* __restrict__ pruned, int32_t stride, int32_t N,
+                                real simple_scale, real pruned_scale, real share,
+                                real* __restrict__ upstream) {
+  for (int32_t n = threadIdx.x; n < N; n += blockDim.x) {
+    const int32_t at = n * stride;
+    real to_simple = 0, to_pruned = 0;
+    if (total != nullptr) {
+      to_simple = simple_scale * total[at];
+      to_pruned = pruned_scale * total[at];
+    }
+    if (simple != nullptr) to_simple += simple[at];
+    if (pruned != nullptr) to_pruned += pruned[at];
+    upstream[n] = to_simple * share;
+    upstream[N + n] = to_pruned * share;
+  }
+}
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

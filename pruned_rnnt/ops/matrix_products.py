@@ -1,0 +1,33 @@
+"""Matrix products whose dtype is chosen by the caller, not by autocast.
+
+torch's products with `out` are out of reach of autocast. On CUDA 16-bit factors may have a sum in
+float32 that is never rounded to 16 bits on the way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def multiply_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
+    """out = a b, or with `add` out += a b; all 2-D, or all 3-D batches. Returns out.
+
+    out is of the dtype of a and b, or float32 (float64 on the CPU too) for narrower ones.
+    """
+    batched = a.dim() == 3
+    if a.dtype == out.dtype:
+        if add:
+            return (torch.baddbmm if batched else torch.addmm)(out, a, b, out=out)
+        return (torch.bmm if batched else torch.mm)(a, b, out=out)
+    if a.is_cuda:
+        aten = torch.ops.aten
+        if add:
+            op = aten.baddbmm.dtype_out if batched else aten.addmm.dtype_out
+            result: Tensor = op(out, a, b, out.dtype, out=out)
+        else:
+            op = aten.bmm.dtype_out if batched else aten.mm.dtype_out
+            result = op(a, b, out.dtype, out=out)
+        return result
+    # The CPU has no product of mixed dtypes.
+    return multiply_into(out, a.to(out.dtype), b.to(out.dtype), add=add)

@@ -1,0 +1,158 @@
+"""The pruned loss as one step against its composition of layers and losses."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import pruned_rnnt
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+N, T, U, E, P, D = 3, 11, 5, 12, 10, 16
+FRAMES, SYMBOLS = [11, 6, 9], [5, 3, 0]
+
+
+def composed(layer: torch.nn.Module) -> None:
+    """A hook that does nothing makes the module call its layers one by one."""
+    layer.register_forward_hook(lambda *_: None)
+
+
+def modules(
+    device: str, vocabulary: int, dtype: torch.dtype, **options
+) -> tuple[pruned_rnnt.PrunedTransducerLoss, pruned_rnnt.PrunedTransducerLoss]:
+    both = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        joiner = pruned_rnnt.Joiner(E, P, D, vocabulary)
+        module = pruned_rnnt.PrunedTransducerLoss(
+            joiner, E, P, vocabulary, s_range=3, warm_up_steps=10, **options
+        )
+        both.append(module.to(device, dtype))
+    composed(both[1].simple_am_proj)
+    return both[0], both[1]
+
+
+def inputs(device: str, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(4)
+    encoder, predictor = torch.randn(N, T, E), torch.randn(N, U + 1, P)
+    targets = torch.randint(1, vocabulary, (N, U), dtype=torch.int32)
+    leaves = [x.to(device, dtype).requires_grad_() for x in (encoder, predictor)]
+    lengths = [torch.tensor(x, dtype=torch.int32) for x in (FRAMES, SYMBOLS)]
+    return (*leaves, targets.to(device), *lengths)
+
+
+def results(module: pruned_rnnt.PrunedTransducerLoss, batch: tuple, what: str) -> list[Tensor]:
+    """The three losses, and the gradients of what is asked for."""
+    losses = module(*batch, step=4)
+    parts = {"total": losses.loss, "simple": losses.simple_loss, "pruned": losses.pruned_loss}
+    parts["all"] = losses.loss + 0.3 * losses.simple_loss - 0.7 * losses.pruned_loss
+    loss = parts[what]
+    upstream = torch.linspace(0.5, 2.0, max(loss.numel(), 1), device=loss.device)
+    leaves = [*batch[:2], *module.parameters()]
+    grads = torch.autograd.grad(
+        (loss.flatten() * upstream.to(loss)).sum(), leaves, allow_unused=True
+    )
+    zeroed = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+    numbers = [losses.loss, losses.simple_loss, losses.pruned_loss, *losses.occupancy]
+    return [*numbers, losses.bounds.start, *zeroed]
+
+
+def assert_same(got: list[Tensor], wanted: list[Tensor], rtol: float, atol: float) -> None:
+    for left, right in zip(got, wanted, strict=True):
+        assert left.dtype == right.dtype
+        torch.testing.assert_close(left.double(), right.double(), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocabulary", [24, 29])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("what", ["total", "simple", "pruned", "all"])
+def test_equals_composition(device, vocabulary, reduction, what) -> None:
+    step, composition = modules(device, vocabulary, torch.float64, reduction=reduction)
+    batch = inputs(device, vocabulary, torch.float64)
+    got, wanted = results(step, batch, what), results(composition, batch, what)
+    assert_same(got, wanted, 1e-10, 1e-10)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rnnt_type": "modified", "fastemit_lambda": 0.2},
+        {"rnnt_type": "constrained", "delay_penalty": 0.1},
+        {"hat": True, "exact_bounds": True},
+        {"lm_only_scale": 0.2, "am_only_scale": 0.3},
+        {"lm_only_scale": 0.0, "blank": -1},
+    ],
+    ids=str,
+)
+def test_options_equal_composition(device, options) -> None:
+    step, composition = modules(device, 21, torch.float64, **options)
+    batch = list(inputs(device, 21, torch.float64))
+    batch[2] = batch[2].clamp(max=19)
+    assert_same(results(step, batch, "total"), results(composition, batch, "total"), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 2e-4), (torch.float16, 4e-2), (torch.bfloat16, 2e-1)],
+    ids=str,
+)
+def test_dtypes(device, dtype, tolerance) -> None:
+    step, _ = modules(device, 29, dtype)
+    _, exact = modules("cpu", 29, torch.float64)
+    with torch.no_grad():
+        for left, right in zip(exact.parameters(), step.parameters(), strict=True):
+            left.copy_(right.cpu().double())
+    batch = inputs(device, 29, dtype)
+    wide = [x.detach().cpu().double().requires_grad_() for x in batch[:2]]
+    wanted = results(exact, (*wide, batch[2].cpu(), *batch[3:]), "total")
+    got = [x.cpu() for x in results(step, batch, "total")]
+    for left, right in zip(got[:3], wanted[:3], strict=True):
+        torch.testing.assert_close(left.double(), right, rtol=tolerance, atol=tolerance)
+    # What rounds to another band would have other gradients.
+    assert torch.equal(got[5], wanted[5])
+    for left, right in zip(got[6:], wanted[6:], strict=True):
+        scale = right.abs().max().item()
+        torch.testing.assert_close(left.double(), right, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_gives_gradients_in_the_parameters_dtype(device) -> None:
+    step, composition = modules(device, 29, torch.float32)
+    batch = inputs(device, 29, torch.float32)
+    with torch.autocast(device, torch.bfloat16):
+        got, wanted = results(step, batch, "total"), results(composition, batch, "total")
+    for left, right in zip(got, wanted, strict=True):
+        assert left.dtype == right.dtype
+        scale = right.abs().max().item()
+        torch.testing.assert_close(left.double(), right.double(), rtol=0, atol=3e-2 * scale + 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_backward_twice_and_frozen_parts(device) -> None:
+    step, composition = modules(device, 24, torch.float64)
+    batch = inputs(device, 24, torch.float64)
+    loss = step(*batch, step=4).loss
+    first = torch.autograd.grad(loss, list(step.parameters()), retain_graph=True)
+    second = torch.autograd.grad(loss, list(step.parameters()))
+    assert all(torch.equal(left, right) for left, right in zip(first, second, strict=True))
+    for module in (step, composition):
+        module.joiner.requires_grad_(False)
+        module(batch[0].detach(), *batch[1:], step=4).loss.backward()
+    for left, right in zip(step.parameters(), composition.parameters(), strict=True):
+        assert (left.grad is None) == (right.grad is None)
+        if left.grad is not None:
+            torch.testing.assert_close(left.grad, right.grad)
+
+
+def test_no_grad_and_change_in_place() -> None:
+    step, composition = modules("cpu", 24, torch.float64)
+    batch = inputs("cpu", 24, torch.float64)
+    with torch.no_grad():
+        assert not step(*batch, step=4).loss.requires_grad
+    loss = step(*batch, step=4).loss
+    loss /= 2
+    loss.backward()
+    (expected,) = torch.autograd.grad(composition(*batch, step=4).loss / 2, batch[0])
+    torch.testing.assert_close(batch[0].grad, expected)
