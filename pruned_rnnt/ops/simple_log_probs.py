@@ -289,8 +289,7 @@ simple_weights = define(
 
 # am_exp (N,T,V'), lm_exp (N,U',V') and low parts as stored; am_sum (N,T,V'), lm_sum (N,U',V').
 # grad_am (N,T,V) and grad_lm (N,U+1,V) are of the dtype of am; where that is also the dtype of the
-# sums, grad_am may be am_sum itself and grad_lm lm_sum itself (the same memory, element by
-# element). Same result from run to run on every device.
+# sums, they may be am_sum and lm_sum themselves. Same result from run to run on every device.
 simple_backward = define(
     "simple_backward(Tensor grad_loss, Tensor gx, Tensor gy, Tensor am, Tensor lm, Tensor am_exp, "
     "Tensor? am_low, Tensor lm_exp, Tensor? lm_low, Tensor product, Tensor logz, Tensor am_sum, "
