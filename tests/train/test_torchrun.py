@@ -23,6 +23,8 @@ SETTINGS = (
     "train.save_every=2",
     "train.steps=5",
     "train.keep_last=9",
+    # torchrun gives each process one thread; another number rounds differently.
+    "train.threads=1",
 )
 
 
