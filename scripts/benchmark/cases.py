@@ -67,49 +67,15 @@ class Case:
         return int(getattr(self, axis))
 
 
+_CPU_STEP = {"kind": "step", "device": "cpu", "T": 200, "U": 50, "D": 256, "E": 256, "P": 256}
 CPU_CASES = [
     Case(name="cpu-full", kind="full", device="cpu", N=8, T=200, U=50, V=500),
     Case(name="cpu-full-small-v", kind="full", device="cpu", N=8, T=300, U=60, V=50),
     Case(name="cpu-full-one", kind="full", device="cpu", N=1, T=500, U=100, V=500),
     Case(name="cpu-simple", kind="simple", device="cpu", N=8, T=400, U=100, V=500),
-    Case(
-        name="cpu-step",
-        kind="step",
-        device="cpu",
-        N=8,
-        T=200,
-        U=50,
-        V=500,
-        D=256,
-        E=256,
-        P=256,
-        S=5,
-    ),
-    Case(
-        name="cpu-step-large-v",
-        kind="step",
-        device="cpu",
-        N=4,
-        T=200,
-        U=50,
-        V=5000,
-        D=256,
-        E=256,
-        P=256,
-        S=5,
-    ),
-    Case(
-        name="cpu-exact-step",
-        kind="exact_step",
-        device="cpu",
-        N=2,
-        T=200,
-        U=50,
-        V=500,
-        D=256,
-        E=256,
-        P=256,
-    ),
+    Case(name="cpu-step", N=8, V=500, S=5, **_CPU_STEP),
+    Case(name="cpu-step-large-v", N=4, V=5000, S=5, **_CPU_STEP),
+    Case(name="cpu-exact-step", N=2, V=500, **{**_CPU_STEP, "kind": "exact_step"}),
     Case(name="cpu-lattice", kind="lattice", device="cpu", N=30, T=437, U=101, V=0),
     Case(name="cpu-bounds", kind="bounds", device="cpu", N=30, T=437, U=101, V=0, S=5),
 ]
