@@ -49,6 +49,24 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def select(self, keep_N: Tensor) -> Batch:
+        """The utterances for which the mask (N,) is true; padding stays as it is."""
+        if bool(keep_N.all()):
+            return self
+        rows = keep_N.nonzero()[:, 0]
+        places = rows.tolist()
+        return replace(
+            self,
+            features_NTF=self.features_NTF[rows.to(self.features_NTF.device)],
+            feature_lengths_N=self.feature_lengths_N[rows],
+            targets_NU=self.targets_NU[rows.to(self.targets_NU.device)],
+            target_lengths_N=self.target_lengths_N[rows],
+            texts=tuple(self.texts[place] for place in places),
+            ids=tuple(self.ids[place] for place in places),
+            durations=tuple(self.durations[place] for place in places),
+            words=tuple(self.words[place] for place in places),
+        )
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with features and targets on `device`; lengths stay on the CPU."""
         return replace(

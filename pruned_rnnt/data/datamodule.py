@@ -107,7 +107,8 @@ class DataModule:
         too_large = (
             (lambda cut: size.nodes(cut) > config.max_lattice) if config.max_lattice else None
         )
-        cut_filter = CutFilter(config.filters, self.tokenizer, too_large)
+        tempo = config.augmentation.tempo
+        cut_filter = CutFilter(config.filters, self.tokenizer, too_large, tempo)
         manifests = self.folder.manifests(config.train)
         streamed = config.lazy or len(manifests) > 1
         cuts: Any

@@ -54,11 +54,13 @@ class CutFilter:
     """Decides about one cut at a time; counts what it left out by reason, and keeps some ids.
 
     too_large: (cut) -> whether its lattice alone is beyond the bound on batches.
+    tempo: augmentation may make the features shorter by this share.
     """
 
     config: FilterConfig
     tokenizer: Tokenizer
     too_large: Callable[[Any], bool] | None = None
+    tempo: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
@@ -91,6 +93,7 @@ class CutFilter:
         if symbols > config.max_symbols:
             return f"more than {config.max_symbols} symbols"
         frames = cut.num_frames if cut.has_features else round(cut.duration * 100)
+        frames = int(frames / (1 + self.tempo))
         if encoder_frames(frames, config.subsampling_factor) <= symbols:
             return "too short for its symbols"
         if self.too_large is not None and self.too_large(cut):

@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pruned_rnnt.train.memory import OUT_OF_MEMORY
+
 if TYPE_CHECKING:
     from pruned_rnnt.train.steps import StepReport
+    from pruned_rnnt.train.task import Task, Utterance
 
+# Folder of a run for what could not be done.
+BAD_STEPS = "bad_steps"
 _NAMED_IN_LOG = 5
 
 logger = logging.getLogger(__name__)
@@ -30,24 +35,55 @@ def dump_bad_step(
     the suspected utterances with frames, symbols and loss.
     """
     if not report.suspects:
-        logger.warning("step %d skipped: %s", step, report.problem)
+        logger.warning("step %d skipped: %s; see %s", step, report.problem, folder)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:08d}-rank-{rank}.json"
+    _dump(
+        folder / f"step-{step:08d}-rank-{rank}.json",
+        f"step {step} skipped",
+        {"step": step, "problem": report.problem, "gradient_norm": str(report.gradient_norm)},
+        shapes,
+        report.suspects,
+    )
+
+
+def report_too_large(
+    task: Task, run: Path, step: int, rank: int, batches: Sequence[tuple[Any, str]]
+) -> None:
+    """The same for each batch of a validation that did not fit, with the allocator's message."""
+    for place, (batch, message) in enumerate(batches):
+        _dump(
+            run / BAD_STEPS / f"validation-{step:08d}-rank-{rank}-{place}.json",
+            f"validation at step {step} goes on without a batch",
+            {"step": step, "problem": f"{OUT_OF_MEMORY} ({message})"},
+            [task.shapes(batch)],
+            task.utterances(batch),
+        )
+
+
+def _dump(
+    path: Path,
+    about: str,
+    facts: dict[str, Any],
+    shapes: Sequence[dict[str, Any]],
+    utterances: Sequence[Utterance],
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     dump = {
-        "step": step,
-        "problem": report.problem,
-        "gradient_norm": str(report.gradient_norm),
+        **facts,
         "batches": list(shapes),
         # NaN and infinity are no JSON numbers, so losses are strings here.
-        "utterances": [dataclasses.asdict(u) | {"loss": str(u.loss)} for u in report.suspects],
+        "utterances": [dataclasses.asdict(u) | {"loss": str(u.loss)} for u in utterances],
     }
     path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
-    names = ", ".join(utterance.id for utterance in report.suspects[:_NAMED_IN_LOG])
-    names += ", ..." if len(report.suspects) > _NAMED_IN_LOG else ""
     sizes = "; ".join(
         ", ".join(f"{name} {value}" for name, value in batch.items()) for batch in shapes
     )
+    names = named([utterance.id for utterance in utterances])
     logger.warning(
-        "step %d skipped: %s; utterances: %s; %s; see %s", step, report.problem, names, sizes, path
+        "%s: %s; utterances: %s; %s; see %s", about, facts["problem"], names, sizes, path
     )
+
+
+def named(ids: Sequence[str]) -> str:
+    """The first few ids, for a line of the log."""
+    return ", ".join(ids[:_NAMED_IN_LOG]) + (", ..." if len(ids) > _NAMED_IN_LOG else "")

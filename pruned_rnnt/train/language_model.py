@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +23,12 @@ from pruned_rnnt.model.language_model import (
     LanguageModelConfig,
     LanguageModelLosses,
 )
+from pruned_rnnt.train.bad_steps import report_too_large
 from pruned_rnnt.train.checkpoint import CheckpointError, load_checkpoint
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import TrainConfig
 from pruned_rnnt.train.log import RunLog
+from pruned_rnnt.train.memory import out_of_memory_in
 from pruned_rnnt.train.optimiser import OptimiserConfig
 from pruned_rnnt.train.run import find_checkpoint
 from pruned_rnnt.train.schedule import ScheduleConfig
@@ -104,23 +108,34 @@ class LanguageModelTask:
         return {"texts": list(batch.texts_NU.shape)}
 
     @torch.no_grad()
-    def validate(self, step: int, log: RunLog | None) -> float:
+    def validate(self, step: int, log: RunLog | None) -> float | None:
         """Perplexity of a symbol, the ends of texts counted as symbols."""
         was_training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
         loss = symbols = 0.0
+        too_large: list[tuple[TextBatch, str]] = []
+
+        def add(batch: TextBatch) -> None:
+            nonlocal loss, symbols
+            loss += float(self.losses(batch.to(device), step).total.sum())
+            symbols += self.size(batch).symbols
+
         # Each text once: here the last round of batches may not be repeated.
         everything = TextLoader(self._valid, self.config.data.batch_symbols, shuffle=False)
-        for place, batch in enumerate(everything):
-            if place % self.ranks.world_size == self.ranks.rank:
-                loss += float(self.losses(batch.to(device), step).total.sum())
-                symbols += self.size(batch).symbols
+        for batch in islice(everything, self.ranks.rank, None, self.ranks.world_size):
+            if message := out_of_memory_in(partial(add, batch)):
+                too_large.append((batch, message))
         self.model.train(was_training)
-        loss, symbols = self.ranks.sum([loss, symbols])
-        per_symbol = loss / max(symbols, 1.0)
+        folder = Path(self.config.train.folder)
+        report_too_large(self, folder, step, self.ranks.rank, too_large)
+        loss, symbols, skipped = self.ranks.sum([loss, symbols, len(too_large)])
+        if not symbols:
+            return None
+        per_symbol = loss / symbols
         perplexity = math.exp(min(per_symbol, 100.0))
         if log is not None:
-            log.scalars("valid", step, {"total": per_symbol, "perplexity": perplexity})
+            values = {"total": per_symbol, "perplexity": perplexity, "skipped_batches": skipped}
+            log.scalars("valid", step, values)
             logger.info("step %d validation: perplexity %.3f", step, perplexity)
             self.show(step, log)
         return perplexity

@@ -8,10 +8,13 @@ from __future__ import annotations
 import gc
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+# How the problem of a step or batch without memory begins.
+OUT_OF_MEMORY = "out of memory"
 # What allocators say whose errors have no type of their own: of the CPU, of CUDA, of its libraries.
 _MESSAGES = (
     "can't allocate memory",
@@ -26,6 +29,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+def out_of_memory_in(work: Callable[[], None]) -> str:
+    """Do some work; what the allocator said when memory ran out in it, else empty.
+
+    Memory that only the work held is given back then. Other errors are raised.
+    """
+    message = ""
+    try:
+        work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        # Python's own error has no text.
+        message = (str(error) or type(error).__name__).splitlines()[0]
+    # Only here, without the exception, are the frames gone that hold the tensors of the work.
+    if message:
+        release_memory()
+    return message
 
 
 def release_memory() -> None:

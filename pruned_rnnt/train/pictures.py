@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a validation: the lattice, its mass in the band, decoded samples."""
+"""What TensorBoard shows of a validation: the lattice, features, decoded samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import FRAME_SECONDS, Decoded
-from pruned_rnnt.diagnostics import band_edge_mass, lattice_figure, retained_mass
+from pruned_rnnt.diagnostics import lattice_figure
 from pruned_rnnt.train.validate import ValidationReport
 
 
@@ -48,21 +48,6 @@ def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
     figure.colorbar(image, label="log energy")
     axes.set(title=f"{title}: {batch.ids[index]}", xlabel="frame of 10 ms", ylabel="mel bin")
     return figure
-
-
-def band_scalars(report: ValidationReport, rnnt_type: str) -> dict[str, float]:
-    """Share of the probability kept by the band, and on its edges, over the example batch."""
-    batch, losses = report.example_batch, report.example_losses
-    if batch is None or losses is None or losses.occupancy is None or losses.bounds is None:
-        return {}
-    lengths = (losses.frame_lengths, batch.target_lengths_N)
-    kept = retained_mass(losses.occupancy, losses.bounds, *lengths, rnnt_type=rnnt_type)
-    edges = band_edge_mass(losses.occupancy, losses.bounds, *lengths)
-    return {
-        "retained_mass": float(kept.total.mean()),
-        "retained_symbol_mass": float(kept.emit.mean()),
-        "band_edge_mass": float((edges.lower + edges.upper).mean()),
-    }
 
 
 def samples_as_markdown(samples: tuple[Decoded, ...]) -> str:

@@ -23,11 +23,11 @@ from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig, pick_device
-from pruned_rnnt.train.memory import peak, release_memory, reset_peak
+from pruned_rnnt.train.memory import OUT_OF_MEMORY, peak, release_memory, reset_peak
 from pruned_rnnt.train.optimiser import build_optimiser
 from pruned_rnnt.train.random_state import seed_everything
 from pruned_rnnt.train.speech import SpeechTask
-from pruned_rnnt.train.steps import OUT_OF_MEMORY, Stepper
+from pruned_rnnt.train.steps import Stepper
 
 GIB = 2**30
 # Share of a GPU that a batch may take: the rest goes to fragmentation, NCCL and the CUDA context.
@@ -112,7 +112,8 @@ class Rehearsal:
             self.task, optimiser, config.train, clip_norm=clip_norm, ranks=Ranks()
         )
         # It takes its share of memory while training.
-        self.average = RunningAverage(self.task.model, config.train.average_decay)
+        decay = config.train.average_decay
+        self.average = RunningAverage(self.task.model, decay) if decay > 0 else None
         self.task.model.train()
 
     def scan(self, max_duration: float, limit: int) -> Scan:

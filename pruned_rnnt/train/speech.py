@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.datamodule import DataModule
 from pruned_rnnt.data.loader import BatchLoader
 from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
+from pruned_rnnt.train.bad_steps import named, report_too_large
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.log import RunLog
 from pruned_rnnt.train.pictures import (
-    band_scalars,
     lattice_of_example,
     samples_as_markdown,
     spectrogram_of_example,
@@ -86,16 +87,23 @@ class SpeechTask:
             "lattice_nodes": utterances * frames * (symbols + 1),
         }
 
-    def validate(self, step: int, log: RunLog | None) -> float:
+    def validate(self, step: int, log: RunLog | None) -> float | None:
         report = self._validate(self.data.valid_loader(), step, self.ranks)
+        (too_large,) = self.ranks.sum([len(report.too_large)])
+        errors = report.errors
         if log is not None:
-            band = band_scalars(report, self.config.loss.rnnt_type)
-            log.scalars("valid", step, {**report.losses, "wer": report.errors.rate, **band})
+            wer = {"wer": errors.rate} if errors.reference_words else {}
+            values = {**report.losses, **wer, **report.masses, "skipped_batches": too_large}
+            log.scalars("valid", step, values)
             logger.info(
-                "step %d validation: loss %.4f WER %s", step, report.losses["total"], report.errors
+                "step %d validation: loss %.4f WER %s%s",
+                step,
+                report.losses.get("total", math.nan),
+                errors,
+                f", without {too_large:.0f} batches that did not fit" if too_large else "",
             )
             self._show(report, step, log)
-        return report.errors.rate
+        return errors.rate if errors.reference_words else None
 
     def show(self, step: int, log: RunLog) -> None:
         # Making workers draws from torch's generator.
@@ -104,7 +112,17 @@ class SpeechTask:
         self._show(self._validate(first, step, Ranks()), step, log)
 
     def _validate(self, batches: Any, step: int, ranks: Ranks) -> ValidationReport:
-        return validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+        report = validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+        report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
+        if report.without_loss:
+            logger.warning(
+                "validation at step %d: %d utterances have no finite loss, and are left out of the "
+                "mean (too short for their symbols?): %s",
+                step,
+                len(report.without_loss),
+                named(report.without_loss),
+            )
+        return report
 
     def _show(self, report: ValidationReport, step: int, log: RunLog) -> None:
         figure = lattice_of_example(report, self.data.tokenizer, f"step {step}")

@@ -21,12 +21,10 @@ from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import TrainConfig
 from pruned_rnnt.train.gradients import gradients_of
-from pruned_rnnt.train.memory import is_out_of_memory, release_memory
+from pruned_rnnt.train.memory import OUT_OF_MEMORY, is_out_of_memory, out_of_memory_in
 from pruned_rnnt.train.task import BatchSize, Task, Utterance, total_size
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# How the problem of a step without memory begins.
-OUT_OF_MEMORY = "out of memory"
 # Below this the loss scale of float16 has met values that no scale can save.
 _SMALLEST_SCALE = 2.0**-10
 
@@ -116,18 +114,14 @@ class Stepper:
     def _passes(self, batches: Sequence[Any], step: int, scale: float) -> _Passes:
         """Forward and backward of each batch, up to one that does not fit into memory."""
         done = _Passes()
-        try:
+
+        def work() -> None:
             for index, batch in enumerate(batches):
                 if index == len(batches) - 1:
                     self.gradients.expect_last_pass()
                 self._pass(batch, step, scale, done)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            done.out_of_memory = str(error).splitlines()[0]
-        # Only here, without the exception, are the frames gone that hold the tensors of the pass.
-        if done.out_of_memory:
-            release_memory()
+
+        done.out_of_memory = out_of_memory_in(work)
         return done
 
     def _pass(self, batch: Any, step: int, scale: float, done: _Passes) -> None:

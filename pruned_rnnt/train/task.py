@@ -106,9 +106,9 @@ class Task(Protocol):
     def shapes(self, batch: Any) -> dict[str, Any]:
         """What a report says of the size of a batch: plain values that JSON can hold."""
 
-    def validate(self, step: int, log: RunLog | None) -> float:
-        """The score of the model as it is now (lower is better); writes to the log if there is
-        one. Every process calls it, at the same step."""
+    def validate(self, step: int, log: RunLog | None) -> float | None:
+        """The score of the model as it is now (lower is better), None if nothing could be measured;
+        writes to the log if there is one. Every process calls it, at the same step."""
 
     def show(self, step: int, log: RunLog) -> None:
         """Write pictures and samples of a few validation utterances; one process alone."""

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.train.average import RunningAverage
-from pruned_rnnt.train.bad_steps import TrainingStopped, dump_bad_step
+from pruned_rnnt.train.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
@@ -162,7 +162,7 @@ class Trainer:
             return
         counters.bad_steps += 1
         counters.bad_in_row += 1
-        folder = self.folder / "bad_steps"
+        folder = self.folder / BAD_STEPS
         shapes = [self.task.shapes(batch) for batch in batches]
         dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
         if counters.bad_in_row >= self.config.train.max_bad_steps:

@@ -1,7 +1,8 @@
-"""Real out-of-memory errors, of the allocator itself, at a place of the test's choice."""
+"""Trouble at a place of the test's choice: the allocator's own errors, late gradients."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -15,14 +16,27 @@ def run_out_of_memory(device: torch.device | str) -> None:
     torch.empty(_MORE_THAN_THERE_IS, device=device)
 
 
-class FailInBackward(torch.autograd.Function):
-    """Lets a tensor through; its gradient does not fit into memory."""
+class _AsItIs(torch.autograd.Function):
+    """Lets a tensor through; what happens to its gradient is a subclass's matter."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         return values.clone()
 
+
+class FailInBackward(_AsItIs):
+    """Its gradient does not fit into memory."""
+
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         run_out_of_memory(gradient.device)
+        return gradient
+
+
+class SlowGradient(_AsItIs):
+    """Its gradient comes so late that the other gradients are long sent."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(0.2)
         return gradient

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.model.transducer import ModelLosses
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.memory import is_out_of_memory
+from pruned_rnnt.train.memory import is_out_of_memory, out_of_memory_in
 from pruned_rnnt.train.speech import SpeechTask
 from pruned_rnnt.train.trainer import Trainer
 
@@ -132,6 +133,19 @@ def test_other_errors_are_not_swallowed(
     monkeypatch.setattr(SpeechTask, "losses", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+
+
+def test_memory_of_a_failed_piece_of_work_is_named_and_given_back() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def work() -> None:
+        values = torch.zeros(3)
+        held.append(weakref.ref(values))
+        raise MemoryError  # Python's own has no text
+
+    assert out_of_memory_in(work) == "MemoryError"
+    assert held[0]() is None
+    assert out_of_memory_in(lambda: None) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+"""Validation: over the whole set and every process alike, whatever one batch does to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from failures import run_out_of_memory
+from processes import run_ranks
+from tiny_corpus import make_corpus, tiny_experiment
+from torch import Tensor
+
+from pruned_rnnt.data.batch import Batch
+from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.validate import ValidationReport, band_masses, validate
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"), dev=8)
+
+
+def experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
+    """Validation batches are of three utterances or less."""
+    return tiny_experiment(corpus, run, "data.valid_max_duration=2.5", *overrides)
+
+
+def fail_in_validation(monkeypatch: pytest.MonkeyPatch, passes: set[int]) -> None:
+    """These forward passes (from 1) of the model in evaluation mode do not fit into memory."""
+    forward, seen = TransducerModel.forward, 0
+
+    def failing(self: TransducerModel, features_NTF: Tensor, *rest: Any) -> ModelLosses:
+        nonlocal seen
+        if not self.training:
+            seen += 1
+            if seen in passes:
+                run_out_of_memory(features_NTF.device)
+        losses: ModelLosses = forward(self, features_NTF, *rest)
+        return losses
+
+    monkeypatch.setattr(TransducerModel, "forward", failing)
+
+
+def valid_line(run: Path) -> dict[str, Any]:
+    (line,) = [line for line in read_metrics(run) if line["group"] == "valid"]
+    return line
+
+
+def test_validation_goes_on_without_a_batch_that_does_not_fit(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = experiment(corpus, tmp_path / "run", "train.steps=1")
+    batches = list(Trainer(config).task.data.valid_loader())
+    assert len(batches) > 2
+    fail_in_validation(monkeypatch, {2})
+    assert Trainer(config).run() == "finished"
+    assert valid_line(config.folder)["skipped_batches"] == 1
+    (line,) = [r.message for r in caplog.records if "goes on without" in r.message]
+    assert "out of memory" in line
+    assert "lattice_nodes" in line
+    dump = json.loads((config.folder / "bad_steps/validation-00000001-rank-0-0.json").read_text())
+    assert [u["id"] for u in dump["utterances"]] == list(batches[1].ids)
+    words = sum(len(text.split()) for b in batches for text in b.texts if b is not batches[1])
+    assert f" / {words}, " in next(r.message for r in caplog.records if " WER " in r.message)
+
+
+def test_a_validation_that_nothing_fits_in_gives_no_score(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in_validation(monkeypatch, set(range(100)))
+    config = experiment(corpus, tmp_path / "run", "train.steps=1")
+    trainer = Trainer(config)
+    assert trainer.run() == "finished"
+    assert trainer.checkpoints.best() is None
+    assert "wer" not in valid_line(config.folder)
+
+
+@pytest.mark.parametrize("kind", ["pruned", "full"])
+def test_utterances_too_short_for_their_symbols_are_named_and_left_out(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    settings = ["loss.rnnt_type=modified", f"loss.kind={kind}", "data.valid_max_duration=60"]
+    task = Trainer(tiny_experiment(corpus, tmp_path / "run", *settings)).task
+    (batch,) = task.data.valid_loader()
+    # One encoder frame for several words, and none at all.
+    lengths_N = batch.feature_lengths_N.clone()
+    lengths_N[1:3] = torch.tensor([9, 5])
+    short = replace(batch, feature_lengths_N=lengths_N)
+    report = validate(task.model, [short], task.data.tokenizer, step=0, ranks=Ranks())
+    rest = with_rows(batch, [0, *range(3, len(batch))])
+    expected = validate(task.model, [rest], task.data.tokenizer, step=0, ranks=Ranks())
+    assert expected.without_loss == ()
+    assert report.without_loss == batch.ids[1:3]
+    assert report.losses == pytest.approx(expected.losses, rel=1e-5)
+    words = [len(text.split()) for text in batch.texts]
+    assert report.errors.reference_words == sum(words) - words[2]
+
+    # A batch of nothing else.
+    task.data.valid_loader = lambda: [with_rows(short, [2])]  # type: ignore
+    assert task.validate(0, None) is None
+    assert re.search(f"1 utterances have no finite loss.*{short.ids[2]}", caplog.text)
+
+
+def test_an_infinite_loss_is_left_out_of_the_mean(corpus: Path, tmp_path: Path) -> None:
+    task = Trainer(experiment(corpus, tmp_path / "run")).task
+    batch = next(iter(task.data.valid_loader()))
+    features = batch.features_NTF.clone()
+    features[-1, 3] = float("nan")
+    spoiled = replace(batch, features_NTF=features)
+    report = validate(task.model, [spoiled], task.data.tokenizer, step=0, ranks=Ranks())
+    assert report.without_loss == batch.ids[-1:]
+    assert all(math.isfinite(value) for value in {**report.losses, **report.masses}.values())
+
+
+def with_rows(batch: Batch, rows: list[int]) -> Batch:
+    """What `Batch.select` should make of it, in other words."""
+    tensors = ("features_NTF", "feature_lengths_N", "targets_NU", "target_lengths_N")
+    tuples = ("texts", "ids", "durations", "words")
+    return replace(
+        batch,
+        **{name: getattr(batch, name)[rows] for name in tensors},
+        **{name: tuple(getattr(batch, name)[row] for row in rows) for name in tuples},
+    )
+
+
+def test_masses_are_those_of_all_utterances(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run", "loss.s_range=2")
+    task = Trainer(config).task
+    batches = list(task.data.valid_loader())
+    report = validate(task.model, batches, task.data.tokenizer, step=0, ranks=Ranks())
+    task.model.eval()
+    rows: dict[str, list[float]] = {}
+    for batch in batches:
+        with torch.no_grad():
+            losses = task.losses(batch, 0)
+        for name, values_N in band_masses(losses, batch, config.loss.rnnt_type).items():
+            rows.setdefault(name, []).extend(values_N.tolist())
+    assert set(report.masses) == {"retained_mass", "retained_symbol_mass", "band_edge_mass"}
+    for name, values in rows.items():
+        assert len(values) == 8
+        assert report.masses[name] == pytest.approx(sum(values) / 8)
+    assert report.example_batch is not None
+    assert report.example_batch.ids == batches[0].ids
+
+
+def validated(
+    ranks: Ranks, config: ExperimentConfig, passes: set[int]
+) -> tuple[ValidationReport, float | None]:
+    """Validate on all processes; on the second these passes do not fit into memory."""
+    trainer = Trainer(config, ranks)
+    task = trainer.task
+    with pytest.MonkeyPatch.context() as patch:
+        fail_in_validation(patch, passes if ranks.rank == 1 else set())
+        batches = task.data.valid_loader()
+        report = validate(task.model, batches, task.data.tokenizer, step=0, ranks=ranks)
+        score = task.validate(0, None)
+    return report, score
+
+
+def test_two_processes_measure_what_one_does(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run")
+    ((one, score),) = [validated(Ranks(), config, set())]
+    for report, its_score in run_ranks(2, validated, config, set()):
+        assert its_score == score
+        assert report.errors == one.errors
+        assert report.losses == pytest.approx(one.losses, rel=1e-5)
+        assert report.masses == pytest.approx(one.masses, rel=1e-5)
+
+
+def test_processes_agree_when_one_has_no_memory_at_all(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run")
+    (first, score), (second, other_score) = run_ranks(2, validated, config, set(range(100)))
+    assert score == other_score
+    assert first.losses == second.losses
+    assert first.errors == second.errors
+    assert first.too_large == ()
+    assert second.example_batch is None
+    assert len(second.too_large) > 1
