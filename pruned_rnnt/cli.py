@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.debug or not _is_for_people(error):
             raise
-        print(f"pruned-rnnt {options.name}: {error}", file=sys.stderr)
+        about = "memory ran out: " if _is_out_of_memory(error) else ""
+        print(f"pruned-rnnt {options.name}: {about}{error}", file=sys.stderr)
         return EXIT_USAGE if _is_usage(error) else EXIT_FAILED
 
 
@@ -86,7 +87,14 @@ def _is_for_people(error: Exception) -> bool:
     """Whether the message alone tells a user what to do; everything else keeps its traceback."""
     from pruned_rnnt.train.bad_steps import TrainingStopped
 
-    return isinstance(error, ValueError | FileNotFoundError | TrainingStopped)
+    known = isinstance(error, ValueError | FileNotFoundError | TrainingStopped)
+    return known or _is_out_of_memory(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    from pruned_rnnt.train.memory import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _parser() -> argparse.ArgumentParser:

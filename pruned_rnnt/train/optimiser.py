@@ -35,13 +35,17 @@ class OptimiserConfig:
 
 
 def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
-    """The optimiser over all parameters which take a gradient, in the model's order."""
+    """The optimiser over all parameters which take a gradient, in the model's order.
+
+    It holds its moments from the beginning: running out of memory in an update, unlike in a pass,
+    ends training, so what updates need has to be there before the first pass.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.name == "scaled_adam":
         return ScaledAdam(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps)
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
-    return torch.optim.AdamW(
+    optimiser = torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
@@ -52,3 +56,13 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
         # One kernel for all parameters, which needs no memory of its own.
         fused=all(p.is_cuda for p in parameters),
     )
+    moments = {
+        index: {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+        for index, parameter in enumerate([*matrices, *vectors])
+    }
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
+    return optimiser

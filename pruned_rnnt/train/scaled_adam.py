@@ -60,6 +60,17 @@ class ScaledAdam(torch.optim.Optimizer):
                 "scalar_rms": scalar_rms,
             },
         )
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._begin(parameter)
+
+    def _begin(self, parameter: Tensor) -> None:
+        state = self.state[parameter]
+        state["step"] = 0
+        state["mean"] = torch.zeros_like(parameter)
+        state["square"] = torch.zeros_like(parameter)
+        state["size_mean"] = torch.zeros((), device=parameter.device)
+        state["size_square"] = torch.zeros((), device=parameter.device)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -86,12 +97,8 @@ class ScaledAdam(torch.optim.Optimizer):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
-            if not state:
-                state["step"] = 0
-                state["mean"] = torch.zeros_like(parameter)
-                state["square"] = torch.zeros_like(parameter)
-                state["size_mean"] = torch.zeros((), device=parameter.device)
-                state["size_square"] = torch.zeros((), device=parameter.device)
+            if not state:  # it was added later, or a loaded state has nothing on it
+                self._begin(parameter)
             state["step"] += 1
             key = (parameter.device, parameter.dtype, state["step"])
             several = buckets.setdefault(key, [[]])

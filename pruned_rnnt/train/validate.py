@@ -114,7 +114,8 @@ class _Measured:
         if self.model.loss_config.rnnt_type != "regular":
             least_N += batch.target_lengths_N
         measured = batch.select(frames_N >= least_N)
-        sums, finite = _Sums(), set()
+        sums = _Sums()
+        finite: set[str] = set()
         losses: ModelLosses | None = None
         if len(measured) > 0:
             losses = self._losses(measured.to(self.device))

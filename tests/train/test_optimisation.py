@@ -100,6 +100,33 @@ def test_optimisers_fit_a_line_and_continue_from_their_state(name: str) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])])
+@pytest.mark.parametrize("name", ["adamw", "scaled_adam"])
+def test_the_first_update_needs_no_memory_that_was_not_there(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).to(device)
+    optimiser = build_optimiser(model, OptimiserConfig(name=name))  # type: ignore[arg-type]
+    before = {
+        id(value)
+        for state in optimiser.state.values()
+        for key, value in state.items()
+        if key in ("exp_avg", "exp_avg_sq", "mean", "square")
+    }
+    assert len(before) == 4
+    model(torch.ones(2, 4, device=device)).sum().backward()
+    # As torch itself begins: with moments of nothing.
+    plain = nn.Linear(4, 1).to(device)
+    plain.load_state_dict(model.state_dict())
+    plain(torch.ones(2, 4, device=device)).sum().backward()
+    lazy = build_optimiser(plain, OptimiserConfig(name=name))  # type: ignore[arg-type]
+    lazy.state.clear()
+    optimiser.step()
+    lazy.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    after = {id(value) for state in optimiser.state.values() for value in state.values()}
+    assert before <= after
+
+
 def scaled_adam_step(
     parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], step: int
 ) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from failures import FailInBackward, run_out_of_memory
-from tiny_corpus import make_corpus, tiny_experiment
+from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.model.transducer import ModelLosses
 from pruned_rnnt.train.bad_steps import TrainingStopped
@@ -133,6 +135,18 @@ def test_other_errors_are_not_swallowed(
     monkeypatch.setattr(SpeechTask, "losses", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+
+
+def test_a_model_that_does_not_fit_is_told_in_one_line(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(SpeechTask, "__init__", lambda *arguments: run_out_of_memory("cpu"))
+    assert main(["train", *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pruned-rnnt train: memory ran out: ")
 
 
 def test_memory_of_a_failed_piece_of_work_is_named_and_given_back() -> None:
