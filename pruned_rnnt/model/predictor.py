@@ -70,7 +70,8 @@ class PredictorConfig(AnyPredictorConfig):
 
 
 class StatelessPredictor(Predictor):
-    """Embedding, grouped convolution over the context, ReLU.
+    """Embedding, grouped convolution over the context, ReLU; with a context of one symbol the
+    embedding alone, as in icefall's recipe.
 
     A negative symbol embeds to zero. The start context is [-1, ..., -1, blank], as recognisers
     which run exported models expect.
@@ -81,9 +82,11 @@ class StatelessPredictor(Predictor):
         self.context_size = config.context_size
         self.blank = blank
         self.embedding = nn.Embedding(vocab_size, config.dim)
-        self.convolution = nn.Conv1d(
-            config.dim, config.dim, config.context_size, groups=config.dim // 4, bias=False
-        )
+        self.convolution: nn.Conv1d | None = None
+        if config.context_size > 1:
+            self.convolution = nn.Conv1d(
+                config.dim, config.dim, config.context_size, groups=config.dim // 4, bias=False
+            )
 
     def start_context(self, batch_size: int, device: torch.device) -> Tensor:
         """(N, C) int64: what is 'seen' before the first symbol."""
@@ -95,6 +98,8 @@ class StatelessPredictor(Predictor):
         """Predictor output after every window of C symbols: (N, L) -> (N, L - C + 1, P)."""
         embedded_NLP = self.embedding(symbols_NL.clamp(min=0))
         embedded_NLP = embedded_NLP * (symbols_NL >= 0).unsqueeze(-1)
+        if self.convolution is None:
+            return embedded_NLP
         mixed_NPL = self.convolution(embedded_NLP.transpose(1, 2))
         return torch.relu(mixed_NPL.transpose(1, 2))
 

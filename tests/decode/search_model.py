@@ -35,7 +35,7 @@ def make_model(
         for parameter in model.joiner.parameters():
             parameter.copy_(torch.randn_like(parameter))
         spread = list(model.predictor.parameters())
-        if isinstance(model.predictor, StatelessPredictor):
+        if isinstance(model.predictor, StatelessPredictor) and model.predictor.convolution:
             spread = [model.predictor.convolution.weight]
         for parameter in spread:
             parameter.copy_(2 * torch.randn_like(parameter))

@@ -33,6 +33,14 @@ def test_step_by_step_equals_all_at_once(context_size: int) -> None:
             context = torch.cat((context[:, 1:], targets[:, u : u + 1]), dim=1)
 
 
+def test_context_of_one_symbol_is_its_embedding() -> None:
+    predictor = StatelessPredictor(PredictorConfig(dim=8, context_size=1), 10)
+    expected = predictor.embedding.weight[[0, 3, 9]]
+    assert (expected < 0).any()
+    assert torch.equal(predictor.forward_targets(torch.tensor([[3, 9]]))[0], expected)
+    assert [name for name, _ in predictor.named_parameters()] == ["embedding.weight"]
+
+
 def test_negative_symbols_embed_to_zero() -> None:
     predictor = StatelessPredictor(PredictorConfig(dim=8), 10)
     assert predictor.start_context(2, torch.device("cpu")).tolist() == [[-1, 0], [-1, 0]]

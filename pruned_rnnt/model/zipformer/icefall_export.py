@@ -45,18 +45,4 @@ def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
                 # The recipe has this in every layer and never uses it.
                 scale_E = torch.full_like(layer.bypass.bypass_scale.detach().cpu(), 0.5)
                 state[f"{name}.layers.{index}.bypass_scale"] = scale_E
-    if predictor.context_size == 1:
-        _fold_convolution(state)
     return state
-
-
-def _fold_convolution(state: dict[str, Tensor]) -> None:
-    """For a context of one symbol the recipe has no convolution: let the embedding be its output.
-
-    Axes: V vocabulary, P predictor width.
-    """
-    weight = state.pop("decoder.conv.weight")
-    embedding_VP = state["decoder.embedding.weight"]
-    groups = weight.size(0) // weight.size(1)
-    folded_VP1 = nn.functional.conv1d(embedding_VP.unsqueeze(-1), weight, groups=groups)
-    state["decoder.embedding.weight"] = folded_VP1.squeeze(-1)

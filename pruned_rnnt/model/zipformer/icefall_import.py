@@ -42,7 +42,6 @@ NAMES_IN_MODEL = {
 _IDLE = re.compile(r"\.layers\.\d+\.bypass_scale$")
 # What our modules keep and the recipe does not.
 OWN_STATE = ".over_limit"
-_CONVOLUTION = "predictor.convolution.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +87,6 @@ def import_icefall(
     for name, value in state_dict.items():
         if name.endswith(OWN_STATE):
             continue
-        if name == _CONVOLUTION and value.size(2) == 1 and "decoder.conv.weight" not in theirs:
-            # For a context of one symbol the recipe has no convolution.
-            state_dict[name] = _unchanging(value)
-            continue
         beginning = next((prefix for prefix in renames if name.startswith(prefix)), None)
         their_name = None if beginning is None else renames[beginning] + name[len(beginning) :]
         if their_name is None or their_name not in theirs:
@@ -111,14 +106,6 @@ def import_icefall(
         wrong_shape=tuple(wrong_shape),
         idle=tuple(name for name in left if _IDLE.search(name)),
     )
-
-
-def _unchanging(weight: Tensor) -> Tensor:
-    """The grouped convolution of one frame which gives what it gets: (P, P / groups, 1)."""
-    channel_P = torch.arange(weight.size(0))
-    unit = torch.zeros_like(weight)
-    unit[channel_P, channel_P % weight.size(1), 0] = 1.0
-    return unit
 
 
 def read_icefall(
