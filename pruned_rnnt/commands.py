@@ -220,23 +220,19 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
 def inspect(options: argparse.Namespace, console: Console) -> int:
     from rich.console import Console
 
-    from pruned_rnnt.config import load_config, to_yaml
-    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.config import to_yaml
     from pruned_rnnt.train.report import inspect_config, inspect_run
-    from pruned_rnnt.train.run import run_config
+    from pruned_rnnt.train.run import config_path
     from pruned_rnnt.train.tasks import load_experiment
 
     is_run = options.target.is_dir()
-    if options.keys:
-        config = (
-            run_config(options.target, options.overrides)
-            if is_run
-            else load_experiment(options.target, options.overrides)[0]
-        )
-        print(to_yaml(config), end="")
-    elif is_run:
+    if is_run and not options.keys:
         inspect_run(options.target, Console())
+        return 0
+    path = config_path(options.target) if is_run else options.target
+    config, _ = load_experiment(path, options.overrides)
+    if options.keys:
+        print(to_yaml(config), end="")
     else:
-        config = load_config(ExperimentConfig, options.target, options.overrides)
         inspect_config(config, Console())
     return 0

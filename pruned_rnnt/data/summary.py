@@ -1,6 +1,6 @@
 """What a split holds, for `inspect CONFIG`: hours, durations, lattices, what training leaves out.
 
-Cuts are read one by one; what stays in memory is two numbers each.
+Cuts are read one by one; what stays in memory is two numbers each. For language models: texts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from rich.console import Console
 from pruned_rnnt.data.datamodule import DataConfig, lattice_size
 from pruned_rnnt.data.filters import CutFilter
 from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.texts import TextFiles
 
 _BAR_WIDTH = 40
 _BINS = 10
@@ -43,6 +44,14 @@ def show_split(folder: PreparedFolder, config: DataConfig, console: Console) -> 
     _print_histogram(console, "lattice nodes, encoder frames x (symbols + 1)", nodes)
     bound = f"{config.max_lattice:,}" if config.max_lattice else "none"
     console.print(f"largest: {max(nodes):,.0f} nodes; bound of a batch (data.max_lattice): {bound}")
+
+
+def show_texts(texts: TextFiles, split: str, console: Console) -> None:
+    """Prints counts and the lengths of a split of a language model's texts."""
+    symbols = int(texts.lengths.sum())
+    console.print(f"{split}: {len(texts):,} texts, {symbols:,} symbols")
+    if len(texts) > 0:
+        _print_histogram(console, "symbols of a text", texts.lengths.tolist())
 
 
 def _print_histogram(console: Console, title: str, values: Sequence[float]) -> None:

@@ -184,5 +184,10 @@ class TextLoader:
         return batches
 
 
+def text_splits(folder: Path) -> list[str]:
+    """Names of the splits there are; none where nothing is prepared."""
+    return sorted(path.name.partition(".")[0] for path in folder.glob("*.offsets.npy"))
+
+
 def _paths(folder: Path, split: str) -> tuple[Path, Path]:
     return folder / f"{split}.symbols.npy", folder / f"{split}.offsets.npy"

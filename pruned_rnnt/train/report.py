@@ -8,16 +8,29 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from pruned_rnnt.config import ConfigError
 from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.summary import show_split
+from pruned_rnnt.data.summary import show_split, show_texts
+from pruned_rnnt.data.texts import TextFiles, text_splits
+from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.language_model import LanguageModelExperiment
 from pruned_rnnt.train.log import read_metrics
 
 _CURVES_NAME = "curves.png"
+# What validations measure: heading, name, layout; a run has those of its task.
+_MEASURES = (
+    ("WER", "wer", ".2%"),
+    ("retained mass", "retained_mass", ".2%"),
+    ("band edge", "band_edge_mass", ".2%"),
+    ("perplexity", "perplexity", ".3f"),
+)
+# Before data are prepared.
+_ASSUMED_VOCABULARY = 500
 
 
 def inspect_run(folder: Path, console: Console) -> Path:
@@ -32,7 +45,9 @@ def inspect_run(folder: Path, console: Console) -> Path:
     train = [line for line in lines if line["group"] == "train"]
     valid = [line for line in lines if line["group"] == "valid"]
     table = Table(title=str(folder))
-    for column in ("step", "epoch", "train loss", "valid loss", "WER", "retained mass", "steps/s"):
+    measures = [m for m in _MEASURES if any(m[1] in line for line in valid)]
+    columns = ["step", "epoch", "train loss", "valid loss", *(m[0] for m in measures), "steps/s"]
+    for column in columns:
         table.add_column(column, justify="right")
     for line in valid or train[-1:]:
         near = [t for t in train if t["step"] <= line["step"]]
@@ -42,15 +57,14 @@ def inspect_run(folder: Path, console: Console) -> Path:
             _number(last.get("epoch"), "d"),
             _number(last.get("total_per_frame"), ".4f"),
             _number(line.get("total"), ".4f"),
-            _number(line.get("wer"), ".2%"),
-            _number(line.get("retained_mass"), ".2%"),
+            *(_number(line.get(name), layout) for _, name, layout in measures),
             _number(last.get("steps_per_second"), ".2f"),
         )
     console.print(table)
     checkpoints = CheckpointFolder(folder / "checkpoints")
     best = checkpoints.best()
     for path in checkpoints.paths():
-        console.print(f"checkpoint {path}{'  (best validation WER)' if path == best else ''}")
+        console.print(f"checkpoint {path}{'  (best validation)' if path == best else ''}")
     for path in sorted(folder.glob("results/wer-summary-*.txt")):
         console.print(f"result {path.name}: {path.read_text().splitlines()[-1]}")
     curves = folder / _CURVES_NAME
@@ -62,13 +76,13 @@ def inspect_run(folder: Path, console: Console) -> Path:
 def draw_curves(
     train: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
-    """Losses, WER, learning rate and gradient norm over steps, as one PNG."""
+    """Losses, WER or perplexity, learning rate and gradient norm over steps, as one PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    loss_axes, wer_axes, rate_axes, norm_axes = figure.subplots(2, 2).flatten()
+    loss_axes, score_axes, rate_axes, norm_axes = figure.subplots(2, 2).flatten()
     suffix = "_per_frame"
     for name in sorted({key for line in train for key in line if key.endswith(suffix)}):
         label = f"train {name.removesuffix(suffix)}"
@@ -77,9 +91,13 @@ def draw_curves(
     loss_axes.set(title="loss per encoder frame", yscale="log")
     if train or valid:
         loss_axes.legend()
-    steps, rates = _series(valid, "wer")
-    wer_axes.plot(steps, [100 * rate for rate in rates], "k.-")
-    wer_axes.set(title="validation WER, %", ylim=(0, None))
+    if any("perplexity" in line for line in valid):
+        score_axes.plot(*_series(valid, "perplexity"), "k.-")
+        score_axes.set(title="validation perplexity of a symbol", yscale="log")
+    else:
+        steps, rates = _series(valid, "wer")
+        score_axes.plot(steps, [100 * rate for rate in rates], "k.-")
+        score_axes.set(title="validation WER, %", ylim=(0, None))
     rate_axes.plot(*_series(train, "learning_rate"))
     rate_axes.set(title="learning rate", xlabel="step")
     norm_axes.plot(*_series(train, "gradient_norm"), linewidth=1)
@@ -89,24 +107,34 @@ def draw_curves(
     figure.savefig(path, dpi=120)
 
 
-def inspect_config(config: ExperimentConfig, console: Console) -> None:
+def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: Console) -> None:
     """Print the sizes of a configuration's model, and histograms of its prepared data."""
     folder = PreparedFolder(Path(config.data.path))
-    prepared = config.data.train in folder.splits()
-    vocab_size = len(folder.tokenizer()) if prepared else 500
-    model = TransducerModel(config.model, vocab_size, config.loss)
+    is_speech = isinstance(config, ExperimentConfig)
+    prepared = config.data.train in (folder.splits() if is_speech else text_splits(folder.path))
+    vocab_size = len(folder.tokenizer()) if prepared else _ASSUMED_VOCABULARY
+    model: nn.Module
+    if isinstance(config, ExperimentConfig):
+        model = TransducerModel(config.model, vocab_size, config.loss)
+    else:
+        model = LanguageModel(config.model, vocab_size)
     table = Table(title=f"model, vocabulary of {vocab_size}")
     table.add_column("part")
     table.add_column("parameters", justify="right")
     for name, part in model.named_children():
-        own = sum(p.numel() for p in part.parameters())
-        table.add_row(name, f"{own:,}")
+        if own := sum(p.numel() for p in part.parameters()):
+            table.add_row(name, f"{own:,}")
     table.add_row("all, shared ones once", f"{sum(p.numel() for p in model.parameters()):,}")
     console.print(table)
     if not prepared:
-        console.print(f"no prepared data at {config.data.path}: vocabulary of 500 assumed")
-        return
-    show_split(folder, config.data, console)
+        console.print(f"no prepared data at {folder.path}: vocabulary of {vocab_size} assumed")
+    elif isinstance(config, ExperimentConfig):
+        show_split(folder, config.data, console)
+    else:
+        show_texts(TextFiles(folder.path, config.data.train), config.data.train, console)
+        console.print(
+            f"most symbols of a batch (data.batch_symbols): {config.data.batch_symbols:,}"
+        )
 
 
 def _number(value: float | None, layout: str) -> str:

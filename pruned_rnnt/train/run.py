@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pruned_rnnt.config import ConfigError, from_dict, load_config
+from pruned_rnnt.config import ConfigError, from_dict, load_config, top_level_value
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.model.transducer import TransducerModel
@@ -36,12 +36,24 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     The folder may have been moved: train.folder is where it is now.
 
     Raises:
-        ConfigError: the folder is no run, or an override is wrong.
+        ConfigError: the folder is no run of a recogniser, or an override is wrong.
+    """
+    path = config_path(folder)
+    if (task := top_level_value("task", path)) is not None:
+        raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
+    return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides])
+
+
+def config_path(folder: Path) -> Path:
+    """Where a run has its configuration.
+
+    Raises:
+        ConfigError: the folder is no run.
     """
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run: it has no {CONFIG_NAME}")
-    return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides])
+    return path
 
 
 def find_checkpoint(folder: Path, which: str) -> Path:

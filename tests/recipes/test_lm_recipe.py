@@ -11,6 +11,7 @@ import torch
 from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_USAGE
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.language_model import load_language_model
 
@@ -76,7 +77,7 @@ def test_decode_listens_to_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
     hotwords = f"decode.fusion.hotwords={phrases}"
     assert main(["decode", run, lm, hotwords, *settings]) == 0
     assert "CER" in capsys.readouterr().out
-    (path,) = (folder / "speech/results").glob("nbest-test-modified_beam-lm-hotwords-*.jsonl")
+    (path,) = (folder / "speech/results").glob("nbest-test-modified_beam-lm*-hotwords*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 12
     for line in lines:
@@ -85,7 +86,7 @@ def test_decode_listens_to_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
         for found in line["hypotheses"]:
             assert [word["word"] for word in found["words"]] == found["text"].split()
     assert any("blue" in line["hypotheses"][0]["text"] for line in lines)
-    (errors,) = (folder / "speech/results").glob("errs-test-modified_beam-lm-hotwords-*.txt")
+    (errors,) = (folder / "speech/results").glob("errs-test-modified_beam-lm*-hotwords*.txt")
     assert errors.read_text().startswith("%CER")
     assert main(["decode", run, f"decode.fusion.lm={folder / 'speech'}", settings[0]]) != 0
     assert "no language model's" in capsys.readouterr().err
@@ -108,3 +109,30 @@ def test_run_goes_on_exactly(folder: Path) -> None:
     for part in ("model", "average"):
         for name, values in halves[part].items():
             assert torch.equal(values, whole[part][name]), name
+
+
+def test_inspect_shows_language_models_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(folder / "lm")]) == 0
+    out = capsys.readouterr().out
+    assert "perplexity" in out
+    assert "WER" not in out
+    assert (folder / "lm/curves.png").stat().st_size > 0
+    assert main(["inspect", str(folder / "lm"), "--keys"]) == 0
+    assert "task: lm" in capsys.readouterr().out
+
+    config = folder / "lm.yaml"
+    config.write_text("task: lm\nmodel:\n  dim: 32\n  layers: 1\n")
+    assert main(["inspect", str(config), f"data.path={folder / 'texts'}"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 34 texts" in out
+    assert "embedding" in out
+    assert "dropout" not in out
+    assert main(["inspect", str(config), f"data.path={folder / 'nowhere'}"]) == 0
+    assert "no prepared data" in capsys.readouterr().out
+
+
+def test_a_language_model_is_not_decoded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", str(folder / "lm")]) == EXIT_USAGE
+    assert "is a run of task 'lm'" in capsys.readouterr().err
