@@ -80,37 +80,37 @@ def build_corpus(
     """
     statistics = CorpusStatistics()
     sample = _TextSample(config.tokenizer_texts, config.seed)
-    shard_numbers: dict[str, list[tuple[int, int]]] = {}
-    with building(output, resume=RECORDS) as folder, _forgetting_after_errors(folder):
-        with (folder / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
-            shards = _shards(folder, entries, plan, config)
-            for result in stream_shards(
-                write_shard_once,
-                shards,
-                size=lambda shard: len(shard.entries),
-                num_jobs=config.num_jobs,
-                description="checking audio and text",
-                console=console,
-            ):
-                statistics.add(result)
-                _write_left_out(left_out, result)
-                if result.cuts:
-                    shard_numbers.setdefault(result.split, []).append((result.number, result.cuts))
-                if result.split == "train":
-                    sample.add(result.texts)
-        made = {(split, number) for split, all_ in shard_numbers.items() for number, _ in all_}
-        remove_others(folder, made)
-        if config.needed_split not in shard_numbers:
-            why = statistics.describe_left_out() or "there were none"
-            raise ValueError(f"no {config.needed_split} utterances are left: {why}")
-        if not config.shard.shar:
-            for split, numbers in shard_numbers.items():
-                if sum(cuts for _, cuts in numbers) <= config.one_file_up_to:
-                    _join_manifests(folder, split, [number for number, _ in numbers])
+    made: dict[str, list[tuple[int, int]]] = {}
+    with building(output, resume=RECORDS) as folder:
+        with _forgetting_after_errors(folder):
+            with (folder / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
+                shards = _shards(folder, entries, plan, config)
+                for result in stream_shards(
+                    write_shard_once,
+                    shards,
+                    size=lambda shard: len(shard.entries),
+                    num_jobs=config.num_jobs,
+                    description="checking audio and text",
+                    console=console,
+                ):
+                    statistics.add(result)
+                    _write_left_out(left_out, result)
+                    if result.cuts:
+                        made.setdefault(result.split, []).append((result.number, result.cuts))
+                    if result.split == "train":
+                        sample.add(result.texts)
+            remove_others(folder, {(split, n) for split, all_ in made.items() for n, _ in all_})
+            if config.needed_split not in made:
+                why = statistics.describe_left_out() or "the source has none"
+                raise ValueError(f"no {config.needed_split} utterances are left: {why}")
         tokenizer = None
         if config.shard.needs_text:
             tokenizer = _tokenizer(config, sample.texts, statistics.characters["train"])
             save_tokenizer(folder, tokenizer, report)
+        if not config.shard.shar:
+            for split, numbers in made.items():
+                if sum(cuts for _, cuts in numbers) <= config.one_file_up_to:
+                    _join_manifests(folder, split, [number for number, _ in numbers])
         report.splits.update(statistics.summaries())
         report.skipped_counts.update(statistics.left_out)
         report.skipped = [
@@ -127,7 +127,10 @@ def build_corpus(
 
 @contextmanager
 def _forgetting_after_errors(folder: Path) -> Iterator[None]:
-    """A kill leaves the records for the next run to go on; an error wants another look."""
+    """A kill leaves the records for the next run to go on; an error wants another look.
+
+    Not so an error of the tokenizer, which another --vocab-size mends.
+    """
     try:
         yield
     except Exception:
@@ -168,7 +171,8 @@ def _of_unknown_split(entry: Entry) -> Entry:
     return Entry(
         id=entry.id,
         origin=entry.origin,
-        problem=f"split is {entry.split!r}, needs train, dev or test",
+        problem="split is none of train, dev and test",
+        details=entry.split,
     )
 
 
@@ -194,7 +198,12 @@ def _tokenizer(config: BuildConfig, texts: list[str], characters: Counter[str]) 
     seen = set("".join(texts))
     # A character that the sample of texts missed shall have a symbol nevertheless.
     missed = [character for character in sorted(characters) if character not in seen]
-    return train_tokenizer([*texts, *missed], config.tokenizer)
+    try:
+        return train_tokenizer([*texts, *missed], config.tokenizer)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; change --vocab-size or --tokens and run again, what was read so far is kept"
+        ) from error
 
 
 class _TextSample:

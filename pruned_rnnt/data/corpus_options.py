@@ -8,6 +8,7 @@ from pathlib import Path
 from pruned_rnnt.data.corpus_builder import BuildConfig
 from pruned_rnnt.data.entries import Limits
 from pruned_rnnt.data.preparation import add_common_arguments
+from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.shard_writer import ShardConfig
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -94,6 +95,10 @@ def build_config(options: argparse.Namespace) -> BuildConfig:
     """Raises ValueError for values out of range or combinations that make no sense."""
     if options.shard_size < 1:
         raise ValueError(f"--shard-size must be at least 1, got {options.shard_size}")
+    if options.num_jobs < 1:
+        raise ValueError(f"--num-jobs must be at least 1, got {options.num_jobs}")
+    if options.tokenizer_from is not None:
+        PreparedFolder(options.tokenizer_from).tokenizer()  # now, and not after hours of work
     return BuildConfig(
         shard=ShardConfig(
             features=options.features,

@@ -74,8 +74,12 @@ class CorpusStatistics:
         return summaries
 
     def describe_left_out(self) -> str:
-        """ "12 empty text, 3 audio file not found"; empty when there was nothing to say."""
-        return counted(self.left_out)
+        """ "12 empty text (the first: a.tsv:7), 3 ..."; empty when there was nothing to say."""
+        first: dict[str, str] = {}
+        for origin, reason, details in self.examples:
+            where = f"{reason} (the first: {origin}{f', {details}' if details else ''})"
+            first.setdefault(reason, where)
+        return counted({first[reason]: count for reason, count in self.left_out.items()})
 
     def report_lines(self, tokenizer: Tokenizer | None, notes: Iterable[str]) -> list[str]:
         """report.txt."""

@@ -6,6 +6,9 @@ Axes: S audio samples.
 from __future__ import annotations
 
 import functools
+import io
+import stat
+import subprocess
 import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +46,8 @@ class Entry:
     id: unique in the corpus. origin: "FILE:LINE" or the file which says so. text: raw.
     audio: a file, or a command that ends in "|" and writes audio (Kaldi's wav.scp); "" with `cut`.
     start, duration: the part of the audio, in seconds; duration None is all of it.
-    problem: why the source itself is wrong, if it is; such an entry is only reported.
+    problem: why the source itself is wrong, if it is; such an entry is only reported. The words
+        are the same for the same cause; `details` has what is particular about this one.
     cut: the lhotse cut, for sources which are manifests.
     """
 
@@ -56,6 +60,7 @@ class Entry:
     start: float = 0.0
     duration: float | None = None
     problem: str = ""
+    details: str = ""
     cut: Any = None
 
 
@@ -78,7 +83,7 @@ class Limits:
 def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
     """The cut of an entry, with `text`. Raises LeftOut."""
     if entry.problem:
-        raise LeftOut(entry.problem)
+        raise LeftOut(entry.problem, entry.details)
     if entry.cut is not None:
         cut = _with_text(entry, text, limits)
     else:
@@ -124,7 +129,7 @@ def read_samples(cut: Any) -> FloatArray:
     for path in audio_files(cut):
         _check_file(path)
     try:
-        samples_S: FloatArray = cut.load_audio()[0]
+        samples_S: FloatArray = _with_output_of_commands(cut).load_audio()[0]
     except Exception as error:  # lhotse's backends raise errors of every kind
         raise LeftOut("audio cannot be read", last_line(error)) from error
     if samples_S.size == 0:
@@ -164,9 +169,24 @@ def _with_text(entry: Entry, text: str, limits: Limits) -> MonoCut:
     return fastcopy(cut, supervisions=[whole])
 
 
-@functools.lru_cache(maxsize=8)
 def _recording(audio: str) -> Recording:
-    """Of a file or a command; cached, since many segments may be of one recording."""
+    """Of a file or a command. Raises LeftOut."""
+    found = _recording_or_reason(audio)
+    if isinstance(found, LeftOut):
+        raise LeftOut(found.reason, found.details)
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _recording_or_reason(audio: str) -> Recording | LeftOut:
+    """Cached, since many segments may be of one recording, also of one that cannot be used."""
+    try:
+        return _open_recording(audio)
+    except LeftOut as reason:
+        return reason
+
+
+def _open_recording(audio: str) -> Recording:
     if audio.rstrip().endswith("|"):
         return _recording_of_command(audio.rstrip()[:-1])
     # Relative paths in a prepared folder start there, so this one must not be relative.
@@ -190,16 +210,10 @@ def _cause(path: Path, error: Exception) -> str:
 
 
 def _recording_of_command(command: str) -> Recording:
-    import io
-    import subprocess
-
     import soundfile
 
-    done = subprocess.run(command, shell=True, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise LeftOut("command of wav.scp failed", f"{command}: {done.stderr.decode()[-200:]}")
     try:
-        info = soundfile.info(io.BytesIO(done.stdout))
+        info = soundfile.info(io.BytesIO(_output(command)))
     except soundfile.LibsndfileError as error:
         raise LeftOut("command of wav.scp wrote no audio", f"{command}: {error}") from error
     return Recording(
@@ -211,10 +225,39 @@ def _recording_of_command(command: str) -> Recording:
     )
 
 
+@functools.lru_cache(maxsize=1)
+def _output(command: str) -> bytes:
+    """What a command writes; its segments mostly follow one another, so it runs once for all."""
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()[-200:]
+        raise LeftOut("command of wav.scp failed", f"{command}: {said or done.returncode}")
+    return done.stdout
+
+
+def _with_output_of_commands(cut: Any) -> Any:
+    recording = getattr(cut, "recording", None)
+    if recording is None or all(source.type != "command" for source in recording.sources):
+        return cut
+    sources = [
+        AudioSource(type="memory", channels=source.channels, source=_output(source.source))
+        if source.type == "command"
+        else source
+        for source in recording.sources
+    ]
+    return fastcopy(cut, recording=fastcopy(recording, sources=sources))
+
+
 def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise LeftOut("audio file not found", str(path))
-    size = path.stat().st_size
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise LeftOut("audio file not found", str(path)) from error
+    except OSError as error:
+        raise LeftOut("audio file cannot be opened", f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise LeftOut("not a file", str(path))
+    size = status.st_size
     if size == 0:
         raise LeftOut("empty audio file", str(path))
     promised = _promised_bytes(path)
@@ -235,7 +278,7 @@ def _promised_bytes(path: Path) -> int | None:
     try:
         with wave.open(str(path)) as header:
             promised = header.getnframes() * header.getnchannels() * header.getsampwidth()
-    except (wave.Error, EOFError):
+    except (wave.Error, EOFError, OSError):
         return None
     # Programs which write to a pipe do not know the size and leave the largest there is.
     return promised if promised < 2**31 - 2**16 else None

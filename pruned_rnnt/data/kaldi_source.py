@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,43 +21,48 @@ class KaldiSource:
 
     def __iter__(self) -> Iterator[Entry]:
         audio = {key: value for _, key, value in _kaldi_lines(self.folder / "wav.scp")}
-        speakers = self._optional("utt2spk")
-        segments = self._optional("segments")
+        speakers = {key: value for _, key, value in self._optional("utt2spk")}
+        segments = {key: (line, value) for line, key, value in self._optional("segments")}
         for line, name, text in _kaldi_lines(self.folder / "text"):
-            recording, start, end, problem = name, 0.0, None, ""
-            if segments:
-                recording, start, end, problem = _segment(segments.get(name))
+            origin = f"{self.folder / 'text'}:{line}"
+            recording, start, end, problem, details = name, 0.0, None, "", ""
+            if segments and name not in segments:
+                problem = "not in segments"
+            elif segments:
+                number, value = segments[name]
+                recording, start, end, problem = _segment(value)
+                if problem:
+                    origin, details = f"{self.folder / 'segments'}:{number}", f"{name} {value}"
             if not problem and recording not in audio:
-                problem = "not in wav.scp"
+                problem, details = "not in wav.scp", recording
+            elif "\ufffd" in text:
+                problem = problem or "text is not UTF-8"
             command = audio.get(recording, "")
             if command and not command.endswith("|"):
                 command = str(_from_here_or(self.folder, command))
             yield Entry(
                 id=name.replace("/", "-"),
-                origin=f"{self.folder / 'text'}:{line}",
+                origin=origin,
                 audio=command,
                 text=text,
                 speaker=speakers.get(name, ""),
                 start=start,
                 duration=None if end is None else round(end - start, 8),
                 problem=problem,
+                details=details,
             )
 
-    def _optional(self, name: str) -> dict[str, str]:
+    def _optional(self, name: str) -> Iterator[tuple[int, str, str]]:
         path = self.folder / name
-        if not path.is_file():
-            return {}
-        return {key: value for _, key, value in _kaldi_lines(path)}
+        return _kaldi_lines(path) if path.is_file() else iter(())
 
 
 def _kaldi_lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
-            key, _, value = line.strip().partition(" ")
-            if "\t" in key:
-                key, _, value = line.strip().partition("\t")
+            key, *value = line.split(maxsplit=1) or [""]
             if key:
-                yield number, key, value.strip()
+                yield number, key, value[0].strip() if value else ""
 
 
 def _from_here_or(folder: Path, path: str) -> Path:
@@ -64,12 +70,15 @@ def _from_here_or(folder: Path, path: str) -> Path:
     return Path(path) if Path(path).exists() else folder / path
 
 
-def _segment(value: str | None) -> tuple[str, float, float | None, str]:
-    if value is None:
-        return "", 0.0, None, "not in segments"
+def _segment(value: str) -> tuple[str, float, float | None, str]:
     try:
-        recording, start, end = value.split()[:3]
-        # Kaldi writes -1 for the end of the recording.
-        return recording, float(start), float(end) if float(end) >= 0 else None, ""
+        recording, begin, finish = value.split()[:3]
+        start, end = float(begin), float(finish)
     except ValueError:
         return "", 0.0, None, "line of segments is not `utterance recording start end`"
+    # Kaldi writes -1 for the end of the recording.
+    if end == -1 and 0 <= start < math.inf:
+        return recording, start, None, ""
+    if not 0 <= start < end < math.inf:
+        return "", 0.0, None, "segment does not have 0 <= start < end"
+    return recording, start, end, ""

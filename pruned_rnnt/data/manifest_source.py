@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lhotse.serialization import deserialize_item, load_jsonl
+from lhotse.serialization import deserialize_item, open_best
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.entries import Entry, last_line
@@ -54,12 +57,22 @@ def paired_entries(
 
 
 def _items(path: Path) -> Iterator[tuple[int, Any]]:
-    for line, values in enumerate(load_jsonl(path), 1):
-        try:
-            item = deserialize_item(values)
-        except Exception as error:  # whatever a foreign object makes of it
-            raise ValueError(f"{path}:{line} is no lhotse manifest: {last_line(error)}") from error
-        yield line, item
+    """The objects of a manifest with their lines. Raises ValueError naming a line that is none."""
+    number = 0
+    try:
+        with open_best(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    item = deserialize_item(json.loads(line))
+                except Exception as error:  # whatever a foreign object makes of it
+                    raise ValueError(
+                        f"{path}:{number} is no line of a lhotse manifest: {last_line(error)}"
+                    ) from error
+                yield number, item
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is broken after line {number}: {last_line(error)}") from error
 
 
 def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
 from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
 from pruned_rnnt.data.own_sources import open_source
 from pruned_rnnt.data.preparation import PrepareReport
+from pruned_rnnt.data.repeated_ids import IdCheck
 from pruned_rnnt.data.splits import plan_splits
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -54,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the prepared folder at `options.output`."""
     config = build_config(options)
-    kind, entries = open_source(options.source, options.supervisions)
+    kind, source = open_source(options.source, options.supervisions)
+    entries = IdCheck(source)
     console.print(f"{options.source}: {kind}")
     plan = plan_splits(
         entries,
@@ -70,6 +72,6 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         train_options=train_options(options),
     )
     note = f"from {options.source} ({kind})"
-    build_corpus(options.output, entries, plan, config, report, console, notes=[note])
+    build_corpus(options.output, entries.distinct(), plan, config, report, console, notes=[note])
     where = f"{options.output}/report.txt"
     console.print(f"{where} says what was found and what was left out", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ class PrepareReport:
         console.print(table)
         if self.skipped:
             count = sum(self.skipped_counts.values()) or len(self.skipped)
-            console.print(f"{count} files skipped:")
+            console.print(f"{count:,} file{'s' if count > 1 else ''} skipped:")
             for file in self.skipped[:SHOWN_SKIPPED]:
                 console.print(f"  {file.path}: {file.reason}", markup=False, soft_wrap=True)
             if count > SHOWN_SKIPPED:
@@ -97,14 +98,15 @@ class PrepareReport:
                 console.print(f"  ... all of them are in {output}/{name}", soft_wrap=True)
         if "train" in self.splits:
             config = f"configs/{self.recipe}.yaml"
-            settings = " ".join([f"data.path={output}", *self.train_options])
+            settings = shlex.join([f"data.path={output}", *self.train_options])
             command = f"pruned-rnnt train --config {config} {settings}"
             console.print(f"Train: {command}", soft_wrap=True)
         elif "noise" in self.splits:
-            setting = f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz"
+            setting = shlex.quote(f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz")
             console.print(f"Mix into training: pruned-rnnt train ... {setting}", soft_wrap=True)
         else:
-            console.print(f"Decode: pruned-rnnt decode RUN data.path={output}", soft_wrap=True)
+            setting = shlex.quote(f"data.path={output}")
+            console.print(f"Decode: pruned-rnnt decode RUN {setting}", soft_wrap=True)
 
 
 def add_common_arguments(

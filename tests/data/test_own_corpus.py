@@ -168,7 +168,7 @@ def test_given_splits_and_an_unknown_one(audio: Path, tmp_path: Path) -> None:
     folder = prepare(table, tmp_path / "out")
     counts = {split: len(folder.cuts(split)) for split in folder.splits()}
     assert counts == {"train": 4, "dev": 2, "test": 2}
-    assert left_out(folder)["table.csv:6"] == "split is 'other', needs train, dev or test"
+    assert left_out(folder)["table.csv:6"] == "split is none of train, dev and test"
 
 
 def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_kaldi_directory(audio: Path, tmp_path: Path) -> None:
         "text:5": "audio file not found",
         "text:6": "segment ends after its recording",
         "text:7": "not in wav.scp",
-        "text:8": "line of segments is not `utterance recording start end`",
+        "segments:8": "line of segments is not `utterance recording start end`",
         "text:9": "not in segments",
     }
     samples_S = soundfile.read(long)[0]

@@ -1,0 +1,293 @@
+"""Sources of `prepare own` as people have them: odd tables, folders, Kaldi files and manifests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from lhotse import Recording, SupervisionSegment
+from recorded_speech import text_of, write_audio
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.entries import Entry
+from pruned_rnnt.data.own_sources import FolderSource, open_source
+from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.repeated_ids import IdCheck
+
+
+def entries_of(path: Path) -> list[Entry]:
+    return list(open_source(path)[1])
+
+
+def prepare(source: Path, output: Path, *options: str) -> int:
+    arguments = ["prepare", "own", str(source), "--output", str(output), "--num-jobs", "1"]
+    return pruned_rnnt([*arguments, "--tokens", "char", *options])
+
+
+def reasons(output: Path) -> list[tuple[str, str, str]]:
+    """Last part of the origin, reason and details of what was left out."""
+    lines = (output / "left_out.jsonl").read_text().splitlines()
+    values = [json.loads(line) for line in lines]
+    return [(v["origin"].rpartition("/")[2], v["reason"], v["details"]) for v in values]
+
+
+@pytest.fixture(scope="module")
+def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_audio(tmp_path_factory.mktemp("wav") / "a.wav")
+
+
+@pytest.mark.parametrize("separator", list("\t,;|"))
+@pytest.mark.parametrize("suffix", ["tsv", "csv"])
+def test_named_columns_may_be_parted_by_anything(
+    tmp_path: Path, separator: str, suffix: str
+) -> None:
+    table = tmp_path / f"table.{suffix}"
+    rows = [["id", "path", "text"], ["1", "a.wav", "hello you"], ["2", "b.wav", "stop"]]
+    table.write_text("\n" + "".join(separator.join(row) + "\r\n" for row in rows))
+    assert [(e.audio, e.text, e.origin) for e in entries_of(table)] == [
+        (str(tmp_path / "a.wav"), "hello you", f"{table}:3"),
+        (str(tmp_path / "b.wav"), "stop", f"{table}:4"),
+    ]
+
+
+def test_a_quotation_mark_that_is_not_closed_is_found(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = ['a.wav,"two\nlines, and ""a word"""', 'b.wav,"oops', *["c.wav,go"] * 20_000]
+    table.write_text("path,text\n" + "\n".join(rows) + "\n")
+    entries = iter(open_source(table)[1])
+    first = next(entries)
+    assert (first.origin, first.text) == (f"{table}:2", 'two\nlines, and "a word"')
+    with pytest.raises(ValueError, match=r"table\.csv:4: the row that begins here .* quotation"):
+        next(entries)
+
+
+def test_utf16_tables_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("a.wav\thello\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"table\.tsv is UTF-16: save it as UTF-8"):
+        entries_of(table)
+
+
+def test_swapped_columns_are_told_by_an_example(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text(f"hello you\t{wav}\n" + "word " * 100 + f"\t{wav}\n")
+    assert prepare(table, tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert f"1 audio file not found (the first: {table}:1, {tmp_path}/hello you)" in error
+    assert f"1 audio file cannot be opened (the first: {table}:2, " in error
+    assert "File name too long" in error
+
+
+def test_splits_of_many_other_names_are_one_reason(tmp_path: Path, wav: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{wav},{text_of(i)},{'train' if i < 3 else f'speaker {i}'}\n" for i in range(6)]
+    table.write_text("path,text,split\n" + "".join(rows))
+    assert prepare(table, tmp_path / "out") == 0
+    assert reasons(tmp_path / "out") == [
+        (f"table.csv:{i + 2}", "split is none of train, dev and test", f"speaker {i}")
+        for i in range(3, 6)
+    ]
+
+
+def test_folders_that_lead_back_are_walked_once(tmp_path: Path, wav: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "up").symlink_to(tmp_path)
+    (tmp_path / "a/x.wav").symlink_to(wav)
+    (tmp_path / "a/x.txt").write_text("hello")
+    assert [entry.id for entry in FolderSource(tmp_path)] == ["a-x"]
+
+
+def test_a_folder_of_odd_things(tmp_path: Path, wav: Path) -> None:
+    source = tmp_path / "source"
+    (source / "folder.wav").mkdir(parents=True)
+    (source / "folder.txt").write_text("hello")
+    (source / "u.txt").mkdir()
+    (source / "dead.txt").write_text("hello")
+    (source / "dead.wav").symlink_to(tmp_path / "gone.wav")
+    for name in ("u.wav", "a-b.wav", "a/b.wav", "c.wav", "d.wav"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).symlink_to(wav)
+        if name != "u.wav":
+            (source / name).with_suffix(".txt").write_text("hello")
+    assert prepare(source, tmp_path / "out") == 0
+    assert sorted(reasons(tmp_path / "out")) == [
+        ("b.txt", "second entry of the same id", str(source / "a-b.txt")),
+        ("dead.txt", "audio file not found", str(source / "dead.wav")),
+        ("u.txt", "text file cannot be read", "Is a directory"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "text"])
+def test_a_folder_without_audio_says_what_is_needed(tmp_path: Path, name: str) -> None:
+    (tmp_path / (name or "notes.md")).write_text("u1 hello\n")
+    with pytest.raises(ValueError, match=r"no audio below .* \.wav, .* needs `wav\.scp`"):
+        entries_of(tmp_path)
+
+
+def test_kaldi_files_of_other_encodings_and_bad_segments(tmp_path: Path, wav: Path) -> None:
+    source = tmp_path / "kaldi"
+    source.mkdir()
+    names = ["u1", "u2", "u3", "u4", "u5", "u6"]
+    (source / "wav.scp").write_text(f"r1\t{wav}\r\n")
+    (source / "text").write_bytes(
+        "\ufeff".encode() + b"".join(f"{name} go\r\n".encode() for name in names) + b"u1 again\n"
+    )
+    segments = ["r1 0.1 0.4", "r1 0.4 0.1", "r1 -3 0.4", "r1 nan 0.4", "r1 0 inf", "r1 0 -1"]
+    pairs = zip(names, segments, strict=True)
+    (source / "segments").write_text("".join(f"{n} {s}\n" for n, s in pairs))
+    with (source / "text").open("ab") as file:
+        file.write("u6x caf\u00e9\n".encode("latin-1"))
+    with (source / "segments").open("a") as file:
+        file.write("u6x r1 0 0.3\n")
+    assert prepare(source, tmp_path / "out", "--dev-share", "0", "--test-share", "0") == 0
+    wrong = "segment does not have 0 <= start < end"
+    assert reasons(tmp_path / "out") == [
+        ("segments:2", wrong, "u2 r1 0.4 0.1"),
+        ("segments:3", wrong, "u3 r1 -3 0.4"),
+        ("segments:4", wrong, "u4 r1 nan 0.4"),
+        ("segments:5", wrong, "u5 r1 0 inf"),
+        ("text:7", "second entry of the same id", f"{source}/text:1"),
+        ("text:8", "text is not UTF-8", ""),
+    ]
+    assert [cut.id for cut in PreparedFolder(tmp_path / "out").cuts("train")] == ["u1", "u6"]
+
+
+def test_a_command_runs_once_for_all_segments(tmp_path: Path, wav: Path) -> None:
+    source, runs = tmp_path / "kaldi", tmp_path / "runs"
+    source.mkdir()
+    scp = [f"r1 echo >> {runs}; cat {wav} |", f"r2 echo >> {runs}; echo no such tape >&2; false |"]
+    (source / "wav.scp").write_text("\n".join(scp) + "\n")
+    names = [f"r{r}-{i}" for r in (1, 2) for i in range(4)]
+    (source / "segments").write_text("".join(f"{n} {n[:2]} 0 0.{n[-1]}5\n" for n in names))
+    (source / "text").write_text("".join(f"{n} go\n" for n in names))
+    assert prepare(source, tmp_path / "out", "--min-duration", "0.04") == 0
+    assert len(runs.read_text().splitlines()) == 2
+    left_out = reasons(tmp_path / "out")
+    assert [reason for _, reason, _ in left_out] == ["command of wav.scp failed"] * 4
+    assert "no such tape" in left_out[0][2]
+
+
+def _cuts(wav: Path, names: list[str]) -> list[str]:
+    recording = Recording.from_file(wav)
+    lines = []
+    for name in names:
+        cut = recording.to_cut()
+        cut.id = name
+        cut.supervisions = [
+            SupervisionSegment(name, recording.id, 0, recording.duration, text="go")
+        ]
+        lines.append(json.dumps(cut.to_dict()) + "\n")
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 3\n', "cuts.jsonl.gz:3 is no line of a lhotse manifest: Expecting"),
+        ("null\n", "cuts.jsonl.gz:3 is no line of a lhotse manifest: "),
+        ('{"audio_filepath": "a.wav"}\n', "cuts.jsonl.gz:3 is no line of a lhotse manifest: "),
+    ],
+)
+def test_bad_lines_of_manifests_are_named(
+    tmp_path: Path, wav: Path, line: str, message: str
+) -> None:
+    source = tmp_path / "cuts.jsonl.gz"
+    with gzip.open(source, "wt") as file:
+        file.write("".join([*_cuts(wav, ["a"]), "\n", line]))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        entries_of(source)
+
+
+def test_broken_gzip_files_are_named(tmp_path: Path, wav: Path) -> None:
+    source = tmp_path / "cuts.jsonl.gz"
+    with gzip.open(source, "wt") as file:
+        file.write("".join(_cuts(wav, [f"{i:x}" for i in range(500)])))
+    whole = source.read_bytes()
+    spoilt = bytearray(whole)
+    spoilt[len(whole) // 2] ^= 0xFF
+    for broken in (whole[: len(whole) // 2], bytes(spoilt), b"no gzip"):
+        source.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"cuts\.jsonl\.gz"):
+            entries_of(source)
+
+
+@pytest.mark.parametrize("shar", [False, True])
+def test_cuts_of_the_same_id_are_left_out(tmp_path: Path, wav: Path, shar: bool) -> None:
+    source = tmp_path / "cuts.jsonl"
+    source.write_text("".join(_cuts(wav, ["a", "b", "a", "c", "b", "a", "d"])))
+    options = ["--shard-size", "2", *(["--shar"] if shar else [])]
+    assert prepare(source, tmp_path / "out", *options) == 0
+    folder = PreparedFolder(tmp_path / "out")
+    found = Counter(cut.id for split in folder.splits() for cut in folder.cuts(split))
+    assert found == Counter("abcd")
+    again = "second entry of the same id"
+    assert sorted(reasons(tmp_path / "out")) == [
+        ("cuts.jsonl:3", again, f"{source}:1"),
+        ("cuts.jsonl:5", again, f"{source}:2"),
+        ("cuts.jsonl:6", again, f"{source}:1"),
+    ]
+
+
+def test_ids_are_looked_at_once() -> None:
+    class Source:
+        read = 0
+
+        def __iter__(self):
+            self.read += 1
+            yield from (Entry(id=str(i % 7), origin=f"x:{i}") for i in range(9))
+
+    source = Source()
+    checked = IdCheck(source)
+    next(iter(checked))  # an iteration that is given up
+    wrong = [(e.id, e.details) for e in checked.distinct() if e.problem]
+    assert wrong == [("0", "x:0"), ("1", "x:1")]
+    assert source.read == 3
+    assert sum(1 for _ in checked) == 9
+    assert sum(bool(e.problem) for e in checked.distinct()) == 2
+    assert source.read == 5
+
+
+def test_a_tokenizer_that_fails_costs_no_work(
+    tmp_path: Path,
+    wav: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("".join(f"{wav}\t{text_of(i)}\n" for i in range(6)))
+    out = tmp_path / "out"
+    assert prepare(table, out, "--tokens", "bpe", "--vocab-size", "5") == 1
+    error = capsys.readouterr().err
+    assert "change --vocab-size or --tokens and run again" in error
+    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", None)
+    assert prepare(table, out, "--tokens", "bpe", "--vocab-size", "60") == 0
+    assert len(PreparedFolder(out).cuts("train")) == 4
+
+
+def test_options_are_checked_before_the_work(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text(f"{wav}\tgo\n")
+    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", None)
+    assert prepare(table, tmp_path / "out", "--tokenizer-from", str(tmp_path / "none")) == 1
+    assert "no tokenizer at" in capsys.readouterr().err
+    assert prepare(table, tmp_path / "out", "--num-jobs", "0") == 1
+    assert "--num-jobs must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_the_command_to_train_is_quoted(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "my table.tsv"
+    table.write_text("".join(f"{wav}\t{text_of(i)}\n" for i in range(6)))
+    assert prepare(table, tmp_path / "my data") == 0
+    shown = capsys.readouterr().out
+    assert f"train --config configs/own.yaml 'data.path={tmp_path}/my data'" in shown
