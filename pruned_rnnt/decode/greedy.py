@@ -44,11 +44,12 @@ class GreedySearch:
     Args:
         model: in evaluation mode.
         max_symbols_per_frame: M; the search goes on to the next frame after so many symbols.
-            Exported models are decoded with 1.
+            Exported models are decoded with 1, and so are models of all topologies but 'regular':
+            having learnt to emit one a frame, they would repeat it.
         silent_symbols: ids taken for a blank when they are the most probable (such as `<unk>`).
 
     Raises:
-        ValueError: max_symbols_per_frame below 1.
+        ValueError: max_symbols_per_frame below 1, or above for a model that emits one at most.
     """
 
     def __init__(
@@ -60,6 +61,12 @@ class GreedySearch:
     ) -> None:
         if max_symbols_per_frame < 1:
             raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        rnnt_type = model.loss_config.rnnt_type
+        if max_symbols_per_frame > 1 and rnnt_type != "regular":
+            raise ValueError(
+                f"max_symbols_per_frame is {max_symbols_per_frame}, needs 1: a model trained with "
+                f"loss.rnnt_type={rnnt_type} emits one symbol a frame at most"
+            )
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
         self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)

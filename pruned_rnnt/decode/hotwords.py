@@ -41,6 +41,8 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
             message names file and line.
         FileNotFoundError: no such file.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"no hotwords at {path}")
     hotwords = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         phrase, colon, own_bonus = line.rpartition(" :")

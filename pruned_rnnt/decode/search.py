@@ -36,7 +36,8 @@ class DecodeConfig:
     split: which set of the prepared data.
     checkpoint: `last`, `best` (validation WER), or the path of a checkpoint.
     use_average: decode with the running average of the parameters.
-    max_symbols_per_frame: of greedy search; recognisers which run exported models use 1.
+    max_symbols_per_frame: of greedy search with models of loss.rnnt_type=regular; the others emit
+        one at most, and recognisers which run exported models take no more either.
     skip_unknown: never emit `<unk>`, as those recognisers do.
     beam_size, num_best, length_norm: of modified beam search.
     chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
@@ -66,18 +67,34 @@ class DecodeConfig:
                 f"decode.fusion needs decode.method=modified_beam, got {self.method}: only a beam "
                 "holds hypotheses to choose from"
             )
+        if self.num_best > 1 and self.method != "modified_beam":
+            raise ValueError(
+                f"decode.num_best is {self.num_best}, which needs decode.method=modified_beam: "
+                f"{self.method} finds one hypothesis"
+            )
 
     @property
     def label(self) -> str:
-        """Method and fusion in the names of result files."""
+        """Method, fusion with its scales, sizes other than the defaults; in names of results."""
         fusion = self.fusion
-        parts = {
-            "ngram": fusion.ngram,
-            "lm": fusion.lm,
-            "ilm": fusion.ilm_scale,
-            "hotwords": fusion.hotwords,
-        }
-        return "-".join([self.method, *(name for name, used in parts.items() if used)])
+        parts: list[str] = [self.method]
+        for name, used, scale in (
+            ("ngram", fusion.ngram, fusion.ngram_scale),
+            ("lm", fusion.lm, fusion.lm_scale),
+            ("ilm", fusion.ilm_scale, fusion.ilm_scale),
+            ("hotwords", fusion.hotwords, fusion.hotword_bonus),
+        ):
+            parts += [f"{name}{scale:g}"] * bool(used)
+        for name, field_name, method in (
+            ("symbols", "max_symbols_per_frame", "greedy"),
+            ("beam", "beam_size", "modified_beam"),
+            ("chunk", "chunk", self.method),
+            ("left", "left", self.method),
+        ):
+            size = getattr(self, field_name)
+            if method == self.method and size != getattr(DecodeConfig, field_name):
+                parts.append(f"{name}{size}")
+        return "-".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

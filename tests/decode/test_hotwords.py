@@ -88,3 +88,5 @@ def test_file_of_phrases(tmp_path: Path) -> None:
     path.write_text("Zürich\n")
     with pytest.raises(ValueError, match=r"hotwords\.txt:1: 'Zürich' has characters"):
         read_hotwords(path, tokenizer, 1.5)
+    with pytest.raises(FileNotFoundError, match=r"no hotwords at .*absent\.txt"):
+        read_hotwords(tmp_path / "absent.txt", tokenizer, 1.5)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.fusion import FusionConfig
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.hypothesis import joint_log_probs
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.decode.search import DecodeConfig, build_search
+from pruned_rnnt.model.transducer import LossConfig, TransducerModel
 from tests.decode.search_model import (
     UNKNOWN,
     VOCAB,
@@ -162,3 +164,30 @@ def test_wrong_sizes_are_refused(beam_size: int, num_best: int) -> None:
         modified_beam_search(make_model(), frames, lengths, beam_size=beam_size, num_best=num_best)
     with pytest.raises(ValueError, match="at least 1"):
         greedy_search(make_model(), frames, lengths, max_symbols_per_frame=0)
+
+
+@pytest.mark.parametrize("rnnt_type", ["modified", "constrained", "rna"])
+def test_more_symbols_a_frame_than_the_model_learnt_are_refused(rnnt_type: str) -> None:
+    model = make_model()
+    model.loss_config = LossConfig(rnnt_type=rnnt_type)
+    with pytest.raises(ValueError, match=f"is 3, needs 1.*rnnt_type={rnnt_type}"):
+        build_search(model, DecodeConfig(max_symbols_per_frame=3))
+    build_search(model, DecodeConfig())
+
+
+def test_more_than_one_hypothesis_needs_a_beam() -> None:
+    with pytest.raises(ValueError, match=r"num_best is 4, which needs .*modified_beam"):
+        DecodeConfig(num_best=4)
+
+
+def test_results_of_other_settings_have_other_names() -> None:
+    ngram, lm = FusionConfig(ngram="a.arpa", ngram_scale=0.45), FusionConfig(lm="exp/lm")
+    for config, label in (
+        (DecodeConfig(), "greedy"),
+        (DecodeConfig(beam_size=8), "greedy"),
+        (DecodeConfig(max_symbols_per_frame=3, left=64), "greedy-symbols3-left64"),
+        (DecodeConfig(method="modified_beam", beam_size=8), "modified_beam-beam8"),
+        (DecodeConfig(method="modified_beam", fusion=ngram), "modified_beam-ngram0.45"),
+        (DecodeConfig(method="modified_beam", chunk=8, fusion=lm), "modified_beam-lm0.3-chunk8"),
+    ):
+        assert config.label == label
