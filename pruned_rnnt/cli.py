@@ -191,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         "recognise audio files of any length and rate",
         "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote. Reads wav,\n"
         "flac, ogg, opus and mp3, in blocks. Files that cannot be read are named; exit code 1.\n"
+        "Settings as of `pruned-rnnt decode` say how to search: decode.method=modified_beam.\n"
         "With --microphone, or - for AUDIO, a causal model hears while it is said (- reads raw\n"
         "16-bit samples at 16 kHz):\n"
         "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",

@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pruned_rnnt.data.tokens import Tokenizer
+    from pruned_rnnt.decode.search import DecodeConfig
+    from pruned_rnnt.model.language_model import LanguageModel
+    from pruned_rnnt.model.transducer import TransducerModel
     from pruned_rnnt.train.experiment import ExperimentConfig
 
 EXIT_FAILED = 1
@@ -68,7 +72,6 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.results import write_results
     from pruned_rnnt.decode.search import decode_set
     from pruned_rnnt.decode.wer import confidence_interval, count_errors
-    from pruned_rnnt.train.language_model import load_language_model
     from pruned_rnnt.train.run import load_model
 
     config = _config_of_run(options)
@@ -79,15 +82,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
             "decode data that were prepared with the run's tokenizer"
         )
-    language_model = None
-    if config.decode.fusion.lm:
-        device = next(loaded.model.parameters()).device
-        language_model, lm_tokenizer = load_language_model(Path(config.decode.fusion.lm), device)
-        if lm_tokenizer.symbols != loaded.tokenizer.symbols:
-            raise UsageError(
-                f"the symbols of the language model {config.decode.fusion.lm} are not those of the "
-                "recogniser: make its texts with `pruned-rnnt prepare lm` from the same data"
-            )
+    language_model = _language_model(config.decode, loaded.model, loaded.tokenizer)
     if options.plot is not None:
         from pruned_rnnt.align.picture import plot_utterances
 
@@ -117,6 +112,26 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     )
     print(f"results: {folder}/*-{split}-{suffix}.*")
     return 0
+
+
+def _language_model(
+    config: DecodeConfig, model: TransducerModel, tokenizer: Tokenizer
+) -> LanguageModel | None:
+    """What decode.fusion.lm names, on the device of the recogniser."""
+    from pruned_rnnt.train.language_model import load_language_model
+
+    if not config.fusion.lm:
+        return None
+    folder = Path(config.fusion.lm)
+    if not folder.is_dir():
+        raise UsageError(f"decode.fusion.lm: no run of a language model at {folder}")
+    language_model, symbols = load_language_model(folder, next(model.parameters()).device)
+    if symbols.symbols != tokenizer.symbols:
+        raise UsageError(
+            f"the symbols of the language model {folder} are not those of the "
+            "recogniser: make its texts with `pruned-rnnt prepare lm` from the same data"
+        )
+    return language_model
 
 
 def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
@@ -177,20 +192,37 @@ def export(options: argparse.Namespace, console: Console) -> int:
 
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.export.command import check_transcribe, print_live, run_transcribe
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.export import model_file
+    from pruned_rnnt.export.command import (
+        check_transcribe,
+        print_live,
+        run_transcribe,
+        take_settings,
+    )
     from pruned_rnnt.export.live import LiveRecogniser
     from pruned_rnnt.export.microphone import microphone
-    from pruned_rnnt.export.recogniser import Recogniser, load
-    from pruned_rnnt.train.experiment import CONFIG_NAME
-    from pruned_rnnt.train.run import load_model, run_config
+    from pruned_rnnt.export.recogniser import Recogniser
+    from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
+    from pruned_rnnt.train.run import load_model, run_config, set_chunks
 
-    check_transcribe(options)
+    settings = take_settings(options)
+    check_transcribe(options, settings)
     if (options.model / CONFIG_NAME).is_file():
-        loaded = load_model(run_config(options.model))
-        parts = loaded.model, loaded.tokenizer
-        recogniser = Recogniser(*parts, window_seconds=options.window)
+        config = run_config(options.model, settings)
+        loaded = load_model(config)
+        model, tokenizer = loaded.model, loaded.tokenizer
     else:
-        recogniser = load(options.model, window_seconds=options.window)
+        config = load_config(ExperimentConfig, None, settings)
+        model, tokenizer = model_file.load_model(options.model)
+        set_chunks(model, config.decode)
+    recogniser = Recogniser(
+        model,
+        tokenizer,
+        window_seconds=options.window,
+        decode=config.decode,
+        language_model=_language_model(config.decode, model, tokenizer),
+    )
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, options) else EXIT_FAILED
     live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)

@@ -35,7 +35,13 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the audio and the options."""
     parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument("audio", nargs="*", metavar="AUDIO")
+    parser.add_argument(
+        "audio",
+        nargs="*",
+        metavar="AUDIO | decode.key=value",
+        help="files; how to search them, as of `decode`: decode.method=modified_beam "
+        "decode.fusion.hotwords=phrases.txt",
+    )
     parser.add_argument(
         "--format",
         choices=("text", "jsonl", "srt", "ctm"),

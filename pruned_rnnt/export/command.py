@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from pruned_rnnt.data.tokens import Tokenizer
@@ -114,8 +115,18 @@ def run_transcribe(recogniser: Recogniser, options: argparse.Namespace) -> bool:
     return done
 
 
-def check_transcribe(options: argparse.Namespace) -> None:
+def take_settings(options: argparse.Namespace) -> list[str]:
+    """The `decode.key=value` among the audio files, which they are taken from."""
+    settings = [item for item in options.audio if item.startswith("decode.") and "=" in item]
+    options.audio = [item for item in options.audio if item not in settings]
+    return settings
+
+
+def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> None:
     """Refuse what cannot be done before the model is loaded.
+
+    Args:
+        settings: `decode.key=value`.
 
     Raises:
         ExportError: options that do not go together, or files that would be written twice.
@@ -129,6 +140,8 @@ def check_transcribe(options: argparse.Namespace) -> None:
         raise ExportError("- for standard input goes without audio files")
     if live and (options.format != "text" or options.output or options.times):
         raise ExportError("--format, --output and --times are for audio files")
+    if live and settings:
+        raise ExportError(f"{settings[0]} is for audio files; live audio is searched greedily")
     if not live and (options.chunk or options.left):
         raise ExportError("--chunk and --left are for live audio")
     if not options.window > 0:

@@ -15,15 +15,16 @@ from torch import Tensor
 from pruned_rnnt.align.words import TimedWord, timed_tokens, timed_words
 from pruned_rnnt.data.audio import FloatArray
 from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
-from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.greedy import GreedySearch, hypotheses_of
-from pruned_rnnt.decode.rows import Rows, start_predictor
-from pruned_rnnt.decode.search import FRAME_SECONDS
-from pruned_rnnt.decode.windows import WindowEncoder
+from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.decode.search import FRAME_SECONDS, DecodeConfig, build_search
+from pruned_rnnt.decode.windows import Window, WindowEncoder
 from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer import TransducerModel
 
 _FEATURE_SECONDS = 0.01
+# What is searched at once at most where speech makes no pause: 5 minutes.
+_MOST_FRAMES = round(300 / FRAME_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +44,20 @@ class Transcription:
 
 
 class Recogniser:
-    """Greedy recognition of whole files, of any length, in memory that does not grow with it.
+    """Recognition of whole files, of any length, in memory that does not grow with it.
 
     Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows. They
     end in pauses, after which the search starts anew; where speech goes on without a pause, windows
-    are encoded with `overlap_seconds` of their surroundings, and the search goes on from one to the
-    next. Windows should be no longer than the utterances that the model was trained on.
+    are encoded with `overlap_seconds` of their surroundings, and searched together (five minutes of
+    them at most). Windows should be no longer than the utterances that the model was trained on.
 
     Args:
         overlap_seconds: default: 2/15 of the window.
+        decode: method, beam and fusion; greedy search by default.
+        language_model: what `decode.fusion.lm` names.
+
+    Raises:
+        ValueError, FileNotFoundError: as `build_search`.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Recogniser:
         *,
         window_seconds: float = 30.0,
         overlap_seconds: float | None = None,
+        decode: DecodeConfig | None = None,
+        language_model: LanguageModel | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -68,8 +76,7 @@ class Recogniser:
             overlap_seconds = window_seconds * 2 / 15
         window = max(1, round(window_seconds / FRAME_SECONDS))
         self._windows = WindowEncoder(model, window, max(0, round(overlap_seconds / FRAME_SECONDS)))
-        silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
-        self._search = GreedySearch(model, silent_symbols=silent)
+        self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
 
     def transcribe(self, audio: Path | str | FloatArray) -> Transcription:
         """Text and times of a wav, flac, ogg, opus or mp3 file, or of (S,) samples at 16 kHz.
@@ -91,18 +98,13 @@ class Recogniser:
         frames: list[int] = []
         scores: list[float] = []
         begin, total = 0, 0.0
-        state: Rows = ()
-        for encoded_NTE, is_start in self._windows(heard):
-            if is_start:
-                state = start_predictor(self.model, 1, encoded_NTE.device)
-            lengths_N = torch.tensor([encoded_NTE.size(1)], device=encoded_NTE.device)
-            found = self._search.frames(encoded_NTE, lengths_N, state)
-            state = found.predictor
-            (part,) = hypotheses_of(found.symbols_NTM, found.scores_NTM)
-            symbols += part.symbols
-            frames += [begin + frame for frame in part.frames]
-            scores += part.symbol_scores
-            total += part.score
+        for encoded_NTE in _stretches(self._windows(heard)):
+            (found,) = self._search(encoded_NTE, torch.tensor([encoded_NTE.size(1)]))
+            best = found[0]
+            symbols += best.symbols
+            frames += [begin + frame for frame in best.frames]
+            scores += best.symbol_scores
+            total += best.score
             begin += encoded_NTE.size(1)
         seconds = round(heard.frames * _FEATURE_SECONDS, 2)
         tokens = timed_tokens(self.tokenizer.symbols, symbols, frames, scores)
@@ -112,6 +114,18 @@ class Recogniser:
             score=total,
             seconds=seconds,
         )
+
+
+def _stretches(windows: Iterable[Window]) -> Iterator[Tensor]:
+    """(1, T, E) encoder frames from one pause to the next, of `_MOST_FRAMES` or a little more."""
+    waiting: list[Tensor] = []
+    for window in windows:
+        if waiting and (window.is_start or sum(w.size(1) for w in waiting) >= _MOST_FRAMES):
+            yield torch.cat(waiting, dim=1)
+            waiting = []
+        waiting.append(window.encoded_NTE)
+    if waiting:
+        yield torch.cat(waiting, dim=1)
 
 
 class _Counted:

@@ -93,7 +93,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path} does not fit its own configuration: {reason}") from error
-    _set_chunks(model, config.decode)
+    set_chunks(model, config.decode)
     return LoadedModel(
         model=model.to(pick_device(config.train)).eval(),
         tokenizer=Tokenizer.load(config.folder / "tokens"),
@@ -102,7 +102,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     )
 
 
-def _set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
+def set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
     """Let a causal encoder see decode.chunk and decode.left, where they say something."""
     if not (config.chunk or config.left):
         return

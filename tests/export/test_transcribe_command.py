@@ -15,7 +15,7 @@ import torch
 from tiny_encoders import tiny_conformer
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data import audio_stream
 from pruned_rnnt.data.audio import audio_features
 from pruned_rnnt.data.tokens import UNKNOWN_ID, TokenizerConfig, train_tokenizer
@@ -120,6 +120,49 @@ def test_after_a_pause_the_search_starts_anew(model: Path) -> None:
     assert heard.words[-1].end > 12
 
 
+def test_files_are_searched_as_the_settings_say(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, phrases = tmp_path / "a.wav", tmp_path / "phrases.txt"
+    soundfile.write(path, sound(6.0), 16000)
+    phrases.write_text("five two four :30\n")
+    command = ["transcribe", str(model), str(path), "--window", "2"]
+    assert main(command) == 0
+    assert "five two four" not in capsys.readouterr().out
+    beam = "decode.method=modified_beam"
+    assert main([*command, beam, f"decode.fusion.hotwords={phrases}"]) == 0
+    assert "five two four" in capsys.readouterr().out
+    assert main([*command, "decode.chunk=2", "decode.left=2"]) == 0
+    for settings, message in (
+        (["decode.methd=greedy"], "did you mean 'decode.method'"),
+        ([beam, "decode.fusion.lm=nowhere"], "no run of a language model at nowhere"),
+    ):
+        assert main([*command, *settings]) == EXIT_USAGE
+        assert message in capsys.readouterr().err
+
+
+def test_speech_without_a_pause_is_searched_in_bounded_parts(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, tokenizer = load_model(model)
+    samples = sound(12.0)
+    whole = Recogniser(network, tokenizer, window_seconds=2.0).transcribe(samples)
+    monkeypatch.setattr("pruned_rnnt.export.recogniser._MOST_FRAMES", 60)
+    recogniser = Recogniser(network, tokenizer, window_seconds=2.0)
+    lengths, search = [], recogniser._search
+
+    def spy(encoded_NTE: torch.Tensor, lengths_N: torch.Tensor) -> list:
+        lengths.append(encoded_NTE.size(1))
+        return search(encoded_NTE, lengths_N)
+
+    recogniser._search = spy
+    parts = recogniser.transcribe(samples)
+    assert 3 <= len(lengths) <= 6
+    assert max(lengths) < 60 + 100
+    assert parts.seconds == whole.seconds
+    assert abs(len(parts.words) - len(whole.words)) < 0.2 * len(whole.words)
+
+
 def test_what_is_held_does_not_grow_with_the_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +205,7 @@ def test_what_is_held_does_not_grow_with_the_file(
         (["--microphone", "a.wav"], "goes without audio files"),
         (["-", "a.wav"], "- for standard input goes without"),
         (["-", "--times"], "are for audio files"),
+        (["-", "decode.beam_size=2"], "decode.beam_size=2 is for audio files"),
         (["--microphone", "--format", "srt"], "are for audio files"),
         (["a.wav", "--chunk", "4"], "are for live audio"),
         (["a.wav", "--window", "0"], "--window is 0, needs more than 0"),
