@@ -60,6 +60,9 @@ class TrainConfig:
         for name in ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} is {getattr(self, name)}, needs at least 1")
+        for name in ("validate_every", "save_every", "picture_every", "keep_best", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"train.{name} is {getattr(self, name)}, needs at least 0")
         if not 0 <= self.average_decay < 1:
             raise ValueError(f"train.average_decay is {self.average_decay}, needs 0 <= x < 1")
 

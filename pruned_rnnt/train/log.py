@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,14 +23,19 @@ class RunLog:
         folder: of the run.
         step: steps already done. Later lines of metrics.jsonl and later TensorBoard events, left
             by a run which was killed, are dropped: they are about to be made again.
+        redo: groups whose lines of this very step are about to be made again as well.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, redo: Collection[str] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
         metrics = folder / METRICS_NAME
-        kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        kept = [
+            line
+            for line in read_metrics(folder)
+            if line["step"] < step or (line["step"] == step and line["group"] not in redo)
+        ]
         metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = metrics.open("a", encoding="utf-8")
         self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)

@@ -40,6 +40,8 @@ class SpeechTask:
         self.config = config
         self.ranks = ranks
         self.data = DataModule(config.data, rank=ranks.rank, world_size=ranks.world_size)
+        # What is wrong with it shall be known now, not at the first validation.
+        self.data.valid_loader()
         self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches

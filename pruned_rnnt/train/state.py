@@ -38,13 +38,18 @@ _FREE_KEYS = (
 
 @dataclass
 class Counters:
-    """Where the run is: steps done, epoch (from 0), batches of that epoch consumed."""
+    """Where the run is: steps done, epoch (from 0), batches of that epoch consumed.
+
+    validation_due: the validation of this step has not come to its end; true in a checkpoint that
+    is written before it.
+    """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     bad_in_row: int = 0
     bad_steps: int = 0
+    validation_due: bool = False
 
 
 @dataclass
@@ -63,7 +68,8 @@ class TrainingState:
 
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
         """Write a checkpoint (first process only; all have to call). `score`: validation WER."""
-        random_states = self.ranks.gather(capture_random_state())
+        # What is still to be restored is where the run is, not what loading has drawn meanwhile.
+        random_states = self.ranks.gather(self._random or capture_random_state())
         # Processes change their buffers each by its own batches.
         buffers = self.ranks.gather(
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}

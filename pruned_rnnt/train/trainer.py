@@ -104,6 +104,8 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self._stopping_at_sigterm())
             self._open_logs(stack)
+            if counters.validation_due:
+                self._validate_and_save()
             while counters.step < config.steps:
                 for batches in self._steps_of_epoch():
                     self._set_learning_rate()
@@ -115,18 +117,20 @@ class Trainer:
                         self._log_training()
                     if self._due(config.picture_every):
                         self._show()
-                    if self._due(config.validate_every):
-                        self._validate_and_save()
-                    elif self._due(config.save_every) or report.stop_requested:
-                        self.state.save(self.checkpoints, score=None)
+                    counters.validation_due = self._due(config.validate_every)
                     if report.stop_requested:
+                        self.state.save(self.checkpoints, score=None)
                         return "preempted"
+                    if counters.validation_due:
+                        self._save_and_validate()
+                    elif self._due(config.save_every):
+                        self.state.save(self.checkpoints, score=None)
                     if counters.step >= config.steps:
                         break
                 else:
                     self._end_epoch()
             if not self.checkpoints.path(counters.step).is_file():
-                self._validate_and_save()
+                self._save_and_validate()
         return "finished"
 
     def _steps_of_epoch(self) -> Iterator[list[Any]]:
@@ -181,7 +185,7 @@ class Trainer:
         counters.batch = 0
         self.state.loader.set_epoch(counters.epoch)
         if self.config.train.validate_every == 0:
-            self._validate_and_save()
+            self._save_and_validate()
         elif self.config.train.save_every == 0:
             self.state.save(self.checkpoints, score=None)
 
@@ -203,9 +207,19 @@ class Trainer:
         self.progress.update(self.task_id, status=line)
         logger.info("step %d/%d %s", counters.step, self.config.train.steps, line)
 
+    def _save_and_validate(self) -> None:
+        """Whatever ends a validation, no training is lost; it is made up for when the run goes on.
+
+        See `Counters.validation_due`.
+        """
+        self.state.counters.validation_due = True
+        self.state.save(self.checkpoints, score=None)
+        self._validate_and_save()
+
     def _validate_and_save(self) -> None:
         with self._averaged():
             score = self.task.validate(self.state.counters.step, self.log)
+        self.state.counters.validation_due = False
         self.state.save(self.checkpoints, score=score)
 
     def _show(self) -> None:
@@ -228,7 +242,8 @@ class Trainer:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
             self.task.save_files(self.folder)
-            self.log = stack.enter_context(RunLog(self.folder, step))
+            redo = ("valid",) if self.state.counters.validation_due else ()
+            self.log = stack.enter_context(RunLog(self.folder, step, redo))
         self.progress = stack.enter_context(progress_bar(self.console, enabled=self.ranks.is_first))
         self.task_id = self.progress.add_task(
             "training", total=self.config.train.steps, completed=step, status=""

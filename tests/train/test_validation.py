@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from failures import run_out_of_memory
+from kill_loop import results
 from processes import run_ranks
+from run_files import Killed, checkpoint_of
 from tiny_corpus import make_corpus, tiny_experiment
 from torch import Tensor
 
@@ -20,7 +22,8 @@ from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.log import RunLog, read_metrics
+from pruned_rnnt.train.speech import SpeechTask
 from pruned_rnnt.train.trainer import Trainer
 from pruned_rnnt.train.validate import ValidationReport, band_masses, validate
 
@@ -49,6 +52,50 @@ def fail_in_validation(monkeypatch: pytest.MonkeyPatch, passes: set[int]) -> Non
         return losses
 
     monkeypatch.setattr(TransducerModel, "forward", failing)
+
+
+def test_a_missing_validation_set_is_told_before_training(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run", "data.valid=nosuch")
+    with pytest.raises(FileNotFoundError, match="no split 'nosuch'"):
+        Trainer(config)
+
+
+def test_a_validation_that_was_cut_short_is_made_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["train.steps=3", "train.validate_every=2"]
+    straight = experiment(corpus, tmp_path / "straight", *settings)
+    Trainer(straight).run()
+    config = experiment(corpus, tmp_path / "run", *settings)
+    measure = SpeechTask.validate
+
+    def killed(self: SpeechTask, step: int, log: RunLog | None) -> float | None:
+        measure(self, step, log)  # its line is written
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpeechTask, "validate", killed)
+        with pytest.raises(Killed):
+            Trainer(config).run()
+    trainer = Trainer(config)
+    assert trainer.state.counters.step == 2
+    assert trainer.run() == "finished"
+    assert results(config) == results(straight)
+    for step in (2, 3):
+        assert checkpoint_of(config.folder, step) == checkpoint_of(straight.folder, step)
+    assert trainer.checkpoints.best() is not None
+
+
+def test_preemption_does_not_wait_for_a_validation(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run", "train.steps=2", "train.validate_every=1")
+    trainer = Trainer(config)
+    trainer._stop_requested = True
+    assert trainer.run() == "preempted"
+    assert trainer.state.counters.step == 1
+    assert [line["group"] for line in read_metrics(config.folder)] == ["train"]
+    Trainer(config).run()
+    groups = [(line["group"], line["step"]) for line in read_metrics(config.folder)]
+    assert groups == [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
 
 
 def valid_line(run: Path) -> dict[str, Any]:
