@@ -69,9 +69,11 @@ def build_corpus(
     report: PrepareReport,
     console: Console,
     notes: Iterable[str] = (),
+    total: int | None = None,
 ) -> CorpusStatistics:
     """Makes the prepared folder `output` of `entries`; fills, writes and shows `report`.
 
+    total: number of entries where it is known, for the progress bar.
     After a kill the next call with the same arguments goes on with the shards that are missing.
 
     Raises:
@@ -89,6 +91,7 @@ def build_corpus(
                     write_shard_once,
                     shards,
                     size=lambda shard: len(shard.entries),
+                    total=total,
                     num_jobs=config.num_jobs,
                     description="checking audio and text",
                     console=console,

@@ -57,7 +57,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     config = build_config(options)
     kind, source = open_source(options.source, options.supervisions)
     entries = IdCheck(source)
-    console.print(f"{options.source}: {kind}")
+    console.print(f"{options.source}: {kind}, counting utterances ...")
     plan = plan_splits(
         entries,
         dev_share=options.dev_share,

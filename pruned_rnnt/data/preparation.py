@@ -101,6 +101,8 @@ class PrepareReport:
             settings = shlex.join([f"data.path={output}", *self.train_options])
             command = f"pruned-rnnt train --config {config} {settings}"
             console.print(f"Train: {command}", soft_wrap=True)
+            if "dev" not in self.splits:
+                console.print("Training validates on dev, which there is none of: set data.valid")
         elif "noise" in self.splits:
             setting = shlex.quote(f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz")
             console.print(f"Mix into training: pruned-rnnt train ... {setting}", soft_wrap=True)

@@ -16,12 +16,15 @@ from pruned_rnnt.data.entries import Entry
 class IdCheck:
     """The entries of a source; those whose id was there before can be told from the others.
 
+    count: how many there are; None until an iteration came to its end.
+
     The first iteration that comes to its end remembers eight bytes of every id, the ones after it
     only the ids that were there twice.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = entries
+        self.count: int | None = None
         self._repeated: frozenset[int] | None = None
 
     def __iter__(self) -> Iterator[Entry]:
@@ -33,6 +36,7 @@ class IdCheck:
         for entry in self._entries:
             digests.append(_digest(entry.id))
             yield entry
+        self.count = len(digests)
         ordered = np.sort(np.frombuffer(digests, dtype=np.uint64))
         self._repeated = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
 

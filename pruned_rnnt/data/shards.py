@@ -12,7 +12,14 @@ from typing import TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _SHARDS_WORTH_PROCESSES = 4
 
@@ -58,18 +65,21 @@ def stream_shards(
     num_jobs: int,
     description: str,
     console: Console,
+    total: int | None = None,
 ) -> Iterator[Result]:
     """`function` of every shard in order, for shards too many to hold: few are made in advance.
 
-    size: utterances of a shard, for the progress bar. One job, and up to three shards, which are
-    done before processes have started, run in the calling process; otherwise processes are
-    spawned. The first error is raised.
+    size, total: utterances of a shard, and of all where known, for the progress bar. One job, and
+    up to three shards, which are done before processes have started, run in the calling process;
+    otherwise processes are spawned. The first error is raised.
     """
     if num_jobs < 1:
         raise ValueError(f"num_jobs must be at least 1, got {num_jobs}")
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress, ExitStack() as stack:
-        task = progress.add_task(description, total=None)
+    count = "{task.completed:,}" if total is None else "{task.completed:,} of {task.total:,}"
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(count))
+    times = (TimeElapsedColumn(), *(() if total is None else (TimeRemainingColumn(),)))
+    with Progress(*columns, *times, console=console) as progress, ExitStack() as stack:
+        task = progress.add_task(description, total=total)
         stream = iter(shards)
         first = list(itertools.islice(stream, _SHARDS_WORTH_PROCESSES))
         here = num_jobs == 1 or len(first) < _SHARDS_WORTH_PROCESSES
@@ -84,13 +94,13 @@ def stream_shards(
                 future = pool.submit(function, shard)
                 waiting.append((size(shard), future.result, future.cancel))
                 if len(waiting) >= 2 * num_jobs:
-                    count, result, _ = waiting.popleft()
+                    done, result, _ = waiting.popleft()
                     yield result()
-                    progress.advance(task, count)
+                    progress.advance(task, done)
             while waiting:
-                count, result, _ = waiting.popleft()
+                done, result, _ = waiting.popleft()
                 yield result()
-                progress.advance(task, count)
+                progress.advance(task, done)
         finally:
             for _, _, cancel in waiting:
                 cancel()

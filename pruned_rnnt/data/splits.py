@@ -23,7 +23,8 @@ class SplitPlan:
     """Assigns a split to every entry; the same entries and seed give the same splits.
 
     given: the source itself names the splits. held_out: group -> split, everything else is
-    training; a group is a speaker, or an utterance where speakers are unknown or too few.
+    training; a group is a speaker, or an utterance where speakers are unknown or too few. With
+    `given`, utterances of training that become dev, as the source has none.
     by_speaker: no speaker is in two splits.
     """
 
@@ -33,16 +34,17 @@ class SplitPlan:
 
     def split_of(self, entry: Entry) -> str | None:
         """The split; None when the source names one that is not known."""
-        if self.given:
+        if self.given and not _is_train(entry):
             return split_name(entry.split)
         return self.held_out.get(_group(entry, self.by_speaker), "train")
 
     def describe(self) -> str:
         if self.given:
-            return "splits as the source names them"
+            drawn = f"; {len(self.held_out)} of train became dev" if self.held_out else ""
+            return f"splits as the source names them{drawn}"
         if self.by_speaker:
             return "no speaker is in two splits"
-        return "speakers unknown or fewer than splits: a speaker may be in several splits"
+        return "speakers unknown, or too few to part them: a speaker may be in several splits"
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,14 @@ def split_name(name: str) -> str | None:
 def plan_splits(
     entries: Iterable[Entry], *, dev_share: float, test_share: float, most: int, seed: int
 ) -> SplitPlan:
-    """Reads all entries once to find their splits.
+    """Reads all entries once or twice to find their splits.
 
-    Where any entry names a split, the source decides. Otherwise whole speakers are drawn until
-    dev and test have their shares of the utterances, if every utterance has a speaker and there
-    are three speakers or more, of which none takes more than its share doubled. Otherwise
-    utterances are drawn one by one. dev and test get about `most` utterances each at most.
-    Memory: a count per speaker, or the names of the utterances held out.
+    Where any entry names a split, the source decides; only when none is dev, dev is drawn from
+    train, utterance by utterance, since training validates on it. Otherwise whole speakers are
+    drawn until dev and test have their shares of the utterances, if every utterance has a speaker
+    and there are three speakers or more, of which none takes more than its share doubled.
+    Otherwise utterances are drawn one by one. dev and test get about `most` utterances each at
+    most. Memory: a count per speaker, or the names of the utterances held out.
 
     Raises:
         ValueError: shares out of range, or `most` below 1.
@@ -84,21 +87,27 @@ def plan_splits(
     if most < 1:
         raise ValueError(f"dev and test need at least 1 utterance, got {most}")
     speakers: Counter[str] = Counter()
-    total = unknown = 0
+    splits: Counter[str | None] = Counter()
+    given = False
     for entry in entries:
-        if entry.split:
-            return SplitPlan(given=True, by_speaker=False)
-        total += 1
+        given = given or bool(entry.split)
+        splits[split_name(entry.split)] += 1
         speakers[entry.speaker] += 1
-        unknown += not entry.speaker
+    # Something is left for training first, then for dev.
+    total = splits["train"]
     wanted = {
-        split: min(most, max(1, round(share * total))) if share > 0 else 0
-        for split, share in (("dev", dev_share), ("test", test_share))
+        split: min(most, max(1, round(share * total))) if share > 0 and total > others else 0
+        for split, share, others in (("dev", dev_share, 1), ("test", test_share, 2))
     }
-    if not unknown:
-        held_out = _draw_speakers(speakers, wanted, total, seed)
-        if held_out is not None:
-            return SplitPlan(given=False, by_speaker=True, held_out=held_out)
+    if given:
+        wanted = {"dev": 0 if splits["dev"] else wanted["dev"], "test": 0}
+        train = (entry for entry in entries if _is_train(entry)) if wanted["dev"] else ()
+        held_out = _draw_utterances(train, wanted, seed)
+        return SplitPlan(given=True, by_speaker=False, held_out=held_out)
+    if "" not in speakers:
+        drawn = _draw_speakers(speakers, wanted, total, seed)
+        if drawn is not None:
+            return SplitPlan(given=False, by_speaker=True, held_out=drawn)
     return SplitPlan(
         given=False, by_speaker=False, held_out=_draw_utterances(entries, wanted, seed)
     )
@@ -132,6 +141,10 @@ def _draw_utterances(entries: Iterable[Entry], wanted: dict[str, int], seed: int
     )
     names = [name for _, name in drawn]
     return {name: "dev" if index < wanted["dev"] else "test" for index, name in enumerate(names)}
+
+
+def _is_train(entry: Entry) -> bool:
+    return split_name(entry.split) == "train"
 
 
 def _group(entry: Entry, by_speaker: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
+from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_audio
 from recorded_speech import TEXTS, text_of, truncate, write_audio
 from spoken_corpus import noise
 
@@ -19,42 +19,13 @@ from pruned_rnnt.data.filters import FilterConfig, cut_text
 from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.shard_writer import Shard, ShardResult, write_shard
 
-COUNT = 12
 # Of thirteen rows by threes: eleven for training, and one each for dev and test.
 SHARDS = 6
 
 
-def prepare(source: Path, output: Path, *options: str) -> PreparedFolder:
-    arguments = ["prepare", "own", str(source), "--output", str(output), "--tokens", "char"]
-    assert pruned_rnnt([*arguments, "--num-jobs", "1", *options]) == 0
-    return PreparedFolder(output)
-
-
-def left_out(folder: PreparedFolder) -> dict[str, str]:
-    """Reason by the name of the origin's last part."""
-    lines = (folder.path / "left_out.jsonl").read_text().splitlines()
-    values = [json.loads(line) for line in lines]
-    return {value["origin"].rpartition("/")[2]: value["reason"] for value in values}
-
-
-def everyone(folder: PreparedFolder) -> dict[str, str]:
-    """Text by cut id, of all splits."""
-    return {cut.id: cut_text(cut) for split in folder.splits() for cut in folder.cuts(split)}
-
-
 @pytest.fixture(scope="module")
 def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Good files u0.wav ... of several rates and formats, without texts."""
-    folder = tmp_path_factory.mktemp("audio")
-    for index in range(COUNT):
-        suffix = ".flac" if index % 3 == 0 else ".wav"
-        rate = (16000, 8000, 22050, 44100)[index % 4]
-        write_audio(folder / f"u{index}{suffix}", 0.5 + 0.053 * index, rate)
-    return folder
-
-
-def path_of(audio: Path, index: int) -> Path:
-    return audio / f"u{index}{'.flac' if index % 3 == 0 else '.wav'}"
+    return write_mixed_audio(tmp_path_factory.mktemp("audio"))
 
 
 def test_folder_with_every_kind_of_bad_file(tmp_path: Path) -> None:
@@ -158,43 +129,6 @@ def test_nothing_left_to_train_on_says_why(tmp_path: Path, capsys: pytest.Captur
     error = capsys.readouterr().err
     assert "no train utterances are left" in error
     assert "audio file not found" in error
-
-
-def test_given_splits_and_an_unknown_one(audio: Path, tmp_path: Path) -> None:
-    names = ["train", "valid", "eval", "", "other"]
-    table = tmp_path / "table.csv"
-    rows = [f"{path_of(audio, i)},{text_of(i)},{names[i % 5]}\n" for i in range(10)]
-    table.write_text("path,text,split\n" + "".join(rows))
-    folder = prepare(table, tmp_path / "out")
-    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
-    assert counts == {"train": 4, "dev": 2, "test": 2}
-    assert left_out(folder)["table.csv:6"] == "split is none of train, dev and test"
-
-
-def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    rows = [f"{path_of(audio, i % COUNT)},{text_of(i)},s{i % 7}\n" for i in range(42)]
-    table.write_text("path,text,speaker\n" + "".join(rows))
-    folder = prepare(table, tmp_path / "out", "--dev-share", "0.1", "--test-share", "0.2")
-    speakers = {
-        split: {cut.supervisions[0].speaker for cut in folder.cuts(split)}
-        for split in folder.splits()
-    }
-    assert sum(map(len, speakers.values())) == 7
-    assert {split: len(names) for split, names in speakers.items()} == {
-        "train": 4, "dev": 1, "test": 2,
-    }  # fmt: skip
-    assert "no speaker is in two splits" in (folder.path / "report.txt").read_text()
-
-
-def test_no_more_is_held_out_than_asked(audio: Path, tmp_path: Path) -> None:
-    table = tmp_path / "table.tsv"
-    rows = [f"{path_of(audio, i % COUNT)}\t{text_of(i)}\n" for i in range(40)]
-    table.write_text("".join(rows))
-    options = ["--dev-share", "0.3", "--test-share", "0.1", "--held-out-most", "5"]
-    folder = prepare(table, tmp_path / "out", *options)
-    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
-    assert counts == {"train": 31, "dev": 5, "test": 4}
 
 
 def test_kaldi_directory(audio: Path, tmp_path: Path) -> None:

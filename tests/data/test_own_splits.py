@@ -1,0 +1,83 @@
+"""Which utterances of a user's own data are for training, validation and testing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
+from recorded_speech import text_of
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mixed_audio(tmp_path_factory.mktemp("audio"))
+
+
+def test_given_splits_and_an_unknown_one(audio: Path, tmp_path: Path) -> None:
+    names = ["train", "valid", "eval", "", "other"]
+    table = tmp_path / "table.csv"
+    rows = [f"{path_of(audio, i)},{text_of(i)},{names[i % 5]}\n" for i in range(10)]
+    table.write_text("path,text,split\n" + "".join(rows))
+    folder = prepare(table, tmp_path / "out")
+    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
+    assert counts == {"train": 4, "dev": 2, "test": 2}
+    assert left_out(folder)["table.csv:6"] == "split is none of train, dev and test"
+
+
+def test_a_source_without_dev_gets_one(audio: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{path_of(audio, i % 6)},{text_of(i)},{'test' if i > 9 else ''}\n" for i in range(14)]
+    table.write_text("path,text,split\n" + "".join(rows))
+    for share, wanted in (
+        ("0.2", {"train": 8, "dev": 2, "test": 4}),
+        ("0", {"train": 10, "test": 4}),
+    ):
+        folder = prepare(table, tmp_path / "out", "--dev-share", share)
+        assert {split: len(folder.cuts(split)) for split in folder.splits()} == wanted
+        drawn = "splits as the source names them; 2 of train became dev"
+        assert (drawn in (folder.path / "report.txt").read_text()) == ("dev" in wanted)
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted"),
+    [(1, {"train": 1}), (2, {"train": 1, "dev": 1}), (3, {"train": 1, "dev": 1, "test": 1})],
+)
+def test_training_comes_before_dev_and_test(
+    audio: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    count: int,
+    wanted: dict[str, int],
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(count)))
+    folder = prepare(table, tmp_path / "out")
+    assert {split: len(folder.cuts(split)) for split in folder.splits()} == wanted
+    assert ("there is none of: set data.valid" in capsys.readouterr().out) == (count == 1)
+
+
+def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{path_of(audio, i % COUNT)},{text_of(i)},s{i % 7}\n" for i in range(42)]
+    table.write_text("path,text,speaker\n" + "".join(rows))
+    folder = prepare(table, tmp_path / "out", "--dev-share", "0.1", "--test-share", "0.2")
+    speakers = {
+        split: {cut.supervisions[0].speaker for cut in folder.cuts(split)}
+        for split in folder.splits()
+    }
+    assert sum(map(len, speakers.values())) == 7
+    assert {split: len(names) for split, names in speakers.items()} == {
+        "train": 4, "dev": 1, "test": 2,
+    }  # fmt: skip
+    assert "no speaker is in two splits" in (folder.path / "report.txt").read_text()
+
+
+def test_no_more_is_held_out_than_asked(audio: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.tsv"
+    rows = [f"{path_of(audio, i % COUNT)}\t{text_of(i)}\n" for i in range(40)]
+    table.write_text("".join(rows))
+    options = ["--dev-share", "0.3", "--test-share", "0.1", "--held-out-most", "5"]
+    folder = prepare(table, tmp_path / "out", *options)
+    counts = {split: len(folder.cuts(split)) for split in folder.splits()}
+    assert counts == {"train": 31, "dev": 5, "test": 4}
