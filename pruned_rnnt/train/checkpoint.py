@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import pickle
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,29 @@ import torch
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
+_UNREADABLE = (
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    ValueError,
+    KeyError,
+    OSError,
+    zipfile.BadZipFile,
+)
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ValueError):
-    """A file which is no usable checkpoint; the message names it."""
+    """A file which is no usable checkpoint, or could not be written; the message names it."""
 
 
 def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
-    """Write a checkpoint so that `path` holds either all of it or what it held before."""
+    """Write a checkpoint so that `path` holds either all of it or what it held before.
+
+    Raises:
+        CheckpointError: the disk is full, or cannot be written to.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(
         path, lambda file: torch.save({"format": FORMAT, "version": VERSION, **values}, file)
@@ -47,13 +61,20 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint to CPU tensors; the file can hold no code.
 
     Raises:
-        CheckpointError: missing, truncated or foreign file, or one of a newer version.
+        CheckpointError: missing, truncated, damaged or foreign file, or one of a newer version.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}")
     try:
+        # torch writes checksums, but does not look at them.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
         values = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
+    except CheckpointError:
+        raise
+    except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} is truncated or no checkpoint ({reason})") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
@@ -70,7 +91,7 @@ class CheckpointFolder:
     """`step-00001234.pt` files of one run.
 
     keep_last: newest checkpoints that are kept.
-    keep_best: checkpoints with the lowest score that are kept as well.
+    keep_best: so many with the lowest score are kept as well.
     """
 
     folder: Path
@@ -85,28 +106,47 @@ class CheckpointFolder:
         return sorted(self.folder.glob("step-*.pt"))
 
     def save(self, step: int, values: dict[str, Any]) -> Path:
-        """Write the checkpoint of a step, then remove those which are not to be kept."""
+        """Write the checkpoint of a step, then remove those which are not to be kept.
+
+        Later ones, which could not be read when the run went on from an earlier one, stay as they
+        are until the run comes to them.
+        """
         path = self.path(step)
         save_checkpoint(path, values)
+        for half in self.folder.glob(".step-*.tmp"):
+            half.unlink()  # of a process that was killed while it wrote
         scores = self._scores()
         if values["score"] is not None:
             scores[path.name] = values["score"]
-        kept = {p.name for p in self.paths()[-max(1, self.keep_last) :]}
+        passed = [p for p in self.paths() if p.name <= path.name]
+        kept = {p.name for p in passed[-max(1, self.keep_last) :]}
         kept.update(sorted(scores, key=lambda name: scores[name])[: self.keep_best])
         text = json.dumps({name: scores[name] for name in sorted(scores) if name in kept})
         _write_whole(self.folder / _SCORES_NAME, lambda file: file.write(text.encode()))
-        for old in self.paths():
+        for old in passed:
             if old.name not in kept:
                 old.unlink()
         return path
 
     def load_newest(self) -> dict[str, Any] | None:
-        """The newest checkpoint that can be read; those that cannot are named in the log."""
-        for path in reversed(self.paths()):
+        """The newest checkpoint that can be read, None if there are none at all.
+
+        Those that cannot be read are named in the log.
+
+        Raises:
+            CheckpointError: none of them can be read.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
             try:
                 return load_checkpoint(path)
             except CheckpointError as error:
-                logger.warning("%s; trying the one before", error)
+                logger.warning("%s", error)
+        if paths:
+            raise CheckpointError(
+                f"none of the {len(paths)} checkpoints in {self.folder} can be read: move them "
+                "away to start anew"
+            )
         return None
 
     def best(self) -> Path | None:
@@ -127,11 +167,19 @@ class CheckpointFolder:
 def _write_whole(path: Path, write: Any) -> None:
     """Write under a temporary name, force it to the disk, then give it its name."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        temporary.unlink(missing_ok=True)
+        reason = error if isinstance(error, OSError) else error.__context__ or error
+        raise CheckpointError(
+            f"{path} could not be written ({str(reason).splitlines()[0]}); what was there before "
+            "is as it was"
+        ) from error
     # The new name itself is only durable once the folder is on the disk.
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -220,6 +221,8 @@ class Trainer:
         with self._averaged():
             score = self.task.validate(self.state.counters.step, self.log)
         self.state.counters.validation_due = False
+        if score is not None and not math.isfinite(score):
+            score = None  # nothing is better or worse than it
         self.state.save(self.checkpoints, score=score)
 
     def _show(self) -> None:

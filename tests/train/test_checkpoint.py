@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -55,7 +57,14 @@ def bare_pickle(path: Path) -> None:
     path.write_bytes(pickle.dumps(Code(), protocol=2))
 
 
-SPOIL = [truncated, empty, text, foreign, newer, with_code, bare_pickle]
+def flipped(path: Path) -> None:
+    """One bit of a tensor."""
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.full((4,), 3.0).numpy().tobytes()) + 7] ^= 1
+    path.write_bytes(content)
+
+
+SPOIL = [truncated, empty, text, foreign, newer, with_code, bare_pickle, flipped]
 
 
 @pytest.mark.parametrize("spoil", SPOIL, ids=lambda f: f.__name__)
@@ -76,11 +85,52 @@ def test_the_one_before_is_used(
 ) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, values(1))
-    spoil(folder.save(2, values(2)))  # type: ignore[operator]
+    spoil(folder.save(3, values(3)))  # type: ignore[operator]
     loaded = folder.load_newest()
     assert loaded is not None
     assert loaded["model"]["w"][0] == 1.0
-    assert "step-00000002.pt" in caplog.text
+    assert "step-00000003.pt" in caplog.text
+
+
+def test_a_run_never_starts_anew_over_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        empty(folder.save(step, values(step)))
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints .* move them away"):
+        folder.load_newest()
+
+
+def test_unreadable_later_files_do_not_push_new_ones_out(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=1)
+    for step in (8, 9):
+        path = folder.path(step)
+        save_checkpoint(path, values(step))
+        empty(path)
+    for step in (5, 6):
+        folder.save(step, values(step))
+    loaded = folder.load_newest()
+    assert loaded is not None
+    assert loaded["model"]["w"][0] == 6.0
+    folder.save(10, values(10))
+    assert folder.paths() == [folder.path(10)]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_full_disk_is_told_and_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, values(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(CheckpointError, match=rf"step-0000000{step}\.pt .*No space left"):
+            folder.save(step, values(7))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scores.json", "step-00000001.pt"]
+    assert load_checkpoint(folder.path(1))["model"]["w"][0] == 1.0
+
+
+def full_disk(file: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_missing_file_and_empty_folder(tmp_path: Path) -> None:
@@ -102,8 +152,9 @@ def test_half_written_file_of_a_killed_process_is_no_checkpoint(tmp_path: Path) 
     folder.save(1, values(1))
     (tmp_path / ".step-00000002.pt.tmp").write_bytes(b"half")
     assert [path.name for path in folder.paths()] == ["step-00000001.pt"]
-    folder.save(2, values(2))
-    assert load_checkpoint(folder.path(2))["model"]["w"][0] == 2.0
+    folder.save(3, values(3))
+    assert load_checkpoint(folder.path(3))["model"]["w"][0] == 3.0
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_newest_and_best_are_kept(tmp_path: Path) -> None:
