@@ -1,43 +1,119 @@
-"""Real-time factors of decoding: every search at several batch sizes, on the CPU or a GPU.
+"""Real-time factors of decoding: every search at several batch sizes, on the CPU and a GPU.
 
-    python -m scripts.decoding_speed exp/fsdd                       a trained model
-    python -m scripts.decoding_speed --size medium --device cuda    a Zipformer, random parameters
-    python -m scripts.decoding_speed ... --json rows.jsonl          also append rows to a file
+    python -m scripts.decoding_speed exp/fsdd                   a trained model
+    python -m scripts.decoding_speed --size medium              a Zipformer, random parameters
+    python -m scripts.decoding_speed ... --json rows.jsonl      also append rows to a file
 
-Utterances are random features of one length; how long encoder and searches take does not depend on
-what is said. Times are medians over the repetitions, after one that is not counted (in which CUDA
-graphs are captured), and end when the results are on the host.
+Utterances are random features of one length, language models and hotwords are random too: how long
+encoder and searches take hardly depends on what is said (but that on a CPU a neural language model
+works for each symbol, so that the table has their number). Random models emit a symbol in every
+fifth frame. Times are medians over the repetitions (as
+many as fit a few seconds), after one that is not counted (in which CUDA graphs are captured), and
+end when the results are on the host. The table comes last, as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
+import math
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pruned_rnnt.decode.search import DecodeConfig, build_search
+from pruned_rnnt.decode.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.hotwords import Hotword, HotwordScorer
+from pruned_rnnt.decode.neural_lm import NeuralScorer
+from pruned_rnnt.decode.ngram import NgramScorer
+from pruned_rnnt.decode.rows import start_predictor
+from pruned_rnnt.decode.scorer import TokenScorer
+from pruned_rnnt.decode.search import DecodeConfig, Search, build_search
+from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 
-METHODS = ("greedy", "modified_beam")
+METHODS = ("greedy", "modified_beam", "hotwords", "ngram", "lm")
 FRAMES_PER_SECOND = 100
+# A measurement of so many seconds is long enough, whatever --repeat says.
+_ENOUGH_SECONDS = 10.0
+_EMITTING_FRAMES = 0.2
+# Of random language models, which shall not change what is said.
+_LM_SCALE = 0.01
+_PHRASES, _PHRASE_SYMBOLS = 100, 5
+_COLUMNS = {
+    "device": "device",
+    "method": "search",
+    "batch_size": "batch",
+    "symbols_per_second": "symbols/s",
+    "encoder_ms": "encoder ms",
+    "search_ms": "search ms",
+    "real_time_factor": "real-time factor",
+    "times_real_time": "times real time",
+}
 
 
-def random_model(size: str, vocab_size: int, device: torch.device) -> TransducerModel:
-    """A Zipformer transducer of one of the paper's sizes."""
+@torch.inference_mode()
+def random_model(size: str, vocab_size: int) -> TransducerModel:
+    """A Zipformer transducer of one of the paper's sizes that emits a symbol now and then."""
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=ZipformerConfig(size=size), predictor=PredictorConfig(dim=512), joiner_dim=512
     )
-    return TransducerModel(config, vocab_size).to(device).eval()
+    model = TransducerModel(config, vocab_size).eval()
+    # Clear decisions, as trained models make.
+    model.joiner.encoder_proj.weight *= 10
+    model.joiner.output_linear.weight *= 10
+    encoded_NTE, _ = model.encode(torch.randn(1, 1000, 80), torch.tensor([1000]))
+    lm_ND, *_ = start_predictor(model, 1, encoded_NTE.device)
+    logits_TV = model.joiner(model.joiner.encoder_proj(encoded_NTE[0]), lm_ND)
+    lead_T = logits_TV[:, 1:].amax(dim=1) - logits_TV[:, 0]
+    model.joiner.output_linear.bias[0] += lead_T.quantile(1 - _EMITTING_FRAMES)
+    return model
+
+
+def make_search(method: str, model: TransducerModel) -> Search:
+    """A search by its name: a method, or what modified beam search listens to."""
+    if method in ("greedy", "modified_beam"):
+        return build_search(model, DecodeConfig(method=method))
+    return ModifiedBeamSearch(model, scorers=[_random_scorer(method, model)])
+
+
+def _random_scorer(kind: str, model: TransducerModel) -> TokenScorer:
+    torch.manual_seed(2)
+    vocab_size = model.vocab_size
+    if kind == "hotwords":
+        phrases = torch.randint(1, vocab_size, (_PHRASES, _PHRASE_SYMBOLS)).tolist()
+        hotwords = [Hotword(symbols=tuple(phrase), bonus=1.5) for phrase in phrases]
+        return HotwordScorer(hotwords, vocab_size)
+    if kind == "lm":
+        language_model = LanguageModel(LanguageModelConfig(), vocab_size).eval()
+        return NeuralScorer(language_model.to(next(model.parameters()).device), _LM_SCALE)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bigrams.arpa"
+        symbols = [f"s{index}" for index in range(vocab_size)]
+        path.write_text(_arpa(symbols), encoding="utf-8")
+        return NgramScorer(path, symbols, _LM_SCALE)
+
+
+def _arpa(symbols: Sequence[str]) -> str:
+    """A bigram model in which each symbol is likely to be followed by the next one."""
+    flat = f"{-math.log10(len(symbols) + 2):.4f}"
+    words = ["<unk>", "<s>", "</s>", *symbols]
+    pairs = list(itertools.pairwise(symbols))
+    lines = ["\\data\\", f"ngram 1={len(words)}", f"ngram 2={len(pairs)}", "", "\\1-grams:"]
+    lines += [f"{flat}\t{word}\t-0.5" for word in words]
+    lines += ["", "\\2-grams:", *(f"-0.3\t{a} {b}" for a, b in pairs), "", "\\end\\", ""]
+    return "\n".join(lines)
 
 
 def median_seconds(work: Callable[[], Any], device: torch.device, repeat: int) -> float:
@@ -51,38 +127,62 @@ def median_seconds(work: Callable[[], Any], device: torch.device, repeat: int) -
         return time.perf_counter() - started
 
     timed()
-    return statistics.median(timed() for _ in range(repeat))
+    times: list[float] = []
+    while len(times) < repeat and sum(times) < _ENOUGH_SECONDS:
+        times.append(timed())
+    return statistics.median(times)
 
 
 @torch.inference_mode()
 def measure(
-    model: TransducerModel, method: str, batch_size: int, seconds: float, repeat: int
-) -> dict[str, Any]:
-    """One row: a search at one batch size, after the encoder."""
+    model: TransducerModel, methods: Sequence[str], batch_size: int, seconds: float, repeat: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each search at one batch size, the encoder's time with it."""
     device = next(model.parameters()).device
     frames = round(FRAMES_PER_SECOND * seconds)
     bins = model.config.encoder.num_mel_bins
     generator = torch.Generator().manual_seed(1)
     features_NTF = torch.randn(batch_size, frames, bins, generator=generator).to(device)
     lengths_N = torch.full((batch_size,), frames)
-    search = build_search(model, DecodeConfig(method=method))
     encoded_NTE, encoded_lengths_N = model.encode(features_NTF, lengths_N)
     encode = median_seconds(lambda: model.encode(features_NTF, lengths_N), device, repeat)
-    find = median_seconds(lambda: search(encoded_NTE, encoded_lengths_N), device, repeat)
     audio_seconds = batch_size * seconds
-    return {
-        "method": method,
-        "batch_size": batch_size,
-        "utterance_seconds": seconds,
-        "encoder_ms": round(1000 * encode, 3),
-        "search_ms": round(1000 * find, 3),
-        "real_time_factor": round((encode + find) / audio_seconds, 7),
-        "times_real_time": round(audio_seconds / (encode + find), 1),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+    for method in methods:
+        search = make_search(method, model)
+        found = sum(len(best.symbols) for best, *_ in search(encoded_NTE, encoded_lengths_N))
+        find = median_seconds(
+            lambda search=search: search(encoded_NTE, encoded_lengths_N), device, repeat
+        )
+        yield {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            "method": method,
+            "batch_size": batch_size,
+            "symbols_per_second": round(found / audio_seconds, 2),
+            "utterance_seconds": seconds,
+            "encoder_ms": round(1000 * encode, 1),
+            "search_ms": round(1000 * find, 1),
+            "real_time_factor": round((encode + find) / audio_seconds, 6),
+            "times_real_time": round(audio_seconds / (encode + find), 1),
+            "encoder": model.config.encoder.kind,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: what was measured, and a line for each row."""
+    first = rows[0]
+    lines = [
+        f"{first['encoder']}, {first['parameters'] / 1e6:.1f} M parameters; utterances of "
+        f"{first['utterance_seconds']:g} s; torch {first['torch']}; CPU: "
+        f"{first['threads']} threads. hotwords, ngram and lm are heard by modified_beam.",
+        "",
+        f"| {' | '.join(_COLUMNS.values())} |",
+        f"| --- | --- |{' ---: |' * (len(_COLUMNS) - 2)}",
+    ]
+    lines += [f"| {' | '.join(str(row[key]) for key in _COLUMNS)} |" for row in rows]
+    return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,37 +193,42 @@ def parser() -> argparse.ArgumentParser:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    # Without kenlm there are no n-gram models.
+    methods = [m for m in METHODS if m != "ngram" or importlib.util.find_spec("kenlm")]
     options.add_argument("run", type=Path, nargs="?", help="a run; else random parameters")
     options.add_argument("--size", default="medium", choices=("small", "medium", "large"))
     options.add_argument("--vocab-size", type=int, default=500)
-    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    options.add_argument("--devices", nargs="+", default=devices, help="default: all there are")
+    options.add_argument("--methods", nargs="+", default=methods, choices=METHODS)
     options.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     options.add_argument("--seconds", type=float, default=15.0, help="of each utterance")
     options.add_argument("--repeat", type=int, default=5)
+    options.add_argument("--threads", type=int, help="on the CPU; default: as torch chooses")
     options.add_argument("--json", type=Path, metavar="FILE", help="append rows as JSON lines")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    device = torch.device(options.device)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     if options.run is None:
-        model = random_model(options.size, options.vocab_size, device)
+        model = random_model(options.size, options.vocab_size)
     else:
-        model = load_model(run_config(options.run)).model.to(device)
-    print("method         batch  encoder ms  search ms  real-time factor  times real time")
-    for method in options.methods:
+        model = load_model(run_config(options.run)).model
+    rows = []
+    for device in options.devices:
+        model = model.to(device)
         for batch_size in options.batch_sizes:
-            row = measure(model, method, batch_size, options.seconds, options.repeat)
-            print(
-                f"{method:14} {batch_size:5d} {row['encoder_ms']:11.1f} {row['search_ms']:10.1f} "
-                f"{row['real_time_factor']:17.6f} {row['times_real_time']:16.0f}",
-                flush=True,
-            )
-            if options.json is not None:
-                with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+            sizes = batch_size, options.seconds, options.repeat
+            for row in measure(model, options.methods, *sizes):
+                rows.append(row)
+                print(*(row[key] for key in _COLUMNS), file=sys.stderr, flush=True)
+                if options.json is not None:
+                    with options.json.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -16,15 +17,22 @@ def test_rows(
 ) -> None:
     monkeypatch.setattr(decoding_speed, "random_model", lambda *sizes: make_model())
     path = tmp_path / "rows.jsonl"
-    options = ["--device", "cpu", "--batch-sizes", "1", "3", "--seconds", "0.5", "--repeat", "1"]
+    options = ["--devices", "cpu", "--batch-sizes", "1", "3", "--seconds", "0.5", "--repeat", "1"]
     decoding_speed.main([*options, "--json", str(path)])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    expected = [("greedy", 1), ("greedy", 3), ("modified_beam", 1), ("modified_beam", 3)]
+    methods = ["greedy", "modified_beam", "hotwords", "ngram", "lm"]
+    if importlib.util.find_spec("kenlm") is None:
+        methods.remove("ngram")
+    expected = [(method, size) for size in (1, 3) for method in methods]
     assert [(row["method"], row["batch_size"]) for row in rows] == expected
     for row in rows:
         spent = (row["encoder_ms"] + row["search_ms"]) / 1000
         audio = row["batch_size"] * 0.5
-        assert row["real_time_factor"] == pytest.approx(spent / audio, rel=0.01)
-        assert row["times_real_time"] == pytest.approx(audio / spent, rel=0.01)
+        assert row["real_time_factor"] == pytest.approx(spent / audio, rel=0.05)
+        assert row["times_real_time"] == pytest.approx(audio / spent, rel=0.05)
         assert row["parameters"] > 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    lines = capsys.readouterr().out.splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + len(rows)
+    assert len({line.count("|") for line in table}) == 1
+    assert table[2].startswith("| CPU | greedy | 1 | ")

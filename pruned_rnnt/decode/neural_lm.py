@@ -32,7 +32,15 @@ class NeuralScorer:
         return state[0]
 
     def advance(self, state: Rows, symbols_R: Tensor, emits_R: Tensor) -> Rows:
-        return self._step(symbols_R, state[1:])
+        if symbols_R.is_cuda:  # To ask how many emit would be to wait for the device.
+            return self._step(symbols_R, state[1:])
+        (rows,) = emits_R.nonzero(as_tuple=True)
+        if len(rows) == 0:
+            return state
+        grown = self._step(symbols_R[rows], tuple(x[rows] for x in state[1:]))
+        return tuple(
+            before.index_copy(0, rows, after) for before, after in zip(state, grown, strict=True)
+        )
 
     def final(self, state: Rows) -> Tensor:
         return state[0][:, SOS_EOS]
