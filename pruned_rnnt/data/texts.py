@@ -8,6 +8,7 @@ Axes: N batch, U symbols.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def write_texts(folder: Path, split: str, texts: Iterable[list[int]]) -> int:
     """Write the texts of a split, one after the other; returns how many there were."""
     symbols_path, offsets_path = _paths(folder, split)
     raw = symbols_path.with_suffix(".raw")
-    offsets = [0]
+    offsets = array("q", [0])
     with raw.open("wb") as file:
         for text in texts:
             file.write(np.asarray(text, dtype=np.int32).tobytes())
@@ -84,7 +85,7 @@ def write_texts(folder: Path, split: str, texts: Iterable[list[int]]) -> int:
         stored[:] = np.memmap(raw, dtype=np.int32, mode="r")
     stored.flush()
     raw.unlink()
-    np.save(offsets_path, np.asarray(offsets, dtype=np.int64))
+    np.save(offsets_path, np.frombuffer(offsets, dtype=np.int64))
     return len(offsets) - 1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import shlex
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -68,12 +70,14 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         write_report(folder, {"recipe": "lm", "data": str(options.data), "splits": counts})
     for split, found in counts.items():
         console.print(
-            f"{split}: {found['texts']} texts, {found['symbols']} symbols ({found['unknown']} "
-            f"unknown); left out: {found['too_long']} longer than {options.max_symbols} symbols"
+            f"{split}: {found['texts']:,} texts, {found['symbols']:,} symbols "
+            f"({found['unknown']:,} unknown); left out: {found['too_long']:,} longer than "
+            f"{options.max_symbols} symbols"
         )
     console.print(
-        f"wrote {options.output}\nnext: pruned-rnnt train --config configs/lm.yaml "
-        f"data.path={options.output}"
+        f"wrote {options.output}\nTrain: pruned-rnnt train --config configs/lm.yaml "
+        + shlex.quote(f"data.path={options.output}"),
+        soft_wrap=True,
     )
 
 
@@ -101,9 +105,20 @@ def _texts(data: PreparedFolder, split: str, files: Sequence[Path]) -> Iterator[
     for cut in data.cuts(split, lazy=True):
         yield cut_text(cut)
     for path in files:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as file:
-            yield from file
+        yield from _lines(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opened(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}:{number} is not UTF-8") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is broken after line {number}: {error}") from error
 
 
 def _also_written(
