@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,14 +41,6 @@ class RunLog:
         metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = metrics.open("a", encoding="utf-8")
         self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
-        self._handler = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
-        self._handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
-        )
-        logger = logging.getLogger("pruned_rnnt")
-        logger.addHandler(self._handler)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.INFO)
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
         """One line of metrics.jsonl and one TensorBoard scalar a value, as `group/name`."""
@@ -72,10 +66,38 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        logging.getLogger("pruned_rnnt").removeHandler(self._handler)
-        self._handler.close()
         self._metrics.close()
         self._board.close()
+
+
+@contextmanager
+def log_file(folder: Path, rank: int) -> Iterator[None]:
+    """Lines of the log also go to a file in a run's folder, and what ends the run, if it is cut.
+
+    That is `train.log` of the first process; the others write warnings to files of their own, which
+    are made when there is something to write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = LOG_NAME if rank == 0 else f"train-rank-{rank}.log"
+    handler = logging.FileHandler(folder / name, encoding="utf-8", delay=True)
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
+    handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    logger = logging.getLogger("pruned_rnnt")
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    except BaseException as error:
+        # To the file alone: the console gets it from whoever catches it.
+        text = f"training ended by {type(error).__name__}: {error}"
+        handler.handle(logging.LogRecord("", logging.ERROR, "", 0, text, None, sys.exc_info()))
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from pruned_rnnt.train.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_ste
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
-from pruned_rnnt.train.log import RunLog, progress_bar, progress_line
+from pruned_rnnt.train.log import RunLog, log_file, progress_bar, progress_line
 from pruned_rnnt.train.optimiser import build_optimiser
 from pruned_rnnt.train.random_state import seed_everything
 from pruned_rnnt.train.schedule import learning_rate_scale
@@ -116,16 +116,18 @@ class Trainer:
                     self._account(report, batches)
                     if self._due(config.log_every):
                         self._log_training()
-                    if self._due(config.picture_every):
-                        self._show()
                     counters.validation_due = self._due(config.validate_every)
                     if report.stop_requested:
                         self.state.save(self.checkpoints, score=None)
+                        logger.warning("stopped by SIGTERM after step %d", counters.step)
                         return "preempted"
                     if counters.validation_due:
                         self._save_and_validate()
-                    elif self._due(config.save_every):
-                        self.state.save(self.checkpoints, score=None)
+                    else:
+                        if self._due(config.picture_every):
+                            self._show()
+                        if self._due(config.save_every):
+                            self.state.save(self.checkpoints, score=None)
                     if counters.step >= config.steps:
                         break
                 else:
@@ -182,6 +184,10 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         counters = self.state.counters
+        if counters.batch == 0:
+            raise TrainingStopped(
+                f"training stopped in epoch {counters.epoch}: it has not one batch"
+            )
         counters.epoch += 1
         counters.batch = 0
         self.state.loader.set_epoch(counters.epoch)
@@ -241,8 +247,8 @@ class Trainer:
 
     def _open_logs(self, stack: ExitStack) -> None:
         step = self.state.counters.step
+        stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
             self.task.save_files(self.folder)
             redo = ("valid",) if self.state.counters.validation_due else ()

@@ -87,3 +87,16 @@ def test_too_many_bad_batches_in_a_row_stop_training(
     config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
     with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*bad_steps"):
         Trainer(config).run()
+
+
+def test_an_epoch_without_a_batch_stops_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run")
+    trainer = Trainer(config)
+    monkeypatch.setattr(type(trainer.state.loader), "__iter__", lambda self: iter([]))
+    with pytest.raises(TrainingStopped, match="epoch 0: it has not one batch"):
+        trainer.run()
+    log = (config.folder / "train.log").read_text()
+    assert "ERROR training ended by TrainingStopped: training stopped in epoch 0" in log
+    assert "Traceback" in log

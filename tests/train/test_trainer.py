@@ -182,6 +182,7 @@ def test_sigterm_saves_and_the_run_goes_on(
         patch.setattr(Trainer, "_set_learning_rate", signal_before_the_third_step)
         assert Trainer(config).run() == "preempted"
     assert signal.getsignal(signal.SIGTERM) == handler
+    assert "stopped by SIGTERM after step 3" in (config.folder / "train.log").read_text()
     trainer = Trainer(config)
     assert trainer.state.counters.step == 3
     assert trainer.run() == "finished"
