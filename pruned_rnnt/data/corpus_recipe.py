@@ -7,6 +7,7 @@ which texts and symbols are usual for it; see `recipes/`.
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +49,31 @@ class CorpusRecipe:
     text: TextConfig = field(default_factory=TextConfig)
     dev_share: float = 0.0
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+def lhotse_download(name: str) -> Callable[[Path, argparse.Namespace], Path]:
+    """`CorpusRecipe.download` by a function of lhotse's that takes nothing but the folder."""
+
+    def download(target: Path, options: argparse.Namespace) -> Path:
+        return Path(_lhotse_function("download", name)(target))
+
+    return download
+
+
+def lhotse_manifests(name: str) -> Callable[[Path, argparse.Namespace], Manifests]:
+    """`CorpusRecipe.manifests` by a function of lhotse's that takes nothing but the folder."""
+
+    def manifests(folder: Path, options: argparse.Namespace) -> Manifests:
+        found: Manifests = _lhotse_function("prepare", name)(folder)
+        return found
+
+    return manifests
+
+
+def _lhotse_function(verb: str, name: str) -> Callable[..., Any]:
+    module = importlib.import_module(f"lhotse.recipes.{name}")
+    function: Callable[..., Any] = getattr(module, f"{verb}_{name}")
+    return function
 
 
 def run_recipe(recipe: CorpusRecipe, description: str, arguments: Sequence[str]) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.lstm import check_lstm_sizes, lstm_layers
+
 # One symbol begins and ends every text.
 SOS_EOS = 1
 
@@ -26,11 +28,7 @@ class LanguageModelConfig:
     tie_weights: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("dim", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is {getattr(self, name)}, needs at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout is {self.dropout}, needs 0 <= x < 1")
+        check_lstm_sizes("model", dim=self.dim, layers=self.layers, dropout=self.dropout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +48,7 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, config.dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.lstm = nn.LSTM(
-            config.dim,
-            config.dim,
-            config.layers,
-            batch_first=True,
-            dropout=config.dropout if config.layers > 1 else 0.0,
-        )
+        self.lstm = lstm_layers(config.dim, config.layers, config.dropout)
         self.output_linear = nn.Linear(config.dim, vocab_size)
         # Logits of tied weights would else begin far apart.
         nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)

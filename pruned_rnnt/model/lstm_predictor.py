@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.lstm import check_lstm_sizes, lstm_layers
 from pruned_rnnt.model.predictor import AnyPredictorConfig, Predictor, State
 
 
@@ -24,13 +25,7 @@ class LstmPredictorConfig(AnyPredictorConfig):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("dim", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"model.predictor.{name} is {getattr(self, name)}, needs at least 1"
-                )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.predictor.dropout is {self.dropout}, needs 0 <= x < 1")
+        check_lstm_sizes("model.predictor", dim=self.dim, layers=self.layers, dropout=self.dropout)
 
 
 class LstmPredictor(Predictor):
@@ -46,13 +41,7 @@ class LstmPredictor(Predictor):
         self.blank = blank
         self.embedding = nn.Embedding(vocab_size, config.dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.lstm = nn.LSTM(
-            config.dim,
-            config.dim,
-            config.layers,
-            batch_first=True,
-            dropout=config.dropout if config.layers > 1 else 0.0,
-        )
+        self.lstm = lstm_layers(config.dim, config.layers, config.dropout)
 
     def forward_targets(self, targets_NU: Tensor) -> Tensor:
         symbols_NU = functional.pad(targets_NU.long(), (1, 0), value=self.blank)

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe, Manifests, run_recipe
+from pruned_rnnt.data.corpus_recipe import (
+    CorpusRecipe,
+    lhotse_download,
+    lhotse_manifests,
+    run_recipe,
+)
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
 
-
-def _download(target: Path, options: argparse.Namespace) -> Path:
-    from lhotse.recipes.aishell import download_aishell
-
-    return Path(download_aishell(target))
-
-
-def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
-    from lhotse.recipes.aishell import prepare_aishell
-
-    manifests: Manifests = prepare_aishell(folder)
-    return manifests
-
-
 RECIPE = CorpusRecipe(
     name="aishell",
-    download=_download,
-    manifests=_manifests,
+    download=lhotse_download("aishell"),
+    manifests=lhotse_manifests("aishell"),
     splits={"train": ["train"], "dev": ["dev"], "test": ["test"]},
     tokenizer=TokenizerConfig(kind="char", vocab_size=5000),
     text=TextConfig(spaces="remove"),
 )
 
-
-def main(arguments: Sequence[str]) -> None:
-    """The command line; `arguments` follow the recipe's name."""
-    run_recipe(RECIPE, __doc__, arguments)
+# The command line; its arguments follow the recipe's name.
+main = partial(run_recipe, RECIPE, __doc__)

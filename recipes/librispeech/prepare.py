@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pruned_rnnt.data.corpus_recipe import CorpusRecipe, Manifests, run_recipe
@@ -68,7 +69,5 @@ RECIPE = CorpusRecipe(
     add_arguments=_add_arguments,
 )
 
-
-def main(arguments: Sequence[str]) -> None:
-    """The command line; `arguments` follow the recipe's name."""
-    run_recipe(RECIPE, __doc__, arguments)
+# The command line; its arguments follow the recipe's name.
+main = partial(run_recipe, RECIPE, __doc__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from pruned_rnnt.data.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -25,7 +26,5 @@ RECIPE = CorpusRecipe(
     dev_share=0.05,
 )
 
-
-def main(arguments: Sequence[str]) -> None:
-    """The command line; `arguments` follow the recipe's name."""
-    run_recipe(RECIPE, __doc__, arguments)
+# The command line; its arguments follow the recipe's name.
+main = partial(run_recipe, RECIPE, __doc__)

@@ -12,15 +12,10 @@ from pruned_rnnt.data.corpus_recipe import (
     Manifests,
     add_source_arguments,
     corpus_folder,
+    lhotse_download,
     read_manifests,
 )
 from pruned_rnnt.data.noise_corpus import add_noise_arguments, prepare_noises
-
-
-def _download(target: Path, options: argparse.Namespace) -> Path:
-    from lhotse.recipes.musan import download_musan
-
-    return Path(download_musan(target))
 
 
 def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
@@ -44,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     options = parser.parse_args(arguments)
     console = Console()
-    folder = corpus_folder(_download, options, console)
+    folder = corpus_folder(lhotse_download("musan"), options, console)
     manifests = read_manifests(_manifests, folder, options)
     recordings = {part: manifest["recordings"] for part, manifest in manifests.items()}
     prepare_noises("musan", recordings, options, console)

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe, Manifests, run_recipe
+from pruned_rnnt.data.corpus_recipe import (
+    CorpusRecipe,
+    lhotse_download,
+    lhotse_manifests,
+    run_recipe,
+)
 from pruned_rnnt.data.tokens import TokenizerConfig
-
-
-def _download(target: Path, options: argparse.Namespace) -> Path:
-    from lhotse.recipes.yesno import download_yesno
-
-    return Path(download_yesno(target))
-
-
-def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
-    from lhotse.recipes.yesno import prepare_yesno
-
-    manifests: Manifests = prepare_yesno(folder)
-    return manifests
-
 
 RECIPE = CorpusRecipe(
     name="yesno",
-    download=_download,
-    manifests=_manifests,
+    download=lhotse_download("yesno"),
+    manifests=lhotse_manifests("yesno"),
     splits={"train": ["train"], "test": ["test"]},
     tokenizer=TokenizerConfig(kind="word", vocab_size=5),
     dev_share=0.2,
 )
 
-
-def main(arguments: Sequence[str]) -> None:
-    """The command line; `arguments` follow the recipe's name."""
-    run_recipe(RECIPE, __doc__, arguments)
+# The command line; its arguments follow the recipe's name.
+main = partial(run_recipe, RECIPE, __doc__)
