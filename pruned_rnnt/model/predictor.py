@@ -96,7 +96,7 @@ class StatelessPredictor(Predictor):
 
     def forward(self, symbols_NL: Tensor) -> Tensor:
         """Predictor output after every window of C symbols: (N, L) -> (N, L - C + 1, P)."""
-        embedded_NLP = self.embedding(symbols_NL.clamp(min=0))
+        embedded_NLP: Tensor = self.embedding(symbols_NL.clamp(min=0))
         embedded_NLP = embedded_NLP * (symbols_NL >= 0).unsqueeze(-1)
         if self.convolution is None:
             return embedded_NLP
