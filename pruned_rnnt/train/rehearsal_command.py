@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,11 +50,16 @@ def rehearse(options: argparse.Namespace, config: ExperimentConfig, console: Con
     """What the options of `add_rehearsal_arguments` ask for; whether the batches fit.
 
     Raises:
-        ValueError: a search on a CPU without a limit.
+        ValueError: a search on a CPU without a limit, or several processes of torchrun.
     """
     from pruned_rnnt.train.experiment import pick_device
     from pruned_rnnt.train.rehearsal import Rehearsal
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "--dry-run and --find-max-duration try what one process of a training does: start them "
+            "without torchrun"
+        )
     on_cpu = pick_device(config.train).type == "cpu"
     if options.find_max_duration and on_cpu and options.memory_limit is None:
         raise ValueError(
@@ -67,19 +73,25 @@ def rehearse(options: argparse.Namespace, config: ExperimentConfig, console: Con
 
 
 def _dry_run(rehearsal: Rehearsal, scan_batches: int, console: Console) -> bool:
+    from rich import box
     from rich.table import Table
 
     from pruned_rnnt.train.rehearsal import GIB
 
     scan = rehearsal.scan(rehearsal.config.data.max_duration, scan_batches)
+    where = "of the GPU" if rehearsal.device.type == "cuda" else "of the process"
+    # So narrow that nothing is cut in a log of 80 columns.
     table = Table(
         title=f"largest of {scan.batches} batches"
-        + (" (all of the first epoch)" if scan.complete else " (of more)")
+        + (" (all of the first epoch)" if scan.complete else " (of more)"),
+        caption=f"lattice: nodes, padded; memory: {where}",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
-    for column in ("largest by", "utterances", "longest", "frames", "symbols", "lattice nodes"):
-        table.add_column(column, justify="left" if column == "largest by" else "right")
-    memory = "GPU memory" if rehearsal.device.type == "cuda" else "process memory"
-    for column in ("s/step", memory):
+    columns = ("cuts", "longest", "frames", "symbols", "lattice", "s/step", "memory")
+    table.add_column("largest by", no_wrap=True)
+    for column in columns:
         table.add_column(column, justify="right")
     failed: list[Trial] = []
     names: dict[int, list[str]] = {}
@@ -88,7 +100,7 @@ def _dry_run(rehearsal: Rehearsal, scan_batches: int, console: Console) -> bool:
     for batch in {id(batch): batch for batch in scan.largest.values()}.values():
         trial = rehearsal.try_batch(batch)
         table.add_row(
-            ", ".join(names[id(batch)]),
+            "\n".join(names[id(batch)]),
             str(batch.utterances),
             f"{batch.longest:.1f} s",
             str(batch.frames),

@@ -56,10 +56,22 @@ def test_dry_run_prints_a_table_and_writes_nothing(
     assert main(["train", "--dry-run", *settings]) == 0
     out = capsys.readouterr().out
     assert "all of the first epoch" in " ".join(out.split())
-    for heading in ("padded", "symbols", "longest", "lattice", "GiB"):
+    for heading in ("padded frames", "symbols", "longest utterance", "lattice nodes", "GiB"):
         assert heading in out
+    assert "…" not in out
     assert not (tmp_path / "run").exists()
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
+
+
+def test_dry_run_is_not_for_torchrun(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "--dry-run", *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_FAILED
+    assert "without torchrun" in capsys.readouterr().err
 
 
 def test_dry_run_names_what_does_not_fit(
