@@ -10,13 +10,14 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from pruned_rnnt.data.audio import FloatArray
 from pruned_rnnt.data.audio_stream import FeatureStream
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.streaming import StreamingTransducer
-from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
+from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.model.transducer import TransducerModel
 
 # Encoder frames without a symbol, one second, after which the next word starts a new line.
@@ -67,9 +68,18 @@ class LiveRecogniser:
         return added
 
     def finish(self) -> str:
-        """The text of what was not yet a full chunk."""
-        silence = np.zeros(int(tail_seconds(self.stream.encoder) * SAMPLING_RATE), np.float32)
-        return self.accept(silence)
+        """The text of what was not yet a full chunk: all is heard as if it had come at once."""
+        waiting_TF = torch.cat((self._waiting_TF, self._frames.finish()))
+        encoder, added = self.stream.encoder, ""
+        while len(waiting_TF) > 0:
+            chunk_TF = waiting_TF[: encoder.input_frames]
+            real_N = torch.tensor([len(chunk_TF)])
+            missing = encoder.input_frames - len(chunk_TF)
+            chunk_NTF = nn.functional.pad(chunk_TF, (0, 0, 0, missing))[None]
+            symbols_NC, self._state = self.stream(chunk_NTF, self._state, real_N)
+            added += self._show(symbols_NC[0].tolist())
+            waiting_TF = waiting_TF[encoder.shift :]
+        return added
 
     def _show(self, symbols: list[int]) -> str:
         added = ""
