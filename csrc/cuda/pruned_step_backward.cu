@@ -50,9 +50,12 @@ void pruned_step_rows_backward(const OptionalTensor& grad_total, const OptionalT
           "clearing a gradient");
   }
   const Matrix weight = matrix_of(kept.weight[kOutput].in(saved));
-  for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
+  // From the end, where the forward pass has left the last chunk.
+  const int64_t last = (s.rows - 1) / s.chunk_rows * s.chunk_rows;
+  for (int64_t begin = last; begin >= 0; begin -= s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);
-    if (!work_is_kept) {
+    const bool add = begin < last;
+    if (add || !work_is_kept) {
       chunk_logits(blas, s, batch, start, am, lm, saved, kept, work, layout, begin, count);
     }
     const Tensor logits = layout.logits.rows_in(work, 0, count);
@@ -61,8 +64,8 @@ void pruned_step_rows_backward(const OptionalTensor& grad_total, const OptionalT
                        s.mode, scales.fastemit_lambda, scales.clamp, logits);
     const Tensor hidden = layout.hidden.rows_in(work, 0, count);
     blas.multiply(matrix_of(grad_weight), matrix_of(logits).t(), matrix_of(hidden), s.padded_V, s.D,
-                  count, begin > 0);
-    column_sums(logits, begin > 0, own.partial_of(scratch, count, s), grad_bias);
+                  count, add);
+    column_sums(logits, add, own.partial_of(scratch, count, s), grad_bias);
     for (int64_t first = 0; first < count; first += s.hidden_rows) {
       const int64_t piece = std::min(s.hidden_rows, count - first);
       const Tensor grad_hidden = own.hidden.rows_in(scratch, 0, piece);

@@ -61,7 +61,6 @@ struct StepSizes {
     stored_W = round_up(W, split ? 8 : 1);
   }
 
-  bool one_chunk() const { return chunk_rows >= rows; }
   int64_t columns_of(int layer) const { return std::array<int64_t, 5>{E, P, E, P, D}[layer]; }
   // Rows of a layer's weight, with padding.
   int64_t outputs_of(int layer) const {

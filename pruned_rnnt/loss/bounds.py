@@ -98,16 +98,14 @@ def chosen_bounds(
 def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:
     """Every utterance has a band of that width (`regular`; the others have one where they have a
     path at all)."""
-    frames_N, symbols_N = lengths
     if rnnt_type != REGULAR:
         return
-    n = first_bad((s_range - 1) * frames_N < symbols_N)
-    if n is not None:
-        least = -(-int(symbols_N[n]) // int(frames_N[n])) + 1
-        raise ValueError(
-            f"utterance {n} has no path: with {int(symbols_N[n])} symbols in {int(frames_N[n])} "
-            f"frames s_range must be at least {least}, and is {s_range}"
-        )
+    for n, (frames, symbols) in enumerate(zip(*(x.tolist() for x in lengths), strict=True)):
+        if (s_range - 1) * frames < symbols:
+            raise ValueError(
+                f"utterance {n} has no path: with {symbols} symbols in {frames} frames s_range "
+                f"must be at least {-(-symbols // frames) + 1}, and is {s_range}"
+            )
 
 
 def check_bounds(

@@ -11,7 +11,6 @@ validate=True asks to wait and check; the same holds for all devices inside torc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -187,23 +186,20 @@ def check_utterances(
         _check_lengths(logit_lengths, target_lengths, frames, symbols, rnnt_type, source)
         if readable(validate, targets) and symbols > 0:
             _check_symbols(targets, target_lengths, vocabulary, blank)
+    on_device: tuple[Tensor, ...] = (logit_lengths, target_lengths)
+    if host is not None:
+        # Both at once: a small copy to a GPU costs the host as much as a kernel.
+        on_device = torch.stack(host).to(device, torch.int32, non_blocking=True).unbind()
     return Utterances(
         targets.to(torch.int32).contiguous(),
-        logit_lengths.to(device, torch.int32, non_blocking=True).contiguous(),
-        target_lengths.to(device, torch.int32, non_blocking=True).contiguous(),
-        host,
+        *(x.to(device, torch.int32, non_blocking=True).contiguous() for x in on_device),
+        host_lengths=host,
     )
 
 
 def first_bad(bad_N: Tensor) -> int | None:
     """The first utterance marked, or None; waits for the device."""
     return int(bad_N.int().argmax()) if bool(bad_N.any()) else None
-
-
-def _refuse(bad_N: Tensor, message: Callable[[int], str]) -> None:
-    n = first_bad(bad_N)
-    if n is not None:
-        raise ValueError(message(n))
 
 
 def _check_lengths(
@@ -214,33 +210,31 @@ def _check_lengths(
     rnnt_type: int,
     source: str,
 ) -> None:
+    # As numbers of Python: a dozen tensor operations on a few lengths take longer than the check.
+    frames_N, symbols_N = logit_lengths.tolist(), target_lengths.tolist()
     most = frames if frames is not None else torch.iinfo(torch.int32).max
-    _refuse(
-        (logit_lengths < 1) | (logit_lengths > most),
-        lambda n: (
-            f"logit_lengths[{n}] is {int(logit_lengths[n])}; it must be at least 1"
+    if frames_N and not 1 <= min(frames_N) <= max(frames_N) <= most:
+        n = next(n for n, length in enumerate(frames_N) if not 1 <= length <= most)
+        raise ValueError(
+            f"logit_lengths[{n}] is {frames_N[n]}; it must be at least 1"
             + (f" and at most {frames}, the frames of {source}" if frames is not None else "")
-        ),
-    )
-    _refuse(
-        (target_lengths < 0) | (target_lengths > symbols),
-        lambda n: (
-            f"target_lengths[{n}] is {int(target_lengths[n])}; it must be in 0..{symbols}, the "
-            "columns of targets"
-        ),
-    )
+        )
+    if symbols_N and not 0 <= min(symbols_N) <= max(symbols_N) <= symbols:
+        n = next(n for n, length in enumerate(symbols_N) if not 0 <= length <= symbols)
+        raise ValueError(
+            f"target_lengths[{n}] is {symbols_N[n]}; it must be in 0..{symbols}, the columns of "
+            "targets"
+        )
     if rnnt_type == REGULAR:
         return
-    needed = target_lengths.to(logit_lengths) + (1 if rnnt_type == RNA else 0)
     name = next(name for name, number in RNNT_TYPES.items() if number == rnnt_type)
-    _refuse(
-        logit_lengths < needed,
-        lambda n: (
-            f"utterance {n} has no path: {int(target_lengths[n])} symbols need at least "
-            f"{int(needed[n])} frames with rnnt_type {name!r}, but logit_lengths[{n}] is "
-            f"{int(logit_lengths[n])}"
-        ),
-    )
+    for n, (length, count) in enumerate(zip(frames_N, symbols_N, strict=True)):
+        needed = count + (1 if rnnt_type == RNA else 0)
+        if length < needed:
+            raise ValueError(
+                f"utterance {n} has no path: {count} symbols need at least {needed} frames with "
+                f"rnnt_type {name!r}, but logit_lengths[{n}] is {length}"
+            )
 
 
 def _check_symbols(targets: Tensor, target_lengths: Tensor, vocabulary: int, blank: int) -> None:
@@ -248,11 +242,10 @@ def _check_symbols(targets: Tensor, target_lengths: Tensor, vocabulary: int, bla
     used = u < target_lengths.to(targets.device)[:, None]
     bad = used & ((targets < 0) | (targets >= vocabulary) | (targets == blank))
 
-    def message(n: int) -> str:
+    n = first_bad(bad.any(1))
+    if n is not None:
         column = int(bad[n].int().argmax())
-        return (
+        raise ValueError(
             f"targets[{n}, {column}] of utterance {n} is {int(targets[n, column])}; targets must "
             f"be in 0..{vocabulary - 1} and not the blank {blank}"
         )
-
-    _refuse(bad.any(1), message)

@@ -164,8 +164,9 @@ class PrunedTransducerLoss(nn.Module):
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
-        if self._is_plain(encoder_out, predictor_out):
-            return self._in_one_step(encoder_out, predictor_out, utterances, step)
+        weights = self._plain_weights(encoder_out, predictor_out)
+        if weights is not None:
+            return self._in_one_step(encoder_out, predictor_out, weights, utterances, step)
         simple_loss, occupancy = checked_simple_loss(
             self.simple_am_proj(encoder_out),
             self.simple_lm_proj(predictor_out),
@@ -187,42 +188,46 @@ class PrunedTransducerLoss(nn.Module):
             pruned_scale=pruned_scale,
         )
 
-    def _layers(self) -> list[nn.Linear]:
-        """In the order of pruned_step."""
-        own = [self.simple_am_proj, self.simple_lm_proj]
-        if not isinstance(self.joiner, Joiner):
-            return own
-        joiner = self.joiner
-        return [*own, joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear]
-
-    def _is_plain(self, *inputs: Tensor) -> bool:
-        """Whether the layers are what they seem, so that their weights alone say what they do:
-        nothing that wraps them, no hooks, and no compiler that wants to see each."""
-        layers = self._layers()
-        return (
-            isinstance(self.joiner, Joiner)
-            and not torch.compiler.is_compiling()
-            and all(
-                type(layer) is nn.Linear
-                and layer.bias is not None
-                and layer.weight.device == inputs[0].device == inputs[1].device
-                and not (layer._forward_hooks or layer._forward_pre_hooks)
-                and not (layer._backward_hooks or layer._backward_pre_hooks)
-                for layer in layers
-            )
-            and min(inputs[0].numel(), inputs[1].numel()) > 0
-        )
+    def _plain_weights(self, *inputs: Tensor) -> list[Tensor] | None:
+        """Weights and biases in the order of pruned_step, where the layers are what they seem, so
+        that these alone say what they do: nothing that wraps them, no hooks, and no compiler that
+        wants to see each. Else None."""
+        joiner, device = self.joiner, inputs[0].device
+        if not isinstance(joiner, Joiner) or torch.compiler.is_compiling():
+            return None
+        if min(inputs[0].numel(), inputs[1].numel()) == 0 or inputs[1].device != device:
+            return None
+        weights: list[Tensor] = []
+        for layer in (
+            self.simple_am_proj,
+            self.simple_lm_proj,
+            joiner.encoder_proj,
+            joiner.decoder_proj,
+            joiner.output_linear,
+        ):
+            weight, bias = layer.weight, layer.bias
+            if type(layer) is not nn.Linear or bias is None or weight.device != device:
+                return None
+            if layer._forward_hooks or layer._forward_pre_hooks:
+                return None
+            if layer._backward_hooks or layer._backward_pre_hooks:
+                return None
+            weights += (weight, bias)
+        return weights
 
     def _in_one_step(
-        self, encoder_out: Tensor, predictor_out: Tensor, utterances: Utterances, step: int
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        weights: list[Tensor],
+        utterances: Utterances,
+        step: int,
     ) -> TransducerLosses:
         assert isinstance(self.joiner, Joiner)
-        weights = [x for layer in self._layers() for x in (layer.weight, layer.bias)]
         dtype = product_dtype(encoder_out, predictor_out, *weights)
         frames = encoder_out.shape[1]
         row_splits, rows = own_row_splits(utterances, self.s_range, frames, in_band=True)
         simple_scale, pruned_scale = self.scales(step)
-        width = self.joiner.output_linear.in_features * dtype.itemsize
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
@@ -231,7 +236,7 @@ class PrunedTransducerLoss(nn.Module):
                 RowGeometry(None, row_splits, frames, self.s_range),
                 rows,
                 self.vocab_size * dtype.itemsize,
-                width,
+                weights[-2].shape[1] * dtype.itemsize,
                 None,
                 self.vocab_size,
                 ACTIVATIONS[self.joiner.activation],

@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -105,6 +106,7 @@ def load_native() -> None:
         logger.info("%s: %s", device, state)
 
 
+@cache
 def has_native_kernel(op: str, device: str) -> bool:
     """Whether the op of that name has a compiled kernel for "cpu" or "cuda" in this process."""
     name = f"{NAMESPACE}::{op}"

@@ -6,8 +6,8 @@ rounded up to a multiple of 8, R rows (row_geometry.py).
 logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are taken in chunks of whole frames: one
 chunk's hidden rows and logits live in a reused workspace, log_probs keeps three numbers a row, and
 the backward pass computes the chunk again, turns its logits into gradients where they stand and
-adds up the gradients of weight, bias, am and lm, chunk after chunk in one order. Where one chunk
-holds everything, its workspace is kept from the forward for the first backward pass. Widths that
+adds up the gradients of weight, bias, am and lm, from the last chunk, which the workspace kept from
+the forward for the first backward pass still holds, to the first. Widths that
 are not a multiple of 8 slow a 16-bit matrix product down by more than two times, hence V'.
 """
 
@@ -26,7 +26,8 @@ from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.row_loss import LossOptions, run_recursion
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 
-WORKSPACE_BYTES = 128 << 20
+# Of the hidden rows and logits of a chunk.
+WORKSPACE_BYTES = 224 << 20
 # Of the gradient of hidden rows, which are made a piece of a chunk at a time.
 _GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
@@ -73,7 +74,7 @@ Workspace = tuple[Tensor, Tensor]
 def row_losses(
     problem: RowProblem, plan: RowPlan
 ) -> tuple[Tensor, RowStatistics, Workspace | None]:
-    """log P (N,) acc, and the workspace where it holds everything in one chunk."""
+    """log P (N,) acc, and the workspace, which holds the last chunk."""
     am, _, weight = problem[:3]
     blank, mode, rnnt_type, delay_penalty, _, _ = plan.options
     lengths = (problem.logit_lengths, problem.target_lengths)
@@ -85,8 +86,8 @@ def row_losses(
     workspace = (hidden, logits)
     fused_log_probs(*problem[:7], *geometry, *chunks, *workspace, px, py, lse)
     total, gx, gy = run_recursion(px, py, *lengths, geometry, rnnt_type, delay_penalty)
-    keeps = len(plan.cuts) == 2 and not torch.compiler.is_compiling()
-    return total, RowStatistics(lse, gx, gy), workspace if keeps else None
+    kept = None if torch.compiler.is_compiling() else workspace
+    return total, RowStatistics(lse, gx, gy), kept
 
 
 def row_gradients(
@@ -175,19 +176,22 @@ def row_plan(
     """
     columns = geometry.columns
     if ragged is None:
-        cuts = chunk_cuts(rows, columns, row_bytes)
+        cuts = chunk_cuts(rows, columns, row_bytes + hidden_bytes)
         hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
     else:
         frames_N, symbols_N = ragged
-        cuts = ragged_chunk_cuts(frames_N.tolist(), (symbols_N + 1).tolist(), row_bytes)
+        widths_N = (symbols_N + 1).tolist()
+        cuts = ragged_chunk_cuts(frames_N.tolist(), widths_N, row_bytes + hidden_bytes)
         hidden_rows = rows
     return RowPlan(geometry.frames, columns, cuts, hidden_rows, vocabulary, activation, options)
 
 
 def chunk_cuts(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
-    """Row numbers that cut `rows` rows, frame_rows a frame, into chunks of WORKSPACE_BYTES."""
-    frames_a_chunk = max(1, WORKSPACE_BYTES // (row_bytes * frame_rows))
-    return [*range(0, rows, frames_a_chunk * frame_rows), rows]
+    """Row numbers that cut `rows` rows, frame_rows a frame, into even chunks of WORKSPACE_BYTES."""
+    frames = rows // frame_rows
+    most = max(1, WORKSPACE_BYTES // (row_bytes * frame_rows))
+    each = -(-frames // -(-frames // most))
+    return [*range(0, rows, each * frame_rows), rows]
 
 
 def ragged_chunk_cuts(frames_N: list[int], widths_N: list[int], row_bytes: int) -> list[int]:

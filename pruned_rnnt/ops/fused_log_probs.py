@@ -111,9 +111,11 @@ def _fused_log_probs_backward(
     grad_lm.zero_()
     largest = max(end - begin for begin, end in pairwise(cuts))
     grad_hidden = hidden.new_empty((min(largest, hidden_rows), hidden.shape[1]))
-    for begin, end in pairwise(cuts):
+    # From the end, where the forward pass has left the last chunk.
+    for begin, end in reversed(list(pairwise(cuts))):
         rows, hidden_chunk = logits[: end - begin], hidden[: end - begin]
-        if not kept:
+        is_last = end == cuts[-1]
+        if not (kept and is_last):
             _chunk_logits(
                 am, lm, weight, bias, lengths, geometry, begin, activation, hidden_chunk, rows
             )
@@ -133,8 +135,8 @@ def _fused_log_probs_backward(
             clamp,
             rows,
         )
-        multiply_into(grad_weight, rows.t(), hidden_chunk, add=begin > 0)
-        column_sums(rows, grad_bias, add=begin > 0)
+        multiply_into(grad_weight, rows.t(), hidden_chunk, add=not is_last)
+        column_sums(rows, grad_bias, add=not is_last)
         for first in range(0, end - begin, hidden_rows):
             piece = slice(first, min(first + hidden_rows, end - begin))
             grad_piece = grad_hidden[: piece.stop - first]
@@ -162,8 +164,8 @@ fused_log_probs = define(
     _fused_log_probs,
 )
 
-# The same workspace; kept says that it still holds the one chunk there is, as the forward left it.
-# The gradient of hidden is made for hidden_rows rows (whole frames) at a time. grad_am (N,T,D) of
+# The same workspace; kept says that it still holds the last chunk, as the forward left it. The
+# gradient of hidden is made for hidden_rows rows (whole frames) at a time. grad_am (N,T,D) of
 # the dtype of am or acc; grad_lm (N,U+1,D), grad_weight (V',D), grad_bias (V') acc.
 fused_log_probs_backward = define(
     "fused_log_probs_backward(Tensor grad_loss, Tensor am, Tensor lm, Tensor weight, Tensor bias, "

@@ -37,8 +37,8 @@ LIBRARY.define(
     "Tensor(e!) start, Tensor(f!) total, Tensor(g!) parts) -> ()"
 )
 # The gradients of total and of the two losses, None for none -> weight (V',D) and bias (V') of the
-# output layer, acc, and what layers_backward takes in `gradients`. work as the forward left it, or
-# memory for one chunk.
+# output layer, acc, and what layers_backward takes in `gradients`. work as the forward left it,
+# with the last chunk, or memory for one chunk.
 LIBRARY.define(
     "pruned_step_rows_backward(Tensor? grad_total, Tensor? grad_simple, Tensor? grad_pruned, "
     "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor? row_splits, "
@@ -199,7 +199,7 @@ class NativeStep(torch.autograd.Function):
             start,
             saved,
         )
-        ctx.kept = work if sizes.chunk_rows >= sizes.rows else None
+        ctx.kept = work
         ctx.shapes = [(x.shape, x.dtype) for x in arguments[:INPUTS]]
         ctx.sizes, ctx.numbers = sizes, (size_list, scale_list)
         ctx.mark_non_differentiable(gx, gy, start)
@@ -248,13 +248,19 @@ class NativeStep(torch.autograd.Function):
             *inputs,
             *results[: 2 * OUTPUT],
         )
+        wanted = ctx.needs_input_grad[2:INPUTS]
         layers = [
-            grad[: shape[0]].to(dtype) if grad is not None and wanted else None
-            for grad, (shape, dtype), wanted in zip(
-                results, ctx.shapes[2:], ctx.needs_input_grad[2:INPUTS], strict=True
-            )
+            _without_padding(grad, *like) if grad is not None and is_wanted else None
+            for grad, like, is_wanted in zip(results, ctx.shapes[2:], wanted, strict=True)
         ]
         return (*inputs, *layers, *[None] * 5)
+
+
+def _without_padding(gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    # Most have none: even a slice of everything takes time, ten times a step.
+    if gradient.shape[0] != shape[0]:
+        gradient = gradient[: shape[0]]
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)
 
 
 def _empty_gradients(ctx: Any, like: Tensor) -> list[Tensor | None]:
