@@ -4,10 +4,11 @@
     torchrun --nproc-per-node 2 -m scripts.engine_overhead ...
 
 A model of some 20 M parameters is trained on random features with the durations and text lengths
-of read English books, three times over the same batches: forward and backward alone; the same with
-clipping and the optimiser's update; the whole engine with its checks, counters, logs and running
-average. Under torchrun the first process does this alone, then all of them train together on
-batches of the same shapes. One line of JSON; times are means over the steps after the warm-up.
+of read English books, several times over the same batches: with clipping and the optimiser's
+update, while every shape is new; forward and backward alone; with the update again; the whole
+engine with its checks, counters, logs and running average. Under torchrun the first process does
+this alone, then all of them train together on batches of the same shapes. One line of JSON; times
+are means over the steps after the warm-up, of repeated runs the median.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -139,31 +141,42 @@ def bare_seconds(trainer: Trainer, *, update: bool) -> float:
     return task.loader.seconds  # type: ignore[attr-defined]
 
 
-def engine_seconds(config: ExperimentConfig, ranks: Ranks) -> float:
-    # A folder for each number of processes: none continues what the others did.
-    folder = f"{config.train.folder}/{ranks.world_size}"
+def engine_seconds(config: ExperimentConfig, ranks: Ranks, repetition: int) -> float:
+    # A folder of its own for each run: none continues what another did.
+    folder = f"{config.train.folder}/{ranks.world_size}-{repetition}"
     train = dataclasses.replace(config.train, folder=folder)
     trainer = Trainer(dataclasses.replace(config, train=train), ranks, make_task=RandomTask)
     trainer.run()
     return trainer.task.loader.seconds  # type: ignore[attr-defined]
 
 
-def measure(config: ExperimentConfig, ranks: Ranks) -> dict[str, Any]:
+def measure(config: ExperimentConfig, ranks: Ranks, repetitions: int) -> dict[str, Any]:
     """The row of this process; the times of the first one count."""
     row: dict[str, Any] = {"world_size": ranks.world_size, "precision": config.train.precision}
+    alone = Ranks(local_rank=ranks.local_rank)
+    trainer = Trainer(config, alone, make_task=RandomTask)
+    # Every process meets every shape here: memory is taken, kernels are planned.
+    row["unseen_shapes_step_seconds"] = bare_seconds(trainer, update=True)
+    ranks.gather(0)
     if ranks.is_first:
-        trainer = Trainer(config, make_task=RandomTask)
         device = trainer.stepper.device
         row["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
         row["parameters"] = sum(p.numel() for p in trainer.model.parameters())
-        bare_seconds(trainer, update=True)  # kernels are planned, memory is taken
         row["forward_backward_seconds"] = bare_seconds(trainer, update=False)
-        row["bare_step_seconds"] = bare_seconds(trainer, update=True)
-        row["engine_step_seconds"] = engine_seconds(config, Ranks(local_rank=ranks.local_rank))
-        row["overhead"] = row["engine_step_seconds"] / row["bare_step_seconds"] - 1
+        # In turns, so that what disturbs the machine disturbs both.
+        turns = [
+            (bare_seconds(trainer, update=True), engine_seconds(config, alone, repetition))
+            for repetition in range(repetitions)
+        ]
+        bare, engine = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
+        row["bare_step_seconds"], row["engine_step_seconds"] = bare, engine
+        row["overhead"] = engine / bare - 1
     ranks.gather(0)
     if ranks.world_size > 1:
-        together = max(ranks.gather(engine_seconds(config, ranks)))
+        together = statistics.median(
+            max(ranks.gather(engine_seconds(config, ranks, repetition)))
+            for repetition in range(repetitions)
+        )
         if ranks.is_first:
             row["together_step_seconds"] = together
             row["efficiency"] = row["engine_step_seconds"] / together
@@ -173,13 +186,14 @@ def measure(config: ExperimentConfig, ranks: Ranks) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repetitions", type=int, default=3, help="medians are over so many runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the row to FILE")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, process_group() as ranks:
         settings = [f"train.steps={options.steps + WARM_UP + 1}", f"train.folder={folder}"]
         config = load_config(ExperimentConfig, None, [*DEFAULTS, *options.overrides, *settings])
-        row = {"torch": torch.__version__, **measure(config, ranks)}
+        row = {"torch": torch.__version__, **measure(config, ranks, options.repetitions)}
     if ranks.is_first:
         print(json.dumps(row))
         if options.json is not None:

@@ -10,9 +10,16 @@ distance alone. A chunk of a stream therefore needs no absolute position, only o
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pruned_rnnt.model.joined_frames import pays
+
+_SHAPELESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -52,6 +59,15 @@ def attention_mask(
             in_reach &= distance <= left_chunks
         seen_NTT = seen_NTT & in_reach
     return (seen_NTT | (frames[:, None] == frames[None, :])).unsqueeze(1)
+
+
+def attention_kernels(x: Tensor) -> AbstractContextManager[None]:
+    """Where x is on a GPU: attention inside by any kernel but cuDNN's.
+
+    cuDNN plans forward and backward anew for every shape, 0.1 seconds each, and two batches of
+    speech hardly ever have the same.
+    """
+    return sdpa_kernel(_SHAPELESS) if pays(x) else nullcontext()
 
 
 class RotaryAttention(nn.Module):

@@ -24,8 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.attention import RotaryAttention, attention_mask, rotary_angles
+from pruned_rnnt.model.attention import (
+    RotaryAttention,
+    attention_kernels,
+    attention_mask,
+    rotary_angles,
+)
+from pruned_rnnt.model.depthwise import depthwise
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
+from pruned_rnnt.model.joined_frames import pays
 from pruned_rnnt.model.subsampling import (
     RECEPTIVE_FIELD,
     ConvSubsampling,
@@ -145,8 +152,9 @@ class Conformer(Encoder):
         # Attention gives padding the weight 0, and 0 times NaN is NaN: no garbage goes further.
         x_NTE = self.dropout(x_NTE.masked_fill(padding_NT1, 0.0))
         angles = rotary_angles(frames, config.dim // config.heads, device)
-        for layer in self.layers:
-            x_NTE = layer(x_NTE, padding_NT1, mask_N1TT, angles)
+        with attention_kernels(x_NTE):
+            for layer in self.layers:
+                x_NTE = layer(x_NTE, padding_NT1, mask_N1TT, angles)
         return x_NTE, lengths
 
     def _chunking(self) -> tuple[int | None, int | None]:
@@ -247,6 +255,8 @@ class ConvolutionModule(nn.Module):
 
     def mix(self, padded_NTE: Tensor) -> Tensor:
         """Gated frames with kernel_size - 1 frames around them -> output of the inner frames."""
+        if pays(padded_NTE):
+            return self._project(depthwise(self.depthwise, padded_NTE))
         # As a 2-D convolution over (N, E, T, 1), whose channels-last layout is what we hold:
         # no transposed copy, and five times as fast on a CPU.
         mixed_NET1 = functional.conv2d(
@@ -255,6 +265,8 @@ class ConvolutionModule(nn.Module):
             self.depthwise.bias,
             groups=self.depthwise.groups,
         )
-        mixed_NTE = mixed_NET1.squeeze(-1).transpose(1, 2)
+        return self._project(mixed_NET1.squeeze(-1).transpose(1, 2))
+
+    def _project(self, mixed_NTE: Tensor) -> Tensor:
         output: Tensor = self.pointwise_out(functional.silu(self.depthwise_norm(mixed_NTE)))
         return output

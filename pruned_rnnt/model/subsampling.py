@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.joined_frames import JoinedFrames, pays
+
 SUBSAMPLING_FACTOR = 4
 # Input frames which one output frame sees, and so the shortest utterance there can be.
 RECEPTIVE_FIELD = 7
@@ -61,7 +63,14 @@ class ConvSubsampling(nn.Module):
                 f"features has {features_NTF.size(1)} frames, the encoder needs at least "
                 f"{RECEPTIVE_FIELD}: pad shorter audio with silence"
             )
-        maps_NCTF = self.convolutions(features_NTF.unsqueeze(1))
+        batch, frames, _ = features_NTF.shape
+        if pays(features_NTF):
+            joined = JoinedFrames(batch, frames, SUBSAMPLING_FACTOR, RECEPTIVE_FIELD)
+            maps_1CLF = self.convolutions(joined.join(features_NTF))
+            count = (frames - RECEPTIVE_FIELD) // SUBSAMPLING_FACTOR + 1
+            maps_NCTF = joined.part(maps_1CLF, count)
+        else:
+            maps_NCTF = self.convolutions(features_NTF.unsqueeze(1))
         stacked = maps_NCTF.transpose(1, 2).flatten(2)
         normed: Tensor = self.norm(self.projection(stacked))
         return normed

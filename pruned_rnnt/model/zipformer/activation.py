@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
 
 Kind = Literal["L", "R"]
@@ -138,12 +139,6 @@ class _SwooshLinear(torch.autograd.Function):
 def _dropped(x: Tensor, mask: Tensor | None, kind: Kind, dtype: torch.dtype) -> Tensor:
     hidden = swoosh(x, kind)
     return (hidden if mask is None else hidden * mask).to(dtype)
-
-
-def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """What autocast asks for where x is, and the dtype of the weight without it."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def sequence_dropout_mask(x_NTC: Tensor, rate: float, training: bool) -> Tensor | None:

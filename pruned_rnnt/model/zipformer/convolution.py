@@ -6,13 +6,12 @@ a chunk, G = C + P, B chunks.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.zipformer.activation import SwooshLinear, compute_dtype
+from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
@@ -64,7 +63,7 @@ class ConvolutionModule(nn.Module):
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
             mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
         else:
-            mixed_NTE = _depthwise(self.depthwise_conv, gated_NTE)
+            mixed_NTE = depthwise(self.depthwise_conv, gated_NTE)
         return self.out_proj(self.whiten(self.balancer2(mixed_NTE))), past_NPE
 
 
@@ -95,9 +94,9 @@ class ChunkCausalConvolution(nn.Module):
         joined_NTE, past_NPE = extend(past_NPE, x_NTE)
         if past_NPE is None:
             joined_NTE = functional.pad(joined_NTE, (0, 0, left, 0))
-        causal_NTE = _depthwise(self.causal_conv, joined_NTE)
+        causal_NTE = depthwise(self.causal_conv, joined_NTE)
         if frames.chunk_size is None:
-            within_NTE = _depthwise(self.chunkwise_conv, x_NTE)
+            within_NTE = depthwise(self.chunkwise_conv, x_NTE)
             return causal_NTE + within_NTE * self._factors(frames.lengths_N, count), past_NPE
         chunk = frames.chunk_size
         chunks = (count + chunk - 1) // chunk
@@ -105,7 +104,7 @@ class ChunkCausalConvolution(nn.Module):
         chunks_NBCE = filled_NTE.unflatten(1, (chunks, chunk))
         # One convolution over chunks with zeros between them: many short ones are slow on a GPU.
         apart_NBGE = functional.pad(chunks_NBCE, (0, 0, 0, left))
-        within = _depthwise(self.chunkwise_conv, apart_NBGE.flatten(1, 2))
+        within = depthwise(self.chunkwise_conv, apart_NBGE.flatten(1, 2))
         within_NBCE = within.unflatten(1, (chunks, chunk + left))[:, :, :chunk]
         size = torch.full((1,), chunk, device=x_NTE.device)
         within_NBCE = within_NBCE * self._factors(size, chunk)
@@ -126,54 +125,6 @@ class ChunkCausalConvolution(nn.Module):
             + functional.embedding(of_first_T, first_KE)
             + functional.embedding(of_last_NT, last_KE)
         )
-
-
-def _depthwise(convolution: nn.Conv1d, x_NTE: Tensor) -> Tensor:
-    """(N, T, E) -> (N, T', E).
-
-    As a 2-D convolution over (N, E, 1, T): its channels-last layout is what we hold, for which a
-    CPU has kernels that are several times as fast as those of one dimension.
-    """
-    dtype = compute_dtype(x_NTE, convolution.weight)
-    mixed_NE1T: Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
-        x_NTE.to(dtype).transpose(1, 2).unsqueeze(2),
-        convolution.weight.to(dtype).unsqueeze(2),
-        _bias(convolution).to(dtype),
-        int(convolution.padding[0]),
-    )
-    return mixed_NE1T.squeeze(2).transpose(1, 2)
-
-
-class _Depthwise(torch.autograd.Function):
-    """Without cuDNN, which would plan anew for every length there is: two seconds a batch."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.padding = padding
-        with torch.backends.cudnn.flags(enabled=False):
-            return functional.conv2d(x, weight, bias, padding=(0, padding), groups=bias.size(0))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        channels = weight.size(0)
-        with torch.backends.cudnn.flags(enabled=False):
-            grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-                grad,
-                x,
-                weight,
-                [channels],
-                [1, 1],
-                [0, ctx.padding],
-                [1, 1],
-                False,
-                [0, 0],
-                channels,
-                [True, True, True],
-            )
-        return grad_x, grad_weight, grad_bias, None
 
 
 def _bias(convolution: nn.Conv1d) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.joined_frames import JoinedFrames, pays
 from pruned_rnnt.model.zipformer.activation import Swoosh, sequence_dropout_mask
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient
@@ -77,16 +78,32 @@ class Embedding(nn.Module):
             past_NCTF: (N, C, 3, F') maps before those of a chunk of a stream, whose last three
                 maps only serve the frames before them; None for whole utterances.
         """
-        maps_NCTF = self.conv(features_NTF.unsqueeze(1))
-        frame_T = torch.arange(maps_NCTF.size(2), device=maps_NCTF.device)
-        padding_NT = frame_T >= lengths_N[:, None]
-        maps_NCTF = torch.where(padding_NT[:, None, :, None], 0.0, maps_NCTF)
-        # The wide depthwise convolution is several times as fast with channels last.
-        maps_NCTF = maps_NCTF.contiguous(memory_format=torch.channels_last)
-        maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
+        if past_NCTF is None and pays(features_NTF):
+            batch, frames, _ = features_NTF.shape
+            count = (frames - RECEPTIVE_FIELD) // EMBEDDING_RATE + 1
+            joined = JoinedFrames(batch, frames, EMBEDDING_RATE, RECEPTIVE_FIELD)
+            maps_1CLF = self.conv(joined.join(features_NTF))
+            real = joined.spread(_real_frames(lengths_N, count), maps_1CLF.size(2))
+            maps_1CLF, _ = self.convnext(_masked(maps_1CLF, real), None, joined)
+            maps_NCTF = joined.part(maps_1CLF, count)
+        else:
+            maps_NCTF = self.conv(features_NTF.unsqueeze(1))
+            real_NT = _real_frames(lengths_N, maps_NCTF.size(2))
+            maps_NCTF = _masked(maps_NCTF, real_NT[:, None, :, None])
+            maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
         x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
         mask_N1E = sequence_dropout_mask(x_NTE, self.clock.read(DROPOUT), self.training)
         return (x_NTE if mask_N1E is None else x_NTE * mask_N1E), past_NCTF
+
+
+def _real_frames(lengths_N: Tensor, count: int) -> Tensor:
+    return torch.arange(count, device=lengths_N.device) < lengths_N[:, None]
+
+
+def _masked(maps_NCTF: Tensor, real: Tensor) -> Tensor:
+    maps_NCTF = torch.where(real, maps_NCTF, 0.0)
+    # The wide depthwise convolution is several times as fast with channels last.
+    return maps_NCTF.contiguous(memory_format=torch.channels_last)
 
 
 class ConvNeXt(nn.Module):
@@ -111,8 +128,13 @@ class ConvNeXt(nn.Module):
         )
         self.out_whiten = Whiten(clock, 5.0)
 
-    def forward(self, x_NCTF: Tensor, past_NCTF: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(N, C, T', F') -> the same, or three frames fewer where there is a past."""
+    def forward(
+        self, x_NCTF: Tensor, past_NCTF: Tensor | None, joined: JoinedFrames | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(N, C, T', F') -> the same, or three frames fewer where there is a past.
+
+        Joined utterances (1, C, L, F') have zeros between them, at least three frames of them.
+        """
         if past_NCTF is None:
             seen_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
         else:
@@ -123,7 +145,15 @@ class ConvNeXt(nn.Module):
         hidden = self.pointwise_conv1(self.depthwise_conv(seen_NCTF))
         branch = self.pointwise_conv2(self.activation(self.hidden_balancer(hidden)))
         if self.training:
-            keep_N111 = keep_mask(branch, self.clock.read(_SKIP_BLOCK))
-            branch = branch if keep_N111 is None else branch * keep_N111
+            skip = self.clock.read(_SKIP_BLOCK)
+            keep = None
+            if joined is None:
+                keep = keep_mask(branch, skip)
+            else:
+                of_each = branch.new_empty((joined.batch, joined.each // joined.rate))
+                keep_N1 = keep_mask(of_each, skip)
+                if keep_N1 is not None:
+                    keep = joined.spread(keep_N1.expand_as(of_each), branch.size(2))
+            branch = branch if keep is None else branch * keep
         out_NCTF = self.out_balancer(x_NCTF + branch)
         return self.out_whiten(out_NCTF.transpose(1, 3)).transpose(1, 3), past_NCTF
