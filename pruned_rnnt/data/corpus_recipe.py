@@ -94,10 +94,13 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     """Makes the prepared folder at `options.output`."""
     config = build_config(options)
     folder = corpus_folder(recipe.download, options, console)
-    manifests = read_manifests(recipe.manifests, folder, options)
+    manifests = read_manifests(recipe.name, recipe.manifests, folder, options)
     known = {part for parts in recipe.splits.values() for part in parts}
     if not known & manifests.keys():
-        raise ValueError(f"{folder} has none of the parts {', '.join(sorted(known))}")
+        raise ValueError(
+            f"{folder} has none of the parts {', '.join(sorted(known))}: "
+            f"recipes/{recipe.name}/README.md says what --source is"
+        )
     report = PrepareReport(
         recipe=recipe.name,
         options=plain_options(options),
@@ -148,16 +151,22 @@ def corpus_folder(
 
 
 def read_manifests(
+    name: str,
     function: Callable[[Path, argparse.Namespace], Manifests],
     folder: Path,
     options: argparse.Namespace,
 ) -> Manifests:
-    """What lhotse finds in `folder`; ValueError when it is not laid out as lhotse expects."""
+    """What lhotse finds in `folder`; ValueError when it is not laid out as lhotse expects.
+
+    name: of the recipe, whose README describes the folder.
+    """
     try:
         return function(folder, options)
     except Exception as error:  # lhotse asserts, looks up and opens what should be there
+        said = ": ".join(dict.fromkeys((type(error).__name__, last_line(error))))
         raise ValueError(
-            f"{folder} is not laid out as the corpus is: {type(error).__name__}: {last_line(error)}"
+            f"{folder} is not laid out as lhotse expects ({said}): recipes/{name}/README.md says "
+            "what --source is"
         ) from error
 
 

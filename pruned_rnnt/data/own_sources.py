@@ -118,4 +118,4 @@ def _read_text(path: Path) -> tuple[str, str, str]:
     except UnicodeDecodeError:
         return "", "text is not UTF-8", ""
     except OSError as error:
-        return "", "text file cannot be read", error.strerror
+        return "", "text file cannot be read", error.strerror or ""

@@ -40,6 +40,6 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     console = Console()
     folder = corpus_folder(lhotse_download("musan"), options, console)
-    manifests = read_manifests(_manifests, folder, options)
+    manifests = read_manifests("musan", _manifests, folder, options)
     recordings = {part: manifest["recordings"] for part, manifest in manifests.items()}
     prepare_noises("musan", recordings, options, console)
