@@ -186,14 +186,16 @@ def check_utterances(
         _check_lengths(logit_lengths, target_lengths, frames, symbols, rnnt_type, source)
         if readable(validate, targets) and symbols > 0:
             _check_symbols(targets, target_lengths, vocabulary, blank)
-    on_device: tuple[Tensor, ...] = (logit_lengths, target_lengths)
+    frames_N, symbols_N = logit_lengths, target_lengths
     if host is not None:
         # Both at once: a small copy to a GPU costs the host as much as a kernel.
-        on_device = torch.stack(host).to(device, torch.int32, non_blocking=True).unbind()
+        both_2N = torch.stack(host).to(device, torch.int32, non_blocking=True)
+        frames_N, symbols_N = both_2N.unbind()
     return Utterances(
         targets.to(torch.int32).contiguous(),
-        *(x.to(device, torch.int32, non_blocking=True).contiguous() for x in on_device),
-        host_lengths=host,
+        frames_N.to(device, torch.int32, non_blocking=True).contiguous(),
+        symbols_N.to(device, torch.int32, non_blocking=True).contiguous(),
+        host,
     )
 
 

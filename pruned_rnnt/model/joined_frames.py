@@ -42,8 +42,9 @@ class JoinedFrames:
 
     def part(self, maps_1CLF: Tensor, frames: int) -> Tensor:
         """What the convolutions have made of it -> (N, C, `frames`, F), the first of each."""
-        own = maps_1CLF[0, :, : self.batch * self.each // self.rate]
-        return own.unflatten(1, (self.batch, -1))[:, :, :frames].transpose(0, 1)
+        own_CTF = maps_1CLF[0, :, : self.batch * self.each // self.rate]
+        parted_CNTF: Tensor = own_CTF.unflatten(1, (self.batch, -1))[:, :, :frames]
+        return parted_CNTF.transpose(0, 1)
 
     def spread(self, values_NT: Tensor, frames: int) -> Tensor:
         """Values for the first frames of each utterance's maps -> (1, 1, `frames`, 1), all maps'.
@@ -54,7 +55,7 @@ class JoinedFrames:
         own_NT[:, : values_NT.size(1)] = values_NT
         spread = values_NT.new_zeros(frames)
         spread[: own_NT.numel()] = own_NT.flatten()
-        return spread[None, None, :, None]
+        return spread.view(1, 1, -1, 1)
 
 
 def pays(x: Tensor) -> bool:
