@@ -77,13 +77,13 @@ def build_corpus(
     After a kill the next call with the same arguments goes on with the shards that are missing.
 
     Raises:
-        ValueError: nothing is left of the split needed (the message says why), or the tokenizer
-            cannot be trained.
+        ValueError: nothing is left of the split needed (the message says why), the tokenizer
+            cannot be trained, or the output cannot be written.
     """
     statistics = CorpusStatistics()
     sample = _TextSample(config.tokenizer_texts, config.seed)
     made: dict[str, list[tuple[int, int]]] = {}
-    with building(output, resume=RECORDS) as folder:
+    with _naming_what_cannot_be_written(output), building(output, resume=RECORDS) as folder:
         with _forgetting_after_errors(folder):
             with (folder / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
                 shards = _shards(folder, entries, plan, config)
@@ -129,13 +129,29 @@ def build_corpus(
 
 
 @contextmanager
+def _naming_what_cannot_be_written(output: Path) -> Iterator[None]:
+    """Errors of reading audio are caught where it is read; what is left is about the output."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(
+            f"{output} cannot be written ({error.strerror or error}): the same command goes on "
+            "when that is mended"
+        ) from error
+
+
+@contextmanager
 def _forgetting_after_errors(folder: Path) -> Iterator[None]:
     """A kill leaves the records for the next run to go on; an error wants another look.
 
-    Not so an error of the tokenizer, which another --vocab-size mends.
+    Not so an error of the tokenizer, which another --vocab-size mends, or a full disk.
     """
     try:
         yield
+    except OSError:
+        raise
     except Exception:
         forget_records(folder)
         raise

@@ -137,7 +137,12 @@ def _draw_speakers(
 def _draw_utterances(entries: Iterable[Entry], wanted: dict[str, int], seed: int) -> dict[str, str]:
     count = sum(wanted.values())
     drawn = heapq.nsmallest(
-        count, ((derived_seed("split", seed, entry.id), entry.id) for entry in entries)
+        count,
+        (
+            (derived_seed("split", seed, entry.id), entry.id)
+            for entry in entries
+            if not entry.problem
+        ),
     )
     names = [name for _, name in drawn]
     return {name: "dev" if index < wanted["dev"] else "test" for index, name in enumerate(names)}

@@ -81,3 +81,13 @@ def test_no_more_is_held_out_than_asked(audio: Path, tmp_path: Path) -> None:
     folder = prepare(table, tmp_path / "out", *options)
     counts = {split: len(folder.cuts(split)) for split in folder.splits()}
     assert counts == {"train": 31, "dev": 5, "test": 4}
+
+
+def test_rows_without_audio_are_not_drawn(audio: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.tsv"
+    rows = [f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(3)]
+    table.write_text("".join(rows) + "a.wav\n" * 60)
+    folder = prepare(table, tmp_path / "out", "--dev-share", "0.01", "--test-share", "0.01")
+    assert {split: len(folder.cuts(split)) for split in folder.splits()} == {
+        "train": 1, "dev": 1, "test": 1,
+    }  # fmt: skip

@@ -1,0 +1,91 @@
+"""`prepare own` goes on where a kill or a full disk stopped it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_audio
+from recorded_speech import text_of
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.shard_writer import Shard, ShardResult, write_shard
+
+# Of thirteen rows by threes: eleven for training, and one each for dev and test.
+SHARDS = 6
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mixed_audio(tmp_path_factory.mktemp("audio"))
+
+
+@pytest.mark.parametrize("shar", [False, True])
+def test_goes_on_after_a_kill(
+    audio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shar: bool
+) -> None:
+    table = tmp_path / "table.tsv"
+    rows = [f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)]
+    table.write_text("".join(rows) + "gone.wav\thello\n")
+    options = ["--shard-size", "3", *(["--shar"] if shar else [])]
+    whole = prepare(table, tmp_path / "whole", *options)
+    made: list[int] = []
+
+    def stop_at_the_third(shard: Shard) -> ShardResult:
+        made.append(shard.number)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return write_shard(shard)
+
+    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", stop_at_the_third)
+    arguments = ["prepare", "own", str(table), "--output", str(tmp_path / "out"), "--num-jobs", "1"]
+    # A run with another shard size leaves files that the last run has to remove.
+    assert pruned_rnnt([*arguments, "--tokens", "char", *options, "--shard-size", "2"]) == 130
+    made.clear()
+    assert pruned_rnnt([*arguments, "--tokens", "char", *options]) == 130
+    assert len(made) == 3
+    done = made[:2]
+    made[:] = [0] * 5
+    resumed = prepare(table, tmp_path / "out", *options)
+    assert len(made) - 5 == SHARDS - len(done)
+    assert left_out(resumed) == left_out(whole)
+    for split in whole.splits():
+        ours, theirs = list(whole.cuts(split)), list(resumed.cuts(split))
+        assert [cut.id for cut in ours] == [cut.id for cut in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert np.array_equal(one.load_features(), other.load_features())
+    for name in ("report.txt", "tokens/tokens.txt"):
+        assert (resumed.path / name).read_text() == (whole.path / name).read_text()
+    assert sorted(_files(resumed, "*")) == sorted(_files(whole, "*"))
+
+
+def test_goes_on_after_a_full_disk(
+    audio: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))
+    made: list[int] = []
+
+    def full_at_the_third(shard: Shard) -> ShardResult:
+        made.append(shard.number)
+        if len(made) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_shard(shard)
+
+    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", full_at_the_third)
+    options = ["--tokens", "char", "--num-jobs", "1", "--shard-size", "3"]
+    out = tmp_path / "out"
+    assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1
+    assert f"{out} cannot be written (No space left on device)" in capsys.readouterr().err
+    assert len(everyone(prepare(table, out, "--shard-size", "3"))) == COUNT
+    assert len(made) == 1 + SHARDS
+
+
+def _files(folder: PreparedFolder, pattern: str) -> list[str]:
+    return [str(path.relative_to(folder.path)) for path in folder.path.rglob(pattern)]
