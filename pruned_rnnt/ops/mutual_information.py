@@ -26,11 +26,15 @@ class _MutualInformation(torch.autograd.Function):
         lattice(px, py, boundary, rnnt_type, alpha, beta, total, gx, gy)
         ctx.save_for_backward(gx, gy)
         ctx.mark_non_differentiable(gx, gy)
+        # Else autograd fills zeros as large as these.
+        ctx.set_materialize_grads(False)
         return total, gx, gy
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad_total is None:
+            return None, None, None, None
         gx, gy = ctx.saved_tensors
         scale = grad_total[:, None, None]
         return scale * gx, scale * gy, None, None

@@ -258,11 +258,15 @@ class _SimpleLoss(torch.autograd.Function):
         ctx.save_for_backward(am, lm, targets, logit_lengths, target_lengths, gx, gy, *parts[2:])
         ctx.options = options
         ctx.mark_non_differentiable(gx, gy)
+        # Else autograd fills zeros as large as these.
+        ctx.set_materialize_grads(False)
         return -total, gx, gy
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad_loss is None:
+            return (None,) * 6
         am, lm, targets, logit_lengths, target_lengths, gx, gy, *rest = ctx.saved_tensors
         grad_am, grad_lm = simple_gradient(
             grad_loss.to(gx.dtype).contiguous(),
