@@ -25,6 +25,13 @@ using OptionalTensor = std::optional<Tensor>;
 template <typename scalar>
 using acc_type = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
+// Of the types the ops take: the floating-point ones and int32.
+inline int64_t element_bytes(ScalarType type) {
+  return type == ScalarType::Double                             ? 8
+         : type == ScalarType::Float || type == ScalarType::Int ? 4
+                                                                : 2;
+}
+
 // Read-only and writable data of a tensor whose dtype the Python side has fixed.
 template <typename scalar>
 const scalar* data_of(const Tensor& tensor) {

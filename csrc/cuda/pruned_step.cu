@@ -53,15 +53,8 @@ void simple_loss(const Launcher& launch, const Blas& blas, const StepSizes& s,
   blas.multiply_add_bias(layout.simple_lm.matrix_in(work), kept.bias[kLm].in(saved), x.predictor,
                          kept.weight[kLm].transposed_in(saved));
   const Tensor am = layout.simple_am.in(work), lm = layout.simple_lm.in(work);
-  const auto half_of = [&](const Slot& pair, int which) {
-    Slot half = pair;
-    half.sizes = {pair.sizes[1], pair.sizes[2]};
-    half.dims = 2;
-    half.offset += which * pair.sizes[1] * pair.sizes[2] * element_bytes(pair.type);
-    return half.in(work);
-  };
-  const Tensor am_max = half_of(layout.am_rows, 0), am_lse = half_of(layout.am_rows, 1);
-  const Tensor lm_max = half_of(layout.lm_rows, 0), lm_lse = half_of(layout.lm_rows, 1);
+  const Tensor am_max = layout.am_rows.part(0).in(work), am_lse = layout.am_rows.part(1).in(work);
+  const Tensor lm_max = layout.lm_rows.part(0).in(work), lm_lse = layout.lm_rows.part(1).in(work);
   const Tensor am_exp = layout.am_high.in(work), lm_exp = layout.lm_high.in(work);
   OptionalTensor am_low, lm_low;
   if (s.split) {
@@ -131,15 +124,8 @@ void pruned_step_forward(const Tensor& encoder, const Tensor& predictor, std::ve
       s.cast_encoder ? kept.encoder.matrix_in(saved) : matrix(encoder, s.N * s.T, s.E),
       s.cast_predictor ? kept.predictor.matrix_in(saved) : matrix(predictor, s.N * s.W, s.P)};
   const Tensor totals = kept.totals.in(saved);
-  const auto total_of = [&](int which) {
-    Slot row = kept.totals;
-    row.sizes = {s.N};
-    row.dims = 1;
-    row.offset += which * s.N * element_bytes(s.acc);
-    return row.in(saved);
-  };
-  simple_loss(launch, blas, s, scales, batch, x, saved, kept, work, layout, total_of(0), gx, gy,
-              start);
+  simple_loss(launch, blas, s, scales, batch, x, saved, kept, work, layout,
+              kept.totals.part(0).in(saved), gx, gy, start);
 
   blas.multiply_add_bias(kept.am.matrix_in(saved), kept.bias[kEncoder].in(saved), x.encoder,
                          kept.weight[kEncoder].transposed_in(saved));
@@ -155,8 +141,8 @@ void pruned_step_forward(const Tensor& encoder, const Tensor& predictor, std::ve
               start, row_splits, s.T, s.S, begin, s.blank, s.mode, px, py, lse);
   }
   band_lattice(px, py, logit_lengths, target_lengths, start, row_splits, s.T, s.S, s.rnnt_type,
-               scales.delay_penalty, layout.band[2].in(work), layout.band[3].in(work), total_of(1),
-               kept.gx.in(saved), kept.gy.in(saved));
+               scales.delay_penalty, layout.band[2].in(work), layout.band[3].in(work),
+               kept.totals.part(1).in(saved), kept.gx.in(saved), kept.gy.in(saved));
   dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
     using real = decltype(zero);
     launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(totals),

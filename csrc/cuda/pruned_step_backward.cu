@@ -27,11 +27,7 @@ void pruned_step_rows_backward(const OptionalTensor& grad_total, const OptionalT
   const Launcher launch(saved);
   const Blas blas;
 
-  Slot pruned = out.upstream;
-  pruned.sizes = {s.N};
-  pruned.dims = 1;
-  pruned.offset += s.N * element_bytes(s.acc);
-  const Tensor upstream = pruned.in(gradients);
+  const Tensor upstream = out.upstream.part(1).in(gradients);
   dispatch_accumulator(s.acc, "pruned_step_rows_backward", [&](auto zero) {
     using real = decltype(zero);
     launch(upstream_kernel<real>, 1, kSegmentThreads, 0, data_or_null<real>(grad_total),

@@ -13,10 +13,7 @@ namespace {
 Matrix batched(const Tensor& x, int64_t columns, int64_t shift = 0) {
   Matrix matrix{x.data_ptr(), x.scalar_type(), columns};
   matrix.batch_stride = x.size(0) > 0 ? x.numel() / x.size(0) : 0;
-  const int64_t bytes = matrix.type == ScalarType::Double  ? 8
-                        : matrix.type == ScalarType::Float ? 4
-                                                           : 2;
-  matrix.data = static_cast<char*>(matrix.data) + shift * bytes;
+  matrix.data = static_cast<char*>(matrix.data) + shift * element_bytes(matrix.type);
   return matrix;
 }
 

@@ -14,12 +14,6 @@
 namespace pruned_rnnt {
 namespace cuda {
 
-inline int64_t element_bytes(ScalarType type) {
-  return type == ScalarType::Double                             ? 8
-         : type == ScalarType::Float || type == ScalarType::Int ? 4
-                                                                : 2;
-}
-
 inline int64_t round_up(int64_t size, int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
@@ -105,6 +99,15 @@ struct Slot {
     return made(memory, 0, sizes, strides, dims);
   }
 
+  // The `which`-th of the parts that the first dimension counts.
+  Slot part(int64_t which) const {
+    Slot slot = *this;
+    int64_t count = 1;
+    for (int i = 1; i < dims; ++i) count *= slot.sizes[i - 1] = sizes[i];
+    --slot.dims;
+    slot.offset += which * count * element_bytes(type);
+    return slot;
+  }
   // As a matrix: the last dimension are columns, all before it rows.
   Tensor matrix_in(const Tensor& memory) const { return rows_in(memory, 0, row_count()); }
   Tensor transposed_in(const Tensor& memory) const {
