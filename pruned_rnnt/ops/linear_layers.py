@@ -25,8 +25,14 @@ class Layer(NamedTuple):
     padding: float | None
 
     def padded_size(self, dtype: torch.dtype) -> int:
-        size, multiple = self.weight.shape[0], 16 // dtype.itemsize
-        return size if self.padding is None else -(-size // multiple) * multiple
+        size = self.weight.shape[0]
+        return size if self.padding is None else padded_width(size, dtype)
+
+
+def padded_width(size: int, dtype: torch.dtype) -> int:
+    """O' of O outputs."""
+    multiple = 16 // dtype.itemsize
+    return -(-size // multiple) * multiple
 
 
 def cast_layers(layers: list[Layer], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

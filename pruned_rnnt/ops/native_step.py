@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops._library import LIBRARY, accumulator
 from pruned_rnnt.ops._native import has_native_kernel
+from pruned_rnnt.ops.linear_layers import padded_width
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.simple_products import exp_layout
 from pruned_rnnt.ops.step_plan import INPUTS, OUTPUT, StepPlan
@@ -201,7 +202,7 @@ class NativeStep(torch.autograd.Function):
         )
         ctx.kept = work
         ctx.shapes = [(x.shape, x.dtype) for x in arguments[:INPUTS]]
-        ctx.sizes, ctx.numbers = sizes, (size_list, scale_list)
+        ctx.vocabulary, ctx.dtype, ctx.numbers = sizes.V, plan.dtype, (size_list, scale_list)
         ctx.mark_non_differentiable(gx, gy, start)
         ctx.set_materialize_grads(False)
         simple, pruned = parts.unbind(0)
@@ -210,9 +211,8 @@ class NativeStep(torch.autograd.Function):
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        sizes: StepSizes = ctx.sizes
         encoder, predictor, *batch, saved = ctx.saved_tensors
-        acc = torch.float64 if sizes.dtype == _TYPES[torch.float64] else torch.float32
+        acc = accumulator(ctx.dtype)
         upstream = [None if x is None else x.to(acc).contiguous() for x in grads[:3]]
         # The workspace is spent by the first pass; with retain_graph a second one starts afresh.
         kept, ctx.kept = ctx.kept, None
@@ -266,14 +266,13 @@ def _without_padding(gradient: Tensor, shape: torch.Size, dtype: torch.dtype) ->
 def _empty_gradients(ctx: Any, like: Tensor) -> list[Tensor | None]:
     """Memory for the gradients of the layers, padded; the output layer's are always made."""
     results: list[Tensor | None] = []
-    acc = torch.float64 if ctx.sizes.dtype == _TYPES[torch.float64] else torch.float32
-    multiple = 2 if acc == torch.float64 else 4 if ctx.sizes.dtype == 0 else 8
+    acc = accumulator(ctx.dtype)
     for number, (shape, dtype) in enumerate(ctx.shapes[2:]):
         is_output = number >= 2 * OUTPUT
         if not is_output and not ctx.needs_input_grad[2 + number]:
             results.append(None)
             continue
-        rows = -(-shape[0] // multiple) * multiple if shape[0] == ctx.sizes.V else shape[0]
+        rows = padded_width(shape[0], ctx.dtype) if shape[0] == ctx.vocabulary else shape[0]
         kind = acc if is_output or number % 2 == 1 else dtype
         results.append(like.new_empty((rows, *shape[1:]), dtype=kind))
     return results
