@@ -43,8 +43,8 @@ _STREAMING = """
 
 A chunk has {chunk_frames} frames ({chunk_seconds} s), and attention sees {left_frames} frames
 before it; the model's configuration has {trained_chunk} and {trained_left}.
-A chunk is decoded when it is full: feed {tail_seconds} s of silence after the last word, or the
-end may be cut off. `recognise.py` does so.
+A chunk is decoded when it is full: feed {tail_seconds} s of what a quiet room sounds like after the
+last word, or the end may be cut off (digital silence may make words). `recognise.py` does so.
 """
 
 

@@ -69,8 +69,12 @@ def main() -> None:
 
 
 def _finish_stream(recogniser: Any, stream: Any, rate: int, tail_seconds: float) -> Any:
-    """Silence at the end lets the last chunk with speech become full."""
-    stream.accept_waveform(rate, np.zeros(int(tail_seconds * rate), dtype=np.float32))
+    """A quiet room at the end lets the last chunk with speech become full.
+
+    Digital silence is what few models have heard; some take it for a word.
+    """
+    noise = 1e-3 * np.random.default_rng(0).standard_normal(int(tail_seconds * rate))
+    stream.accept_waveform(rate, noise.astype(np.float32))
     stream.input_finished()
     while recogniser.is_ready(stream):
         recogniser.decode_stream(stream)

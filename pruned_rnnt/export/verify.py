@@ -143,11 +143,13 @@ def run_recognise(
 
 
 def _features(path: Path, settings: Mapping[str, Any]) -> Tensor:
-    """With the silence which recognise.py adds: behind a stream, and to what is very short."""
+    """With what recognise.py adds: silence to what is very short, a quiet room behind a stream."""
     samples_S = read_audio(path)
     missing = int(settings["shortest_seconds"] * SAMPLING_RATE) + 1 - len(samples_S)
     tail = int(settings.get("tail_seconds", 0) * SAMPLING_RATE)
-    return audio_features(np.pad(samples_S, (0, max(missing, 0) + tail)))
+    noise_S = (1e-3 * np.random.default_rng(0).standard_normal(tail)).astype(np.float32)
+    silence_S = np.zeros(max(missing, 0), dtype=np.float32)
+    return audio_features(np.concatenate((samples_S, silence_S, noise_S)))
 
 
 def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
