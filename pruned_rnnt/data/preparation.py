@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pruned_rnnt.data.corpus_writer import write_cuts
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import write_report
 from pruned_rnnt.data.tokens import TOKENIZER_KINDS, Tokenizer, TokenizerConfig
@@ -135,6 +136,25 @@ def add_common_arguments(
         metavar="N",
         help=f"most symbols, for unigram and bpe (default {tokenizer.vocab_size})",
     )
+
+
+def write_splits(
+    folder: Path,
+    splits: Iterable[str],
+    parts: Iterable[tuple[str, list[Any]]],
+    report: PrepareReport,
+) -> dict[str, list[Any]]:
+    """Write the cuts of each split and count them in the report; returns them.
+
+    parts: (split, cuts) in any order; those of one split are kept in theirs.
+    """
+    cuts: dict[str, list[Any]] = {split: [] for split in splits}
+    for split, some in parts:
+        cuts[split] += some
+    for split, all_of_it in cuts.items():
+        write_cuts(folder, split, all_of_it)
+        report.add_split(split, all_of_it)
+    return cuts
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, report: PrepareReport) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from pruned_rnnt.data.corpus_writer import UtteranceWriter, write_cuts
-from pruned_rnnt.data.preparation import PrepareReport, save_tokenizer
+from pruned_rnnt.data.corpus_writer import UtteranceWriter
+from pruned_rnnt.data.preparation import PrepareReport, save_tokenizer, write_splits
 from pruned_rnnt.data.prepared import PreparedFolder, building
 from pruned_rnnt.data.shards import run_shards
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
@@ -93,15 +93,8 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             description="joining digits",
             console=console,
         )
-        for split in splits:
-            cuts = [
-                cut
-                for shard, shard_cuts in zip(shards, made, strict=True)
-                if shard.split == split
-                for cut in shard_cuts
-            ]
-            write_cuts(folder, split, cuts)
-            report.add_split(split, cuts)
+        parts = ((shard.split, cuts) for shard, cuts in zip(shards, made, strict=True))
+        write_splits(folder, splits, parts, report)
         save_tokenizer(folder, _tokenizer(options), report)
         report.write(folder)
     report.show(options.output, console)

@@ -18,8 +18,14 @@ from rich.console import Console
 
 from pruned_rnnt.data.augmentation import derived_seed
 from pruned_rnnt.data.batch import AlignedWord
-from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.preparation import PrepareReport, add_common_arguments, save_tokenizer
+from pruned_rnnt.data.corpus_builder import plain_options
+from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter
+from pruned_rnnt.data.preparation import (
+    PrepareReport,
+    add_common_arguments,
+    save_tokenizer,
+    write_splits,
+)
 from pruned_rnnt.data.prepared import building
 from pruned_rnnt.data.shards import run_shards
 from pruned_rnnt.data.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
@@ -123,7 +129,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     for split, count in counts.items():
         if count < 1:
             raise ValueError(f"--{split} must be at least 1, got {count}")
-    report = PrepareReport(recipe="synthetic", options=_plain(options))
+    report = PrepareReport(recipe="synthetic", options=plain_options(options))
     with building(options.output) as folder:
         shards = [
             Shard(
@@ -145,28 +151,15 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             console=console,
             fresh_processes=True,
         )
-        for split in counts:
-            cuts = [
-                cut
-                for shard, shard_cuts in zip(shards, made, strict=True)
-                if shard.split == split
-                for cut in shard_cuts
-            ]
-            write_cuts(folder, split, cuts)
-            report.add_split(split, cuts)
-            if split == "train":
-                texts = [cut.supervisions[0].text for cut in cuts]
+        parts = ((shard.split, cuts) for shard, cuts in zip(shards, made, strict=True))
+        train = write_splits(folder, counts, parts, report)["train"]
+        texts = [cut.supervisions[0].text for cut in train]
         config = TokenizerConfig(kind=options.tokens, vocab_size=options.vocab_size)
         # The whole vocabulary, so that no word of the grammar is ever unknown.
         save_tokenizer(folder, train_tokenizer([*texts, *vocabulary()], config), report)
         report.details["tokenizer"] = asdict(config)
         report.write(folder)
     report.show(options.output, console)
-
-
-def _plain(options: argparse.Namespace) -> dict[str, Any]:
-    values = vars(options).items()
-    return {name: str(v) if isinstance(v, Path) else v for name, v in values}
 
 
 def main(arguments: Sequence[str]) -> None:
