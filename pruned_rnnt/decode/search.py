@@ -94,6 +94,8 @@ class DecodeConfig:
             size = getattr(self, field_name)
             if method == self.method and size != getattr(DecodeConfig, field_name):
                 parts.append(f"{name}{size}")
+        if self.metric != "wer":
+            parts.append(self.metric)
         return "-".join(parts)
 
 

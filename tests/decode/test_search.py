@@ -185,6 +185,7 @@ def test_results_of_other_settings_have_other_names() -> None:
     for config, label in (
         (DecodeConfig(), "greedy"),
         (DecodeConfig(beam_size=8), "greedy"),
+        (DecodeConfig(metric="cer"), "greedy-cer"),
         (DecodeConfig(max_symbols_per_frame=3, left=64), "greedy-symbols3-left64"),
         (DecodeConfig(method="modified_beam", beam_size=8), "modified_beam-beam8"),
         (DecodeConfig(method="modified_beam", fusion=ngram), "modified_beam-ngram0.45"),
