@@ -63,7 +63,7 @@ class CutsToBatch(Dataset[Batch]):
         self.spares = tuple(spares)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
-        self._noise_cuts = list(read_cuts(Path(noise))) if noise else []
+        self._noise_cuts = _read_noises(Path(noise), stored) if noise else []
 
     def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
         epoch, cuts = item
@@ -162,6 +162,25 @@ class CutsToBatch(Dataset[Batch]):
         samples_S = with_audio_of_shar(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
+
+
+def _read_noises(path: Path, stored: bool) -> list[Any]:
+    """The cuts to mix in; ValueError when they are not of the kind that the speech is."""
+    try:
+        noises = list(read_cuts(path))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a file that is no manifest makes of its reader
+        raise ValueError(
+            f"data.augmentation.noise_cuts={path} is no manifest of cuts: {last_line(error)}"
+        ) from error
+    wanted = "features" if stored else "recording"
+    if not getattr(noises[0], f"has_{wanted}", False):
+        raise ValueError(
+            f"data.augmentation.noise_cuts={path} has cuts without {wanted}, which data.features="
+            f"{'stored' if stored else 'waveform'} needs"
+        )
+    return noises
 
 
 def _files(cut: Any) -> str:

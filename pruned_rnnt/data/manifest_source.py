@@ -53,7 +53,7 @@ def paired_entries(
             yield Entry(id=supervision.id, origin=origin, problem="recording is not listed")
         else:
             cut = _cut_of_supervision(recording, supervision)
-            yield entry_of_cut(_with_paths_found(cut, folder), origin)
+            yield entry_of_cut(with_paths_found(cut, folder), origin)
 
 
 def _items(path: Path) -> Iterator[tuple[int, Any]]:
@@ -80,7 +80,7 @@ def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[Entry]:
         raise ValueError(
             f"{origin} is a {type(cut).__name__}: needs cuts, or recordings with --supervisions"
         )
-    cut = _with_paths_found(cut, folder)
+    cut = with_paths_found(cut, folder)
     if len(cut.supervisions) < 2:
         yield entry_of_cut(cut, origin)
         return
@@ -89,7 +89,8 @@ def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[Entry]:
         yield entry_of_cut(fastcopy(part, id=f"{cut.id}-{index}"), origin)
 
 
-def _with_paths_found(cut: Any, folder: Path) -> Any:
+def with_paths_found(cut: Any, folder: Path) -> Any:
+    """The cut with absolute paths; relative ones start where the program runs, or in `folder`."""
     if not getattr(cut, "has_recording", False):
         return cut
     sources = [s for track in getattr(cut, "tracks", [cut]) for s in _sources(track)]

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pruned_rnnt.data.corpus_builder import BuildConfig, build_corpus, plain_options
 from pruned_rnnt.data.entries import Entry
+from pruned_rnnt.data.manifest_source import with_paths_found
 from pruned_rnnt.data.preparation import PrepareReport
 from pruned_rnnt.data.shard_writer import ShardConfig
 from pruned_rnnt.data.splits import NamedSplits
@@ -65,7 +66,8 @@ class _Windows:
     def __iter__(self) -> Iterator[Entry]:
         for part, recordings in self.recordings.items():
             for recording in recordings:
-                for index, cut in enumerate(recording.to_cut().cut_into_windows(self.seconds)):
+                whole = with_paths_found(recording.to_cut(), Path.cwd())
+                for index, cut in enumerate(whole.cut_into_windows(self.seconds)):
                     if cut.duration >= 1:
                         name = f"{part}-{recording.id}-{index}"
                         yield Entry(
