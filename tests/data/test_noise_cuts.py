@@ -56,7 +56,7 @@ def test_noises_are_found_from_anywhere(
 
 def test_noises_without_features_are_refused(root: Path) -> None:
     path = root / "noise/waveform/noise_cuts.jsonl.gz"
-    with pytest.raises(ValueError, match=r"noise_cuts=.* has cuts without features, as data\.fea"):
+    with pytest.raises(ValueError, match=r"noise_cuts=.* has cuts without features, which data"):
         data_of(root, "stored", path).train_loader()
 
 
