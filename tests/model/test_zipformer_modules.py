@@ -220,9 +220,12 @@ def test_gradients_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value.grad is not None
     assert value.grad.tolist() == [-1.0, -1.0, 1.0, -1.0, 1.0, 1.0]
     scores = torch.tensor([-30.0, -20.0, 20.0, 30.0]).requires_grad_()
-    gradient.limit_scores(scores).backward(torch.zeros(4))
-    assert scores.grad is not None
-    torch.testing.assert_close(scores.grad, torch.tensor([-1e-4, 0.0, 0.0, 1e-4]))
+    # Whatever the scale of the loss, the penalty is as large as the mean gradient.
+    for scale in (1.0, 1e-6):
+        scores.grad = None
+        gradient.limit_scores(scores).backward(scale * torch.tensor([0.0, 1.0, -3.0, 0.0]))
+        assert scores.grad is not None
+        torch.testing.assert_close(scores.grad / scale, torch.tensor([-1.0, 1.0, -3.0, 1.0]))
     scaled = torch.ones(2, requires_grad=True)
     gradient.ScaleGradient(0.2)(scaled).sum().backward()
     assert scaled.grad is not None

@@ -11,7 +11,6 @@ from pruned_rnnt.model.zipformer.schedule import chance
 
 # Scores beyond this size are implausible, and a softmax of them has no gradient left.
 _SCORE_LIMIT = 25.0
-_SCORE_PENALTY = 1e-4
 # Share of the batches on which these safeguards act.
 _LIMIT_PROBABILITY = 0.6
 _PENALTY_PROBABILITY = 0.1
@@ -43,7 +42,10 @@ def limit_parameter(value: Tensor, low: float, high: float) -> Tensor:
 
 
 def limit_scores(scores: Tensor) -> Tensor:
-    """Attention scores, with a small constant gradient against sizes beyond 25.
+    """Attention scores, with a gradient of average size against sizes beyond 25.
+
+    A penalty of fixed size would depend on how the loss is scaled: harmless beside the gradient of
+    a sum over a large batch, it is many times that of a mean over frames.
 
     Acts on some of the batches; to be called in training alone.
     """
@@ -99,7 +101,8 @@ class _LimitScores(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (side,) = ctx.saved_tensors
-        penalised: Tensor = grad + _SCORE_PENALTY * side.to(grad.dtype)
+        size = grad.abs().mean(dtype=torch.promote_types(grad.dtype, torch.float32))
+        penalised: Tensor = grad + (side * size).to(grad.dtype)
         return penalised
 
 
