@@ -30,7 +30,7 @@ class TrainConfig:
         steps then take minutes. Checkpoints are the same with and without.
     average_decay: of the running average of parameters; 0 switches it off.
     log_every, validate_every, save_every: in steps; 0 stands for the end of each epoch (log_every:
-        at least 1). A checkpoint is also written after each validation and at the end.
+        at least 1). A run also ends with a validation; with each of them goes a checkpoint.
     picture_every: steps between pictures and decoded samples in TensorBoard, besides those of each
         validation; 0 for no others.
     keep_last, keep_best: checkpoints kept, newest and of lowest validation WER.

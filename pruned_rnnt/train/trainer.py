@@ -116,7 +116,8 @@ class Trainer:
                     self._account(report, batches)
                     if self._due(config.log_every):
                         self._log_training()
-                    counters.validation_due = self._due(config.validate_every)
+                    at_end = counters.step >= config.steps
+                    counters.validation_due = at_end or self._due(config.validate_every)
                     if report.stop_requested:
                         self.state.save(self.checkpoints, score=None)
                         logger.warning("stopped by SIGTERM after step %d", counters.step)
@@ -128,12 +129,10 @@ class Trainer:
                             self._show()
                         if self._due(config.save_every):
                             self.state.save(self.checkpoints, score=None)
-                    if counters.step >= config.steps:
+                    if at_end:
                         break
                 else:
                     self._end_epoch()
-            if not self.checkpoints.path(counters.step).is_file():
-                self._save_and_validate()
         return "finished"
 
     def _steps_of_epoch(self) -> Iterator[list[Any]]:

@@ -16,7 +16,7 @@ from spoken_corpus import TEXTS, make_corpus
 from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig, encoder_frames
+from pruned_rnnt.data.filters import FilterConfig, cut_text, encoder_frames
 from pruned_rnnt.data.prepared import PreparedFolder
 
 TRAIN = 40
@@ -252,3 +252,20 @@ def test_batch_moves_and_pickles(corpus: Path) -> None:
     assert not moved.feature_lengths_N.is_meta
     assert len(moved) == 7
     assert all(text in TEXTS for text in moved.texts)
+
+
+def test_what_faster_speech_would_make_too_short_is_left_out(corpus: Path) -> None:
+    tempo = 0.95
+    data = DataModule(config(corpus, augmentation=replace(PLAIN, tempo=tempo)))
+    needed = {
+        cut.id: len(data.tokenizer.encode(cut_text(cut))) + 1
+        for cut in PreparedFolder(corpus).cuts("train")
+    }
+    fastest = {
+        cut.id: encoder_frames(int(cut.num_frames / (1 + tempo)), 4)
+        for cut in PreparedFolder(corpus).cuts("train")
+        if cut.duration <= 5.0 and cut_text(cut)
+    }
+    kept = {name for batch in data.train_loader() for name in batch.ids}
+    assert kept == {name for name, frames in fastest.items() if frames >= needed[name]}
+    assert kept != set(fastest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny_corpus import make_corpus, tiny_experiment
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.log import log_file, read_metrics
 from pruned_rnnt.train.steps import StepReport
 from pruned_rnnt.train.trainer import Trainer
 
@@ -100,3 +101,16 @@ def test_an_epoch_without_a_batch_stops_training(
     log = (config.folder / "train.log").read_text()
     assert "ERROR training ended by TrainingStopped: training stopped in epoch 0" in log
     assert "Traceback" in log
+
+
+def test_other_processes_write_their_warnings_to_files_of_their_own(tmp_path: Path) -> None:
+    logger = logging.getLogger("pruned_rnnt.train")
+    with log_file(tmp_path, rank=3):
+        logger.info("usual")
+        assert not list(tmp_path.iterdir())
+        logger.warning("bad audio")
+    logger.warning("later")
+    (path,) = tmp_path.iterdir()
+    assert path.name == "train-rank-3.log"
+    (line,) = path.read_text().splitlines()
+    assert line.endswith("WARNING bad audio")

@@ -98,6 +98,16 @@ def test_preemption_does_not_wait_for_a_validation(corpus: Path, tmp_path: Path)
     assert groups == [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
 
 
+def test_a_run_ends_with_one_validation(corpus: Path, tmp_path: Path) -> None:
+    settings = ["train.steps=2", "train.save_every=1", "train.validate_every=99"]
+    config = experiment(corpus, tmp_path / "run", *settings)
+    for _ in range(2):
+        trainer = Trainer(config)
+        assert trainer.run() == "finished"
+        assert valid_line(config.folder)["step"] == 2
+        assert trainer.checkpoints.best() == trainer.checkpoints.path(2)
+
+
 def valid_line(run: Path) -> dict[str, Any]:
     (line,) = [line for line in read_metrics(run) if line["group"] == "valid"]
     return line
