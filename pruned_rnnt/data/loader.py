@@ -74,7 +74,7 @@ class BatchLoader:
         return self._reported(iter(self._loader))
 
     def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
+        for batch in _with_plain_errors(batches):
             for line in batch.left_out:
                 self.left_out += 1
                 logger.warning("bad audio, left out (number %d): %s", self.left_out, line)
@@ -108,6 +108,17 @@ class BatchLoader:
                     f"cannot resume the data with {key} {own}: the saved state has {state[key]}"
                 )
         self.sampler.go_to(state["epoch"], state["batches"])
+
+
+def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """A worker's ValueError, which torch wraps into its traceback, with its message alone."""
+    try:
+        yield from batches
+    except ValueError as error:
+        _, worker, message = str(error).strip().rpartition("\nValueError: ")
+        if not worker:
+            raise
+        raise ValueError(message) from error
 
 
 class _EpochSampler(Sampler[Any]):

@@ -28,12 +28,12 @@ class ManifestSource:
 
     def __iter__(self) -> Iterator[Entry]:
         if self.supervisions is None:
-            for line, item in _items(self.path):
+            for line, item in manifest_items(self.path):
                 yield from _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
             return
-        listed = _items(self.supervisions)
+        listed = manifest_items(self.supervisions)
         yield from paired_entries(
-            (recording for _, recording in _items(self.path)),
+            (recording for _, recording in manifest_items(self.path)),
             ((f"{self.supervisions}:{line}", supervision) for line, supervision in listed),
             self.path.parent,
         )
@@ -56,7 +56,7 @@ def paired_entries(
             yield entry_of_cut(with_paths_found(cut, folder), origin)
 
 
-def _items(path: Path) -> Iterator[tuple[int, Any]]:
+def manifest_items(path: Path) -> Iterator[tuple[int, Any]]:
     """The objects of a manifest with their lines. Raises ValueError naming a line that is none."""
     number = 0
     try:

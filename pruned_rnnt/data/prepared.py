@@ -23,6 +23,7 @@ from typing import Any
 
 from lhotse import CutSet
 
+from pruned_rnnt.data.manifest_source import manifest_items
 from pruned_rnnt.data.tokens import Tokenizer
 
 REPORT_NAME = "prepare.json"
@@ -62,7 +63,8 @@ class PreparedFolder:
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
         """The cuts of a split, with paths made absolute. `lazy` reads them as they are needed.
 
-        Raises FileNotFoundError naming the file and the splits that exist.
+        Raises FileNotFoundError naming the file and the splits that exist; ValueError naming the
+        line of a manifest that cannot be read.
         """
         cuts = CutSet(_Chain(self.manifests(split))).map(self.make_absolute())
         return cuts if lazy else cuts.to_eager()
@@ -89,7 +91,8 @@ class _Chain:
 
     def __iter__(self) -> Iterator[Any]:
         for manifest in self.manifests:
-            yield from CutSet.from_jsonl_lazy(manifest)
+            for _, cut in manifest_items(manifest):
+                yield cut
 
 
 class PathPrefix:

@@ -22,6 +22,7 @@ from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
 
 from pruned_rnnt.data.augmentation import derived_seed
 from pruned_rnnt.data.filters import CutFilter
+from pruned_rnnt.data.manifest_source import manifest_items
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class ManifestShards:
             yield from self._cuts(manifest, 0, 1)
 
     def _cuts(self, manifest: Path, first: int, step: int) -> Iterator[Any]:
-        for cut in islice(CutSet.from_jsonl_lazy(manifest), first, None, step):
+        for _, cut in islice(manifest_items(manifest), first, None, step):
             cut = self.change(cut)
             copies = [cut, *(cut.perturb_speed(speed) for speed in self.speeds)]
             yield from (copy for copy in copies if self.keep(copy))

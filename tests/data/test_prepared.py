@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 from spoken_corpus import make_corpus
 
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.prepared import PreparedFolder, building, write_report
 
 
@@ -26,6 +28,24 @@ def test_missing_split_names_those_that_exist(tmp_path: Path) -> None:
     make_corpus(tmp_path / "data", train=2)
     with pytest.raises(FileNotFoundError, match=r"'valid'.*dev, test, train"):
         PreparedFolder(tmp_path / "data").cuts("valid")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_broken_manifests_are_named(tmp_path: Path, lazy: bool) -> None:
+    folder = make_corpus(tmp_path / "data", train=20)
+    manifest = folder / "train_cuts.jsonl.gz"
+    whole = manifest.read_bytes()
+    lines = gzip.decompress(whole).splitlines(keepends=True)
+    for content, message in (
+        (whole[: len(whole) // 2], r"train_cuts\.jsonl\.gz is broken after line \d+"),
+        (gzip.compress(b"".join(lines[:3])[:-9]), r"train_cuts\.jsonl\.gz:3 is no line"),
+    ):
+        manifest.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            list(PreparedFolder(folder).cuts("train", lazy=lazy))
+        data = DataModule(DataConfig(path=str(folder), num_workers=0, lazy=lazy))
+        with pytest.raises(ValueError, match=message):
+            data.train_loader()
 
 
 def test_a_failed_build_leaves_the_old_folder(tmp_path: Path) -> None:
