@@ -203,7 +203,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.export.live import LiveRecogniser
     from pruned_rnnt.export.microphone import microphone
     from pruned_rnnt.export.recogniser import Recogniser
-    from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
+    from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
 
     settings = take_settings(options)
@@ -216,6 +216,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         config = load_config(ExperimentConfig, None, settings)
         model, tokenizer = model_file.load_model(options.model)
         set_chunks(model, config.decode)
+        model = model.to(pick_device(config.train))
     recogniser = Recogniser(
         model,
         tokenizer,

@@ -49,6 +49,7 @@ class LiveRecogniser:
         chunk, left = stream_sizes(model, chunk, left)
         self.stream = StreamingTransducer(model.eval(), chunk, left, silent)
         self.tokenizer = tokenizer
+        self._device = next(model.parameters()).device
         self._state = self.stream.start(1)
         self._frames = FeatureStream()
         self._waiting_TF = torch.zeros(0, FEATURE_DIM)
@@ -59,27 +60,29 @@ class LiveRecogniser:
     def accept(self, samples_S: FloatArray) -> str:
         """Take (S,) samples at 16 kHz; the text they add, a line break after each long pause."""
         self._waiting_TF = torch.cat((self._waiting_TF, self._frames.accept(samples_S)))
-        encoder, added = self.stream.encoder, ""
-        while len(self._waiting_TF) >= encoder.input_frames:
-            chunk_NTF = self._waiting_TF[None, : encoder.input_frames]
-            self._waiting_TF = self._waiting_TF[encoder.shift :]
-            symbols_NC, self._state = self.stream(chunk_NTF, self._state)
-            added += self._show(symbols_NC[0].tolist())
+        added = ""
+        while len(self._waiting_TF) >= self.stream.encoder.input_frames:
+            added += self._hear()
         return added
 
     def finish(self) -> str:
         """The text of what was not yet a full chunk: all is heard as if it had come at once."""
-        waiting_TF = torch.cat((self._waiting_TF, self._frames.finish()))
-        encoder, added = self.stream.encoder, ""
-        while len(waiting_TF) > 0:
-            chunk_TF = waiting_TF[: encoder.input_frames]
-            real_N = torch.tensor([len(chunk_TF)])
-            missing = encoder.input_frames - len(chunk_TF)
-            chunk_NTF = nn.functional.pad(chunk_TF, (0, 0, 0, missing))[None]
-            symbols_NC, self._state = self.stream(chunk_NTF, self._state, real_N)
-            added += self._show(symbols_NC[0].tolist())
-            waiting_TF = waiting_TF[encoder.shift :]
+        self._waiting_TF = torch.cat((self._waiting_TF, self._frames.finish()))
+        added = ""
+        while len(self._waiting_TF) > 0:
+            added += self._hear()
         return added
+
+    def _hear(self) -> str:
+        """The text of the next chunk; at the end of the stream it need not be full."""
+        encoder = self.stream.encoder
+        chunk_TF = self._waiting_TF[: encoder.input_frames]
+        self._waiting_TF = self._waiting_TF[encoder.shift :]
+        lengths_N = torch.tensor([len(chunk_TF)], device=self._device)
+        missing = encoder.input_frames - len(chunk_TF)
+        chunk_NTF = nn.functional.pad(chunk_TF, (0, 0, 0, missing))[None].to(self._device)
+        symbols_NC, self._state = self.stream(chunk_NTF, self._state, lengths_N)
+        return self._show(symbols_NC[0].tolist())
 
     def _show(self, symbols: list[int]) -> str:
         added = ""

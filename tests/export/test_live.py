@@ -60,6 +60,17 @@ def test_text_of_pieces_is_that_of_the_whole(
     assert "".join(text.split()) == "".join(tokenizer.decode(found.symbols).split())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("encoder", [None, tiny_zipformer(causal=True)])
+def test_the_gpu_hears_the_same_stream(tokenizer: Tokenizer, encoder: EncoderConfig | None) -> None:
+    texts = []
+    for device in ("cpu", "cuda"):
+        live = LiveRecogniser(make_model(tokenizer, encoder=encoder).to(device), tokenizer)
+        texts.append(live.accept(sound(3.0)) + live.finish())
+    assert len(texts[0]) > 20
+    assert texts[0] == texts[1]
+
+
 def test_a_long_pause_starts_a_new_line(tokenizer: Tokenizer) -> None:
     live = LiveRecogniser(make_model(tokenizer), tokenizer)
     one = tokenizer.encode("one")
