@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import rich.progress
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
@@ -134,16 +135,25 @@ def progress_line(values: Mapping[str, float]) -> str:
     return " ".join(parts)
 
 
+class _BarAndStatus(rich.progress.Progress):
+    """The `status` fields of tasks stand below the bars: no terminal is wide enough for both."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text(task.fields["status"])
+
+
 def progress_bar(console: Console, *, enabled: bool) -> rich.progress.Progress:
     """Steps done, time left, and a `status` field; shown on a terminal only."""
-    return rich.progress.Progress(
+    return _BarAndStatus(
         rich.progress.TextColumn("[bold]{task.description}"),
         rich.progress.BarColumn(bar_width=None),
         rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.fields[status]}"),
         rich.progress.TimeElapsedColumn(),
         rich.progress.TextColumn("left"),
         rich.progress.TimeRemainingColumn(),
         console=console,
+        expand=True,
         disable=not (enabled and console.is_terminal),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,12 @@ def test_there_and_back(context_size: int, ctc_scale: float, tmp_path: Path, tok
         assert torch.equal(back[name], value), name
     assert loaded.tokenizer.symbols == SYMBOLS
     assert loaded.tokenizer.decode([3, 5, 0, 4]) == "SOS IT"
+
+
+def test_normalised_features_have_no_place_in_the_recipe() -> None:
+    config = ModelConfig(encoder=dataclasses.replace(ENCODER, feature_norm="fixed"))
+    with pytest.raises(ValueError, match="feature_norm is 'fixed'"):
+        to_icefall_state(TransducerModel(config, len(SYMBOLS)))
 
 
 def test_layout_of_the_recipe() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from run_files import Killed, checkpoint_of, killed_at, losses_of
 from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.config import ConfigError
 from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import progress_line, read_metrics
+from pruned_rnnt.train.log import progress_bar, progress_line, read_metrics
 from pruned_rnnt.train.trainer import Trainer
 
 
@@ -259,3 +262,15 @@ def test_the_status_line_says_it_all() -> None:
         "epoch 3 loss 1.5000 (simple 1.2500, pruned 0.7500) lr 1.00e-03 2.00 steps/s 80.0 utt/s "
         "0.250 h/s GPU 33.2 GiB 2 skipped"
     )
+
+
+def test_the_progress_bar_fits_into_a_small_terminal() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80)
+    status = "epoch 3 loss 1.5000 (ctc 1.0000, pruned 0.7500, simple 1.2500) lr 1.00e-03 last word"
+    with progress_bar(console, enabled=True) as progress:
+        progress.add_task("training", total=100000, completed=12345, status=status)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert "12345/100000" in shown
+    assert "left" in shown
+    assert " ".join(shown.split()).endswith(status)
