@@ -208,6 +208,8 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
 
     settings = take_settings(options)
     check_transcribe(options, settings)
+    if not options.model.exists():
+        raise UsageError(f"neither a run nor an exported model at {options.model}")
     if (options.model / CONFIG_NAME).is_file():
         config = run_config(options.model, settings)
         loaded = load_model(config)

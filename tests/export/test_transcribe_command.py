@@ -133,6 +133,8 @@ def test_files_are_searched_as_the_settings_say(
     assert main([*command, beam, f"decode.fusion.hotwords={phrases}"]) == 0
     assert "five two four" in capsys.readouterr().out
     assert main([*command, "decode.chunk=2", "decode.left=2"]) == 0
+    assert main(["transcribe", str(tmp_path / "absent"), str(path)]) == EXIT_USAGE
+    assert "neither a run nor an exported model at" in capsys.readouterr().err
     for settings, message in (
         (["decode.methd=greedy"], "did you mean 'decode.method'"),
         ([beam, "decode.fusion.lm=nowhere"], "no run of a language model at nowhere"),
