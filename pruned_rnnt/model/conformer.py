@@ -32,16 +32,14 @@ from pruned_rnnt.model.attention import (
 )
 from pruned_rnnt.model.depthwise import depthwise
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
+from pruned_rnnt.model.feature_norm import centre_features, check_feature_norm
 from pruned_rnnt.model.joined_frames import pays
 from pruned_rnnt.model.subsampling import (
     RECEPTIVE_FIELD,
     ConvSubsampling,
-    normalise_utterance,
     subsampled_length,
 )
 
-# Log-mel energies of speech lie about here; a fixed shift and scale keeps streaming possible.
-_LOG_MEL_MEAN = -7.0
 _LOG_MEL_SCALE = 0.25
 # Chunks of the past which a stream sees where training had no bound.
 _LEFT_CHUNKS = 4
@@ -78,11 +76,7 @@ class ConformerConfig(EncoderConfig):
             raise ValueError(
                 f"model.encoder.kernel_size is {self.kernel_size}, needs an odd number"
             )
-        if self.causal and self.feature_norm == "utterance":
-            raise ValueError(
-                "model.encoder.feature_norm is 'utterance', which needs the whole utterance; "
-                "a causal encoder needs 'fixed'"
-            )
+        check_feature_norm(self.feature_norm, self.causal)
         for size in (self.chunk_size, *self.chunk_sizes):
             if size < 1:
                 raise ValueError(f"model.encoder.chunk_size is {size}, needs at least 1")
@@ -169,11 +163,9 @@ class Conformer(Encoder):
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
         """What enters the first layer: normalised features, subsampled, (N, T', E)."""
-        if self.config.feature_norm == "utterance":
-            normal_NTF = normalise_utterance(features_NTF, feature_lengths.to(features_NTF.device))
-        else:
-            normal_NTF = features_NTF - _LOG_MEL_MEAN
-        x_NTE: Tensor = self.subsampling(normal_NTF * _LOG_MEL_SCALE)
+        lengths = feature_lengths.to(features_NTF.device)
+        centred_NTF = centre_features(features_NTF, lengths, self.config.feature_norm)
+        x_NTE: Tensor = self.subsampling(centred_NTF * _LOG_MEL_SCALE)
         return x_NTE
 
 

@@ -9,7 +9,6 @@ the frames that the whole utterance gives.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.joined_frames import JoinedFrames, pays
@@ -74,11 +73,3 @@ class ConvSubsampling(nn.Module):
         stacked = maps_NCTF.transpose(1, 2).flatten(2)
         normed: Tensor = self.norm(self.projection(stacked))
         return normed
-
-
-def normalise_utterance(features_NTF: Tensor, lengths: Tensor) -> Tensor:
-    """Subtract each bin's mean over the utterance's own frames: removes level and channel."""
-    frames = torch.arange(features_NTF.size(1), device=features_NTF.device)
-    valid_NT1 = (frames[None, :] < lengths[:, None]).unsqueeze(-1)
-    total_N1F = features_NTF.masked_fill(~valid_NT1, 0.0).sum(dim=1, keepdim=True)
-    return features_NTF - total_N1F / lengths.clamp(min=1)[:, None, None]

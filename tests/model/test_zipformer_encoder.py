@@ -208,3 +208,24 @@ def test_wrong_calls() -> None:
         encoder(torch.zeros(1, 20, 24), torch.tensor([20]), chunk_size=8)
     with pytest.raises(ValueError, match="chunk size is 6, needs a multiple of 4"):
         Zipformer(CAUSAL)(torch.zeros(1, 20, 24), torch.tensor([20]), chunk_size=6)
+
+
+@torch.inference_mode()
+def test_features_are_centred_where_asked() -> None:
+    """A constant is subtracted, or each utterance's own mean; padding is not seen."""
+    batch, lengths, _ = ragged_batch([60, 41])
+    plain = sine_encoder(TINY)(batch, lengths)[0]
+    fixed = sine_encoder(dataclasses.replace(TINY, feature_norm="fixed"))
+    torch.testing.assert_close(fixed(batch - 7.0, lengths)[0], plain)
+    own = sine_encoder(dataclasses.replace(TINY, feature_norm="utterance"))
+    centred = batch.clone()
+    for n, length in enumerate(lengths.tolist()):
+        centred[n] -= batch[n, :length].mean(dim=0)
+    expected, counts = sine_encoder(TINY)(centred, lengths)
+    garbage = batch + torch.linspace(-3.0, 3.0, batch.size(2))
+    garbage[1, 41:] = 1e3
+    got = own(garbage, lengths)[0]
+    for n, count in enumerate(counts.tolist()):
+        torch.testing.assert_close(got[n, :count], expected[n, :count], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="needs 'fixed'"):
+        dataclasses.replace(CAUSAL, feature_norm="utterance")

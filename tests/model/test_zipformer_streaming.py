@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -39,9 +42,12 @@ def run_stream(
 
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 @pytest.mark.parametrize("left_chunks", [1, 2, 5])
+@pytest.mark.parametrize("feature_norm", ["none", "fixed"])
 @torch.inference_mode()
-def test_stream_equals_whole_utterance(chunk_size: int, left_chunks: int) -> None:
-    encoder = sine_encoder(CAUSAL)
+def test_stream_equals_whole_utterance(
+    chunk_size: int, left_chunks: int, feature_norm: Literal["none", "fixed"]
+) -> None:
+    encoder = sine_encoder(dataclasses.replace(CAUSAL, feature_norm=feature_norm))
     batch, lengths, _ = ragged_batch([203, 131, 9, 64, 200])
     left_context = left_chunks * chunk_size
     whole, frames = encoder(batch, lengths, chunk_size=chunk_size, left_context=left_context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
+from pruned_rnnt.model.zipformer import attention as attention_module
 from pruned_rnnt.model.zipformer import layer as layer_module
 from pruned_rnnt.model.zipformer.frames import Chunking, frames_at_rate, relative_positions
-from pruned_rnnt.model.zipformer.schedule import Clock
+from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch
 
@@ -140,15 +142,15 @@ def test_copies_have_a_clock_of_their_own() -> None:
     assert clocks == {id(other.clock)}
 
 
+def bypasses(encoder: Zipformer) -> list[Any]:
+    """Of whole layers."""
+    return [module for name, module in encoder.named_modules() if name.endswith(".bypass")]
+
+
 def test_layers_come_in_one_after_the_other() -> None:
-    encoder = Zipformer(TINY)
-    skips = {
-        name: module.skip
-        for name, module in encoder.named_modules()
-        if name.endswith(".bypass") and ".layers." in name
-    }
-    begins = [skip.points[0] for skip in skips.values()]
-    ends = [skip.points[1] for skip in skips.values()]
+    skips = [module.skip for module in bypasses(Zipformer(TINY))]
+    begins = [skip.points[0] for skip in skips]
+    ends = [skip.points[1] for skip in skips]
     share = TINY.warm_up_steps / 5
     assert [step for step, _ in begins] == [
         pytest.approx(share * at) for at in (1.0, 2.0, 2.5, 3.0, 4.0)
@@ -197,3 +199,32 @@ def test_training_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
         assert all(gradient.isfinite().all() for gradient in gradients)
         seen.append(torch.cat([gradient.flatten() for gradient in gradients]))
     assert torch.equal(seen[0], seen[1])
+
+
+def test_all_schedules_go_with_the_warm_up() -> None:
+    quick = Zipformer(dataclasses.replace(TINY, warm_up_steps=100, dropout_scale=0.5))
+    quick.set_step(50)
+    assert quick.clock.read(ramp(0.0, 1.0, 4000)) == pytest.approx(0.5)
+    assert quick.clock.share(layer_module.DROPOUT) == pytest.approx(0.5 * 0.28)
+    assert [module.skip for module in bypasses(quick)] == [
+        module.skip for module in bypasses(Zipformer(TINY))
+    ]
+
+
+def test_nothing_is_left_out_at_a_dropout_scale_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then draws of batches alone make training differ: without these it is as evaluation."""
+    monkeypatch.setattr(attention_module, "chance", lambda probability: False)
+    monkeypatch.setattr(layer_module, "chance", lambda probability: False)
+    batch, lengths, _ = ragged_batch([60, 41])
+    for scale, same in ((0.0, True), (0.2, False)):
+        encoder = Zipformer(dataclasses.replace(TINY, dropout_scale=scale)).train()
+        with torch.no_grad():
+            trained = encoder(batch, lengths)[0]
+            evaluated = encoder.eval()(batch, lengths)[0]
+        assert torch.allclose(trained, evaluated, atol=1e-5) == same
+
+
+@pytest.mark.parametrize("changes", [{"warm_up_steps": 0}, {"dropout_scale": 1.5}])
+def test_schedules_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        dataclasses.replace(TINY, **changes)

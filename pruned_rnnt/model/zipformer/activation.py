@@ -95,7 +95,7 @@ class SwooshLinear(nn.Module):
         self.dropout = dropout
 
     def forward(self, x_NTC: Tensor) -> Tensor:
-        mask_N1C = sequence_dropout_mask(x_NTC, self.clock.read(self.dropout), self.training)
+        mask_N1C = sequence_dropout_mask(x_NTC, self.clock.share(self.dropout), self.training)
         if not torch.is_grad_enabled():
             hidden = swoosh(x_NTC, self.kind)
             if mask_N1C is not None:

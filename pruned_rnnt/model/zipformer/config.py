@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.feature_norm import check_feature_norm
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
 OUTPUT_RATE = 2
+# Steps of the warm-up in the paper's recipe, by which all schedules are given.
+REFERENCE_WARM_UP = 4000
 WHOLE = -1
 
 
@@ -35,7 +38,14 @@ class ZipformerConfig(EncoderConfig):
     size: small, medium and large are those of the paper (23, 65, 148 million parameters).
     downsampling: rate of each stack, against the 20 ms frames of the embedding.
     unmasked_dims: channels of each stack which are never masked in training.
-    warm_up_steps: over which the layers come in, the stacks one after the other.
+    warm_up_steps: of ten minutes of audio, over which the layers come in, the stacks one after the
+        other. All other schedules (dropout, skips, balancers, bypasses) stretch with them: they
+        take up to five times as long, more for the last traces of some.
+    dropout_scale: 0 to 1, of all shares which training leaves out: of channels, positions,
+        branches and layers. A small model with little data wants less than the whole.
+    feature_norm: what is subtracted from the features first: nothing (as icefall's models expect),
+        a constant, or the utterance's own mean. With nothing, what all frames have in common is
+        most of what the layers see, and takes the longer to be learned away the less data there is.
 
     A causal encoder sees chunks and what came before them, counted in 20 ms frames. Training draws
     a size from chunk_sizes and a past from left_contexts for each batch (-1: the whole utterance,
@@ -55,7 +65,9 @@ class ZipformerConfig(EncoderConfig):
     value_head_dim: int = 12
     position_head_dim: int = 4
     position_dim: int = 48
-    warm_up_steps: int = 4000
+    warm_up_steps: int = REFERENCE_WARM_UP
+    dropout_scale: float = 1.0
+    feature_norm: Literal["none", "fixed", "utterance"] = "none"
     chunk_sizes: tuple[int, ...] = (16, 32, 64, WHOLE)
     left_contexts: tuple[int, ...] = (64, 128, 256, WHOLE)
     chunk_size: int = 32
@@ -86,6 +98,13 @@ class ZipformerConfig(EncoderConfig):
             raise ValueError(
                 f"model.encoder.position_dim is {self.position_dim}, needs an even number"
             )
+        if self.warm_up_steps < 1:
+            raise ValueError(
+                f"model.encoder.warm_up_steps is {self.warm_up_steps}, needs at least 1"
+            )
+        if not 0 <= self.dropout_scale <= 1:
+            raise ValueError(f"model.encoder.dropout_scale is {self.dropout_scale}, needs 0 to 1")
+        check_feature_norm(self.feature_norm, self.causal)
         for size in (*self.chunk_sizes, self.chunk_size):
             self.check_chunk_size(size)
 

@@ -92,7 +92,7 @@ class Embedding(nn.Module):
             maps_NCTF = _masked(maps_NCTF, real_NT[:, None, :, None])
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
         x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
-        mask_N1E = sequence_dropout_mask(x_NTE, self.clock.read(DROPOUT), self.training)
+        mask_N1E = sequence_dropout_mask(x_NTE, self.clock.share(DROPOUT), self.training)
         return (x_NTE if mask_N1E is None else x_NTE * mask_N1E), past_NCTF
 
 
@@ -145,7 +145,7 @@ class ConvNeXt(nn.Module):
         hidden = self.pointwise_conv1(self.depthwise_conv(seen_NCTF))
         branch = self.pointwise_conv2(self.activation(self.hidden_balancer(hidden)))
         if self.training:
-            skip = self.clock.read(_SKIP_BLOCK)
+            skip = self.clock.share(_SKIP_BLOCK)
             keep = None
             if joined is None:
                 keep = keep_mask(branch, skip)

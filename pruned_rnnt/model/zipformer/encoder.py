@@ -19,7 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pruned_rnnt.model.encoder import Encoder
-from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, WHOLE, ZipformerConfig
+from pruned_rnnt.model.feature_norm import centre_features
+from pruned_rnnt.model.zipformer.config import (
+    OUTPUT_RATE,
+    REFERENCE_WARM_UP,
+    WHOLE,
+    ZipformerConfig,
+)
 from pruned_rnnt.model.zipformer.embedding import (
     CONTEXT,
     EMBEDDING_RATE,
@@ -54,7 +60,9 @@ class Zipformer(Encoder):
         super().__init__()
         self.config = config
         self.chunking = (config.chunk_size, config.left_context)
-        self.clock = Clock()
+        self.clock = Clock(
+            speed=REFERENCE_WARM_UP / config.warm_up_steps, dropout_scale=config.dropout_scale
+        )
         self.encoder_embed = Embedding(self.clock, config.num_mel_bins, config.dims[0])
         self.encoder = Stacks(self.clock, config)
 
@@ -74,7 +82,7 @@ class Zipformer(Encoder):
 
         The state of training is this step, the buffers in the state dict and torch's generators.
         """
-        self.clock.step = float(step)
+        self.clock.set_step(step)
         refresh([module for module in self.modules() if isinstance(module, Whiten)])
 
     def forward(
@@ -104,8 +112,10 @@ class Zipformer(Encoder):
         """
         self._check_features(features_NTF)
         chunking = self._chunking(chunk_size, left_context)
-        lengths_N = embedding_length(feature_lengths.to(features_NTF.device))
-        x_NTE, _ = self.encoder_embed(features_NTF, lengths_N)
+        lengths_N = feature_lengths.to(features_NTF.device)
+        centred_NTF = centre_features(features_NTF, lengths_N, self.config.feature_norm)
+        lengths_N = embedding_length(lengths_N)
+        x_NTE, _ = self.encoder_embed(centred_NTF, lengths_N)
         num_frames = x_NTE.size(1)
         whole = self.config.common_rate
         count = (num_frames + whole - 1) // whole * whole
@@ -190,8 +200,10 @@ class Zipformer(Encoder):
         device = features_NTF.device
         if lengths is None:
             lengths = torch.full_like(state.processed, features_NTF.size(1))
-        lengths_N = embedding_length(lengths.to(device))
-        x_NTE, embedding = self.encoder_embed(features_NTF, lengths_N, state.embedding)
+        lengths_N = lengths.to(device)
+        centred_NTF = centre_features(features_NTF, lengths_N, config.feature_norm)
+        lengths_N = embedding_length(lengths_N)
+        x_NTE, embedding = self.encoder_embed(centred_NTF, lengths_N, state.embedding)
         rate_of_first = config.downsampling[0]
         left_context = state.layers[0].keys.size(1) * rate_of_first
         positions_RD = relative_positions(left_context, chunk_size, config.position_dim, x_NTE)

@@ -22,11 +22,17 @@ def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
         model: holds a `Zipformer` as `encoder` and a `StatelessPredictor` as `predictor`.
 
     Raises:
-        ValueError: a model with another encoder or predictor, for which the recipe has no place.
+        ValueError: a model with another encoder or predictor, or with normalised features, for
+            which the recipe has no place.
     """
     encoder, predictor = model.encoder, model.predictor
     if not isinstance(encoder, Zipformer):
         raise ValueError(f"the encoder is a {type(encoder).__name__}, icefall's recipe a Zipformer")
+    if encoder.config.feature_norm != "none":
+        raise ValueError(
+            f"model.encoder.feature_norm is {encoder.config.feature_norm!r}, "
+            "icefall's recipe has features as they are"
+        )
     if not isinstance(predictor, StatelessPredictor):
         raise ValueError(
             f"the predictor is a {type(predictor).__name__}, icefall's recipe has a stateless one"

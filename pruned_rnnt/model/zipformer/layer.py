@@ -127,7 +127,7 @@ class ZipformerLayer(nn.Module):
 
     def _keep(self, x_NTE: Tensor, skip: Schedule) -> Tensor | None:
         """(N, 1, 1) of 0 and 1; None where every sequence keeps the branch."""
-        return keep_mask(x_NTE, self.clock.read(skip)) if self.training else None
+        return keep_mask(x_NTE, self.clock.share(skip)) if self.training else None
 
 
 class FeedForward(nn.Module):
@@ -165,7 +165,7 @@ class Bypass(nn.Module):
         scale: Tensor = self.bypass_scale
         if self.training:
             scale = limit_parameter(scale, self.clock.read(_BYPASS_LOW), 1.0)
-            keep_N11 = keep_mask(after_NTE, self.clock.read(self.skip))
+            keep_N11 = keep_mask(after_NTE, self.clock.share(self.skip))
             scale = scale if keep_N11 is None else scale * keep_N11
         return torch.lerp(before_NTE, after_NTE, scale)
 

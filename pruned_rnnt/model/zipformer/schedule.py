@@ -40,13 +40,27 @@ def ramp(start: float, end: float, steps: float, begin: float = 0.0) -> Schedule
 
 
 class Clock:
-    """The step of training, shared by all modules of one encoder; fractions are welcome."""
+    """The step of training, shared by all modules of one encoder; fractions are welcome.
 
-    def __init__(self) -> None:
+    Args:
+        speed: steps of the schedules for each step of training.
+        dropout_scale: of what `share` gives.
+    """
+
+    def __init__(self, *, speed: float = 1.0, dropout_scale: float = 1.0) -> None:
         self.step = 0.0
+        self.speed = speed
+        self.dropout_scale = dropout_scale
+
+    def set_step(self, step: float) -> None:
+        self.step = step * self.speed
 
     def read(self, value: float | Schedule) -> float:
         return value.at(self.step) if isinstance(value, Schedule) else value
+
+    def share(self, value: float | Schedule) -> float:
+        """A share of channels or sequences which training leaves out."""
+        return self.dropout_scale * self.read(value)
 
 
 def chance(probability: float) -> bool:

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, StackConfig, ZipformerConfig
+from pruned_rnnt.model.zipformer.config import (
+    OUTPUT_RATE,
+    REFERENCE_WARM_UP,
+    StackConfig,
+    ZipformerConfig,
+)
 from pruned_rnnt.model.zipformer.frames import Frames
 from pruned_rnnt.model.zipformer.layer import Bypass, ZipformerLayer
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
@@ -29,7 +34,8 @@ class Stacks(nn.Module):
     def __init__(self, clock: Clock, config: ZipformerConfig) -> None:
         super().__init__()
         self.config = config
-        share = config.warm_up_steps / (len(config.downsampling) + 1)
+        self.clock = clock
+        share = REFERENCE_WARM_UP / (len(config.downsampling) + 1)
         self.encoders = nn.ModuleList()
         for index, rate in enumerate(config.downsampling):
             # The embedding has the first share of the warm-up for itself.
@@ -79,7 +85,8 @@ class Stacks(nn.Module):
         config = self.config
         if not self.training:
             return [None] * len(config.dims)
-        draws_2N = torch.rand((2, x_NTE.size(0)), device=x_NTE.device) >= _MASK_PROBABILITY
+        masked = self.clock.share(_MASK_PROBABILITY)
+        draws_2N = torch.rand((2, x_NTE.size(0)), device=x_NTE.device) >= masked
         keep_lower_N = draws_2N[0]
         keep_upper_N = draws_2N.all(dim=0)
         masks: list[Tensor | None] = []
@@ -100,7 +107,7 @@ class Stack(nn.Module):
 
     Args:
         rate: the stack's downsampling: the slower its frames, the more often a layer is skipped.
-        warm_up: steps between which the layers come in, one after the other.
+        warm_up: steps of the clock between which the layers come in, one after the other.
     """
 
     def __init__(
@@ -113,6 +120,7 @@ class Stack(nn.Module):
         causal: bool,
     ) -> None:
         super().__init__()
+        self.clock = clock
         begin, end = warm_up
         each = (end - begin) / num_layers
         skips = [
@@ -134,7 +142,8 @@ class Stack(nn.Module):
         states: tuple[LayerState, ...] | None,
     ) -> tuple[Tensor, list[LayerState]]:
         """(N, T, E) -> (N, T, E); `mask_N1E` leaves channels out, before and after each layer."""
-        frames = _with_dropped_positions(frames, self.training)
+        if self.training:
+            frames = _with_dropped_positions(frames, self.clock.share(_POSITION_DROPOUT))
         x_NTE = _masked(x_NTE, mask_N1E)
         new_states = []
         for index, layer in enumerate(self.layers):
@@ -195,11 +204,9 @@ class Downsample(nn.Module):
         return mean_NTE
 
 
-def _with_dropped_positions(frames: Frames, training: bool) -> Frames:
+def _with_dropped_positions(frames: Frames, share: float) -> Frames:
     """Dropout of the positions' encodings, drawn once for all layers of a stack."""
-    if not training:
-        return frames
-    dropped_RD = functional.dropout(frames.positions_RD, _POSITION_DROPOUT)
+    dropped_RD = functional.dropout(frames.positions_RD, share)
     return Frames(
         lengths_N=frames.lengths_N,
         padding_NT1=frames.padding_NT1,
