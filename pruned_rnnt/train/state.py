@@ -94,7 +94,7 @@ class TrainingState:
                 "score": score,
             },
         )
-        logger.info("saved %s", path)
+        logger.info("saved %s%s", path, "" if score is None else " with its validation")
         return path
 
     def restore_newest(self, folder: CheckpointFolder, *, allow_changes: bool) -> None:
