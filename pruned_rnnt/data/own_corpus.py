@@ -72,6 +72,15 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         train_options=train_options(options),
     )
     note = f"from {options.source} ({kind})"
-    build_corpus(options.output, entries.distinct(), plan, config, report, console, notes=[note])
+    build_corpus(
+        options.output,
+        entries.distinct(),
+        plan,
+        config,
+        report,
+        console,
+        notes=[note],
+        total=entries.count,
+    )
     where = f"{options.output}/report.txt"
     console.print(f"{where} says what was found and what was left out", soft_wrap=True)
