@@ -140,7 +140,7 @@ def corpus_folder(
         if not options.source.is_dir():
             raise FileNotFoundError(f"--source {options.source} is not a folder")
         return Path(options.source)
-    console.print(f"downloading into {options.download}")
+    console.print(f"downloading into {options.download}", markup=False)
     try:
         return Path(download(options.download, options))
     except OSError as error:  # urllib's and tarfile's are of this kind

@@ -57,7 +57,9 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     config = build_config(options)
     kind, source = open_source(options.source, options.supervisions)
     entries = IdCheck(source)
-    console.print(f"{options.source}: {kind}, counting utterances ...")
+    console.print(
+        f"{options.source}: {kind}, counting utterances ...", markup=False, soft_wrap=True
+    )
     plan = plan_splits(
         entries,
         dev_share=options.dev_share,
@@ -83,4 +85,6 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         total=entries.count,
     )
     where = f"{options.output}/report.txt"
-    console.print(f"{where} says what was found and what was left out", soft_wrap=True)
+    console.print(
+        f"{where} says what was found and what was left out", markup=False, soft_wrap=True
+    )

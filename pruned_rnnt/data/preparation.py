@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pruned_rnnt.data.corpus_writer import write_cuts
@@ -80,7 +81,7 @@ class PrepareReport:
 
     def show(self, output: Path, console: Console) -> None:
         """Prints the splits, what was skipped, and the command that trains on the result."""
-        table = Table(title=f"{output}: {self.tokens} tokens")
+        table = Table(title=escape(f"{output}: {self.tokens} tokens"))
         for column in ("split", "utterances", "hours", "words", "speakers"):
             table.add_column(column, justify="left" if column == "split" else "right")
         for name, split in self.splits.items():
@@ -96,20 +97,24 @@ class PrepareReport:
                 console.print(f"  {file.path}: {file.reason}", markup=False, soft_wrap=True)
             if count > SHOWN_SKIPPED:
                 name = "left_out.jsonl" if self.skipped_counts else "prepare.json"
-                console.print(f"  ... all of them are in {output}/{name}", soft_wrap=True)
+                console.print(
+                    f"  ... all of them are in {output}/{name}", markup=False, soft_wrap=True
+                )
         if "train" in self.splits:
             config = f"configs/{self.recipe}.yaml"
             settings = shlex.join([f"data.path={output}", *self.train_options])
             command = f"pruned-rnnt train --config {config} {settings}"
-            console.print(f"Train: {command}", soft_wrap=True)
+            console.print(f"Train: {command}", markup=False, soft_wrap=True)
             if "dev" not in self.splits:
                 console.print("Training validates on dev, which there is none of: set data.valid")
         elif "noise" in self.splits:
             setting = shlex.quote(f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz")
-            console.print(f"Mix into training: pruned-rnnt train ... {setting}", soft_wrap=True)
+            console.print(
+                f"Mix into training: pruned-rnnt train ... {setting}", markup=False, soft_wrap=True
+            )
         else:
             setting = shlex.quote(f"data.path={output}")
-            console.print(f"Decode: pruned-rnnt decode RUN {setting}", soft_wrap=True)
+            console.print(f"Decode: pruned-rnnt decode RUN {setting}", markup=False, soft_wrap=True)
 
 
 def add_common_arguments(

@@ -77,6 +77,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     console.print(
         f"wrote {options.output}\nTrain: pruned-rnnt train --config configs/lm.yaml "
         + shlex.quote(f"data.path={options.output}"),
+        markup=False,
         soft_wrap=True,
     )
 

@@ -286,9 +286,10 @@ def test_options_are_checked_before_the_work(
 def test_the_command_to_train_is_quoted_and_progress_has_its_end(
     tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = tmp_path / "my table.tsv"
+    table = tmp_path / "my [de] table.tsv"
     table.write_text("".join(f"{wav}\t{text_of(i)}\n" for i in range(6)))
-    assert prepare(table, tmp_path / "my data") == 0
+    assert prepare(table, tmp_path / "my [de] data") == 0
     shown = capsys.readouterr().out
     assert "6 of 6" in shown
-    assert f"train --config configs/own.yaml 'data.path={tmp_path}/my data'" in shown
+    assert f"train --config configs/own.yaml 'data.path={tmp_path}/my [de] data'" in shown
+    assert f"{table}: table" in shown
