@@ -53,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("pruned-rnnt: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
-        if options.debug or not _is_for_people(error):
+        for_people = _is_for_people(error)
+        if options.debug or not (for_people or _is_out_of_memory(error)):
             raise
-        about = "memory ran out: " if _is_out_of_memory(error) else ""
+        about = "" if for_people else "memory ran out: "
         print(f"pruned-rnnt {options.name}: {about}{error}", file=sys.stderr)
         return EXIT_USAGE if _is_usage(error) else EXIT_FAILED
 
@@ -87,8 +88,7 @@ def _is_for_people(error: Exception) -> bool:
     """Whether the message alone tells a user what to do; everything else keeps its traceback."""
     from pruned_rnnt.train.bad_steps import TrainingStopped
 
-    known = isinstance(error, ValueError | FileNotFoundError | TrainingStopped)
-    return known or _is_out_of_memory(error)
+    return isinstance(error, ValueError | FileNotFoundError | TrainingStopped)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

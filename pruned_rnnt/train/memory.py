@@ -24,11 +24,17 @@ _MESSAGES = (
 )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of a forward or backward pass says that memory ran out."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error of a forward or backward pass says that memory ran out.
+
+    Or came of one that does: ending the capture of a CUDA graph which ran out fails as well.
+    """
+    if error is None:
+        return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+    says_so = isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+    return says_so or is_out_of_memory(error.__context__)
 
 
 def out_of_memory_in(work: Callable[[], None]) -> str:

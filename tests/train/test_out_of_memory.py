@@ -137,6 +137,16 @@ def test_other_errors_are_not_swallowed(
         Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
 
 
+def test_an_error_that_comes_of_missing_memory_counts_as_such() -> None:
+    def work() -> None:
+        try:
+            run_out_of_memory("cpu")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to an error during capture")
+
+    assert out_of_memory_in(work).startswith("CUDA error: operation failed")
+
+
 def test_a_model_that_does_not_fit_is_told_in_one_line(
     corpus: Path,
     tmp_path: Path,
