@@ -113,10 +113,15 @@ def valid_line(run: Path) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_validation_goes_on_without_a_batch_that_does_not_fit(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    device: str,
 ) -> None:
-    config = experiment(corpus, tmp_path / "run", "train.steps=1")
+    config = experiment(corpus, tmp_path / "run", "train.steps=1", f"train.device={device}")
     batches = list(Trainer(config).task.data.valid_loader())
     assert len(batches) > 2
     fail_in_validation(monkeypatch, {2})
