@@ -74,7 +74,11 @@ class Zipformer(Encoder):
         super().set_chunks(chunk, left)
         if left == 0:
             raise ValueError(f"left is 0, needs at least the chunk of {chunk} frames")
-        self.config.check_chunk_size(OUTPUT_RATE * chunk)
+        step = self.config.common_rate // OUTPUT_RATE
+        if chunk % step:
+            raise ValueError(
+                f"chunk is {chunk}, this Zipformer needs a multiple of {step} frames of 40 ms"
+            )
         self.chunking = (OUTPUT_RATE * chunk, OUTPUT_RATE * left)
 
     def set_step(self, step: float) -> None:
