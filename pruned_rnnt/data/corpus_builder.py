@@ -30,7 +30,7 @@ from pruned_rnnt.data.shard_records import (
 )
 from pruned_rnnt.data.shard_writer import Shard, ShardConfig, ShardResult, manifest_name
 from pruned_rnnt.data.shards import stream_shards
-from pruned_rnnt.data.splits import NamedSplits, SplitPlan
+from pruned_rnnt.data.splits import NamedSplits, OneSplit, SplitPlan
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 
 LEFT_OUT_NAME = "left_out.jsonl"
@@ -64,7 +64,7 @@ class BuildConfig:
 def build_corpus(
     output: Path,
     entries: Iterable[Entry],
-    plan: SplitPlan | NamedSplits,
+    plan: SplitPlan | NamedSplits | OneSplit,
     config: BuildConfig,
     report: PrepareReport,
     console: Console,
@@ -158,7 +158,10 @@ def _forgetting_after_errors(folder: Path) -> Iterator[None]:
 
 
 def _shards(
-    folder: Path, entries: Iterable[Entry], plan: SplitPlan | NamedSplits, config: BuildConfig
+    folder: Path,
+    entries: Iterable[Entry],
+    plan: SplitPlan | NamedSplits | OneSplit,
+    config: BuildConfig,
 ) -> Iterator[Shard]:
     """Entries gathered by split; an entry of an unknown split is only reported, with train."""
     gathered: dict[str, list[Entry]] = {}

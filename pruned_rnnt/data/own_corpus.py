@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, 
 from pruned_rnnt.data.own_sources import open_source
 from pruned_rnnt.data.preparation import PrepareReport
 from pruned_rnnt.data.repeated_ids import IdCheck
-from pruned_rnnt.data.splits import plan_splits
+from pruned_rnnt.data.splits import OneSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
 
@@ -48,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="utterances drawn for dev and for test, whatever the shares (default 5000)",
     )
+    parser.add_argument(
+        "--only-test",
+        action="store_true",
+        help="everything is test, for a model of other data: with --tokenizer-from its data",
+    )
     tokenizer = TokenizerConfig(kind="bpe", vocab_size=500)
     add_corpus_arguments(parser, output="data/own", tokenizer=tokenizer, text=TextConfig())
 
@@ -55,18 +61,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the prepared folder at `options.output`."""
     config = build_config(options)
+    if options.only_test and options.tokenizer_from is None:
+        raise ValueError(
+            "--only-test needs --tokenizer-from: the data that the model was trained on"
+        )
     kind, source = open_source(options.source, options.supervisions)
     entries = IdCheck(source)
     console.print(
         f"{options.source}: {kind}, counting utterances ...", markup=False, soft_wrap=True
     )
-    plan = plan_splits(
-        entries,
-        dev_share=options.dev_share,
-        test_share=options.test_share,
-        most=options.held_out_most,
-        seed=options.seed,
-    )
+    plan: SplitPlan | OneSplit
+    if options.only_test:
+        plan, config = OneSplit("test"), replace(config, needed_split="test")
+    else:
+        plan = plan_splits(
+            entries,
+            dev_share=options.dev_share,
+            test_share=options.test_share,
+            most=options.held_out_most,
+            seed=options.seed,
+        )
     report = PrepareReport(
         recipe="own",
         options=plain_options(options),

@@ -58,6 +58,19 @@ class NamedSplits:
         return "splits of the corpus"
 
 
+@dataclass(frozen=True)
+class OneSplit:
+    """Every entry is of `name`."""
+
+    name: str
+
+    def split_of(self, entry: Entry) -> str | None:
+        return self.name
+
+    def describe(self) -> str:
+        return f"everything is {self.name}"
+
+
 def split_name(name: str) -> str | None:
     """`train`, `dev` or `test` for one of their names; an empty name is `train`."""
     name = name.strip().lower()

@@ -8,6 +8,8 @@ import pytest
 from own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
 from recorded_speech import text_of
 
+from pruned_rnnt.cli import main as pruned_rnnt
+
 
 @pytest.fixture(scope="module")
 def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -91,3 +93,19 @@ def test_rows_without_audio_are_not_drawn(audio: Path, tmp_path: Path) -> None:
     assert {split: len(folder.cuts(split)) for split in folder.splits()} == {
         "train": 1, "dev": 1, "test": 1,
     }  # fmt: skip
+
+
+def test_a_test_set_alone(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{path_of(audio, i)},{text_of(i)},{'train' if i else 'dev'}\n" for i in range(6)]
+    table.write_text("path,text,split\n" + "".join(rows) + "gone.wav,what,test\n")
+    trained = prepare(table, tmp_path / "trained")
+    options = ["--only-test", "--tokenizer-from", str(trained.path), "--tokens", "bpe"]
+    folder = prepare(table, tmp_path / "out", *options)
+    assert folder.splits() == ["test"]
+    assert len(folder.cuts("test")) == 6
+    assert left_out(folder) == {"table.csv:8": "audio file not found"}
+    assert folder.tokenizer().symbols == trained.tokenizer().symbols
+    assert f"pruned-rnnt decode RUN data.path={tmp_path}/out" in capsys.readouterr().out
+    assert pruned_rnnt(["prepare", "own", str(table), "--only-test"]) == 1
+    assert "--only-test needs --tokenizer-from" in capsys.readouterr().err
