@@ -110,7 +110,8 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, Any]
     from omegaconf import DictConfig, OmegaConf
 
     if not path.is_file():
-        raise ConfigError(f"config file not found: {path}")
+        asked = f" (the `base` of {seen[-1]})" if seen else ""
+        raise ConfigError(f"config file not found: {path}{asked}")
     if path.resolve() in seen:
         raise ConfigError(f"{path}: `base` leads back to the file itself")
     try:

@@ -120,7 +120,7 @@ def test_errors_name_the_key(override: str, message: str) -> None:
     [
         ("seed: [1\n", "not readable as YAML"),
         ("- 1\n- 2\n", "at the top level"),
-        ("base: absent.yaml\n", r"config file not found.*absent\.yaml"),
+        ("base: absent.yaml\n", r"config file not found.*absent\.yaml \(the `base` of .*\.yaml\)"),
         ("optimiser:\n  lerning_rate: 1\n", r"bad\.yaml.*did you mean"),
     ],
 )
