@@ -8,7 +8,7 @@ from pathlib import Path
 from pruned_rnnt.data.corpus_builder import BuildConfig
 from pruned_rnnt.data.entries import Limits
 from pruned_rnnt.data.preparation import add_common_arguments
-from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.prepared import PreparedFolder, check_output
 from pruned_rnnt.data.shard_writer import ShardConfig
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -97,8 +97,10 @@ def build_config(options: argparse.Namespace) -> BuildConfig:
         raise ValueError(f"--shard-size must be at least 1, got {options.shard_size}")
     if options.num_jobs < 1:
         raise ValueError(f"--num-jobs must be at least 1, got {options.num_jobs}")
+    # Now, and not after hours of work.
+    check_output(options.output)
     if options.tokenizer_from is not None:
-        PreparedFolder(options.tokenizer_from).tokenizer()  # now, and not after hours of work
+        PreparedFolder(options.tokenizer_from).tokenizer()
     return BuildConfig(
         shard=ShardConfig(
             features=options.features,

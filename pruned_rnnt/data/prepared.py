@@ -128,16 +128,9 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
     (folder / REPORT_NAME).write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def building(output: Path | str, resume: str = "") -> Iterator[Path]:
-    """Yields an empty folder beside `output` that becomes `output` when all went well.
-
-    resume: what an interrupted run leaves there if the next one can go on with it.
-    An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
-    it is still there, whole. Raises ValueError when `output` holds something else than prepared
-    data, so that no foreign files are ever deleted.
-    """
-    output = Path(output)
+def check_output(output: Path) -> None:
+    """ValueError when `output` holds something else than prepared data: no foreign files are ever
+    deleted."""
     if output.exists() and not output.is_dir():
         raise ValueError(f"output must be a folder, got the file {output}")
     if output.is_dir() and any(output.iterdir()) and not (output / REPORT_NAME).is_file():
@@ -145,6 +138,18 @@ def building(output: Path | str, resume: str = "") -> Iterator[Path]:
             f"output {output} exists and holds no {REPORT_NAME}: it was not made by "
             "`pruned-rnnt prepare`; choose another folder or empty it"
         )
+
+
+@contextmanager
+def building(output: Path | str, resume: str = "") -> Iterator[Path]:
+    """Yields an empty folder beside `output` that becomes `output` when all went well.
+
+    resume: what an interrupted run leaves there if the next one can go on with it.
+    An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
+    it is still there, whole. Raises ValueError as `check_output` does.
+    """
+    output = Path(output)
+    check_output(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f"{output.name}.unfinished")
     replaced = output.with_name(f"{output.name}.replaced")

@@ -276,7 +276,9 @@ def test_options_are_checked_before_the_work(
 ) -> None:
     table = tmp_path / "table.tsv"
     table.write_text(f"{wav}\tgo\n")
-    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", None)
+    monkeypatch.setattr("pruned_rnnt.data.own_corpus.plan_splits", None)
+    assert prepare(table, tmp_path) == 1
+    assert "holds no prepare.json" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--tokenizer-from", str(tmp_path / "none")) == 1
     assert "no tokenizer at" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--num-jobs", "0") == 1
