@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,14 @@ class SpeechTask:
         self._show(self._validate(first, step, Ranks()), step, log)
 
     def _validate(self, batches: Any, step: int, ranks: Ranks) -> ValidationReport:
-        report = validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+        # Without gradients each pass would be compiled anew, which takes longer than it saves.
+        stance: AbstractContextManager[Any] = (
+            torch.compiler.set_stance("force_eager")
+            if self.config.train.compile_encoder
+            else nullcontext()
+        )
+        with stance:
+            report = validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
         report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
         if report.without_loss:
             logger.warning(
