@@ -92,4 +92,5 @@ def confidence_interval(
         replications=replications,
         seed=seed,
     )
-    return float(interval["ci95min"]), float(interval["ci95max"])
+    # By a normal distribution, which knows of no end: but there are no fewer errors than none.
+    return max(float(interval["ci95min"]), 0.0), float(interval["ci95max"])

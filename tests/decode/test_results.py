@@ -138,6 +138,15 @@ def test_counts_add_up() -> None:
     assert str(halves) == "60.00% [6 / 10, 2 ins, 1 del, 3 sub]"
 
 
+def test_no_interval_begins_below_zero() -> None:
+    words = ("one", "two", "three")
+    right = [Transcript(id=str(n), reference=words, hypothesis=words) for n in range(30)]
+    wrong = Transcript(id="30", reference=words, hypothesis=words[:2])
+    lower, upper = confidence_interval([*right, wrong], replications=500)
+    assert lower == 0.0
+    assert upper > 0.0
+
+
 def test_confidence_interval_holds_the_rate_and_narrows_with_data() -> None:
     def width(copies: int) -> float:
         lower, upper = confidence_interval(EXAMPLE * copies, replications=500)
