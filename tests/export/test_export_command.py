@@ -179,7 +179,7 @@ def test_torch_file_is_loaded_back(
         (["export", "RUN", "--verify", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
         (["export", "RUN", "decode.checkpoint=absent.pt"], EXIT_FAILED, "not found: absent.pt"),
         (["export", "RUN", "decode.checkpoint=RUN/config.yaml"], EXIT_FAILED, "no checkpoint"),
-        (["transcribe", "/nowhere", "a.wav"], EXIT_FAILED, "no model at /nowhere"),
+        (["transcribe", "/nowhere", "a.wav"], EXIT_USAGE, "nor an exported model at /nowhere"),
         (["transcribe", "RUN", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
         (["transcribe", "RUN", "RUN/config.yaml"], EXIT_FAILED, "cannot be read as audio"),
         (["transcribe", "RUN/config.yaml", "a.wav"], EXIT_FAILED, "no model file"),
