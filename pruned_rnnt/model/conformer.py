@@ -163,8 +163,7 @@ class Conformer(Encoder):
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
         """What enters the first layer: normalised features, subsampled, (N, T', E)."""
-        lengths = feature_lengths.to(features_NTF.device)
-        centred_NTF = centre_features(features_NTF, lengths, self.config.feature_norm)
+        centred_NTF = centre_features(features_NTF, feature_lengths, self.config.feature_norm)
         x_NTE: Tensor = self.subsampling(centred_NTF * _LOG_MEL_SCALE)
         return x_NTE
 

@@ -25,7 +25,7 @@ def centre_features(features_NTF: Tensor, lengths: Tensor, kind: str) -> Tensor:
     """(N, T, F) about zero.
 
     Args:
-        lengths: (N,) real frames, on the device of the features.
+        lengths: (N,) real frames, on any device; only looked at where the kind needs them.
         kind: `none` leaves the features as they are; `fixed` subtracts a constant; `utterance` each
             bin's mean over the utterance's own frames, which removes level and channel.
     """
@@ -34,6 +34,7 @@ def centre_features(features_NTF: Tensor, lengths: Tensor, kind: str) -> Tensor:
     if kind == "fixed":
         return features_NTF - _LOG_MEL_MEAN
     frames = torch.arange(features_NTF.size(1), device=features_NTF.device)
+    lengths = lengths.to(features_NTF.device)
     valid_NT1 = (frames[None, :] < lengths[:, None]).unsqueeze(-1)
     total_N1F = features_NTF.masked_fill(~valid_NT1, 0.0).sum(dim=1, keepdim=True)
     return features_NTF - total_N1F / lengths.clamp(min=1)[:, None, None]
