@@ -26,11 +26,13 @@ from torch.nn import functional
 
 from pruned_rnnt.model.attention import (
     RotaryAttention,
+    attention_bias,
     attention_kernels,
     attention_mask,
     rotary_angles,
 )
-from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.cast_weights import CastWeights
+from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.feature_norm import centre_features, check_feature_norm
 from pruned_rnnt.model.joined_frames import pays
@@ -142,13 +144,16 @@ class Conformer(Encoder):
         frames = x_NTE.size(1)
         lengths_here = lengths.to(device)
         padding_NT1 = (torch.arange(frames, device=device) >= lengths_here[:, None]).unsqueeze(-1)
-        mask_N1TT = attention_mask(lengths_here, frames, *self._chunking())
+        mask = attention_mask(lengths_here, frames, *self._chunking())
+        dtype = compute_dtype(x_NTE, self.layers[0].attention.in_proj.weight)
+        if pays(x_NTE):
+            mask = attention_bias(mask, dtype)
         # Attention gives padding the weight 0, and 0 times NaN is NaN: no garbage goes further.
         x_NTE = self.dropout(x_NTE.masked_fill(padding_NT1, 0.0))
-        angles = rotary_angles(frames, config.dim // config.heads, device)
+        angles = rotary_angles(frames, config.dim // config.heads, device, dtype)
         with attention_kernels(x_NTE):
             for layer in self.layers:
-                x_NTE = layer(x_NTE, padding_NT1, mask_N1TT, angles)
+                x_NTE = layer(x_NTE, padding_NT1, mask, angles)
         return x_NTE, lengths
 
     def _chunking(self) -> tuple[int | None, int | None]:
@@ -180,19 +185,21 @@ class ConformerLayer(nn.Module):
         self.convolution = ConvolutionModule(dim, config.kernel_size, config.causal)
         self.feedforward_out = FeedForward(dim, config.feedforward_dim)
         self.dropout = nn.Dropout(config.dropout)
+        self._weights = CastWeights(self)
 
     def forward(
         self,
         x_NTE: Tensor,
         padding_NT1: Tensor,
-        mask_N1TT: Tensor,
+        mask: Tensor,
         angles: tuple[Tensor, Tensor],
     ) -> Tensor:
-        return self.run_branches(
-            x_NTE,
-            attend=lambda normed_NTE: self.attention(normed_NTE, mask_N1TT, angles),
-            convolve=lambda input_NTE: self.convolution(input_NTE, padding_NT1),
-        )
+        with self._weights.converted(x_NTE):
+            return self.run_branches(
+                x_NTE,
+                attend=lambda normed_NTE: self.attention(normed_NTE, mask, angles),
+                convolve=lambda input_NTE: self.convolution(input_NTE, padding_NT1),
+            )
 
     def run_branches(
         self,
@@ -204,11 +211,10 @@ class ConformerLayer(nn.Module):
 
         A stream looks at frames of the past in these two, and nowhere else.
         """
-        x_NTE = x_NTE + 0.5 * self.dropout(self.feedforward_in(x_NTE))
+        x_NTE = torch.add(x_NTE, self.dropout(self.feedforward_in(x_NTE)), alpha=0.5)
         x_NTE = x_NTE + self.dropout(attend(self.attention_norm(x_NTE)))
         x_NTE = x_NTE + self.dropout(convolve(x_NTE))
-        out_NTE: Tensor = x_NTE + 0.5 * self.dropout(self.feedforward_out(x_NTE))
-        return out_NTE
+        return torch.add(x_NTE, self.dropout(self.feedforward_out(x_NTE)), alpha=0.5)
 
 
 class FeedForward(nn.Sequential):
@@ -238,7 +244,10 @@ class ConvolutionModule(nn.Module):
 
     def forward(self, x_NTE: Tensor, padding_NT1: Tensor) -> Tensor:
         gated_NTE = self.gate(x_NTE).masked_fill(padding_NT1, 0.0)
-        return self.mix(functional.pad(gated_NTE, (0, 0, *self.padding)))
+        past, future = self.padding
+        if past == future and pays(gated_NTE):
+            return self._project(depthwise(self.depthwise, gated_NTE, past))
+        return self.mix(functional.pad(gated_NTE, (0, 0, past, future)))
 
     def gate(self, x_NTE: Tensor) -> Tensor:
         """What the convolution over time sees, frame by frame."""

@@ -18,8 +18,8 @@ def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def depthwise(convolution: nn.Conv1d, x_NTE: Tensor) -> Tensor:
-    """(N, T, E) -> (N, T', E), by the convolution's weight, bias and padding.
+def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None) -> Tensor:
+    """(N, T, E) -> (N, T', E), by the convolution's weight, bias and padding, or another padding.
 
     As a 2-D convolution over (N, E, 1, T): its channels-last layout is what we hold, for which a
     CPU has kernels that are several times as fast as those of one dimension.
@@ -30,7 +30,7 @@ def depthwise(convolution: nn.Conv1d, x_NTE: Tensor) -> Tensor:
         x_NTE.to(dtype).transpose(1, 2).unsqueeze(2),
         convolution.weight.to(dtype).unsqueeze(2),
         convolution.bias.to(dtype),
-        int(convolution.padding[0]),
+        int(convolution.padding[0]) if padding is None else padding,
     )
     return mixed_NE1T.squeeze(2).transpose(1, 2)
 

@@ -117,8 +117,8 @@ def test_left_chunks_bound_the_past() -> None:
 def test_rotary_product_depends_on_distance_alone() -> None:
     query, key = torch.randn(8), torch.randn(8)
     angles = rotary_angles(20, 8, torch.device("cpu"))
-    queries = rotate(query.expand(1, 20, 1, 8), angles)[0, :, 0]
-    keys = rotate(key.expand(1, 20, 1, 8), angles)[0, :, 0]
+    queries = rotate(query.expand(1, 20, 1, 1, 8), angles)[0, :, 0, 0]
+    keys = rotate(key.expand(1, 20, 1, 1, 8), angles)[0, :, 0, 0]
     products = queries @ keys.T
     for distance in (-5, 0, 3):
         diagonal = products.diagonal(distance)

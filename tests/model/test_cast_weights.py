@@ -1,0 +1,140 @@
+"""What a Conformer does on a GPU for the host's sake, run on the CPU: the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.model.attention import attention_bias, attention_mask
+from pruned_rnnt.model.cast_weights import CastWeights
+from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+
+MODULES = ("attention", "cast_weights", "conformer", "subsampling")
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in MODULES:
+        monkeypatch.setattr(sys.modules[f"pruned_rnnt.model.{name}"], "pays", lambda x: True)
+
+
+def make_encoder(causal: bool) -> Conformer:
+    torch.manual_seed(1)
+    config = ConformerConfig(
+        num_mel_bins=16,
+        layers=2,
+        dim=24,
+        heads=2,
+        feedforward_dim=40,
+        kernel_size=5,
+        subsampling_channels=3,
+        dropout=0.0,
+        causal=causal,
+        chunk_size=3,
+    )
+    return Conformer(config)
+
+
+def outputs_and_gradients(encoder: Conformer, dtype: torch.dtype | None) -> list[Tensor]:
+    torch.manual_seed(2)
+    features_NTF = torch.randn(3, 61, 16)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        out_NTE, lengths = encoder(features_NTF, torch.tensor([61, 40, 23]))
+    real_NT1 = (torch.arange(out_NTE.size(1)) < lengths[:, None]).unsqueeze(-1)
+    real_NTE = out_NTE * real_NT1
+    encoder.zero_grad()
+    (real_NTE * torch.randn_like(real_NTE)).sum().backward()
+    gradients = [parameter.grad for parameter in encoder.parameters()]
+    assert all(gradient is not None for gradient in gradients)
+    return [real_NTE, *(gradient for gradient in gradients if gradient is not None)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(None, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.03)]
+)
+def test_the_way_of_gpus_gives_the_same(
+    causal: bool, dtype: torch.dtype | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = make_encoder(causal)
+    expected = outputs_and_gradients(encoder, dtype)
+    as_on_a_gpu(monkeypatch)
+    for ours, theirs in zip(outputs_and_gradients(encoder, dtype), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        scale = float(theirs.detach().abs().max()) + 1e-3
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * scale)
+
+
+def test_parameters_are_back_after_a_pass_and_copies_have_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_on_a_gpu(monkeypatch)
+    encoder = make_encoder(causal=False)
+    twin = copy.deepcopy(encoder)
+    names = [name for name, _ in encoder.named_parameters()]
+    for parameter in twin.parameters():
+        parameter.data.zero_()
+    before = [id(parameter) for parameter in encoder.parameters()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out_NTE, _ = encoder(torch.randn(1, 31, 16), torch.tensor([31]))
+        silent_NTE, _ = twin(torch.randn(1, 31, 16), torch.tensor([31]))
+        with pytest.raises(RuntimeError):
+            encoder.layers[0](torch.randn(1, 5, 7), *[torch.zeros(1)] * 2, (out_NTE, out_NTE))
+    assert float(out_NTE.detach().abs().max()) > 0
+    assert float(silent_NTE.detach().abs().max()) == 0
+    assert [id(parameter) for parameter in encoder.parameters()] == before
+    assert [name for name, _ in encoder.named_parameters()] == names
+
+
+def test_frozen_and_unused_weights_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(monkeypatch)
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+    used, frozen, unused = layers
+    frozen.requires_grad_(False)
+    weights = CastWeights(layers)
+    x = torch.randn(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16), weights.converted(x):
+        assert used.weight.dtype == unused.weight.dtype == torch.bfloat16
+        frozen(used(x)).sum().backward()
+    assert used.weight.grad is not None
+    assert used.weight.grad.dtype == torch.float32
+    expected = torch.ones(2, 4).mm(frozen.weight).T.mm(x)
+    torch.testing.assert_close(used.weight.grad, expected, rtol=0.02, atol=0.05)
+    assert frozen.weight.grad is None
+    assert unused.weight.grad is None
+
+
+def test_a_bias_hides_what_the_mask_hides_in_rows_apart_by_eight() -> None:
+    for chunk in (None, 2):
+        mask = attention_mask(torch.tensor([5, 3]), 5, chunk, None)
+        bias = attention_bias(mask, torch.bfloat16)
+        assert bias.shape == mask.shape
+        assert bias.dtype == torch.bfloat16
+        assert torch.equal(bias == 0, mask)
+        assert torch.equal(bias == -torch.inf, ~mask)
+        assert all(stride % 8 == 0 for stride in bias.stride()[:-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gpu_gives_what_the_cpu_gives(causal: bool) -> None:
+    encoder = make_encoder(causal)
+    expected = outputs_and_gradients(encoder, None)
+    encoder.cuda()
+    for dtype, tolerance in ((None, 1e-3), (torch.bfloat16, 0.1)):
+        torch.manual_seed(2)
+        features_NTF = torch.randn(3, 61, 16)
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+            out_NTE, lengths = encoder(features_NTF.cuda(), torch.tensor([61, 40, 23]))
+        real_NT1 = (torch.arange(out_NTE.size(1)) < lengths[:, None]).unsqueeze(-1)
+        real_NTE = out_NTE.float() * real_NT1.cuda()
+        encoder.zero_grad()
+        (real_NTE * torch.randn(real_NTE.shape).cuda()).sum().backward()
+        ours = [real_NTE, *(parameter.grad for parameter in encoder.parameters())]
+        for mine, theirs in zip(ours, expected, strict=True):
+            assert mine is not None
+            scale = float(theirs.detach().abs().max()) + 1e-3
+            torch.testing.assert_close(mine.detach().cpu(), theirs, rtol=0, atol=tolerance * scale)
