@@ -23,24 +23,22 @@ class RunningAverage:
         # A module which is held twice has two names for one parameter; it is averaged once.
         self._live = {id(value): value for value in self._names.values()}
         self._average = {key: value.detach().clone() for key, value in self._live.items()}
-        self._moving = [key for key, value in self._live.items() if value.is_floating_point()]
-        self._copied = [key for key in self._live if key not in set(self._moving)]
+        # Lists are made once: the tensors stay the same.
+        moving = [key for key, value in self._live.items() if value.is_floating_point()]
+        self._moving = self._pairs(moving)
+        self._copied = self._pairs([key for key in self._live if key not in set(moving)])
 
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the model's present parameters."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        torch._foreach_lerp_(
-            [self._average[key] for key in self._moving],
-            [self._live[key].detach() for key in self._moving],
-            1 - decay,
-        )
-        if self._copied:
-            torch._foreach_copy_(
-                [self._average[key] for key in self._copied],
-                [self._live[key] for key in self._copied],
-            )
+        torch._foreach_lerp_(*self._moving, 1 - decay)
+        if self._copied[0]:
+            torch._foreach_copy_(*self._copied)
+
+    def _pairs(self, keys: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        return [self._average[key] for key in keys], [self._live[key] for key in keys]
 
     @contextmanager
     def applied(self) -> Iterator[None]:

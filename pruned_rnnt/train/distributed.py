@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,20 @@ class Ranks:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over all processes; through the CPU, so that no GPU is waited for."""
-        if self.world_size == 1:
-            return [float(value) for value in values]
+        return self.start_sum(values)()
+
+    def start_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """The same for later: what is returned waits for the others and gives the sum."""
         total = torch.tensor(values, dtype=torch.float64)
-        distributed.all_reduce(total)
-        summed: list[float] = total.tolist()
-        return summed
+        work = distributed.all_reduce(total, async_op=True) if self.world_size > 1 else None
+
+        def finish() -> list[float]:
+            if work is not None:
+                work.wait()
+            summed: list[float] = total.tolist()
+            return summed
+
+        return finish
 
     def gather(self, value: Any) -> list[Any]:
         """The plain value of every process, in order of rank, on every process."""

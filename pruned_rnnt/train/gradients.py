@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, nn
 
 from pruned_rnnt.train.distributed import Ranks
@@ -42,19 +43,32 @@ class LocalGradients:
 
 @dataclass
 class _Bucket:
-    """Neighbouring parameters whose gradients are views of one vector."""
+    """Neighbouring parameters, and one vector with a view for the gradient of each."""
 
     flat: Tensor
-    parameters: int
+    parameters: list[nn.Parameter]
+    views: list[Tensor]
     missing: int = 0
+
+    def fill(self) -> None:
+        """Move the gradients into the vector: one launch for all, not one for each."""
+        pairs = list(zip(self.parameters, self.views, strict=True))
+        there = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
+        if len(there) < len(pairs):
+            self.flat.zero_()
+        if there:
+            views, gradients = zip(*there, strict=True)
+            torch._foreach_copy_(views, gradients)
+        for parameter, view in pairs:
+            parameter.grad = view
 
 
 class SummedGradients(LocalGradients):
     """The same, summed over the processes of a group; every process has to make the same calls.
 
-    Gradients live in a few vectors for good. In the last pass of a step a vector is sent as soon
-    as its last gradient is there and those before it are sent: later layers first, while backward
-    works on earlier ones. A parameter without a gradient counts as zero.
+    Gradients are moved into a few vectors, which are sent. In the last pass of a step that is done
+    as soon as a vector's last gradient is there and those before it are sent: later layers first,
+    while backward works on earlier ones. A parameter without a gradient counts as zero.
     """
 
     def __init__(
@@ -74,27 +88,27 @@ class SummedGradients(LocalGradients):
         self._add_bucket(group)
 
     def _add_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
-        flat = parameters[0].new_zeros(sum(p.numel() for p in parameters))
-        bucket = _Bucket(flat.detach(), len(parameters))
+        flat = parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
+        parts = flat.split([p.numel() for p in parameters])
+        views = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+        bucket = _Bucket(flat, list(parameters), views)
         self._buckets.append(bucket)
 
         def count(parameter: Tensor) -> None:
             if self._is_last_pass:
                 bucket.missing -= 1
-                self._send(only_complete=True)
+                if bucket.missing == 0:
+                    self._send(only_complete=True)
 
-        for parameter, view in zip(
-            parameters, bucket.flat.split([p.numel() for p in parameters]), strict=True
-        ):
-            parameter.grad = view.view_as(parameter)
+        for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(count)
 
     def start(self) -> None:
+        super().start()
         self._works.clear()
         self._is_last_pass = False
         for bucket in self._buckets:
-            bucket.flat.zero_()
-            bucket.missing = bucket.parameters
+            bucket.missing = len(bucket.parameters)
 
     def expect_last_pass(self) -> None:
         self._is_last_pass = True
@@ -113,6 +127,7 @@ class SummedGradients(LocalGradients):
             bucket = self._buckets[len(self._works)]
             if only_complete and bucket.missing > 0:
                 return
+            bucket.fill()
             self._works.append(distributed.all_reduce(bucket.flat, async_op=True))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,11 +53,14 @@ class StepReport:
 class _Passes:
     """Forward and backward passes of a step: losses of the batches that were done, on the device.
 
-    out_of_memory: the allocator's message when the batch after these did not fit, else empty.
+    sums_K: of the losses named in `names` over all utterances, the total first; None before the
+    first batch. out_of_memory: the allocator's message when the batch after these did not fit,
+    else empty.
     """
 
     losses: list[Tensor] = field(default_factory=list)
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    sums_K: Tensor | None = None
     out_of_memory: str = ""
 
 
@@ -93,16 +96,18 @@ class Stepper:
         """
         started = time.perf_counter()
         size = total_size(self.task.size(batch) for batch in batches)
-        (all_frames,) = self.ranks.sum([size.frames])
+        # Nobody waits for the others before the first forward pass is done.
+        all_frames = self.ranks.start_sum([size.frames])
         self.gradients.start()
-        passes = self._passes(batches, step, 1 / all_frames)
+        passes = self._passes(batches, step, lambda: 1 / all_frames()[0])
+        all_frames()
         problem, norm, losses, stop = self._agree(passes, stop_requested)
         if problem:
             self.gradients.start()
         else:
             self._update()
         return StepReport(
-            sums=dict(zip(passes.sums, losses, strict=True)),
+            sums=dict(zip(passes.names, losses, strict=True)),
             size=size,
             seconds=time.perf_counter() - started,
             gradient_norm=norm,
@@ -111,7 +116,7 @@ class Stepper:
             stop_requested=stop,
         )
 
-    def _passes(self, batches: Sequence[Any], step: int, scale: float) -> _Passes:
+    def _passes(self, batches: Sequence[Any], step: int, scale: Callable[[], float]) -> _Passes:
         """Forward and backward of each batch, up to one that does not fit into memory."""
         done = _Passes()
 
@@ -124,13 +129,14 @@ class Stepper:
         done.out_of_memory = out_of_memory_in(work)
         return done
 
-    def _pass(self, batch: Any, step: int, scale: float, done: _Passes) -> None:
+    def _pass(self, batch: Any, step: int, scale: Callable[[], float], done: _Passes) -> None:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
             losses = self.task.losses(batch.to(self.device), step)
-        self.scaler.scale(losses.total.sum() * scale).backward()
+        self.scaler.scale(losses.total.sum() * scale()).backward()
         total = losses.total.detach()
-        for name, values in {"total": total, **losses.parts}.items():
-            done.sums[name] = done.sums.get(name, 0.0) + values.sum()
+        sums_K = torch.stack((total, *losses.parts.values())).sum(dim=1)
+        done.names = ("total", *losses.parts)
+        done.sums_K = sums_K if done.sums_K is None else done.sums_K + sums_K
         done.losses.append(total)
 
     def _agree(self, passes: _Passes, stop_requested: bool) -> tuple[str, float, list[float], bool]:
@@ -144,20 +150,19 @@ class Stepper:
         for index, flag in ((0, bool(passes.out_of_memory)), (2, stop_requested)):
             if flag:
                 flags_K[index].fill_(1.0)
-        for loss_N in passes.losses:
-            flags_K[1] += (~loss_N.isfinite()).any()
+        if passes.sums_K is not None:
+            # NaN where some loss is infinite or NaN, as 0 times any other number is 0.
+            torch.mul(passes.sums_K[0], 0.0, out=flags_K[1])
         flags_K = self.gradients.finish(flags_K)
         if self.ranks.world_size == 1 and passes.out_of_memory:
             # There may be no gradient at all, which neither scaler nor clipping can work with.
-            sums = [float(value) for value in passes.sums.values()]
+            sums = [] if passes.sums_K is None else passes.sums_K.tolist()
             return _out_of_memory(passes), math.nan, sums, stop_requested
         self.scaler.unscale_(self.optimiser)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
         # The only wait for the device in a step.
-        values = torch.cat(
-            [norm.double().reshape(1), flags_K.double()]
-            + [value.double().reshape(1) for value in passes.sums.values()]
-        ).tolist()
+        known = [norm.reshape(1), flags_K]
+        values = torch.cat(known if passes.sums_K is None else [*known, passes.sums_K]).tolist()
         gradient_norm, failed, bad_losses, stop, *sums = values
         problem = ""
         if failed:
