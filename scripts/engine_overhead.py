@@ -1,25 +1,38 @@
 """What the training engine adds to a step, and what several processes lose to each other.
 
-    python -m scripts.engine_overhead [--steps 60] [--json FILE] [section.key=value ...]
-    torchrun --nproc-per-node 2 -m scripts.engine_overhead ...
+    python -m scripts.engine_overhead [--steps 20] [--json FILE] [section.key=value ...]
+    torchrun --standalone --nproc-per-node 2 -m scripts.engine_overhead ...
 
 A model of some 20 M parameters is trained on random features with the durations and text lengths
-of read English books, several times over the same batches: with clipping and the optimiser's
-update, while every shape is new; forward and backward alone; with the update again; the whole
-engine with its checks, counters, logs and running average. Under torchrun the first process does
-this alone, then all of them train together on batches of the same shapes. One line of JSON; times
-are means over the steps after the warm-up, of repeated runs the median.
+of read English books, in short runs over the same batches, after one in which every shape is new:
+
+- forward_backward: that alone, by the first process;
+- bare: with clipping and the optimiser's update;
+- engine: the whole engine with its checks, counters, logs and running average;
+- side_by_side (under torchrun): every process does the last by itself, at the same time: what the
+  machine takes from them, be it power, memory or processors, without a word between them;
+- together (under torchrun): all of them train one model, each on batches of the same shapes.
+
+Whoever has nothing to do sleeps in a socket. The runs come in turns, every other turn in reverse,
+as the speed of a host drifts by more than what is to be seen, and ratios are taken within a turn.
+One line of JSON: medians over the turns, and what lies between them in `range`. Where several
+processes run, the slowest counts. `cpu_share`: processor time over time of each kind of run;
+below 1 somebody else had the processor. 1000 s of audio a step keep a large GPU busy; with 300 s
+the host of such a model is what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +47,10 @@ from pruned_rnnt.train.speech import SpeechTask
 from pruned_rnnt.train.task import Loader
 from pruned_rnnt.train.trainer import Trainer
 
-WARM_UP = 10
+WARM_UP = 2
 VOCABULARY = 500
 DEFAULTS = [
-    "data.max_duration=300",
+    "data.max_duration=1000",
     "model.encoder.layers=12",
     "model.encoder.dim=256",
     "model.encoder.heads=4",
@@ -81,21 +94,31 @@ def random_batches(config: ExperimentConfig, steps: int, rank: int) -> list[Batc
     return batches
 
 
+class RunOver(Exception):
+    """The batches of one short run are done; a trainer goes on with the next when run again."""
+
+
 class TimedBatches(Loader):
-    """The batches of one epoch; `seconds`: of a step, from the warm-up's end to the last batch."""
+    """The batches of one run, at the end of which `RunOver` is raised.
+
+    Attributes:
+        seconds, cpu_seconds: of a step, after the warm-up, by the clock and of this process.
+    """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.batches = batches
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
-        started, last = 0.0, len(self.batches) - 1
-        for index, batch in enumerate(self.batches):
-            if index in (WARM_UP, last):
-                synchronise()
-                self.seconds = (time.perf_counter() - started) / (last - WARM_UP)
-                started = time.perf_counter()
-            yield batch
+        yield from self.batches[:WARM_UP]
+        synchronise()
+        started, started_cpu = time.perf_counter(), time.process_time()
+        yield from self.batches[WARM_UP:]
+        synchronise()
+        steps = len(self.batches) - WARM_UP
+        self.seconds = (time.perf_counter() - started) / steps
+        self.cpu_seconds = (time.process_time() - started_cpu) / steps
+        raise RunOver
 
     def set_epoch(self, epoch: int) -> None: ...
 
@@ -106,10 +129,19 @@ class TimedBatches(Loader):
 class RandomTask(SpeechTask):
     """The transducer on random batches, without data, validation and files."""
 
-    def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        ranks: Ranks,
+        device: torch.device,
+        *,
+        batches: Sequence[Batch],
+    ) -> None:
         self.config, self.ranks = config, ranks
         self.model = TransducerModel(config.model, VOCABULARY, config.loss).to(device)
-        self.loader = TimedBatches(random_batches(config, config.train.steps, ranks.rank))
+        if config.train.compile_encoder:
+            self.model.encoder.compile(dynamic=True)
+        self.loader = TimedBatches(batches)
 
     def train_loader(self) -> TimedBatches:  # type: ignore[override]
         return self.loader
@@ -125,8 +157,8 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def bare_seconds(trainer: Trainer, *, update: bool) -> float:
-    """Of a step of forward and backward, with or without an update, that nobody watches."""
+def run_bare(trainer: Trainer, *, update: bool) -> None:
+    """Steps of forward and backward, with or without an update, that nobody watches."""
     stepper, optimiser, task = trainer.stepper, trainer.optimiser, trainer.task
     task.model.train()
     for step, batch in enumerate(task.train_loader()):
@@ -138,62 +170,96 @@ def bare_seconds(trainer: Trainer, *, update: bool) -> float:
         if update:
             torch.nn.utils.clip_grad_norm_(stepper.parameters, stepper.clip_norm)
             optimiser.step()
-    return task.loader.seconds  # type: ignore[attr-defined]
 
 
-def engine_seconds(config: ExperimentConfig, ranks: Ranks, repetition: int) -> float:
-    # A folder of its own for each run: none continues what another did.
-    folder = f"{config.train.folder}/{ranks.world_size}-{repetition}"
-    train = dataclasses.replace(config.train, folder=folder)
-    trainer = Trainer(dataclasses.replace(config, train=train), ranks, make_task=RandomTask)
-    trainer.run()
-    return trainer.task.loader.seconds  # type: ignore[attr-defined]
+class Turns:
+    """Short runs of several kinds in turns, by one or by all processes."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.seconds: dict[str, list[float]] = {}
+        self.cpu_share: dict[str, list[float]] = {}
+
+    def run(self, name: str, work: Callable[[], object], trainer: Trainer, *, all_: bool) -> None:
+        """One run by all processes, or by the first while the others wait."""
+        gc.collect()
+        self.ranks.gather(0)
+        seconds, share = 0.0, 1.0
+        if all_ or self.ranks.is_first:
+            with suppress(RunOver):
+                work()
+            loader = trainer.task.loader  # type: ignore[attr-defined]
+            seconds, share = loader.seconds, loader.cpu_seconds / loader.seconds
+        self.seconds.setdefault(name, []).append(max(self.ranks.gather(seconds)))
+        self.cpu_share.setdefault(name, []).append(min(self.ranks.gather(share)))
+
+    def ratio(self, above: str, below: str) -> list[float]:
+        """Of the times of two kinds of runs, turn by turn."""
+        return [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
 
 
-def measure(config: ExperimentConfig, ranks: Ranks, repetitions: int) -> dict[str, Any]:
-    """The row of this process; the times of the first one count."""
-    row: dict[str, Any] = {"world_size": ranks.world_size, "precision": config.train.precision}
-    alone = Ranks(local_rank=ranks.local_rank)
-    trainer = Trainer(config, alone, make_task=RandomTask)
-    # Every process meets every shape here: memory is taken, kernels are planned.
-    row["unseen_shapes_step_seconds"] = bare_seconds(trainer, update=True)
-    ranks.gather(0)
-    if ranks.is_first:
-        device = trainer.stepper.device
-        row["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-        row["parameters"] = sum(p.numel() for p in trainer.model.parameters())
-        row["forward_backward_seconds"] = bare_seconds(trainer, update=False)
-        # In turns, so that what disturbs the machine disturbs both.
-        turns = [
-            (bare_seconds(trainer, update=True), engine_seconds(config, alone, repetition))
-            for repetition in range(repetitions)
-        ]
-        bare, engine = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
-        row["bare_step_seconds"], row["engine_step_seconds"] = bare, engine
-        row["overhead"] = engine / bare - 1
-    ranks.gather(0)
+def measure(config: ExperimentConfig, ranks: Ranks, steps: int, repetitions: int) -> dict[str, Any]:
+    """The row, the same in every process but for what only the first one knows."""
+    batches = random_batches(config, steps + WARM_UP, ranks.rank)
+    make_task = functools.partial(RandomTask, batches=batches)
+
+    def make_trainer(name: str, who: Ranks) -> Trainer:
+        # A folder of its own for each: none continues what another did.
+        train = dataclasses.replace(config.train, folder=f"{config.train.folder}/{name}")
+        return Trainer(dataclasses.replace(config, train=train), who, make_task=make_task)
+
+    own = make_trainer("alone", Ranks(local_rank=ranks.local_rank))
+    kinds: list[tuple[str, Callable[[], object], Trainer, bool]] = [
+        ("forward_backward", lambda: run_bare(own, update=False), own, False),
+        ("bare", lambda: run_bare(own, update=True), own, False),
+        ("engine", own.run, own, False),
+    ]
     if ranks.world_size > 1:
-        together = statistics.median(
-            max(ranks.gather(engine_seconds(config, ranks, repetition)))
-            for repetition in range(repetitions)
-        )
-        if ranks.is_first:
-            row["together_step_seconds"] = together
-            row["efficiency"] = row["engine_step_seconds"] / together
+        common = make_trainer("together", ranks)
+        kinds.append(("side_by_side", own.run, own, True))
+        kinds.append(("together", common.run, common, True))
+    turns = Turns(ranks)
+    # Every process meets every shape here: memory is taken, kernels are planned.
+    turns.run("unseen_shapes", lambda: run_bare(own, update=True), own, all_=True)
+    if ranks.world_size > 1:
+        turns.run("first_together", common.run, common, all_=True)  # connections are made
+    for turn in range(repetitions):
+        for name, work, trainer, all_ in reversed(kinds) if turn % 2 else kinds:
+            turns.run(name, work, trainer, all_=all_)
+    device = own.stepper.device
+    row: dict[str, Any] = {
+        "world_size": ranks.world_size,
+        "precision": config.train.precision,
+        "max_duration": config.data.max_duration,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "parameters": sum(p.numel() for p in own.model.parameters()),
+        "steps": steps,
+        "turns": repetitions,
+    }
+    values = {f"{name}_step_seconds": seconds for name, seconds in turns.seconds.items()}
+    values["overhead"] = [ratio - 1 for ratio in turns.ratio("engine", "bare")]
+    if ranks.world_size > 1:
+        values["efficiency"] = turns.ratio("engine", "together")
+        values["side_by_side_efficiency"] = turns.ratio("engine", "side_by_side")
+        values["together_against_side_by_side"] = turns.ratio("side_by_side", "together")
+    row.update({name: statistics.median(several) for name, several in values.items()})
+    row["range"] = {name: [min(several), max(several)] for name, several in values.items()}
+    row["cpu_share"] = {k: statistics.median(several) for k, several in turns.cpu_share.items()}
     return row
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repetitions", type=int, default=3, help="medians are over so many runs")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of a run")
+    parser.add_argument("--turns", type=int, default=5, help="runs of each kind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the row to FILE")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, process_group() as ranks:
-        settings = [f"train.steps={options.steps + WARM_UP + 1}", f"train.folder={folder}"]
+        # Nothing ends a training but the end of its batches.
+        settings = ["train.steps=1000000", f"train.folder={folder}"]
         config = load_config(ExperimentConfig, None, [*DEFAULTS, *options.overrides, *settings])
-        row = {"torch": torch.__version__, **measure(config, ranks, options.repetitions)}
+        row = {"torch": torch.__version__, **measure(config, ranks, options.steps, options.turns)}
     if ranks.is_first:
         print(json.dumps(row))
         if options.json is not None:
