@@ -178,6 +178,7 @@ def average(options: argparse.Namespace, console: Console) -> int:
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.data.usual_length import read_usual_longest
     from pruned_rnnt.export.command import check_export, run_export
     from pruned_rnnt.train.run import load_model
 
@@ -187,12 +188,15 @@ def export(options: argparse.Namespace, console: Console) -> int:
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
     source = f"{config.folder.name}, {loaded.source.stem}"
-    exact = run_export(options, loaded.model, loaded.tokenizer, folder, source, config.decode)
+    longest = read_usual_longest(config.folder)
+    parts = loaded.model, loaded.tokenizer
+    exact = run_export(options, *parts, folder, source, config.decode, longest)
     return 0 if exact else EXIT_FAILED
 
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.config import load_config
+    from pruned_rnnt.data.usual_length import read_usual_longest
     from pruned_rnnt.export import model_file
     from pruned_rnnt.export.command import (
         check_transcribe,
@@ -214,14 +218,16 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         config = run_config(options.model, settings)
         loaded = load_model(config)
         model, tokenizer = loaded.model, loaded.tokenizer
+        longest = read_usual_longest(options.model)
     else:
         config = load_config(ExperimentConfig, None, settings)
-        model, tokenizer = model_file.load_model(options.model)
+        model, tokenizer, longest = model_file.load_model(options.model)
         set_chunks(model, config.decode)
         model = model.to(pick_device(config.train))
     recogniser = Recogniser(
         model,
         tokenizer,
+        longest,
         window_seconds=options.window,
         decode=config.decode,
         language_model=_language_model(config.decode, model, tokenizer),

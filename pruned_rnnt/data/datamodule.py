@@ -23,6 +23,7 @@ from pruned_rnnt.data.loader import BatchLoader, all_processes
 from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
 from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.data.usual_length import usual_longest
 
 # Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
 _CUTS_FOR_BINS = 10_000
@@ -88,7 +89,10 @@ class DataConfig:
 
 
 class DataModule:
-    """Tokenizer and batch loaders of one prepared folder, for one rank of `world_size`."""
+    """Tokenizer and batch loaders of one prepared folder, for one rank of `world_size`.
+
+    usual_longest: of the training utterances, in seconds, once `train_loader` was called.
+    """
 
     def __init__(self, config: DataConfig, *, rank: int = 0, world_size: int = 1) -> None:
         self.config = config
@@ -96,6 +100,7 @@ class DataModule:
         self.world_size = world_size
         self.folder = PreparedFolder(Path(config.path))
         self.tokenizer = self.folder.tokenizer()
+        self.usual_longest = 0.0
 
     def train_loader(self) -> BatchLoader:
         """Shuffled, bucketed, filtered and augmented batches of the training split.
@@ -132,6 +137,7 @@ class DataModule:
                 f"no training cuts are left of {manifests[0]}: {cut_filter.describe()}"
             )
         self._check_kind(beginning[0])
+        self.usual_longest = usual_longest([cut.duration for cut in beginning])
         with warnings.catch_warnings():
             # A small corpus is better held in memory, whatever the sampler says about it.
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")

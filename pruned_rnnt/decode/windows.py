@@ -6,11 +6,13 @@ Axes: T feature frames (10 ms), T' encoder frames (40 ms), F mel bins, E encoder
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.decode.silence import SilenceFinder, frame_energies
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
 
@@ -27,12 +29,38 @@ _UNIT = 16
 class Window(NamedTuple):
     """encoded_NTE: (1, T', E), the frames that follow those of the window before.
 
+    begin: the first of them in the stream; after silence that was left out they do not follow.
     is_start: speech starts anew here, after a pause or at the beginning: the frames are encoded
     without anything before them, and a search should start anew, too.
     """
 
     encoded_NTE: Tensor
     is_start: bool
+    begin: int
+
+
+@dataclass
+class _Kept:
+    """Features that windows still need: skip of their encoder frames were given out already.
+
+    begin: encoder frames of the stream before those that come next.
+    """
+
+    features_TF: Tensor
+    skip: int = 0
+    begin: int = 0
+    is_start: bool = True
+
+    @property
+    def coming_TF(self) -> Tensor:
+        return self.features_TF[SUBSAMPLING_FACTOR * self.skip :]
+
+    def drop(self, frames: int, context: int = 0, *, is_pause: bool) -> None:
+        """Go on by so many encoder frames, of which the last `context` are kept."""
+        gone = self.skip + frames - context
+        self.features_TF = self.features_TF[SUBSAMPLING_FACTOR * gone :]
+        self.skip, self.is_start = context, is_pause
+        self.begin += frames
 
 
 class WindowEncoder:
@@ -45,10 +73,15 @@ class WindowEncoder:
 
     Args:
         window, overlap: in encoder frames; at least 1 and 0.
+        skip_silence: windows end in long silence, wherever it begins, and hold little of it; in
+            audio of one window it stays.
     """
 
-    def __init__(self, model: TransducerModel, window: int, overlap: int) -> None:
+    def __init__(
+        self, model: TransducerModel, window: int, overlap: int, *, skip_silence: bool = False
+    ) -> None:
         self.model = model
+        self.skip_silence = skip_silence
         self.window = window
         self.overlap = overlap
         self._receptive_field = model.encoder.receptive_field
@@ -58,33 +91,64 @@ class WindowEncoder:
     def __call__(self, pieces: Iterable[Tensor]) -> Iterator[Window]:
         """The windows of a stream's features, which come in pieces (T, F).
 
-        At least one frame comes out, whatever goes in.
+        At least one frame comes out, whatever goes in, but for silence that is left out.
         """
-        kept_TF: Tensor | None = None
-        skip = 0  # encoder frames of the kept features which were given out
-        is_start = True
+        kept: _Kept | None = None
+        finder = SilenceFinder() if self.skip_silence else None
         need = self.window + 2 * self.overlap
         for piece_TF in pieces:
-            kept_TF = piece_TF if kept_TF is None else torch.cat((kept_TF, piece_TF))
-            while self._frames(kept_TF) > skip + need:
-                length, is_pause = self._quiet_end(kept_TF, skip)
-                end = skip + length
-                encoded_NTE = self._encode(kept_TF, end if is_pause else end + self.overlap)
-                yield Window(encoded_NTE[:, skip:end], is_start)
-                drop = end
-                if not is_pause:
-                    drop = max(0, end - self.overlap) // self._unit * self._unit
-                kept_TF = kept_TF[SUBSAMPLING_FACTOR * drop :]
-                skip, is_start = end - drop, is_pause
-        if kept_TF is None:
-            return
-        missing = self._receptive_field - len(kept_TF)
-        if missing > 0:
-            kept_TF = nn.functional.pad(kept_TF[None], (0, 0, 0, missing), "replicate")[0]
-        yield Window(self._encode(kept_TF, self._frames(kept_TF))[:, skip:], is_start)
+            if kept is None:
+                kept = _Kept(piece_TF)
+            else:
+                kept.features_TF = torch.cat((kept.features_TF, piece_TF))
+            while self._left(kept) > need:
+                yield from self._next(kept, finder)
+        if kept is not None and kept.begin == 0:
+            yield self._only_window(kept.features_TF)
+        elif kept is not None:
+            while self._left(kept) > 0:
+                yield from self._next(kept, finder)
+
+    def _next(self, kept: _Kept, finder: SilenceFinder | None) -> Iterator[Window]:
+        """The window that comes next, or nothing where silence was left out; what is kept shrinks.
+
+        Of frames that are no more than one window and what surrounds it, all are taken.
+        """
+        left = self._left(kept)
+        length: int | None = None
+        if finder is not None:
+            energies_T = frame_energies(kept.coming_TF)[:left]
+            speech = finder.find(energies_T)
+            if speech.begin >= left or (kept.is_start and speech.begin > 0):
+                finder.forget(energies_T[: speech.begin])
+                kept.drop(speech.begin, is_pause=True)
+                return
+            if speech.end is not None and speech.end <= self.window:
+                length = speech.end
+        is_pause = True
+        if length is None:
+            length = left
+            if left > self.window + 2 * self.overlap:
+                length, is_pause = self._quiet_end(kept.coming_TF)
+        if finder is not None:
+            finder.forget(energies_T[:length])
+        end = kept.skip + length
+        encoded_NTE = self._encode(kept.features_TF, end if is_pause else end + self.overlap)
+        yield Window(encoded_NTE[:, kept.skip : end], kept.is_start, kept.begin)
+        context = 0 if is_pause else end - max(0, end - self.overlap) // self._unit * self._unit
+        kept.drop(length, context, is_pause=is_pause)
+
+    def _left(self, kept: _Kept) -> int:
+        return self._frames(kept.features_TF) - kept.skip
 
     def _frames(self, features_TF: Tensor) -> int:
         return (len(features_TF) - self._receptive_field) // SUBSAMPLING_FACTOR + 1
+
+    def _only_window(self, features_TF: Tensor) -> Window:
+        missing = self._receptive_field - len(features_TF)
+        if missing > 0:
+            features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
+        return Window(self._encode(features_TF, self._frames(features_TF)), True, 0)
 
     @torch.inference_mode()
     def _encode(self, features_TF: Tensor, frames: int) -> Tensor:
@@ -95,11 +159,10 @@ class WindowEncoder:
         encoded_NTE, _ = self.model.encode(window_NTF, torch.tensor([window_NTF.size(1)]))
         return encoded_NTE
 
-    def _quiet_end(self, features_TF: Tensor, begin: int) -> tuple[int, bool]:
+    def _quiet_end(self, features_TF: Tensor) -> tuple[int, bool]:
         """Length of the next window: where the mean log-energy is smallest; is it a pause?"""
         shortest = (self.window + 1) // 2
-        energies_T = features_TF[SUBSAMPLING_FACTOR * begin :].mean(dim=1)
-        energies_T = energies_T[: SUBSAMPLING_FACTOR * (self.window + 1)]
+        energies_T = features_TF[: SUBSAMPLING_FACTOR * (self.window + 1)].mean(dim=1)
         around_T = nn.functional.avg_pool1d(
             energies_T[None, None],
             SUBSAMPLING_FACTOR * _QUIET_FRAMES,

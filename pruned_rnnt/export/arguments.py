@@ -58,10 +58,9 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window",
         type=float,
-        default=30.0,
         metavar="SECONDS",
-        help="long audio is heard in parts of half to all of this, best as long as what the model "
-        "was trained on (default 30)",
+        help="long audio is heard in parts of half to all of this (default: as long as the "
+        "utterances that the model was trained on, at most 30)",
     )
     parser.add_argument("--microphone", action="store_true", help="listen; Ctrl-C ends it")
     parser.add_argument(

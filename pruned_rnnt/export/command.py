@@ -48,6 +48,7 @@ def run_export(
     folder: Path,
     source: str,
     decode: DecodeConfig,
+    usual_longest: float | None,
 ) -> bool:
     """Write the folder, print what was written and verified; False where verifying failed."""
     # The exporters' remarks are about operators that no model here has.
@@ -62,7 +63,7 @@ def run_export(
         fp16=options.fp16,
     )
     if options.format == "torch":
-        export_torch(model, tokenizer, folder, sizes, source)
+        export_torch(model, tokenizer, folder, sizes, source, usual_longest)
         print(f'wrote {folder}; use it with pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
     if options.format == "icefall":
@@ -144,7 +145,7 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         raise ExportError(f"{settings[0]} is for audio files; live audio is searched greedily")
     if not live and (options.chunk or options.left):
         raise ExportError("--chunk and --left are for live audio")
-    if not options.window > 0:
+    if options.window is not None and not options.window > 0:
         raise ExportError(f"--window is {options.window:g}, needs more than 0 seconds")
     if options.times and options.format != "text":
         raise ExportError("--times is for --format text; the others have times")

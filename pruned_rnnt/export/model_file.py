@@ -6,6 +6,7 @@ A dictionary of tensors and plain values, read with `weights_only`:
     config            `model` and `loss` sections
     vocab_size, state size of the output, parameters
     tokenizer         uint8 tensor, the SentencePiece model
+    usual_longest     seconds, see `pruned_rnnt.data.usual_length`; None where it is not known
     source            what the model came from
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,7 +29,21 @@ VERSION = 1
 FILE_NAME = "model.pt"
 
 
-def save_model(model: TransducerModel, tokenizer: Tokenizer, path: Path, source: str) -> None:
+class ModelFile(NamedTuple):
+    """What `load_model` reads."""
+
+    model: TransducerModel
+    tokenizer: Tokenizer
+    usual_longest: float | None
+
+
+def save_model(
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    path: Path,
+    source: str,
+    usual_longest: float | None = None,
+) -> None:
     """Write the file; ExportError where the tokens do not fit the model."""
     check_tokens(model, tokenizer)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,13 +54,14 @@ def save_model(model: TransducerModel, tokenizer: Tokenizer, path: Path, source:
         "vocab_size": model.vocab_size,
         "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
+        "usual_longest": usual_longest,
         "source": source,
     }
     torch.save(values, path)
 
 
-def load_model(path: Path | str) -> tuple[TransducerModel, Tokenizer]:
-    """The model on the CPU in evaluation mode, and its tokenizer.
+def load_model(path: Path | str) -> ModelFile:
+    """The model on the CPU in evaluation mode, its tokenizer, and what it is used to.
 
     Args:
         path: the file, or the folder that `pruned-rnnt export --format torch` wrote.
@@ -65,7 +81,8 @@ def load_model(path: Path | str) -> tuple[TransducerModel, Tokenizer]:
     except (ConfigError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ExportError(f"{path} is of an architecture this program lacks: {reason}") from error
-    return model.eval(), Tokenizer(values["tokenizer"].numpy().tobytes())
+    tokenizer = Tokenizer(values["tokenizer"].numpy().tobytes())
+    return ModelFile(model.eval(), tokenizer, values.get("usual_longest"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer import TransducerModel
 
 _FEATURE_SECONDS = 0.01
+_LONGEST_WINDOW = 30.0
 # What is searched at once at most where speech makes no pause: 5 minutes.
 _MOST_FRAMES = round(300 / FRAME_SECONDS)
 
@@ -49,10 +50,13 @@ class Recogniser:
     Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows. They
     end in pauses, after which the search starts anew; where speech goes on without a pause, windows
     are encoded with `overlap_seconds` of their surroundings, and searched together (five minutes of
-    them at most). Windows should be no longer than the utterances that the model was trained on.
+    them at most). Silence of a second and more is left out. Windows should be no longer than the
+    utterances that the model was trained on: of what is longer, it may leave out words.
 
     Args:
+        window_seconds: default: `usual_longest`, 30 at most.
         overlap_seconds: default: 2/15 of the window.
+        usual_longest: seconds, of the utterances of training; None where it is not known.
         decode: method, beam and fusion; greedy search by default.
         language_model: what `decode.fusion.lm` names.
 
@@ -64,18 +68,23 @@ class Recogniser:
         self,
         model: TransducerModel,
         tokenizer: Tokenizer,
+        usual_longest: float | None = None,
         *,
-        window_seconds: float = 30.0,
+        window_seconds: float | None = None,
         overlap_seconds: float | None = None,
         decode: DecodeConfig | None = None,
         language_model: LanguageModel | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self.usual_longest = usual_longest
+        if window_seconds is None:
+            window_seconds = min(_LONGEST_WINDOW, usual_longest or _LONGEST_WINDOW)
         if overlap_seconds is None:
             overlap_seconds = window_seconds * 2 / 15
         window = max(1, round(window_seconds / FRAME_SECONDS))
-        self._windows = WindowEncoder(model, window, max(0, round(overlap_seconds / FRAME_SECONDS)))
+        overlap = max(0, round(overlap_seconds / FRAME_SECONDS))
+        self._windows = WindowEncoder(model, window, overlap, skip_silence=True)
         self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
 
     def transcribe(self, audio: Path | str | FloatArray) -> Transcription:
@@ -97,15 +106,14 @@ class Recogniser:
         symbols: list[int] = []
         frames: list[int] = []
         scores: list[float] = []
-        begin, total = 0, 0.0
-        for encoded_NTE in _stretches(self._windows(heard)):
+        total = 0.0
+        for begin, encoded_NTE in _stretches(self._windows(heard)):
             (found,) = self._search(encoded_NTE, torch.tensor([encoded_NTE.size(1)]))
             best = found[0]
             symbols += best.symbols
             frames += [begin + frame for frame in best.frames]
             scores += best.symbol_scores
             total += best.score
-            begin += encoded_NTE.size(1)
         seconds = round(heard.frames * _FEATURE_SECONDS, 2)
         tokens = timed_tokens(self.tokenizer.symbols, symbols, frames, scores)
         return Transcription(
@@ -116,16 +124,24 @@ class Recogniser:
         )
 
 
-def _stretches(windows: Iterable[Window]) -> Iterator[Tensor]:
-    """(1, T, E) encoder frames from one pause to the next, of `_MOST_FRAMES` or a little more."""
-    waiting: list[Tensor] = []
+def _stretches(windows: Iterable[Window]) -> Iterator[tuple[int, Tensor]]:
+    """Encoder frames (1, T, E) from one pause to the next, and where in the stream they begin.
+
+    They are `_MOST_FRAMES` at most, or a little more.
+    """
+    waiting: list[Window] = []
     for window in windows:
-        if waiting and (window.is_start or sum(w.size(1) for w in waiting) >= _MOST_FRAMES):
-            yield torch.cat(waiting, dim=1)
+        known = sum(before.encoded_NTE.size(1) for before in waiting)
+        if waiting and (window.is_start or known >= _MOST_FRAMES):
+            yield _joined(waiting)
             waiting = []
-        waiting.append(window.encoded_NTE)
+        waiting.append(window)
     if waiting:
-        yield torch.cat(waiting, dim=1)
+        yield _joined(waiting)
+
+
+def _joined(windows: Sequence[Window]) -> tuple[int, Tensor]:
+    return windows[0].begin, torch.cat([window.encoded_NTE for window in windows], dim=1)
 
 
 class _Counted:
@@ -142,7 +158,7 @@ class _Counted:
 
 
 def load(
-    path: Path | str, device: torch.device | str = "cpu", *, window_seconds: float = 30.0
+    path: Path | str, device: torch.device | str = "cpu", *, window_seconds: float | None = None
 ) -> Recogniser:
     """A recogniser from what `pruned-rnnt export RUN --format torch` wrote.
 
@@ -153,5 +169,5 @@ def load(
     Raises:
         ValueError: no such file, or another kind of file; the message says which.
     """
-    model, tokenizer = load_model(path)
-    return Recogniser(model.to(device), tokenizer, window_seconds=window_seconds)
+    model, tokenizer, usual_longest = load_model(path)
+    return Recogniser(model.to(device), tokenizer, usual_longest, window_seconds=window_seconds)

@@ -26,10 +26,11 @@ def export_torch(
     folder: Path,
     options: OnnxOptions,
     source: str,
+    usual_longest: float | None = None,
 ) -> None:
     """Write the folder; arguments and errors as of `export_onnx`, precisions aside."""
     encoder = encoder_graph(model.eval(), options)
-    save_model(model, tokenizer, folder / FILE_NAME, source)
+    save_model(model, tokenizer, folder / FILE_NAME, source, usual_longest)
     graphs = [encoder, joiner(model)]
     if isinstance(model.predictor, StatelessPredictor):
         graphs.append(decoder(model))

@@ -14,6 +14,7 @@ import torch
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.datamodule import DataModule
 from pruned_rnnt.data.loader import BatchLoader
+from pruned_rnnt.data.usual_length import save_usual_longest
 from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
 from pruned_rnnt.train.bad_steps import named, report_too_large
 from pruned_rnnt.train.distributed import Ranks
@@ -148,3 +149,4 @@ class SpeechTask:
 
     def save_files(self, folder: Path) -> None:
         self.data.tokenizer.save(folder / "tokens")
+        save_usual_longest(folder, self.data.usual_longest)

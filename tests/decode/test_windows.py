@@ -97,7 +97,7 @@ def test_windows_of_a_zipformer_have_all_frames(causal: bool) -> None:
 
 @pytest.mark.parametrize("frames", [1, 6, 7, 8])
 def test_little_audio_is_one_frame(frames: int) -> None:
-    ((encoded, _),) = WindowEncoder(make_model(), 50, 10)([torch.zeros(frames, 80)])
+    ((encoded, *_),) = WindowEncoder(make_model(), 50, 10)([torch.zeros(frames, 80)])
     assert encoded.shape == (1, 1, 16)
 
 

@@ -16,9 +16,12 @@ from tone_corpus import TONES, make_corpus, sing
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.usual_length import read_usual_longest
 from pruned_rnnt.export import extras
 from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.export.recogniser import Recogniser
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
@@ -111,6 +114,25 @@ def test_sherpa_onnx_hears_what_we_hear(
     assert "loss.rnnt_type is regular" in readme
 
 
+def test_windows_are_by_default_as_long_as_utterances_of_training(
+    run: Path, utterances: tuple[list[Path], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = []
+
+    def spy(recogniser: Recogniser, _: object) -> bool:
+        windows.append(recogniser._windows.window)
+        return True
+
+    monkeypatch.setattr("pruned_rnnt.export.command.run_transcribe", spy)
+    assert main(["transcribe", str(run), str(utterances[0][0])]) == 0
+    assert main(["transcribe", str(run), str(utterances[0][0]), "--window", "9"]) == 0
+    cuts = PreparedFolder(Path(run_config(run).data.path)).cuts("train")
+    durations = sorted(cut.duration for cut in cuts)
+    assert durations[-4] <= 0.04 * windows[0] + 0.02
+    assert 0.04 * windows[0] - 0.02 <= durations[-1]
+    assert windows[1] == 225
+
+
 def test_streaming_hears_what_our_stream_hears(
     run: Path,
     utterances: tuple[list[Path], list[str]],
@@ -154,6 +176,8 @@ def test_torch_file_is_loaded_back(
     paths = utterances[0][:6]
     assert main(["export", str(run), "--format", "torch", "--output", str(tmp_path / "out")]) == 0
     recogniser = pruned_rnnt.load(tmp_path / "out")
+    assert read_usual_longest(run) == recogniser.usual_longest
+    assert 1.0 < recogniser.usual_longest < 3.0
     capsys.readouterr()
     assert main(["transcribe", str(run), *map(str, paths), "--times"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -12,7 +12,7 @@ from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
-from pruned_rnnt.export.recogniser import Recogniser
+from pruned_rnnt.export.recogniser import Recogniser, load
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
@@ -67,7 +67,7 @@ def test_everything_comes_back(kind: str, tokenizer: Tokenizer, tmp_path: Path) 
     conformer = kind == "conformer"
     model = make_model(size, causal=True) if conformer else make_zipformer_with_lstm(size)
     save_model(model, tokenizer, tmp_path / "model.pt", "test")
-    loaded, symbols = load_model(tmp_path)
+    loaded, symbols, _ = load_model(tmp_path)
     assert loaded.config == model.config
     assert loaded.loss_config == model.loss_config
     assert symbols.symbols == tokenizer.symbols
@@ -162,3 +162,11 @@ def test_windows_give_what_the_whole_gives(tokenizer: Tokenizer) -> None:
 def test_very_short_audio_is_heard_as_something(tokenizer: Tokenizer) -> None:
     recogniser = Recogniser(make_model(len(tokenizer)), tokenizer)
     assert isinstance(recogniser.transcribe_features(torch.zeros(1, 80)).text, str)
+
+
+def test_windows_are_as_long_as_what_was_trained_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = make_model(len(tokenizer))
+    for longest, frames in ((4.0, 100), (90.0, 750), (None, 750)):
+        save_model(model, tokenizer, tmp_path / "model.pt", "test", longest)
+        assert load(tmp_path)._windows.window == frames
+    assert load(tmp_path, window_seconds=2.0)._windows.window == 50

@@ -93,14 +93,16 @@ def test_a_file_each(
 
 
 def test_after_a_pause_the_search_starts_anew(model: Path) -> None:
-    network, tokenizer = load_model(model)
+    network, tokenizer, _ = load_model(model)
     with torch.no_grad():  # What was said before shall matter.
-        network.joiner.decoder_proj.weight *= 4
-    samples = np.concatenate([sound(1.4), 1e-4 * sound(1.2)] * 5)
+        network.joiner.decoder_proj.weight *= 10
+    samples = np.concatenate([sound(1.6), 1e-4 * sound(0.8)] * 6)
     heard = Recogniser(network, tokenizer, window_seconds=2.5, overlap_seconds=0.0).transcribe(
         samples
     )
-    windows = list(WindowEncoder(network, round(2.5 / 0.04), 0)([audio_features(samples)]))
+    windows = list(
+        WindowEncoder(network, round(2.5 / 0.04), 0, skip_silence=True)([audio_features(samples)])
+    )
     parts: list[list[torch.Tensor]] = []
     for window in windows:
         parts += [[]] if window.is_start else []
@@ -146,7 +148,7 @@ def test_files_are_searched_as_the_settings_say(
 def test_speech_without_a_pause_is_searched_in_bounded_parts(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, tokenizer = load_model(model)
+    network, tokenizer, _ = load_model(model)
     samples = sound(12.0)
     whole = Recogniser(network, tokenizer, window_seconds=2.0).transcribe(samples)
     monkeypatch.setattr("pruned_rnnt.export.recogniser._MOST_FRAMES", 60)

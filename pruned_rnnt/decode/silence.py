@@ -1,0 +1,70 @@
+"""Where a recording is silent: far below its speech, and steadily so.
+
+Axes: T feature frames (10 ms), T' encoder frames (40 ms), F mel bins. Energies are the mean over
+the mel bins of natural-log energies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+
+# Silence is 20 dB below the loud speech of the last minute and varies by less than 6 dB over 0.6 s:
+# a speaker far from the microphone goes up and down with each syllable.
+_LOUD, _DEPTH = 0.9, 4.6
+_STEADY, _AROUND = 1.4, 7
+_MEMORY = round(60 / 0.04)
+# So many silent frames part utterances. What is within 0.3 s of speech is not steady, and stays: a
+# pause of a second is the shortest of these.
+_LONG = 10
+
+
+class Speech(NamedTuple):
+    """Where speech lies in what is kept: encoder frames.
+
+    begin: silence goes before; beyond the last frame where all is silent.
+    end: the first long silence after it starts; None where none does.
+    """
+
+    begin: int
+    end: int | None
+
+
+def frame_energies(features_TF: Tensor) -> Tensor:
+    """(T, F) -> (T',)"""
+    energies_T = features_TF.mean(dim=1)
+    return nn.functional.avg_pool1d(energies_T[None, None], SUBSAMPLING_FACTOR)[0, 0]
+
+
+class SilenceFinder:
+    """Finds silence in a stream by what was heard in its last minute."""
+
+    def __init__(self) -> None:
+        self._heard_T = torch.zeros(0)
+
+    def forget(self, energies_T: Tensor) -> None:
+        """(T',) energies of frames which `find` will not be given again."""
+        self._heard_T = torch.cat((self._heard_T, energies_T))[-_MEMORY:]
+
+    def find(self, energies_T: Tensor) -> Speech:
+        """The first speech among (T',) energies, which follow what was forgotten."""
+        known_T = torch.cat((self._heard_T, energies_T))
+        length = len(energies_T)
+        size = {"kernel_size": 2 * _AROUND + 1, "stride": 1, "padding": _AROUND}
+        highest_T = nn.functional.max_pool1d(energies_T[None, None], **size)[0, 0]
+        lowest_T = -nn.functional.max_pool1d(-energies_T[None, None], **size)[0, 0]
+        is_silent_T = (energies_T < known_T.quantile(_LOUD) - _DEPTH) & (
+            highest_T - lowest_T < _STEADY
+        )
+        speech = (~is_silent_T).nonzero()[:, 0]
+        if not len(speech):
+            return Speech(length, None)
+        begin = int(speech[0])
+        begin = begin if begin >= _LONG else 0
+        steps = torch.diff(speech, append=torch.tensor([length]))
+        long = (steps > _LONG).nonzero()[:, 0]
+        return Speech(begin, int(speech[long[0]]) + 1 if len(long) else None)
