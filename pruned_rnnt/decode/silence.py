@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
-# Silence is 20 dB below the loud speech of the last minute and varies by less than 6 dB over 0.6 s:
+# Silence is 13 dB below the loud speech of the last minute and varies by less than 6 dB over 0.6 s:
 # a speaker far from the microphone goes up and down with each syllable.
-_LOUD, _DEPTH = 0.9, 4.6
+_LOUD, _DEPTH = 0.9, 3.0
 _STEADY, _AROUND = 1.4, 7
 _MEMORY = round(60 / 0.04)
 # So many silent frames part utterances. What is within 0.3 s of speech is not steady, and stays: a
