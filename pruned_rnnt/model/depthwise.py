@@ -5,6 +5,8 @@ Axes: N batch, T frames, E channels, K kernel size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +37,17 @@ def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None)
     return mixed_NE1T.squeeze(2).transpose(1, 2)
 
 
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """As torch.backends.cudnn.flags(enabled=False), in a tenth of its time."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
 class _Depthwise(torch.autograd.Function):
     """Without cuDNN, which would plan anew for every length there is: two seconds a batch."""
 
@@ -42,7 +55,7 @@ class _Depthwise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.padding = padding
-        with torch.backends.cudnn.flags(enabled=False):
+        with _without_cudnn():
             return functional.conv2d(x, weight, bias, padding=(0, padding), groups=bias.size(0))
 
     @staticmethod
@@ -50,7 +63,7 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         channels = weight.size(0)
-        with torch.backends.cudnn.flags(enabled=False):
+        with _without_cudnn():
             grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
                 grad,
                 x,

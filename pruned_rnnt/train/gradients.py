@@ -53,7 +53,13 @@ class _Bucket:
     def fill(self) -> None:
         """Move the gradients into the vector: one launch for all, not one for each."""
         pairs = list(zip(self.parameters, self.views, strict=True))
-        there = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
+        # In the strides of its view, also along axes of length 1: a single gradient with others
+        # would have each copied by itself.
+        there = [
+            (view, parameter.grad.view_as(view))
+            for parameter, view in pairs
+            if parameter.grad is not None
+        ]
         if len(there) < len(pairs):
             self.flat.zero_()
         if there:
