@@ -25,7 +25,7 @@ class CastWeights:
     """Weights and biases of the linear and convolution layers inside a module."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._places = [
+        self._places: list[tuple[dict[str, Any], str]] = [
             (inner._parameters, name)
             for inner in module.modules()
             if isinstance(inner, _PRODUCTS)
@@ -40,7 +40,7 @@ class CastWeights:
         """
         if not pays(x):
             return nullcontext()
-        weights = [parameters[name] for parameters, name in self._places]
+        weights: list[Tensor] = [parameters[name] for parameters, name in self._places]
         dtype = compute_dtype(x, weights[0])
         return nullcontext() if dtype == weights[0].dtype else self._exchanged(weights, dtype)
 
@@ -72,5 +72,5 @@ class _Together(torch.autograd.Function):
 
 def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(copies, tensors)
+    torch._foreach_copy_(copies, list(tensors))
     return copies

@@ -145,7 +145,7 @@ class Conformer(Encoder):
         lengths_here = lengths.to(device)
         padding_NT1 = (torch.arange(frames, device=device) >= lengths_here[:, None]).unsqueeze(-1)
         mask = attention_mask(lengths_here, frames, *self._chunking())
-        dtype = compute_dtype(x_NTE, self.layers[0].attention.in_proj.weight)
+        dtype = compute_dtype(x_NTE, self.subsampling.projection.weight)
         if pays(x_NTE):
             mask = attention_bias(mask, dtype)
         # Attention gives padding the weight 0, and 0 times NaN is NaN: no garbage goes further.
