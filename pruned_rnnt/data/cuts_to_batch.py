@@ -165,21 +165,21 @@ class CutsToBatch(Dataset[Batch]):
 
 
 def _read_noises(path: Path, stored: bool) -> list[Any]:
-    """The cuts to mix in; ValueError when they are not of the kind that the speech is."""
+    """The cuts to mix in; errors name the setting and what is wrong with its file."""
+    setting = f"data.augmentation.noise_cuts={path}"
     try:
         noises = list(read_cuts(path))
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # whatever a file that is no manifest makes of its reader
-        raise ValueError(
-            f"data.augmentation.noise_cuts={path} is no manifest of cuts: {last_line(error)}"
-        ) from error
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{setting}: {error}") from error
+    if not noises:
+        raise ValueError(f"{setting} has no cuts")
     wanted = "features" if stored else "recording"
-    if not getattr(noises[0], f"has_{wanted}", False):
-        raise ValueError(
-            f"data.augmentation.noise_cuts={path} has cuts without {wanted}, which data.features="
-            f"{'stored' if stored else 'waveform'} needs"
-        )
+    for noise in noises:
+        if not getattr(noise, f"has_{wanted}", False):
+            raise ValueError(
+                f"{setting}: {noise.id} is no cut with {wanted}, which data.features="
+                f"{'stored' if stored else 'waveform'} needs"
+            )
     return noises
 
 

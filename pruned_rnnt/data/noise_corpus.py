@@ -65,7 +65,8 @@ class _Windows:
 
     def __iter__(self) -> Iterator[Entry]:
         for part, recordings in self.recordings.items():
-            for recording in recordings:
+            # lhotse lists them in the order of the file system.
+            for recording in sorted(recordings, key=lambda recording: recording.id):
                 whole = with_paths_found(recording.to_cut(), Path.cwd())
                 for index, cut in enumerate(whole.cut_into_windows(self.seconds)):
                     if cut.duration >= 1:

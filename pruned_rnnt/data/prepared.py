@@ -112,11 +112,11 @@ class PathPrefix:
 def read_cuts(path: Path) -> CutSet:
     """The cuts of a manifest, lazily; relative paths start at its folder if that is a prepared one.
 
-    Raises FileNotFoundError naming the manifest.
+    Raises FileNotFoundError naming the manifest; ValueError naming a line that cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no manifest of cuts at {path}")
-    cuts = CutSet.from_file(path)
+    cuts = CutSet(_Chain([path]))
     if (path.parent / REPORT_NAME).is_file():
         cuts = cuts.map(PreparedFolder(path.parent).make_absolute())
     return cuts

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 from pathlib import Path
 
 import pytest
+from lhotse import CutSet
 from own_corpus import prepare
 from recorded_speech import text_of, write_audio
 
@@ -13,6 +15,7 @@ from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.augmentation import AugmentationConfig
 from pruned_rnnt.data.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.filters import FilterConfig
+from pruned_rnnt.data.prepared import read_cuts
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +57,32 @@ def test_noises_are_found_from_anywhere(
     assert not caplog.messages
 
 
-def test_noises_without_features_are_refused(root: Path) -> None:
-    path = root / "noise/waveform/noise_cuts.jsonl.gz"
-    with pytest.raises(ValueError, match=r"noise_cuts=.* has cuts without features, which data"):
-        data_of(root, "stored", path).train_loader()
-
-
-def test_a_file_that_is_no_manifest_is_named(root: Path, tmp_path: Path) -> None:
-    path = tmp_path / "noise.jsonl"
-    for content in ("junk\n", ""):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=rf"noise_cuts={path} is no manifest of cuts: "):
+def test_noises_without_features_are_refused(root: Path, tmp_path: Path) -> None:
+    plain = read_cuts(root / "noise/waveform/noise_cuts.jsonl.gz")
+    some = read_cuts(root / "noise/stored/noise_cuts.jsonl.gz")
+    path = tmp_path / "some.jsonl"
+    for cuts, name in ((list(plain), "n0"), ([*some, *plain], "n0")):
+        CutSet.from_cuts(cuts).to_file(path)
+        with pytest.raises(ValueError, match=rf"{name}-0 is no cut with features, which data"):
             data_of(root, "stored", path).train_loader()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("noise.jsonl", b"junk\n", "noise.jsonl:1 is no line of a lhotse manifest"),
+        ("noise.jsonl", b"", "has no cuts"),
+        ("noise.jsonl.gz", gzip.compress(b"\n"), "has no cuts"),
+        ("noise.jsonl.gz", b"junk\n", "is broken after line 0"),
+        ("noise.jsonl.gz", None, "no manifest of cuts at"),
+    ],
+)
+def test_a_file_without_noises_is_named(
+    root: Path, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        data_of(root, "stored", path).train_loader()
+    assert str(error.value).startswith(f"data.augmentation.noise_cuts={path}")
