@@ -1,6 +1,6 @@
 """What the training engine adds to a step, and what several processes lose to each other.
 
-    python -m scripts.engine_overhead [--steps 20] [--json FILE] [section.key=value ...]
+    python -m scripts.engine_overhead [--profile] [--json FILE] [section.key=value ...]
     torchrun --standalone --nproc-per-node 2 -m scripts.engine_overhead ...
 
 A model of some 20 M parameters is trained on random features with the durations and text lengths
@@ -172,6 +172,22 @@ def run_bare(trainer: Trainer, *, update: bool) -> None:
             optimiser.step()
 
 
+def gpu_work(trainer: Trainer) -> dict[str, float]:
+    """Kernels and copies of a bare step, and the time they take: what is beyond is the host's."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    loader = trainer.task.loader  # type: ignore[attr-defined]
+    loader.batches = loader.batches[: WARM_UP + 1]
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as seen, suppress(RunOver):
+        run_bare(trainer, update=True)
+    done = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
+    seconds = sum(event.time_range.elapsed_us() for event in done) / 1e6
+    steps = len(loader.batches)
+    return {"gpu_launches": len(done) / steps, "gpu_seconds": seconds / steps}
+
+
 class Turns:
     """Short runs of several kinds in turns, by one or by all processes."""
 
@@ -198,8 +214,10 @@ class Turns:
         return [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
 
 
-def measure(config: ExperimentConfig, ranks: Ranks, steps: int, repetitions: int) -> dict[str, Any]:
-    """The row, the same in every process but for what only the first one knows."""
+def measure(
+    config: ExperimentConfig, ranks: Ranks, steps: int, repetitions: int, *, profiled: bool
+) -> dict[str, Any]:
+    """The row, the same in every process."""
     batches = random_batches(config, steps + WARM_UP, ranks.rank)
     make_task = functools.partial(RandomTask, batches=batches)
 
@@ -245,6 +263,8 @@ def measure(config: ExperimentConfig, ranks: Ranks, steps: int, repetitions: int
     row.update({name: statistics.median(several) for name, several in values.items()})
     row["range"] = {name: [min(several), max(several)] for name, several in values.items()}
     row["cpu_share"] = {k: statistics.median(several) for k, several in turns.cpu_share.items()}
+    if profiled:
+        row.update(gpu_work(own))
     return row
 
 
@@ -252,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a run")
     parser.add_argument("--turns", type=int, default=5, help="runs of each kind")
+    parser.add_argument("--profile", action="store_true", help="count what a GPU does in a step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the row to FILE")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     options = parser.parse_args(arguments)
@@ -259,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         # Nothing ends a training but the end of its batches.
         settings = ["train.steps=1000000", f"train.folder={folder}"]
         config = load_config(ExperimentConfig, None, [*DEFAULTS, *options.overrides, *settings])
-        row = {"torch": torch.__version__, **measure(config, ranks, options.steps, options.turns)}
+        measured = measure(config, ranks, options.steps, options.turns, profiled=options.profile)
+        row = {"torch": torch.__version__, **measured}
     if ranks.is_first:
         print(json.dumps(row))
         if options.json is not None:

@@ -28,7 +28,7 @@ TINY = [
 
 def test_a_row_is_measured_and_kept(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    row = main([*TINY, f"--json={rows}"])
+    row = main([*TINY, "--profile", f"--json={rows}"])
     assert json.loads(rows.read_text()) == row
     assert row["world_size"] == 1
     assert row["forward_backward_step_seconds"] > 0
@@ -37,6 +37,7 @@ def test_a_row_is_measured_and_kept(tmp_path: Path) -> None:
     lowest, highest = row["range"]["engine_step_seconds"]
     assert 0 < lowest <= row["engine_step_seconds"] <= highest
     assert "efficiency" not in row
+    assert row["gpu_launches"] == 0
 
 
 def test_two_processes_are_measured_alone_beside_each_other_and_together(tmp_path: Path) -> None:
