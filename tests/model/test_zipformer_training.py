@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
-from pruned_rnnt.model.zipformer import attention as attention_module
 from pruned_rnnt.model.zipformer import layer as layer_module
+from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.frames import Chunking, frames_at_rate, relative_positions
+from pruned_rnnt.model.zipformer.masks import LayerMasks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch
@@ -110,26 +111,25 @@ def test_set_step_tells_whiteners_how_often_to_look() -> None:
     assert {whitener.probability for whitener in whiteners[1::2]} == {0.025}
 
 
-def test_a_sequence_without_its_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_without_its_branches() -> None:
     """Only the first feed-forward module is never left out."""
-    monkeypatch.setattr(
-        layer_module, "keep_mask", lambda x, skip: torch.zeros(x.size(0), 1, 1) if skip else None
-    )
-    clock = Clock()
-    layer = layer_module.ZipformerLayer(clock, TINY.stack(0), causal=False, skip=0.0).train()
+    layer = layer_module.ZipformerLayer(Clock(), TINY.stack(0), causal=False, skip=0.0).train()
     begin = torch.randn(2, 6, TINY.dims[0])
     positions = relative_positions(0, 6, TINY.position_dim, begin)
     frames = frames_at_rate(torch.tensor([6, 6]), 6, 1, Chunking(), positions)
+    zeros = torch.zeros(2, 1, 1)
+    hidden = torch.randint(0, 2, (2, 1, layer.hidden_dims[0])) * 2.0
+    masks = LayerMasks(*[zeros] * 5)
     with torch.no_grad():
-        torch.manual_seed(0)
-        out, _ = layer(begin, frames, None)
-        layer.feed_forward1.out_proj.dropout = 0.0
-        clean, _ = layer(begin, frames, None)
+        out, _ = layer(begin, frames, None, masks._replace(hidden1=hidden))
+        clean, _ = layer(begin, frames, None, masks)
+        around, _ = layer(begin, frames, None, masks._replace(bypass=zeros))
         middle = torch.lerp(
-            begin, begin + layer.feed_forward1(begin), layer.bypass_mid.bypass_scale
+            begin, begin + layer.feed_forward1(begin, None), layer.bypass_mid.bypass_scale
         )
         expected = torch.lerp(begin, layer.norm(middle), layer.bypass.bypass_scale)
     torch.testing.assert_close(clean, expected)
+    torch.testing.assert_close(around, begin)
     assert not torch.equal(out, clean)
 
 
@@ -180,6 +180,43 @@ def test_training_under_autocast(dtype: torch.dtype) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
+def test_parameters_are_cast_at_once_and_given_back() -> None:
+    """The same numbers as by autocast itself; the layer's own parameters when that is done."""
+    encoder = Zipformer(TINY).eval()
+    batch, lengths, _ = ragged_batch([50, 41])
+    own = dict(encoder.named_parameters())
+    results = []
+    for at_once in (True, False):
+        encoder.zero_grad()
+        for module in encoder.modules():
+            if isinstance(module, layer_module.ZipformerLayer) and not at_once:
+                module._cast = JointCast([])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            encoded, _ = encoder(batch, lengths)
+        assert all(own[name] is parameter for name, parameter in encoder.named_parameters())
+        encoded.square().mean().backward()
+        gradients = [parameter.grad for parameter in own.values() if parameter.grad is not None]
+        assert {gradient.dtype for gradient in gradients} == {torch.float32}
+        results.append((encoded, gradients))
+    (at_once, gradients), (one_by_one, expected) = results
+    assert torch.equal(at_once, one_by_one)
+    for got, want in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.01 * float(want.abs().max()))
+
+
+def test_parameters_are_given_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Zipformer(TINY).train()
+    batch, lengths, _ = ragged_batch([50, 41])
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(layer_module.Bypass, "forward", fail)
+    with pytest.raises(RuntimeError), torch.autocast("cpu", dtype=torch.bfloat16):
+        encoder(batch, lengths)
+    assert all(parameter.is_leaf for parameter in encoder.parameters())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_training_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +250,7 @@ def test_all_schedules_go_with_the_warm_up() -> None:
 
 def test_nothing_is_left_out_at_a_dropout_scale_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then draws of batches alone make training differ: without these it is as evaluation."""
-    monkeypatch.setattr(attention_module, "chance", lambda probability: False)
-    monkeypatch.setattr(layer_module, "chance", lambda probability: False)
+    monkeypatch.setattr(Clock, "chance", lambda clock, probability: False)
     batch, lengths, _ = ragged_batch([60, 41])
     for scale, same in ((0.0, True), (0.2, False)):
         encoder = Zipformer(dataclasses.replace(TINY, dropout_scale=scale)).train()

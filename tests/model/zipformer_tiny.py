@@ -59,3 +59,9 @@ def ragged_batch(lengths: list[int], garbage: float = 50.0) -> tuple[Tensor, Ten
     for n, single in enumerate(singles):
         batch_NTF[n, : single.size(1)] = single[0]
     return batch_NTF, torch.tensor(lengths), singles
+
+
+def randoms(*shape: int, seed: int = 0) -> Tensor:
+    """Normal, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)

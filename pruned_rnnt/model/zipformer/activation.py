@@ -8,6 +8,7 @@ Axes: N batch, T frames, C channels.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
-from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
+from pruned_rnnt.model.zipformer.casts import wide_dtype
 
 Kind = Literal["L", "R"]
 # Where each bends, and what makes SwooshR(0) zero and SwooshL nearly so.
@@ -26,19 +27,41 @@ _SLOPE = 0.08
 
 def swoosh(x: Tensor, kind: Kind) -> Tensor:
     """The activation, computed in float32 at least, returned in the dtype of x."""
-    shifted = _widen(x) - _SHIFT[kind]
+    shifted = (x if x.dtype == torch.float64 else x.float()) - _SHIFT[kind]
     value = functional.softplus(shifted) - (_OFFSET[kind] + _SLOPE * _SHIFT[kind])
     return value.add(shifted, alpha=-_SLOPE).to(x.dtype)
 
 
-def _times_slope(grad: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """grad * swoosh'(x), in the dtype of x; for backward passes alone."""
-    slope = (_widen(x) - _SHIFT[kind]).sigmoid_().sub_(_SLOPE)
-    return slope.mul_(grad).to(x.dtype)
+class _Moved:
+    """swoosh(x) = log(exp(y) + exp(a)) - 0.08 y for y = x + a - shift, where `a` does the rest.
+
+    In training the number of kernels matters: so written there are three, casts included.
+    """
+
+    def __init__(self, x: Tensor, kind: Kind) -> None:
+        dtype = wide_dtype(x.dtype)
+        a = -(_SLOPE * _SHIFT[kind] + _OFFSET[kind]) / (1.0 - _SLOPE)
+        self.x = x
+        self.a = _constant(a, dtype, x.device)
+        self.y = x + _constant(a - _SHIFT[kind], dtype, x.device)
+
+    def activated(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """swoosh(x), times the mask."""
+        log, out = torch.logaddexp(self.y, self.a), torch.empty_like(self.x, dtype=dtype)
+        if mask is None:
+            return torch.add(log, self.y, alpha=-_SLOPE, out=out)
+        return torch.mul(log.add_(self.y, alpha=-_SLOPE), mask, out=out)
+
+    def times_slope(self, grad: Tensor) -> Tensor:
+        """grad * swoosh'(x), in the dtype of x; the last thing that can be asked for."""
+        steep = torch.ops.aten.softplus_backward(grad, self.y.sub_(self.a), 1.0, 20.0)
+        return torch.add(steep, grad, alpha=-_SLOPE, out=torch.empty_like(self.x))
 
 
-def _widen(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+@functools.cache
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(1,): unlike a number, it makes a sum with a narrower tensor one of its own dtype."""
+    return torch.full((1,), value, dtype=dtype, device=device)
 
 
 class Swoosh(nn.Module):
@@ -60,46 +83,36 @@ class _Swoosh(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kind: Kind) -> Tensor:
         ctx.save_for_backward(x)
         ctx.kind = kind
-        return swoosh(x, kind)
+        return _Moved(x, kind).activated(None, x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return _times_slope(grad, x, ctx.kind), None
+        return _Moved(x, ctx.kind).times_slope(grad), None
 
 
 class SwooshLinear(nn.Module):
     """Swoosh, dropout, linear layer: (N, T, C) -> (N, T, output_dim).
 
-    Only the input is kept for the backward pass. A channel is dropped for all frames of a sequence.
+    Only the input is kept for the backward pass.
 
     Args:
         initial_scale: of the initial weights, against those of nn.Linear.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        input_dim: int,
-        output_dim: int,
-        kind: Kind,
-        dropout: float | Schedule,
-        initial_scale: float,
-    ) -> None:
+    def __init__(self, input_dim: int, output_dim: int, kind: Kind, initial_scale: float) -> None:
         super().__init__()
         linear = scaled_linear(input_dim, output_dim, initial_scale)
         self.weight, self.bias = linear.weight, linear.bias
-        self.clock = clock
         self.kind: Kind = kind
-        self.dropout = dropout
 
-    def forward(self, x_NTC: Tensor) -> Tensor:
-        mask_N1C = sequence_dropout_mask(x_NTC, self.clock.share(self.dropout), self.training)
+    def forward(self, x_NTC: Tensor, mask_N1C: Tensor | None = None) -> Tensor:
+        """The mask, from `dropout_mask`, is multiplied with what is activated."""
         if not torch.is_grad_enabled():
             hidden = swoosh(x_NTC, self.kind)
             if mask_N1C is not None:
-                hidden = hidden * mask_N1C
+                hidden = (hidden * mask_N1C).to(hidden.dtype)
             return functional.linear(hidden, self.weight, self.bias)
         output: Tensor = _SwooshLinear.apply(  # type: ignore[no-untyped-call]
             x_NTC, self.weight, self.bias, mask_N1C, self.kind
@@ -115,38 +128,26 @@ class _SwooshLinear(torch.autograd.Function):
         dtype = compute_dtype(x, weight)
         ctx.save_for_backward(x, weight, mask)
         ctx.kind, ctx.dtype = kind, dtype
-        hidden = _dropped(x, mask, kind, dtype)
+        hidden = _Moved(x, kind).activated(mask, dtype)
         return functional.linear(hidden, weight.to(dtype), bias.to(dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, mask = ctx.saved_tensors
-        hidden = _dropped(x, mask, ctx.kind, ctx.dtype)
+        moved = _Moved(x, ctx.kind)
+        hidden = moved.activated(mask, ctx.dtype)
         rows = grad.flatten(0, -2)
         grad_hidden = grad @ weight.to(ctx.dtype)
         if mask is not None:
             grad_hidden = grad_hidden * mask
         return (
-            _times_slope(grad_hidden, x, ctx.kind),
+            moved.times_slope(grad_hidden),
             (rows.t() @ hidden.flatten(0, -2)).to(weight.dtype),
             rows.sum(dim=0, dtype=weight.dtype),
             None,
             None,
         )
-
-
-def _dropped(x: Tensor, mask: Tensor | None, kind: Kind, dtype: torch.dtype) -> Tensor:
-    hidden = swoosh(x, kind)
-    return (hidden if mask is None else hidden * mask).to(dtype)
-
-
-def sequence_dropout_mask(x_NTC: Tensor, rate: float, training: bool) -> Tensor | None:
-    """(N, 1, C) of 0 and 1 / (1 - rate); None where nothing is dropped."""
-    if not training or rate <= 0.0:
-        return None
-    kept_N1C = torch.rand_like(x_NTC[:, :1], dtype=torch.float32) >= rate
-    return kept_N1C.to(x_NTC.dtype) / (1.0 - rate)
 
 
 def scaled_linear(

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from pruned_rnnt.model.zipformer.activation import scaled_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
-from pruned_rnnt.model.zipformer.gradient import limit_scores, softmax
-from pruned_rnnt.model.zipformer.schedule import Clock, chance, ramp
+from pruned_rnnt.model.zipformer.gradient import limit_scores, masked_softmax
+from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
-# Low enough that its exponential is zero beside any real score, and within float16.
-_BLOCKED_SCORE = -1000.0
 # Share of the training batches on which positions are left out.
 _POSITION_SKIP = ramp(0.5, 0.0, 4000)
 
@@ -61,17 +59,18 @@ class AttentionWeights(nn.Module):
         query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
         key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
         query_NHTK, position_NHTP = self._heads(query), self._heads(position_query)
-        if self.training and chance(self.clock.read(_POSITION_SKIP)):
+        by_position = None
+        if self.training and self.clock.chance(self.clock.read(_POSITION_SKIP)):
             # The weights stay in the graph: distributed training wants a gradient of each.
             scores = (query_NHTK + 0.0 * self.linear_pos.weight.sum()) @ self._heads(key).mT
         else:
             positions_HRP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
             by_distance_NHTR = position_NHTP @ positions_HRP.permute(1, 2, 0)
             scores = query_NHTK @ self._heads(key).mT
-            scores = scores + _align_distances(by_distance_NHTR, scores.size(-1))
+            by_position = _align_distances(by_distance_NHTR, scores.size(-1))
         if self.training:
-            scores = limit_scores(scores)
-        return softmax(torch.where(frames.blocked, _BLOCKED_SCORE, scores)), past_NSC
+            scores, by_position = limit_scores(scores, by_position, self.clock)
+        return masked_softmax(scores, by_position, frames.blocked), past_NSC
 
     def _heads(self, x: Tensor) -> Tensor:
         """(N, T, H * K) -> (N, H, T, K)."""

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, chance, ramp
+from pruned_rnnt.model.zipformer.casts import wide_dtype
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 
 _ABS_TO_RMS = math.sqrt(math.pi / 2)
 # Share of the batches on which a balancer acts, unless it says otherwise.
@@ -61,7 +62,7 @@ class Balancer(nn.Module):
         if not (self.training and torch.is_grad_enabled() and x.requires_grad):
             return x
         read = self.clock.read
-        if not chance(read(self.probability)):
+        if not self.clock.chance(read(self.probability)):
             return x
         balanced: Tensor = _Balance.apply(  # type: ignore[no-untyped-call]
             x,
@@ -99,21 +100,23 @@ class _Balance(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = wide_dtype(x.dtype)
         mean = x.mean(dim=ctx.axes, keepdim=True, dtype=dtype)
         norm = torch.linalg.vector_norm(x, dim=ctx.axes, keepdim=True, dtype=dtype)
-        power = norm.square() * (mean.numel() / x.numel())
-        variance = (power - mean.square()).clamp(min=_TINY)
-        power = power.clamp(min=_TINY)
-        ratio = mean * variance.rsqrt()
+        rms = norm.mul_((mean.numel() / x.numel()) ** 0.5)
+        to_unit = torch.addcmul(rms.square(), mean, mean, value=-1.0).clamp_(min=_TINY).rsqrt_()
+        ratio = mean.mul_(to_unit)
         # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
-        mean_side = (ratio - ratio.clamp(*ctx.mean_limits)).sign()
-        rms_side = (power.sqrt() - power.sqrt().clamp(*ctx.rms_limits)).sign()
-        # The gradient of the penalty is linear in x: offset + slope * x, but for a constant.
-        offset = mean_side * variance.rsqrt() * (1.0 + ratio.square())
-        slope = rms_side / power - mean_side * ratio / variance
-        size = ((offset + slope * mean).square() + slope.square() * variance).sqrt()
-        size = size.clamp(min=_TINY) / _STRENGTH
-        # In place: these are as large as activations get.
-        push = (x * (slope / size)).add_(offset / size).mul_(grad.abs())
-        return push.add_(grad).to(grad.dtype), None, None, None
+        mean_side = ratio.sub(ratio.clamp(*ctx.mean_limits)).sign_()
+        rms_side = rms.sub(rms.clamp(*ctx.rms_limits)).sign_()
+        # The gradient of the penalty is linear in x. For z = x times `to_unit`, of variance one, it
+        # is offset + slope * z times a constant, where E[z] = ratio and E[z^2] = power, and so
+        # E[(offset + slope * z)^2] = mean_side^2 * power + rms_side^2 / power.
+        power = ratio.square().add_(1.0)
+        offset = mean_side * power
+        slope = rms_side / power
+        to_size = (offset * mean_side).addcmul_(slope, rms_side).clamp_(min=_TINY).rsqrt_()
+        slope = slope.addcmul_(mean_side, ratio, value=-1.0).mul_(to_unit).mul_(to_size)
+        # Few passes and in place: x is as large as activations get.
+        push = torch.addcmul(offset.mul_(to_size), x, slope).mul_(grad.abs())
+        return torch.add(grad, push, alpha=_STRENGTH, out=torch.empty_like(grad)), None, None, None

@@ -51,7 +51,7 @@ class ConvolutionModule(nn.Module):
             max_abs=10.0,
         )
         self.whiten = Whiten(clock, ramp(7.5, 15.0, 20000))
-        self.out_proj = SwooshLinear(clock, dim, dim, "R", dropout=0.0, initial_scale=0.05)
+        self.out_proj = SwooshLinear(dim, dim, "R", initial_scale=0.05)
 
     def forward(
         self, x_NTE: Tensor, frames: Frames, past_NPE: Tensor | None

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.joined_frames import JoinedFrames, pays
-from pruned_rnnt.model.zipformer.activation import Swoosh, sequence_dropout_mask
+from pruned_rnnt.model.zipformer.activation import Swoosh
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient
-from pruned_rnnt.model.zipformer.layer import DROPOUT, keep_mask
+from pruned_rnnt.model.zipformer.layer import DROPOUT
+from pruned_rnnt.model.zipformer.masks import dropout_mask, keep_mask
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
@@ -66,7 +67,7 @@ class Embedding(nn.Module):
         self.state_shape = (third, CONTEXT, ((num_mel_bins - 1) // 2 - 1) // 2)
         self.out = nn.Linear(third * self.state_shape[2], output_dim)
         self.out_whiten = Whiten(clock, ramp(4.0, 8.0, 20000), strength=0.02)
-        self.out_norm = BiasNorm(output_dim)
+        self.out_norm = BiasNorm(clock, output_dim)
 
     def forward(
         self, features_NTF: Tensor, lengths_N: Tensor, past_NCTF: Tensor | None = None
@@ -92,8 +93,11 @@ class Embedding(nn.Module):
             maps_NCTF = _masked(maps_NCTF, real_NT[:, None, :, None])
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
         x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
-        mask_N1E = sequence_dropout_mask(x_NTE, self.clock.share(DROPOUT), self.training)
-        return (x_NTE if mask_N1E is None else x_NTE * mask_N1E), past_NCTF
+        if self.training:
+            share = self.clock.share(DROPOUT)
+            mask_N1E = dropout_mask(x_NTE.size(0), x_NTE.size(-1), share, x_NTE.device)
+            x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
+        return x_NTE, past_NCTF
 
 
 def _real_frames(lengths_N: Tensor, count: int) -> Tensor:

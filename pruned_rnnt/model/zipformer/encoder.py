@@ -65,6 +65,8 @@ class Zipformer(Encoder):
         )
         self.encoder_embed = Embedding(self.clock, config.num_mel_bins, config.dims[0])
         self.encoder = Stacks(self.clock, config)
+        # Listed once: to look through all modules takes milliseconds.
+        self._whiteners = [module for module in self.modules() if isinstance(module, Whiten)]
 
     @property
     def output_dim(self) -> int:
@@ -87,7 +89,7 @@ class Zipformer(Encoder):
         The state of training is this step, the buffers in the state dict and torch's generators.
         """
         self.clock.set_step(step)
-        refresh([module for module in self.modules() if isinstance(module, Whiten)])
+        refresh(self._whiteners)
 
     def forward(
         self,
@@ -115,6 +117,7 @@ class Zipformer(Encoder):
                 which does not fit the stacks, or one for an encoder which is not causal.
         """
         self._check_features(features_NTF)
+        self.clock.start_batch()
         chunking = self._chunking(chunk_size, left_context)
         lengths_N = feature_lengths.to(features_NTF.device)
         centred_NTF = centre_features(features_NTF, lengths_N, self.config.feature_norm)

@@ -14,7 +14,7 @@ then hardly at all.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,14 @@ from pruned_rnnt.model.zipformer.attention import (
     averaging_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.gradient import limit_parameter
+from pruned_rnnt.model.zipformer.gradient import Limits, draw_limits, lead_back
+from pruned_rnnt.model.zipformer.masks import NOTHING_LEFT_OUT, LayerMasks, add_kept
 from pruned_rnnt.model.zipformer.norm import BiasNorm
-from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, chance, ramp
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 from pruned_rnnt.model.zipformer.state import LayerState
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
@@ -76,7 +78,7 @@ class ZipformerLayer(nn.Module):
         self.conv_module1 = ConvolutionModule(clock, dim, config.kernel_size, causal)
         self.conv_module2 = ConvolutionModule(clock, dim, config.kernel_size, causal)
         self.bypass_mid = Bypass(clock, dim)
-        self.norm = BiasNorm(dim)
+        self.norm = BiasNorm(clock, dim)
         self.bypass = Bypass(clock, dim, skip)
         self.balancer_na = _branch_balancer(clock, min_abs=ramp(0.004, 0.02, 4000), max_abs=100.0)
         self.balancer_ff2 = _branch_balancer(clock, min_abs=ramp(0.0, 0.1, 4000), max_abs=2.0)
@@ -88,46 +90,68 @@ class ZipformerLayer(nn.Module):
             clock, min_positive=0.45, max_positive=0.55, min_abs=0.1, max_abs=4.0
         )
         self.whiten = Whiten(clock, ramp(4.0, 12.0, 20000))
+        self.hidden_dims = (hidden_dim * 3 // 4, hidden_dim, hidden_dim * 5 // 4)
+        self._cast = JointCast(
+            module
+            for module in self.modules()
+            if isinstance(module, (nn.Linear, nn.Conv1d, SwooshLinear))
+        )
+
+    def skips(self) -> tuple[float, ...]:
+        """Shares of the sequences which go without what `LayerMasks` has, in its order."""
+        share = self.clock.share
+        convolution, feed_forward = share(_SKIP_CONVOLUTION), share(_SKIP_FEEDFORWARD)
+        return (
+            share(_SKIP_ATTENTION),
+            *(convolution, convolution),
+            *(feed_forward, feed_forward),
+            share(self.bypass.skip),
+        )
 
     def forward(
-        self, x_NTE: Tensor, frames: Frames, state: LayerState | None
+        self,
+        x_NTE: Tensor,
+        frames: Frames,
+        state: LayerState | None,
+        masks: LayerMasks = NOTHING_LEFT_OUT,
     ) -> tuple[Tensor, LayerState | None]:
         """Frames through the layer, and the state behind them where there was one before."""
+        with self._cast.lent(x_NTE.device.type):
+            return self._forward(x_NTE, frames, state, masks)
+
+    def _forward(
+        self, x_NTE: Tensor, frames: Frames, state: LayerState | None, masks: LayerMasks
+    ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
         begin_NTE = x_NTE
-        keep_attention = self._keep(x_NTE, _SKIP_ATTENTION)
         weights_NHTS, keys = self.self_attn_weights(x_NTE, frames, past[0])
-        x_NTE = x_NTE + self.feed_forward1(x_NTE)
+        x_NTE = x_NTE + self.feed_forward1(x_NTE, masks.hidden1)
 
         first_NTS = weights_NHTS[:, 0]
-        if self.training and chance(self.clock.read(_AVERAGING)):
+        if self.training and self.clock.chance(self.clock.read(_AVERAGING)):
             first_NTS = averaging_weights(first_NTS)
         branch, nonlin = self.nonlin_attention(x_NTE, first_NTS, past[1])
-        x_NTE = x_NTE + _kept(self.balancer_na(branch), keep_attention)
+        x_NTE = add_kept(x_NTE, self.balancer_na(branch), masks.attention)
         branch, values1 = self.self_attn1(x_NTE, weights_NHTS, past[2])
-        x_NTE = x_NTE + _kept(branch, keep_attention)
+        x_NTE = add_kept(x_NTE, branch, masks.attention)
         branch, convolution1 = self.conv_module1(x_NTE, frames, past[4])
-        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_CONVOLUTION))
-        branch = self.balancer_ff2(self.feed_forward2(x_NTE))
-        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_FEEDFORWARD))
+        x_NTE = add_kept(x_NTE, branch, masks.convolution1)
+        branch = self.balancer_ff2(self.feed_forward2(x_NTE, masks.hidden2))
+        x_NTE = add_kept(x_NTE, branch, masks.feed_forward2)
         x_NTE = self.bypass_mid(begin_NTE, x_NTE)
 
         branch, values2 = self.self_attn2(x_NTE, weights_NHTS, past[3])
-        x_NTE = x_NTE + _kept(branch, keep_attention)
+        x_NTE = add_kept(x_NTE, branch, masks.attention)
         branch, convolution2 = self.conv_module2(x_NTE, frames, past[5])
-        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_CONVOLUTION))
-        branch = self.balancer_ff3(self.feed_forward3(x_NTE))
-        x_NTE = x_NTE + _kept(branch, self._keep(x_NTE, _SKIP_FEEDFORWARD))
-        x_NTE = self.bypass(begin_NTE, self.norm(self.balancer1(x_NTE)))
+        x_NTE = add_kept(x_NTE, branch, masks.convolution2)
+        branch = self.balancer_ff3(self.feed_forward3(x_NTE, masks.hidden3))
+        x_NTE = add_kept(x_NTE, branch, masks.feed_forward3)
+        x_NTE = self.bypass(begin_NTE, self.norm(self.balancer1(x_NTE)), masks.bypass)
         x_NTE = self.whiten(self.balancer2(x_NTE))
         if state is None:
             return x_NTE, None
         new = (keys, nonlin, values1, values2, convolution1, convolution2)
         return x_NTE, LayerState(*cast(tuple[Tensor, ...], new))
-
-    def _keep(self, x_NTE: Tensor, skip: Schedule) -> Tensor | None:
-        """(N, 1, 1) of 0 and 1; None where every sequence keeps the branch."""
-        return keep_mask(x_NTE, self.clock.share(skip)) if self.training else None
 
 
 class FeedForward(nn.Module):
@@ -139,12 +163,12 @@ class FeedForward(nn.Module):
         self.hidden_balancer = Balancer(
             clock, min_positive=0.3, max_positive=1.0, min_abs=0.75, max_abs=5.0
         )
-        self.out_proj = SwooshLinear(clock, hidden_dim, dim, "L", DROPOUT, initial_scale=0.1)
+        self.out_proj = SwooshLinear(hidden_dim, dim, "L", initial_scale=0.1)
         self.out_whiten = Whiten(clock, ramp(7.5, 15.0, 20000))
 
-    def forward(self, x_NTE: Tensor) -> Tensor:
+    def forward(self, x_NTE: Tensor, mask_N1E: Tensor | None) -> Tensor:
         hidden_NTE = self.hidden_balancer(self.in_proj(x_NTE))
-        out_NTE: Tensor = self.out_whiten(self.out_proj(hidden_NTE))
+        out_NTE: Tensor = self.out_whiten(self.out_proj(hidden_NTE, mask_N1E))
         return out_NTE
 
 
@@ -161,25 +185,44 @@ class Bypass(nn.Module):
         self.skip = skip
         self.bypass_scale = nn.Parameter(torch.full((dim,), 0.5))
 
-    def forward(self, before_NTE: Tensor, after_NTE: Tensor) -> Tensor:
-        scale: Tensor = self.bypass_scale
+    def forward(
+        self, before_NTE: Tensor, after_NTE: Tensor, keep_N11: Tensor | None = None
+    ) -> Tensor:
+        """`keep_N11` is multiplied with the scale."""
+        if not torch.is_grad_enabled():
+            scale = self.bypass_scale if keep_N11 is None else self.bypass_scale * keep_N11
+            return torch.lerp(before_NTE, after_NTE, scale)
+        limits = None
         if self.training:
-            scale = limit_parameter(scale, self.clock.read(_BYPASS_LOW), 1.0)
-            keep_N11 = keep_mask(after_NTE, self.clock.share(self.skip))
-            scale = scale if keep_N11 is None else scale * keep_N11
-        return torch.lerp(before_NTE, after_NTE, scale)
+            limits = draw_limits(self.clock, self.clock.read(_BYPASS_LOW), 1.0)
+        mixed_NTE: Tensor = _Bypass.apply(  # type: ignore[no-untyped-call]
+            before_NTE, after_NTE, self.bypass_scale, keep_N11, limits
+        )
+        return mixed_NTE
 
 
-def keep_mask(x: Tensor, skip: float) -> Tensor | None:
-    """(N, 1, ..) of 0 (for a share `skip`) and 1, in the dtype of x; None without any skipping."""
-    if skip <= 0.0:
-        return None
-    shape = (x.size(0),) + (1,) * (x.dim() - 1)
-    return (torch.rand(shape, device=x.device) >= skip).to(x.dtype)
+class _Bypass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        before: Tensor,
+        after: Tensor,
+        scale: Tensor,
+        keep: Tensor | None,
+        limits: Limits | None,
+    ) -> Tensor:
+        ctx.save_for_backward(before, after, scale, keep)
+        ctx.limits = limits
+        return torch.lerp(before, after, scale if keep is None else scale * keep)
 
-
-def _kept(branch: Tensor, keep: Tensor | None) -> Tensor:
-    return branch if keep is None else branch * keep
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        before, after, scale, keep = ctx.saved_tensors
+        of_after = grad * (scale if keep is None else scale * keep)
+        of_scale = (after - before).mul_(grad).sum(dim=1, keepdim=True)
+        of_scale = (of_scale if keep is None else of_scale * keep).sum(dim=(0, 1))
+        return grad - of_after, of_after, lead_back(of_scale, scale, ctx.limits), None, None
 
 
 def _branch_balancer(clock: Clock, min_abs: Schedule, max_abs: float) -> Balancer:

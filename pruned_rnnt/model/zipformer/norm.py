@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.gradient import limit_parameter
+from pruned_rnnt.model.zipformer.gradient import Limits, draw_limits, lead_back
+from pruned_rnnt.model.zipformer.schedule import Clock
 
 _LOG_SCALE_LIMIT = 1.5
 
@@ -19,47 +20,53 @@ _LOG_SCALE_LIMIT = 1.5
 class BiasNorm(nn.Module):
     """(..., dim) -> (..., dim), in the wider dtype of input and parameters."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, clock: Clock, dim: int) -> None:
         super().__init__()
+        self.clock = clock
         self.log_scale = nn.Parameter(torch.ones(()))
         self.bias = nn.Parameter(torch.randn(dim) * 1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(torch.promote_types(x.dtype, self.bias.dtype))
+        if x.dtype != self.bias.dtype:
+            x = x.to(torch.promote_types(x.dtype, self.bias.dtype))
         if not torch.is_grad_enabled():
-            return x * _factor(x, self.bias, self.log_scale)
-        log_scale: Tensor = self.log_scale
+            return x * _factor(x, self.bias, self.log_scale)[0]
+        limits = None
         if self.training:
-            log_scale = limit_parameter(log_scale, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
-        normed: Tensor = _BiasNorm.apply(x, self.bias, log_scale)  # type: ignore[no-untyped-call]
+            limits = draw_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
+        normed: Tensor = _BiasNorm.apply(  # type: ignore[no-untyped-call]
+            x, self.bias, self.log_scale, limits
+        )
         return normed
 
 
-def _factor(x: Tensor, bias: Tensor, log_scale: Tensor) -> Tensor:
+def _factor(x: Tensor, bias: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(log_scale) / RMS(x - bias), and the norm of x - bias."""
     norm = torch.linalg.vector_norm(x - bias, dim=-1, keepdim=True)
-    factor: Tensor = norm.reciprocal() * (x.size(-1) ** 0.5 * log_scale.exp())
-    return factor
+    return (log_scale.exp() * x.size(-1) ** 0.5) / norm, norm
 
 
 class _BiasNorm(torch.autograd.Function):
     """Keeps x alone, where autograd would keep several tensors of its size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, log_scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bias, log_scale)
-        return x * _factor(x, bias, log_scale)
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor, log_scale: Tensor, limits: Limits | None
+    ) -> Tensor:
+        factor, norm = _factor(x, bias, log_scale)
+        ctx.save_for_backward(x, bias, log_scale, factor, norm)
+        ctx.limits = limits
+        return x * factor
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, bias, log_scale = ctx.saved_tensors
-        centred = x - bias
-        power = centred.square().mean(dim=-1, keepdim=True)
-        factor = power.rsqrt() * log_scale.exp()
-        product = (grad * x).sum(dim=-1, keepdim=True) * factor
-        through_size = centred * (product / (power * x.size(-1)))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, bias, log_scale, factor, norm = ctx.saved_tensors
+        product = (grad * x).sum(dim=-1, keepdim=True).mul_(factor)
+        through_size = (x - bias).mul_(product.neg().div_(norm.square()))
         return (
-            grad * factor - through_size,
-            through_size.flatten(0, -2).sum(dim=0),
-            product.sum(),
+            torch.addcmul(through_size, grad, factor),
+            through_size.flatten(0, -2).sum(dim=0).neg_(),
+            lead_back(product.sum(), log_scale, ctx.limits),
+            None,
         )

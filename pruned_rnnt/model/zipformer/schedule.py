@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+# Drawn at once.
+_DRAWS = 512
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -51,6 +54,7 @@ class Clock:
         self.step = 0.0
         self.speed = speed
         self.dropout_scale = dropout_scale
+        self._draws: list[float] = []
 
     def set_step(self, step: float) -> None:
         self.step = step * self.speed
@@ -62,9 +66,15 @@ class Clock:
         """A share of channels or sequences which training leaves out."""
         return self.dropout_scale * self.read(value)
 
+    def start_batch(self) -> None:
+        """Forget the draws that are left over, which no checkpoint holds."""
+        self._draws.clear()
 
-def chance(probability: float) -> bool:
-    """True with this probability; draws only where the answer is open."""
-    if probability <= 0.0 or probability >= 1.0:
-        return probability >= 1.0
-    return torch.rand((), device="cpu").item() < probability
+    def chance(self, probability: float) -> bool:
+        """True with this probability; draws only where the answer is open."""
+        if probability <= 0.0 or probability >= 1.0:
+            return probability >= 1.0
+        if not self._draws:
+            # Hundreds of modules ask on every batch: one by one that takes milliseconds.
+            self._draws = torch.rand(_DRAWS, device="cpu").tolist()
+        return self._draws.pop() < probability

@@ -17,7 +17,8 @@ from pruned_rnnt.model.zipformer.config import (
     ZipformerConfig,
 )
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.layer import Bypass, ZipformerLayer
+from pruned_rnnt.model.zipformer.layer import DROPOUT, Bypass, ZipformerLayer
+from pruned_rnnt.model.zipformer.masks import NOTHING_LEFT_OUT, LayerMasks, draw_layer_masks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.state import LayerState
 
@@ -47,6 +48,7 @@ class Stacks(nn.Module):
                 stack if rate == 1 else DownsampledStack(clock, stack, config.dims[index], rate)
             )
         self.downsample_output = Downsample(OUTPUT_RATE)
+        self._layers = [module for module in self.modules() if isinstance(module, ZipformerLayer)]
 
     def forward(
         self, x_NTE: Tensor, frames: dict[int, Frames], states: tuple[LayerState, ...] | None
@@ -57,17 +59,20 @@ class Stacks(nn.Module):
         """
         config = self.config
         lengths_N = frames[1].lengths_N
-        masks = self._channel_masks(x_NTE)
+        channel_masks = self._channel_masks(x_NTE)
+        layer_masks = self._layer_masks(x_NTE)
         outputs: list[Tensor] = []
         new_states: list[LayerState] = []
+        done = 0
         for index, (rate, stack) in enumerate(zip(config.downsampling, self.encoders, strict=True)):
             x_NTE = _to_width(x_NTE, config.dims[index])
-            begin = len(new_states)
-            of_stack = None if states is None else states[begin : begin + config.layers[index]]
+            masks = (channel_masks[index], layer_masks[done : done + config.layers[index]])
+            of_stack = None if states is None else states[done : done + config.layers[index]]
+            done += config.layers[index]
             if rate == 1:
-                x_NTE, of_layers = stack(x_NTE, frames[rate], masks[index], of_stack)
+                x_NTE, of_layers = stack(x_NTE, frames[rate], *masks, of_stack)
             else:
-                x_NTE, of_layers = stack(x_NTE, lengths_N, frames[rate], masks[index], of_stack)
+                x_NTE, of_layers = stack(x_NTE, lengths_N, frames[rate], *masks, of_stack)
             outputs.append(x_NTE)
             new_states += of_layers
         pieces, width = [], 0
@@ -76,6 +81,17 @@ class Stacks(nn.Module):
                 pieces.append(output[..., width:])
                 width = output.size(-1)
         return self.downsample_output(torch.cat(pieces, dim=-1), lengths_N), new_states
+
+    def _layer_masks(self, x_NTE: Tensor) -> list[LayerMasks]:
+        """Of all layers, in the order in which they run."""
+        if not self.training:
+            return [NOTHING_LEFT_OUT] * sum(self.config.layers)
+        return draw_layer_masks(
+            [layer.skips() for layer in self._layers],
+            [layer.hidden_dims for layer in self._layers],
+            self.clock.share(DROPOUT),
+            x_NTE,
+        )
 
     def _channel_masks(self, x_NTE: Tensor) -> list[Tensor | None]:
         """(N, 1, E) for each stack: the upper channels of some sequences are zero in training.
@@ -139,6 +155,7 @@ class Stack(nn.Module):
         x_NTE: Tensor,
         frames: Frames,
         mask_N1E: Tensor | None,
+        layer_masks: list[LayerMasks],
         states: tuple[LayerState, ...] | None,
     ) -> tuple[Tensor, list[LayerState]]:
         """(N, T, E) -> (N, T, E); `mask_N1E` leaves channels out, before and after each layer."""
@@ -147,7 +164,8 @@ class Stack(nn.Module):
         x_NTE = _masked(x_NTE, mask_N1E)
         new_states = []
         for index, layer in enumerate(self.layers):
-            x_NTE, state = layer(x_NTE, frames, None if states is None else states[index])
+            past = None if states is None else states[index]
+            x_NTE, state = layer(x_NTE, frames, past, layer_masks[index])
             x_NTE = _masked(x_NTE, mask_N1E)
             if state is not None:
                 new_states.append(state)
@@ -170,11 +188,12 @@ class DownsampledStack(nn.Module):
         lengths_N: Tensor,
         frames: Frames,
         mask_N1E: Tensor | None,
+        layer_masks: list[LayerMasks],
         states: tuple[LayerState, ...] | None,
     ) -> tuple[Tensor, list[LayerState]]:
         """(N, T, E) -> (N, T, E), with lengths before and frames after downsampling."""
         slow_NTE, new_states = self.encoder(
-            self.downsample(x_NTE, lengths_N), frames, mask_N1E, states
+            self.downsample(x_NTE, lengths_N), frames, mask_N1E, layer_masks, states
         )
         repeated_NTE = slow_NTE.repeat_interleave(self.rate, dim=1)
         return self.out_combiner(x_NTE, repeated_NTE), new_states

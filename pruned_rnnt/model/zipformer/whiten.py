@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, chance
+from pruned_rnnt.model.zipformer.casts import wide_dtype
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
 
 # Share of the batches on which the metric is looked at: often while it is over the limit.
 _PROBABILITY_WITHIN, _PROBABILITY_OVER = 0.025, 0.25
@@ -54,7 +55,7 @@ class Whiten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled() and x.requires_grad):
             return x
-        if not chance(self.probability):
+        if not self.clock.chance(self.probability):
             return x
         limit = self.clock.read(self.limit)
         whitened: Tensor = _Whiten.apply(  # type: ignore[no-untyped-call]
@@ -83,17 +84,21 @@ class _Whiten(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        wide = x if x.dtype == torch.float64 else x.float()
-        rows_GRC = wide.reshape(-1, ctx.groups, x.size(-1) // ctx.groups).transpose(0, 1)
-        rows_GRC = rows_GRC - rows_GRC.mean(dim=1, keepdim=True)
-        scatter_GCC = rows_GRC.transpose(1, 2) @ rows_GRC
-        mean_diagonal = scatter_GCC.diagonal(dim1=1, dim2=2).mean()
-        mean_square = scatter_GCC.square().sum() / x.size(-1)
-        over = mean_square >= ctx.limit * (mean_diagonal.square() + _TINY)
-        ctx.over_limit.copy_(over)
-        centre = mean_square / (mean_diagonal + _TINY)
-        push_GRC = rows_GRC @ scatter_GCC - centre * rows_GRC
-        push = push_GRC.transpose(0, 1).reshape(x.shape)
-        norm = torch.linalg.vector_norm(grad, dtype=wide.dtype)
-        factor = ctx.strength * norm / (torch.linalg.vector_norm(push) + _TINY)
-        return grad + (push * torch.where(over, factor, 0.0)).to(grad.dtype), None, None, None, None
+        dtype = wide_dtype(x.dtype)
+        rows_RGC = x.reshape(-1, ctx.groups, x.size(-1) // ctx.groups)
+        rows_RGC = rows_RGC - rows_RGC.mean(dim=0, keepdim=True, dtype=dtype)
+        rows_GRC = rows_RGC.transpose(0, 1)
+        scatter_GCC = rows_GRC.mT @ rows_GRC
+        mean_square = torch.linalg.vector_norm(scatter_GCC).square_().div_(x.size(-1))
+        diagonal_GC = scatter_GCC.diagonal(dim1=1, dim2=2)
+        mean_diagonal = diagonal_GC.mean().add_(_TINY)
+        centre = mean_square / mean_diagonal
+        torch.ge(centre, mean_diagonal.mul_(ctx.limit), out=ctx.over_limit)
+        # Now X_g^T X_g - m I.
+        diagonal_GC.sub_(centre)
+        push = (rows_GRC @ scatter_GCC).transpose(0, 1).reshape(x.shape)
+        factor = torch.linalg.vector_norm(grad, dtype=dtype) / (
+            torch.linalg.vector_norm(push).add_(_TINY)
+        )
+        factor.mul_(ctx.strength).mul_(ctx.over_limit)
+        return torch.addcmul(grad, push, factor, out=torch.empty_like(grad)), None, None, None, None

@@ -1,0 +1,125 @@
+"""What is added to a layer: activations, and what is left out of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pruned_rnnt.model.zipformer.activation import (
+    Kind,
+    Swoosh,
+    SwooshLinear,
+    swoosh,
+)
+from pruned_rnnt.model.zipformer.layer import Bypass
+from pruned_rnnt.model.zipformer.masks import (
+    NOTHING_LEFT_OUT,
+    add_kept,
+    draw_layer_masks,
+    dropout_mask,
+    keep_mask,
+)
+from pruned_rnnt.model.zipformer.schedule import Clock
+from tests.model.zipformer_tiny import randoms
+
+
+@pytest.mark.parametrize(("kind", "shift", "offset"), [("L", 4.0, 0.035), ("R", 1.0, 0.313261687)])
+def test_swoosh(kind: Kind, shift: float, offset: float) -> None:
+    x = torch.linspace(-30, 60, 91, dtype=torch.float64)
+    expected = [math.log1p(math.exp(v - shift)) - 0.08 * v - offset for v in x.tolist()]
+    torch.testing.assert_close(swoosh(x, kind), torch.tensor(expected, dtype=x.dtype))
+    leaf = randoms(3, 5).mul(4).requires_grad_()
+    assert torch.autograd.gradcheck(Swoosh(kind), leaf)
+    assert swoosh(x.half(), kind).dtype == torch.float16
+
+
+@pytest.mark.parametrize("kind", ["L", "R"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_swoosh_linear_equals_its_three_steps(kind: Kind, dropout: float) -> None:
+    layer = SwooshLinear(6, 4, kind, initial_scale=0.5).double()
+    x, upstream = randoms(2, 7, 6).mul(3).requires_grad_(), randoms(2, 7, 4, seed=1)
+    torch.manual_seed(3)
+    mask = dropout_mask(2, 6, dropout, x.device)
+    assert (mask is None) == (dropout == 0.0)
+    out = layer(x, mask)
+    hidden = swoosh(x, kind) if mask is None else swoosh(x, kind) * mask
+    expected = nn.functional.linear(hidden, layer.weight, layer.bias)
+    torch.testing.assert_close(out, expected)
+    leaves = (x, layer.weight, layer.bias)
+    for got, want in zip(
+        torch.autograd.grad(out, leaves, upstream),
+        torch.autograd.grad(expected, leaves, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, mask), expected)
+
+
+@pytest.mark.parametrize("kind", ["L", "R"])
+def test_swoosh_in_low_precision_is_rounded_once(kind: Kind) -> None:
+    """Whatever the size of x, where differences of large terms could lose the result."""
+    x = torch.linspace(-60, 80, 561).bfloat16().requires_grad_()
+    twin = x.detach().double().requires_grad_()
+    activated, expected = Swoosh(kind)(x), swoosh(twin, kind)
+    torch.testing.assert_close(activated, expected.bfloat16(), rtol=4e-3, atol=1e-6)
+    activated.sum().backward()
+    expected.sum().backward()
+    assert x.grad is not None
+    assert twin.grad is not None
+    torch.testing.assert_close(x.grad, twin.grad.bfloat16(), rtol=4e-3, atol=1e-6)
+
+
+def test_masks_of_sequences() -> None:
+    x = torch.zeros(400, 3, 2)
+    torch.manual_seed(0)
+    dropped = dropout_mask(400, 2, 0.25, x.device)
+    assert dropped is not None
+    assert dropped.shape == (400, 1, 2)
+    torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 4 / 3]))
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.1)
+    assert dropout_mask(400, 2, 0.0, x.device) is None
+    kept = keep_mask(x, 0.25)
+    assert kept is not None
+    assert kept.shape == (400, 1, 1)
+    assert kept.mean().item() == pytest.approx(0.75, abs=0.08)
+    assert keep_mask(x, 0.0) is None
+
+
+def test_masks_of_layers() -> None:
+    torch.manual_seed(0)
+    skips = [(0.0, 0.5, 0.0, 0.1, 0.0, 1.0), (0.9, 0.0, 0.0, 0.0, 0.2, 0.0)]
+    masks = draw_layer_masks(skips, [(2, 3, 4), (5, 6, 7)], 0.5, torch.zeros(500, 8, 2))
+    for of_layer, shares, widths in zip(masks, skips, [(2, 3, 4), (5, 6, 7)], strict=True):
+        for mask, share in zip(of_layer[:6], shares, strict=True):
+            assert (mask is None) == (share == 0.0)
+            if mask is not None:
+                assert mask.shape == (500, 1, 1)
+                assert mask.mean().item() == pytest.approx(1 - share, abs=0.07)
+        for hidden, width in zip(of_layer[6:], widths, strict=True):
+            assert hidden is not None
+            assert hidden.shape == (500, 1, width)
+            assert hidden.unique().tolist() == [0.0, 2.0]
+    nothing = draw_layer_masks([(0.0,) * 6] * 2, [(2, 3, 4)] * 2, 0.0, torch.zeros(5, 8, 2))
+    assert nothing == [NOTHING_LEFT_OUT] * 2
+
+
+def test_branches_and_bypasses_of_kept_sequences() -> None:
+    x, branch, keep = randoms(3, 4, 2), randoms(3, 4, 2, seed=1), torch.tensor([1.0, 0.0, 1.0])
+    leaves = (x.requires_grad_(), branch.requires_grad_())
+    keep_N11 = keep.double().view(3, 1, 1)
+    torch.testing.assert_close(add_kept(x, branch, keep_N11), x + keep_N11 * branch)
+    assert torch.autograd.gradcheck(lambda a, b: add_kept(a, b, keep_N11), leaves)
+    bypass = Bypass(Clock(), 2).double().eval()
+    for kept in (None, keep_N11):
+        scale = bypass.bypass_scale if kept is None else bypass.bypass_scale * kept
+        torch.testing.assert_close(bypass(x, branch, kept), x + (branch - x) * scale)
+        assert torch.autograd.gradcheck(
+            lambda a, b, scale, kept=kept: torch.func.functional_call(
+                bypass, {"bypass_scale": scale}, (a, b, kept)
+            ),
+            (*leaves, bypass.bypass_scale),
+        )
