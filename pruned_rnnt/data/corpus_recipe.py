@@ -34,25 +34,25 @@ class CorpusRecipe:
     """A public corpus.
 
     name: of the recipe, its folder and its configuration.
-    download: (target folder, options) -> folder of the corpus.
-    manifests: (folder of the corpus, options) -> manifests by part.
     splits: the parts of each split, in lhotse's names. Parts that are not there are left out.
+    download: (target folder, options) -> folder of the corpus; lhotse's of this name by default.
+    manifests: (folder of the corpus, options) -> manifests by part; lhotse's by default.
     dev_share: share of the training utterances that becomes dev, for a corpus without a dev part.
     add_arguments: adds options of the recipe's own.
     """
 
     name: str
-    download: Callable[[Path, argparse.Namespace], Path]
-    manifests: Callable[[Path, argparse.Namespace], Manifests]
     splits: Mapping[str, Sequence[str]]
     tokenizer: TokenizerConfig
+    download: Callable[[Path, argparse.Namespace], Path] | None = None
+    manifests: Callable[[Path, argparse.Namespace], Manifests] | None = None
     text: TextConfig = field(default_factory=TextConfig)
     dev_share: float = 0.0
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 
 
 def lhotse_download(name: str) -> Callable[[Path, argparse.Namespace], Path]:
-    """`CorpusRecipe.download` by a function of lhotse's that takes nothing but the folder."""
+    """A download by a function of lhotse's that takes nothing but the folder."""
 
     def download(target: Path, options: argparse.Namespace) -> Path:
         return Path(_lhotse_function("download", name)(target))
@@ -60,9 +60,7 @@ def lhotse_download(name: str) -> Callable[[Path, argparse.Namespace], Path]:
     return download
 
 
-def lhotse_manifests(name: str) -> Callable[[Path, argparse.Namespace], Manifests]:
-    """`CorpusRecipe.manifests` by a function of lhotse's that takes nothing but the folder."""
-
+def _lhotse_manifests(name: str) -> Callable[[Path, argparse.Namespace], Manifests]:
     def manifests(folder: Path, options: argparse.Namespace) -> Manifests:
         found: Manifests = _lhotse_function("prepare", name)(folder)
         return found
@@ -93,8 +91,9 @@ def run_recipe(recipe: CorpusRecipe, description: str, arguments: Sequence[str])
 def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console) -> None:
     """Makes the prepared folder at `options.output`."""
     config = build_config(options)
-    folder = corpus_folder(recipe.download, options, console)
-    manifests = read_manifests(recipe.name, recipe.manifests, folder, options)
+    folder = corpus_folder(recipe.download or lhotse_download(recipe.name), options, console)
+    read = recipe.manifests or _lhotse_manifests(recipe.name)
+    manifests = read_manifests(recipe.name, read, folder, options)
     known = {part for parts in recipe.splits.values() for part in parts}
     if not known & manifests.keys():
         raise ValueError(
@@ -111,10 +110,12 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     build_corpus(options.output, entries, NamedSplits(), config, report, console)
 
 
-def add_source_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+def add_source_arguments(
+    parser: argparse.ArgumentParser, name: str, source: str = "the corpus, unpacked"
+) -> None:
     """--source and --download, of which one is needed."""
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--source", type=Path, metavar="DIR", help="the corpus, unpacked")
+    where.add_argument("--source", type=Path, metavar="DIR", help=source)
     where.add_argument(
         "--download",
         type=Path,

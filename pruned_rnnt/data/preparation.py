@@ -143,6 +143,21 @@ def add_common_arguments(
     )
 
 
+def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, int]) -> None:
+    """--train, --dev and --test of recipes that make their utterances.
+
+    counts: the default of each split.
+    """
+    for split, count in counts.items():
+        parser.add_argument(
+            f"--{split}",
+            type=int,
+            default=count,
+            metavar="N",
+            help=f"utterances in the {split} split (default {count})",
+        )
+
+
 def write_splits(
     folder: Path,
     splits: Iterable[str],

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import (
-    CorpusRecipe,
-    lhotse_download,
-    lhotse_manifests,
-    run_recipe,
-)
+from pruned_rnnt.data.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
 
 RECIPE = CorpusRecipe(
     name="aishell",
-    download=lhotse_download("aishell"),
-    manifests=lhotse_manifests("aishell"),
     splits={"train": ["train"], "dev": ["dev"], "test": ["test"]},
     tokenizer=TokenizerConfig(kind="char", vocab_size=5000),
     text=TextConfig(spaces="remove"),

@@ -5,35 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pruned_rnnt.data.preparation import add_common_arguments
+from pruned_rnnt.data.corpus_recipe import add_source_arguments
+from pruned_rnnt.data.preparation import add_common_arguments, add_count_arguments
 from pruned_rnnt.data.tokens import TokenizerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pruned-rnnt prepare fsdd`."""
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--source", type=Path, metavar="DIR", help="folder of {digit}_{speaker}_{index}.wav files"
-    )
-    where.add_argument(
-        "--download",
-        type=Path,
-        nargs="?",
-        const=Path("data/download/fsdd"),
-        metavar="DIR",
-        help="fetch the data set into DIR (default data/download/fsdd)",
-    )
+    add_source_arguments(parser, "fsdd", "folder of {digit}_{speaker}_{index}.wav files")
     add_common_arguments(
         parser, output="data/fsdd", tokenizer=TokenizerConfig(kind="word", vocab_size=13)
     )
-    for split, count in (("train", 4000), ("dev", 200), ("test", 500)):
-        parser.add_argument(
-            f"--{split}",
-            type=int,
-            default=count,
-            metavar="N",
-            help=f"utterances drawn for the {split} split (default {count})",
-        )
+    add_count_arguments(parser, {"train": 4000, "dev": 200, "test": 500})
     parser.add_argument(
         "--test-speakers",
         type=_names,

@@ -23,6 +23,7 @@ from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter
 from pruned_rnnt.data.preparation import (
     PrepareReport,
     add_common_arguments,
+    add_count_arguments,
     save_tokenizer,
     write_splits,
 )
@@ -113,14 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pruned-rnnt prepare synthetic`."""
     tokenizer = TokenizerConfig(kind="unigram", vocab_size=120)
     add_common_arguments(parser, output="data/synthetic", tokenizer=tokenizer)
-    for split, count in (("train", 2400), ("dev", 120), ("test", 300)):
-        parser.add_argument(
-            f"--{split}",
-            type=int,
-            default=count,
-            metavar="N",
-            help=f"utterances in the {split} split (default {count})",
-        )
+    add_count_arguments(parser, {"train": 2400, "dev": 120, "test": 300})
 
 
 def prepare(options: argparse.Namespace, console: Console) -> None:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import (
-    CorpusRecipe,
-    lhotse_download,
-    lhotse_manifests,
-    run_recipe,
-)
+from pruned_rnnt.data.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens import TokenizerConfig
 
 RECIPE = CorpusRecipe(
     name="yesno",
-    download=lhotse_download("yesno"),
-    manifests=lhotse_manifests("yesno"),
     splits={"train": ["train"], "test": ["test"]},
     tokenizer=TokenizerConfig(kind="word", vocab_size=5),
     dev_share=0.2,
