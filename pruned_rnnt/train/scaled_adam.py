@@ -19,6 +19,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 # Of a vector in which parameters are updated together; some ten copies of it exist for a moment.
 _BUCKET_ELEMENTS = 2**24
@@ -60,17 +61,29 @@ class ScaledAdam(torch.optim.Optimizer):
                 "scalar_rms": scalar_rms,
             },
         )
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self._begin(parameter)
+        self._vectors: dict[Tensor, _Vectors] = {}
+        self._gather()
 
-    def _begin(self, parameter: Tensor) -> None:
-        state = self.state[parameter]
-        state["step"] = 0
-        state["mean"] = torch.zeros_like(parameter)
-        state["square"] = torch.zeros_like(parameter)
-        state["size_mean"] = torch.zeros((), device=parameter.device)
-        state["size_square"] = torch.zeros((), device=parameter.device)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After loading, too."""
+        super().__setstate__(state)
+        self._vectors = {}
+        self._gather()
+
+    def _gather(self) -> None:
+        """Have all moments in vectors: an update that runs out of memory cannot be repeated."""
+        for group in self.param_groups:
+            for parameters in self._buckets(group["params"]):
+                self._vectors_of(parameters)
+
+    def _vectors_of(self, parameters: list[Tensor]) -> _Vectors:
+        """The same as before, unless other parameters come together or a state was loaded."""
+        vectors = self._vectors.get(parameters[0])
+        if vectors is None or not vectors.hold(parameters, self.state):
+            vectors = _Vectors(parameters, self.state)
+            for parameter in parameters:
+                self._vectors[parameter] = vectors
+        return vectors
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -86,89 +99,111 @@ class ScaledAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameters in self._buckets(group["params"]):
-                self._update(parameters, group)
+            with_gradient = [p for p in group["params"] if p.grad is not None]
+            for parameters in self._buckets(with_gradient):
+                _update(self._vectors_of(parameters), group)
         return loss
 
     def _buckets(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-        """Parameters with a gradient, in lists which one vector can hold; counts their step."""
+        """Parameters which have made as many steps, in lists which one vector can hold."""
         buckets: dict[tuple[torch.device, torch.dtype, int], list[list[Tensor]]] = {}
+        elements: dict[tuple[torch.device, torch.dtype, int], int] = {}
         for parameter in parameters:
-            if parameter.grad is None:
-                continue
             state = self.state[parameter]
             if not state:  # it was added later, or a loaded state has nothing on it
-                self._begin(parameter)
-            state["step"] += 1
+                state["step"] = 0
+                state["mean"] = torch.zeros_like(parameter)
+                state["square"] = torch.zeros_like(parameter)
+                state["size_mean"] = torch.zeros((), device=parameter.device)
+                state["size_square"] = torch.zeros((), device=parameter.device)
             key = (parameter.device, parameter.dtype, state["step"])
             several = buckets.setdefault(key, [[]])
-            if sum(p.numel() for p in several[-1]) > _BUCKET_ELEMENTS:
+            if elements.get(key, 0) > _BUCKET_ELEMENTS:
                 several.append([])
+                elements[key] = 0
             several[-1].append(parameter)
+            elements[key] = elements.get(key, 0) + parameter.numel()
         return [bucket for several in buckets.values() for bucket in several]
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """One step of parameters that have made the same number of steps.
 
-        A model has a thousand parameters, most of them small: all are updated as one vector.
-        """
-        device = parameters[0].device
-        sizes = [p.numel() for p in parameters]
-        sizes_P = torch.tensor(sizes).to(device, non_blocking=True)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        states = [self.state[p] for p in parameters]
-        means = [state["mean"] for state in states]
-        squares = [state["square"] for state in states]
-        size_mean_P = torch.stack([state["size_mean"] for state in states])
-        size_square_P = torch.stack([state["size_square"] for state in states])
-        step, lr, eps = states[0]["step"], group["lr"], group["eps"]
-        beta1, beta2 = group["betas"]
-        correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+class _Vectors:
+    """Parameters which are updated as one vector, and their moments, which stay one.
 
-        def each(values_P: Tensor) -> Tensor:
-            """The value of its parameter for every element."""
-            return values_P.repeat_interleave(sizes_P, output_size=sum(sizes))
+    A model has a thousand parameters, most of them small. What their state holds are views.
+    """
 
-        rms_P = torch.stack(torch._foreach_norm(parameters)).float() / sizes_P.sqrt()
-        floor_P = torch.where(sizes_P == 1, group["scalar_rms"], group["min_rms"])
-        bounded_rms = each(rms_P.clamp(max=group["max_rms"]).maximum(floor_P))
-
-        # The gradient for the parameter measured in units of its own size.
-        scaled = _vector(gradients) * bounded_rms
-        mean = _vector(means).lerp_(scaled, 1 - beta1)
-        square = _vector(squares).mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
-        _write(mean, means, sizes)
-        _write(square, squares, sizes)
-        direction = mean.div_(correction1).div_(square.div_(correction2).sqrt_().add_(eps))
-        change = direction.mul_(bounded_rms).mul_(-lr)
-
-        products = torch._foreach_mul(parameters, gradients)
-        positive = torch._foreach_norm(torch._foreach_clamp_min(products, 0.0), 1)
-        negative = torch._foreach_norm(torch._foreach_clamp_max(products, 0.0), 1)
-        size_gradient_P = torch.stack(positive).float() - torch.stack(negative).float()
-        size_mean_P.lerp_(size_gradient_P, 1 - beta2)
-        size_square_P.lerp_(size_gradient_P.square(), 1 - beta2)
-        for state, size_mean, size_square in zip(
-            states, size_mean_P.unbind(), size_square_P.unbind(), strict=True
+    def __init__(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> None:
+        self.parameters = parameters
+        self.states = [state[parameter] for parameter in parameters]
+        self.sizes_P = torch.tensor([parameter.numel() for parameter in parameters]).to(
+            parameters[0].device, non_blocking=True
+        )
+        self.mean, self.square, self.size_mean_P, self.size_square_P = (
+            _vector([state[name] for state in self.states])
+            for name in ("mean", "square", "size_mean", "size_square")
+        )
+        for name, pieces in (
+            ("mean", _unflatten_dense_tensors(self.mean, parameters)),
+            ("square", _unflatten_dense_tensors(self.square, parameters)),
+            ("size_mean", self.size_mean_P.unbind()),
+            ("size_square", self.size_square_P.unbind()),
         ):
-            state["size_mean"], state["size_square"] = size_mean, size_square
-        size_step_P = (size_mean_P / correction2) / ((size_square_P / correction2).sqrt() + eps)
-        growth_P = (-lr * group["size_lr"] * size_step_P).clamp(-0.1, 0.1)
-        # Neither shrink below the floor nor grow beyond the ceiling.
-        stays_P = (sizes_P == 1) | ((rms_P < floor_P) & (growth_P < 0))
-        stays_P |= (rms_P > group["max_rms"]) & (growth_P > 0)
-        change.addcmul_(_vector(parameters), each(growth_P.masked_fill_(stays_P, 0.0)))
-        torch._foreach_add_(parameters, _like(change, parameters, sizes))
+            for of_parameter, piece in zip(self.states, pieces, strict=True):
+                of_parameter[name] = piece
+        self._views = [of_parameter["mean"] for of_parameter in self.states]
+
+    def hold(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
+        """Whether they are just these, with moments that are views of these vectors."""
+        return len(parameters) == len(self.parameters) and all(
+            one is other and state[one].get("mean") is view
+            for one, other, view in zip(parameters, self.parameters, self._views, strict=True)
+        )
+
+    def sums(self, vector: Tensor) -> Tensor:
+        """(P,) in float32, over the elements of each parameter."""
+        return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
+
+    def each(self, values_P: Tensor) -> Tensor:
+        """The value of its parameter for every element."""
+        return values_P.repeat_interleave(self.sizes_P, output_size=self.mean.numel())
+
+
+def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
+    """One step of parameters that have made the same number of steps."""
+    for state in vectors.states:
+        state["step"] += 1
+    step, lr, eps = vectors.states[0]["step"], group["lr"], group["eps"]
+    beta1, beta2 = group["betas"]
+    correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+    sizes_P = vectors.sizes_P
+    values = _vector(vectors.parameters)
+    gradient = _vector([p.grad for p in vectors.parameters if p.grad is not None])
+
+    rms_P = (vectors.sums(values.square()) / sizes_P).sqrt_()
+    floor_P = torch.where(sizes_P == 1, group["scalar_rms"], group["min_rms"])
+    bounded_rms = vectors.each(rms_P.clamp(max=group["max_rms"]).maximum(floor_P))
+    size_gradient_P = vectors.sums(values * gradient)
+
+    # The gradient for the parameter measured in units of its own size.
+    scaled = gradient.mul_(bounded_rms)
+    mean = vectors.mean.lerp_(scaled, 1 - beta1)
+    square = vectors.square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
+    direction = (mean / correction1).div_((square / correction2).sqrt_().add_(eps))
+    change = direction.mul_(bounded_rms).mul_(-lr)
+
+    size_mean_P = vectors.size_mean_P.lerp_(size_gradient_P, 1 - beta2)
+    size_square_P = vectors.size_square_P.lerp_(size_gradient_P.square(), 1 - beta2)
+    size_step_P = (size_mean_P / correction2) / ((size_square_P / correction2).sqrt() + eps)
+    growth_P = (-lr * group["size_lr"] * size_step_P).clamp(-0.1, 0.1)
+    # Neither shrink below the floor nor grow beyond the ceiling.
+    stays_P = (sizes_P == 1) | ((rms_P < floor_P) & (growth_P < 0))
+    stays_P |= (rms_P > group["max_rms"]) & (growth_P > 0)
+    change.addcmul_(values, vectors.each(growth_P.masked_fill_(stays_P, 0.0)))
+    pieces = _unflatten_dense_tensors(change, vectors.parameters)
+    torch._foreach_add_(vectors.parameters, list(pieces))
 
 
 def _vector(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _like(vector: Tensor, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
-    pieces = vector.split(sizes)
-    return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
-
-
-def _write(vector: Tensor, tensors: list[Tensor], sizes: list[int]) -> None:
-    torch._foreach_copy_(tensors, _like(vector, tensors, sizes))
+    vector: Tensor = _flatten_dense_tensors(tensors)
+    # Of one alone, it would be that one.
+    return vector.clone() if len(tensors) == 1 else vector

@@ -1,0 +1,42 @@
+"""ScaledAdam's moments: held in vectors, saved and loaded parameter by parameter."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from pruned_rnnt.train.scaled_adam import ScaledAdam
+
+
+def advance(model: nn.Module, optimiser: ScaledAdam, steps: range) -> list[torch.Tensor]:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimiser.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_a_state_replaces_the_one_that_there_was() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimiser = ScaledAdam(model.parameters(), lr=0.02)
+    advance(model, optimiser, range(3))
+    saved = copy.deepcopy((model.state_dict(), optimiser.state_dict()))
+    expected = advance(model, optimiser, range(3, 6))
+    # Back in time, on an optimiser that has been in use.
+    model.load_state_dict(saved[0])
+    optimiser.load_state_dict(copy.deepcopy(saved[1]))
+    assert all(map(torch.equal, advance(model, optimiser, range(3, 6)), expected))
+    states = optimiser.state_dict()["state"]
+    assert [state["mean"].shape for state in states.values()] == [p.shape for p in expected]
+    assert {state["step"] for state in states.values()} == {6}
+
+
+def test_gradients_stay_as_they_are() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    optimiser = ScaledAdam(model.parameters(), lr=0.02)
+    model.weight.grad = torch.tensor([[1.0, -2.0, 3.0]])
+    optimiser.step()
+    assert model.weight.grad.tolist() == [[1.0, -2.0, 3.0]]
