@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pruned_rnnt.model.attention import rotary_angles
 from pruned_rnnt.model.conformer import Conformer, ConformerLayer
+from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR, subsampled_length
 
@@ -117,7 +118,10 @@ class StreamingConformer(StreamingEncoder):
             )
             mask_N1CS = (mask_N1CS & real_NS[:, None, None]) | itself_CS
         angles = rotary_angles(
-            self.left_frames + self.chunk_size, config.dim // config.heads, device
+            self.left_frames + self.chunk_size,
+            config.dim // config.heads,
+            device,
+            compute_dtype(x_NCE, self.encoder.subsampling.projection.weight),
         )
         attention_past, convolution_past = [], []
         for index, layer in enumerate(self.encoder.layers):

@@ -58,6 +58,23 @@ def test_stream_equals_whole_utterance(chunk_size: int, left_chunks: int) -> Non
         torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@torch.inference_mode()
+def test_stream_in_bfloat16_is_about_the_whole_utterance(autocast: bool) -> None:
+    encoder = encoder_with(4, 2)
+    features = torch.randn(1, 87, 20) * 4 - 7
+    lengths = torch.tensor([87])
+    exact, _ = encoder(features, lengths)
+    if not autocast:
+        encoder.bfloat16()
+        features = features.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        whole, _ = encoder(features, lengths)
+        streamed = run_stream(StreamingConformer(encoder, 4, 8), features, lengths)
+    for output in (whole, streamed[:, : whole.size(1)]):
+        assert (output.float() - exact).norm() < 0.03 * exact.norm()
+
+
 @torch.inference_mode()
 def test_unbounded_past_is_enough_left_frames() -> None:
     encoder = encoder_with(4, None)
