@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import gc
 import json
 import statistics
 import tempfile
@@ -198,7 +197,6 @@ class Turns:
 
     def run(self, name: str, work: Callable[[], object], trainer: Trainer, *, all_: bool) -> None:
         """One run by all processes, or by the first while the others wait."""
-        gc.collect()
         self.ranks.gather(0)
         seconds, share = 0.0, 1.0
         if all_ or self.ranks.is_first:

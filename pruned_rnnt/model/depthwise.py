@@ -53,6 +53,9 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+        if x.is_cuda:
+            # Its kernels take frames next to each other: turned once, for backward as well.
+            x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.padding = padding
         with _without_cudnn():
@@ -63,6 +66,8 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         channels = weight.size(0)
+        if grad.is_cuda:
+            grad = grad.contiguous()
         with _without_cudnn():
             grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
                 grad,
