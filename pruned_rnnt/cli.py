@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -48,10 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = _start_logging()
     try:
         code: int = options.command(options, console)
+        sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("pruned-rnnt: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough; what is still buffered must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except Exception as error:
         for_people = _is_for_people(error)
         if options.debug or not (for_people or _is_out_of_memory(error)):
@@ -88,7 +94,7 @@ def _is_for_people(error: Exception) -> bool:
     """Whether the message alone tells a user what to do; everything else keeps its traceback."""
     from pruned_rnnt.train.bad_steps import TrainingStopped
 
-    return isinstance(error, ValueError | FileNotFoundError | TrainingStopped)
+    return isinstance(error, ValueError | OSError | TrainingStopped)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -151,6 +151,7 @@ def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
 
 def align(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.align.command import run_align
+    from pruned_rnnt.data.usual_length import read_usual_longest
     from pruned_rnnt.train.run import load_model, run_config
 
     config = run_config(options.run, [a for a in options.arguments if "=" in a])
@@ -163,7 +164,8 @@ def align(options: argparse.Namespace, console: Console) -> int:
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
     source = (audio[0], options.text) if audio else (config.data, split)
-    done = run_align(loaded.model, loaded.tokenizer, source, folder, options.format)
+    longest = read_usual_longest(options.run)
+    done = run_align(loaded.model, loaded.tokenizer, source, folder, options.format, longest)
     return 0 if done else EXIT_FAILED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -158,3 +159,28 @@ def test_module_is_the_command() -> None:
     )
     assert done.returncode == EXIT_USAGE
     assert "did you mean" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied", "/x"), OSError(28, "No space left")]
+)
+def test_errors_of_files_are_one_line(
+    error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("pruned_rnnt.commands.average", fail)
+    assert main(["average", "run"]) == EXIT_FAILED
+    assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
+
+
+def test_a_reader_who_has_seen_enough_makes_no_noise() -> None:
+    command = [sys.executable, "-m", "pruned_rnnt", "inspect", "configs/synthetic.yaml", "--keys"]
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join(command)} | true"],
+        capture_output=True,
+        text=True,
+        cwd=CONFIGS[0].parent.parent,
+    )
+    assert done.stderr == ""

@@ -26,18 +26,20 @@ def run_align(
     source: tuple[DataConfig, str] | tuple[Path, str],
     folder: Path,
     kind: str,
+    usual_longest: float | None = None,
 ) -> bool:
     """Align a set (data and split) or a file (path and text); False where something was not.
 
     Args:
         folder, kind: as of `AlignmentWriter`.
+        usual_longest: as of `align_file`.
 
     Raises:
         FileNotFoundError, ValueError: as `align_set` and `align_file`.
     """
     where, what = source
     if isinstance(where, Path):
-        results = align_file(model, tokenizer, where, what)
+        results = align_file(model, tokenizer, where, what, usual_longest)
         cuts = {where.stem: cut_of_file(where, where.stem, what)} if kind == "lhotse" else {}
         return write_alignments(results, folder, kind, where.stem, cuts)
     data = DataModule(where)

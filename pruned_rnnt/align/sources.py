@@ -18,14 +18,11 @@ from pruned_rnnt.data.batch import Batch, pad_targets
 from pruned_rnnt.data.datamodule import DataModule
 from pruned_rnnt.data.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.search import FRAME_SECONDS
 from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.model.transducer import TransducerModel
 
 # The search keeps about 40 bytes for each frame of each symbol: 8 GB.
 _MOST_NODES = 2 * 10**8
-_WINDOW = round(30.0 / FRAME_SECONDS)
-_OVERLAP = round(4.0 / FRAME_SECONDS)
 
 
 def align_set(
@@ -45,9 +42,15 @@ def align_set(
 
 
 def align_file(
-    model: TransducerModel, tokenizer: Tokenizer, path: Path, text: str
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    path: Path,
+    text: str,
+    usual_longest: float | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
     """One audio file, named by its stem; long ones are encoded in windows.
+
+    usual_longest: as of `WindowEncoder.as_trained`.
 
     Raises:
         FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`, or more audio and
@@ -57,7 +60,7 @@ def align_file(
     features_TF = audio_features(samples_S)
     text = " ".join(text.split())
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
-    windows = WindowEncoder(model, _WINDOW, _OVERLAP)([features_TF])
+    windows = WindowEncoder.as_trained(model, usual_longest)([features_TF])
     encoded_NTE = torch.cat([window.encoded_NTE for window in windows], dim=1)
     frames, symbols = encoded_NTE.size(1), targets_NU.size(1)
     if frames * (symbols + 1) > _MOST_NODES:

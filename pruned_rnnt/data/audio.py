@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import soundfile
 
 FloatArray = npt.NDArray[np.float32]
+# The extractor cannot make a frame of fewer samples: 15 ms.
+_SHORTEST = 240
 
 
 @contextmanager
@@ -48,15 +50,24 @@ def read_audio(path: Path | str) -> FloatArray:
     """Samples of a whole file: (S,) float32 at 16 kHz, channels averaged.
 
     Raises:
-        FileNotFoundError, ValueError: as `open_audio`; also for a file without samples.
+        FileNotFoundError, ValueError: as `open_audio`; also for no samples, and for NaN.
     """
     with open_audio(path) as file:
         samples_SC, rate = file.read(dtype="float32", always_2d=True), file.samplerate
     if len(samples_SC) == 0:
         raise ValueError(f"{path} has no samples")
-    return resample(samples_SC.mean(axis=1), rate, SAMPLING_RATE)
+    return resample(mono(samples_SC, path), rate, SAMPLING_RATE)
+
+
+def mono(samples_SC: FloatArray, path: Path | str) -> FloatArray:
+    """(S, C) -> (S,), channels averaged; ValueError naming the file for NaN and infinity."""
+    samples_S: FloatArray = samples_SC.mean(axis=1)
+    if not np.isfinite(samples_S).all():
+        raise ValueError(f"{path} has NaN or infinite samples")
+    return samples_S
 
 
 def audio_features(samples_S: FloatArray) -> Tensor:
-    """(T, F) float32 log-mel energies, as in training."""
+    """(T, F) float32 log-mel energies, as in training; at least one frame."""
+    samples_S = np.pad(samples_S, (0, max(0, _SHORTEST - len(samples_S))))
     return torch.from_numpy(fbank_extractor().extract(samples_S, SAMPLING_RATE))

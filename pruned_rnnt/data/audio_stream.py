@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio import FloatArray, audio_features, open_audio
+from pruned_rnnt.data.audio import FloatArray, audio_features, mono, open_audio
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.waveform import resample
 
@@ -37,7 +37,7 @@ def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray
             max(1, round(seconds * file.samplerate)), dtype="float32", always_2d=True
         ):
             empty = empty and not len(block_SC)
-            yield stream.accept(block_SC.mean(axis=1))
+            yield stream.accept(mono(block_SC, path))
         if empty:
             raise ValueError(f"{path} has no samples")
         yield stream.finish()

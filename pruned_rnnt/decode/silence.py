@@ -17,6 +17,8 @@ from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 # a speaker far from the microphone goes up and down with each syllable.
 _LOUD, _DEPTH = 0.9, 3.0
 _STEADY, _AROUND = 1.4, 7
+# Digital silence is silence in a recording without speech, too: log-energies end at -15.9.
+_NOTHING = -15.5
 _MEMORY = round(60 / 0.04)
 # So many silent frames part utterances. What is within 0.3 s of speech is not steady, and stays: a
 # pause of a second is the shortest of these.
@@ -57,9 +59,8 @@ class SilenceFinder:
         size = {"kernel_size": 2 * _AROUND + 1, "stride": 1, "padding": _AROUND}
         highest_T = nn.functional.max_pool1d(energies_T[None, None], **size)[0, 0]
         lowest_T = -nn.functional.max_pool1d(-energies_T[None, None], **size)[0, 0]
-        is_silent_T = (energies_T < known_T.quantile(_LOUD) - _DEPTH) & (
-            highest_T - lowest_T < _STEADY
-        )
+        is_quiet_T = energies_T < max(_NOTHING, float(known_T.quantile(_LOUD)) - _DEPTH)
+        is_silent_T = is_quiet_T & (highest_T - lowest_T < _STEADY)
         speech = (~is_silent_T).nonzero()[:, 0]
         if not len(speech):
             return Speech(length, None)

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.decode.search import FRAME_SECONDS
 from pruned_rnnt.decode.silence import SilenceFinder, frame_energies
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
 
 # Encoder frames around a frame that tell how quiet it is there: 0.3 s.
 _QUIET_FRAMES = 7
+_LONGEST_SECONDS = 30.0
 # A place is a pause where the mean log-energy is this much below that of loud speech: 13 dB.
 _PAUSE_DEPTH = 3.0
 _LOUD = 0.9
@@ -87,6 +89,29 @@ class WindowEncoder:
         self._receptive_field = model.encoder.receptive_field
         config = model.encoder.config
         self._unit = config.stream_sizes[0] if config.causal else _UNIT
+
+    @classmethod
+    def as_trained(
+        cls,
+        model: TransducerModel,
+        usual_longest: float | None,
+        window_seconds: float | None = None,
+        overlap_seconds: float | None = None,
+        *,
+        skip_silence: bool = False,
+    ) -> WindowEncoder:
+        """Windows as long as the utterances of training, or as `window_seconds` says.
+
+        usual_longest: of these utterances in seconds; None where it is not known. At most 30 count.
+        overlap_seconds: default: 2/15 of the window.
+        """
+        if window_seconds is None:
+            window_seconds = min(_LONGEST_SECONDS, usual_longest or _LONGEST_SECONDS)
+        if overlap_seconds is None:
+            overlap_seconds = window_seconds * 2 / 15
+        window = max(1, round(window_seconds / FRAME_SECONDS))
+        overlap = max(0, round(overlap_seconds / FRAME_SECONDS))
+        return cls(model, window, overlap, skip_silence=skip_silence)
 
     def __call__(self, pieces: Iterable[Tensor]) -> Iterator[Window]:
         """The windows of a stream's features, which come in pieces (T, F).

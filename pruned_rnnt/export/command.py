@@ -24,6 +24,8 @@ from pruned_rnnt.model.transducer import TransducerModel
 
 # Suffixes of files that are not called like their format.
 _SUFFIXES = {"text": "txt"}
+# What is encoded at once takes memory.
+_LONGEST_WINDOW = 3600
 
 
 def check_export(options: argparse.Namespace) -> None:
@@ -145,8 +147,9 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         raise ExportError(f"{settings[0]} is for audio files; live audio is searched greedily")
     if not live and (options.chunk or options.left):
         raise ExportError("--chunk and --left are for live audio")
-    if options.window is not None and not options.window > 0:
-        raise ExportError(f"--window is {options.window:g}, needs more than 0 seconds")
+    if options.window is not None and not 0 < options.window <= _LONGEST_WINDOW:
+        needs = f"more than 0 seconds, and {_LONGEST_WINDOW} at most"
+        raise ExportError(f"--window is {options.window:g}, needs {needs}")
     if options.times and options.format != "text":
         raise ExportError("--times is for --format text; the others have times")
     if options.output is None:

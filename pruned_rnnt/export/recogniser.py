@@ -23,7 +23,6 @@ from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer import TransducerModel
 
 _FEATURE_SECONDS = 0.01
-_LONGEST_WINDOW = 30.0
 # What is searched at once at most where speech makes no pause: 5 minutes.
 _MOST_FRAMES = round(300 / FRAME_SECONDS)
 
@@ -78,13 +77,9 @@ class Recogniser:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.usual_longest = usual_longest
-        if window_seconds is None:
-            window_seconds = min(_LONGEST_WINDOW, usual_longest or _LONGEST_WINDOW)
-        if overlap_seconds is None:
-            overlap_seconds = window_seconds * 2 / 15
-        window = max(1, round(window_seconds / FRAME_SECONDS))
-        overlap = max(0, round(overlap_seconds / FRAME_SECONDS))
-        self._windows = WindowEncoder(model, window, overlap, skip_silence=True)
+        self._windows = WindowEncoder.as_trained(
+            model, usual_longest, window_seconds, overlap_seconds, skip_silence=True
+        )
         self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
 
     def transcribe(self, audio: Path | str | FloatArray) -> Transcription:

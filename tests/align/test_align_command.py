@@ -11,7 +11,6 @@ import torch
 from lhotse import CutSet
 from tiny_corpus import WORDS, make_corpus, tiny_overrides
 
-from pruned_rnnt.align import sources
 from pruned_rnnt.align.lattice import align_symbols
 from pruned_rnnt.align.sources import align_file
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
@@ -120,15 +119,11 @@ def test_a_file_with_its_text(run: Path, tmp_path: Path) -> None:
     assert cut.load_audio().shape == (1, 32000)
 
 
-def test_windows_of_long_audio_lose_nothing(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "_WINDOW", 50)
-    monkeypatch.setattr(sources, "_OVERLAP", 10)
+def test_windows_of_long_audio_lose_nothing(run: Path, tmp_path: Path) -> None:
     loaded = load_model(run_config(run))
     path = tmp_path / "long.wav"
     soundfile.write(path, speech(8.0), 16000)
-    (found,) = align_file(loaded.model, loaded.tokenizer, path, "red green blue " * 30)
+    (found,) = align_file(loaded.model, loaded.tokenizer, path, "red green blue " * 30, 2.0)
     assert isinstance(found, AlignedUtterance)
     assert found.seconds == 8.0
     assert len(found.words) == 90

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from pruned_rnnt.data.audio import audio_features, read_audio
+from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.waveform import resample
 
 
@@ -53,3 +55,17 @@ def test_what_is_no_audio_is_refused(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
     with pytest.raises(ValueError, match="no samples"):
         read_audio(tmp_path / "empty.wav")
+    samples = np.zeros(20000, dtype=np.float32)
+    samples[12345] = np.nan
+    soundfile.write(tmp_path / "nan.wav", samples, 16000, subtype="FLOAT")
+    for read in (read_audio, lambda path: list(audio_blocks(path))):
+        with pytest.raises(ValueError, match=r"nan\.wav has NaN or infinite samples"):
+            read(tmp_path / "nan.wav")
+
+
+@pytest.mark.parametrize("length", [1, 79, 80, 239, 240, 400])
+def test_the_shortest_audio_is_a_frame(length: int) -> None:
+    whole = audio_features(tone(16000)[:length])
+    assert 1 <= len(whole) <= 3
+    pieces = torch.cat(list(feature_pieces([tone(16000)[:length]])))
+    torch.testing.assert_close(pieces, whole)

@@ -69,3 +69,9 @@ def test_silence_in_one_window_stays() -> None:
     assert encoded.size(1) == (250 - 7) // 4 + 1
     assert is_start
     assert begin == 0
+
+
+def test_nothing_is_heard_in_nothing() -> None:
+    """Digital silence, of which no model has seen much."""
+    encoder = WindowEncoder(make_model(), 75, 10, skip_silence=True)
+    assert list(encoder(torch.full((2000, 80), -15.94).split(300))) == []
