@@ -59,7 +59,7 @@ class ConvolutionModule(nn.Module):
         """(N, T, E), and the gated frames to be handed on (a causal module's alone)."""
         value, gate = self.in_proj(x_NTE).chunk(2, dim=-1)
         gated_NTE = value * torch.sigmoid(self.balancer1(gate))
-        gated_NTE = torch.where(frames.padding_NT1, 0.0, gated_NTE)
+        gated_NTE = gated_NTE * frames.real_NT1
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
             mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
         else:

@@ -18,14 +18,14 @@ class Frames:
     """Frames of a batch at one rate.
 
     lengths_N: real frames.
-    padding_NT1: bool, True beyond the length.
+    real_NT1: bool, False beyond the length.
     blocked: bool (N, 1, 1, S) or (N, 1, T, S), True where a frame (T) must not see another (S).
     chunk_size: frames of a chunk, or None where an utterance is one chunk.
     positions_RD: encodings of the distances -S .. T - 1 of a frame seen from a frame which sees.
     """
 
     lengths_N: Tensor
-    padding_NT1: Tensor
+    real_NT1: Tensor
     blocked: Tensor
     chunk_size: int | None
     positions_RD: Tensor
@@ -68,7 +68,7 @@ def frames_at_rate(
         blocked = blocked | out_of_reach
     return Frames(
         lengths_N=lengths_N,
-        padding_NT1=padding_NT.unsqueeze(-1),
+        real_NT1=~padding_NT.unsqueeze(-1),
         blocked=blocked,
         chunk_size=chunk_size,
         positions_RD=positions_RD[num_frames - count : num_frames + count],
@@ -100,7 +100,7 @@ def stream_frames_at_rate(
     zero = left_frames + chunk_size
     return Frames(
         lengths_N=lengths_N,
-        padding_NT1=padding_NT.unsqueeze(-1),
+        real_NT1=~padding_NT.unsqueeze(-1),
         blocked=torch.cat((unheard_NP, padding_NT), dim=1)[:, None, None],
         chunk_size=count,
         positions_RD=positions_RD[zero - past - count : zero + count],

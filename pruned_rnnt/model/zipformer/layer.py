@@ -27,7 +27,7 @@ from pruned_rnnt.model.zipformer.attention import (
     averaging_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.casts import JointCast
+from pruned_rnnt.model.zipformer.casts import JointCast, lowered
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
@@ -123,28 +123,29 @@ class ZipformerLayer(nn.Module):
         self, x_NTE: Tensor, frames: Frames, state: LayerState | None, masks: LayerMasks
     ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
-        begin_NTE = x_NTE
-        weights_NHTS, keys = self.self_attn_weights(x_NTE, frames, past[0])
-        x_NTE = x_NTE + self.feed_forward1(x_NTE, masks.hidden1)
+        begin_NTE, low_NTE, low_too_NTE = lowered(x_NTE, 2)
+        weights_NHTS, keys = self.self_attn_weights(low_NTE, frames, past[0])
+        x_NTE = begin_NTE + self.feed_forward1(low_too_NTE, masks.hidden1)
 
         first_NTS = weights_NHTS[:, 0]
         if self.training and self.clock.chance(self.clock.read(_AVERAGING)):
             first_NTS = averaging_weights(first_NTS)
-        branch, nonlin = self.nonlin_attention(x_NTE, first_NTS, past[1])
-        x_NTE = add_kept(x_NTE, self.balancer_na(branch), masks.attention)
-        branch, values1 = self.self_attn1(x_NTE, weights_NHTS, past[2])
-        x_NTE = add_kept(x_NTE, branch, masks.attention)
-        branch, convolution1 = self.conv_module1(x_NTE, frames, past[4])
-        x_NTE = add_kept(x_NTE, branch, masks.convolution1)
-        branch = self.balancer_ff2(self.feed_forward2(x_NTE, masks.hidden2))
+        x_NTE, low_NTE = lowered(x_NTE)
+        branch, nonlin = self.nonlin_attention(low_NTE, first_NTS, past[1])
+        x_NTE, low_NTE = lowered(add_kept(x_NTE, self.balancer_na(branch), masks.attention))
+        branch, values1 = self.self_attn1(low_NTE, weights_NHTS, past[2])
+        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.attention))
+        branch, convolution1 = self.conv_module1(low_NTE, frames, past[4])
+        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.convolution1))
+        branch = self.balancer_ff2(self.feed_forward2(low_NTE, masks.hidden2))
         x_NTE = add_kept(x_NTE, branch, masks.feed_forward2)
-        x_NTE = self.bypass_mid(begin_NTE, x_NTE)
 
-        branch, values2 = self.self_attn2(x_NTE, weights_NHTS, past[3])
-        x_NTE = add_kept(x_NTE, branch, masks.attention)
-        branch, convolution2 = self.conv_module2(x_NTE, frames, past[5])
-        x_NTE = add_kept(x_NTE, branch, masks.convolution2)
-        branch = self.balancer_ff3(self.feed_forward3(x_NTE, masks.hidden3))
+        x_NTE, low_NTE = lowered(self.bypass_mid(begin_NTE, x_NTE))
+        branch, values2 = self.self_attn2(low_NTE, weights_NHTS, past[3])
+        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.attention))
+        branch, convolution2 = self.conv_module2(low_NTE, frames, past[5])
+        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.convolution2))
+        branch = self.balancer_ff3(self.feed_forward3(low_NTE, masks.hidden3))
         x_NTE = add_kept(x_NTE, branch, masks.feed_forward3)
         x_NTE = self.bypass(begin_NTE, self.norm(self.balancer1(x_NTE)), masks.bypass)
         x_NTE = self.whiten(self.balancer2(x_NTE))

@@ -105,8 +105,9 @@ class Stacks(nn.Module):
         draws_2N = torch.rand((2, x_NTE.size(0)), device=x_NTE.device) >= masked
         keep_lower_N = draws_2N[0]
         keep_upper_N = draws_2N.all(dim=0)
-        masks: list[Tensor | None] = []
-        for dim, unmasked in zip(config.dims, config.unmasked_dims, strict=True):
+        channels = list(zip(config.dims, config.unmasked_dims, strict=True))
+        masks: dict[tuple[int, int], Tensor] = {}
+        for dim, unmasked in set(channels):
             channel_E = torch.arange(dim, device=x_NTE.device)
             middle = unmasked + (dim - unmasked) // 2
             keep_NE = (
@@ -114,8 +115,8 @@ class Stacks(nn.Module):
                 | ((channel_E < middle) & keep_lower_N[:, None])
                 | keep_upper_N[:, None]
             )
-            masks.append(keep_NE.to(x_NTE.dtype).unsqueeze(1))
-        return masks
+            masks[dim, unmasked] = keep_NE.to(x_NTE.dtype).unsqueeze(1)
+        return [masks[of_stack] for of_stack in channels]
 
 
 class Stack(nn.Module):
@@ -212,12 +213,14 @@ class Downsample(nn.Module):
         self.bias = nn.Parameter(torch.zeros(rate))
 
     def forward(self, x_NTE: Tensor, lengths_N: Tensor) -> Tensor:
-        weights_D = functional.softmax(self.bias, dim=0)
-        frame_TD = torch.arange(x_NTE.size(1), device=x_NTE.device).unflatten(0, (-1, self.rate))
-        behind_NTD = frame_TD - lengths_N[:, None, None]
-        missing_NT1 = torch.where(behind_NTD >= 0, weights_D, 0.0).sum(dim=-1, keepdim=True)
-        weights_NTD = torch.where(behind_NTD < 0, weights_D, 0.0)
-        weights_NTD = weights_NTD + torch.where(behind_NTD == -1, missing_NT1, 0.0)
+        end_T = torch.arange(1, x_NTE.size(1) + 1, self.rate, device=x_NTE.device)
+        frame_D = torch.arange(self.rate, device=x_NTE.device)
+        # Within each group: the last frame there is, and from where each frame is taken.
+        last_NT = lengths_N[:, None] - end_T
+        source_NTD = torch.minimum(frame_D, last_NT.unsqueeze(-1))
+        taken_NTDD = source_NTD.unsqueeze(-1) == frame_D
+        weights_D1 = functional.softmax(self.bias, dim=0).unsqueeze(-1)
+        weights_NTD = (taken_NTDD * weights_D1).sum(dim=-2)
         groups_NTDE = x_NTE.unflatten(1, (-1, self.rate))
         mean_NTE: Tensor = (groups_NTDE * weights_NTD.unsqueeze(-1)).sum(dim=2)
         return mean_NTE
@@ -228,7 +231,7 @@ def _with_dropped_positions(frames: Frames, share: float) -> Frames:
     dropped_RD = functional.dropout(frames.positions_RD, share)
     return Frames(
         lengths_N=frames.lengths_N,
-        padding_NT1=frames.padding_NT1,
+        real_NT1=frames.real_NT1,
         blocked=frames.blocked,
         chunk_size=frames.chunk_size,
         positions_RD=dropped_RD,
