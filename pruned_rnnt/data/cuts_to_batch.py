@@ -127,6 +127,8 @@ class CutsToBatch(Dataset[Batch]):
             return self._load(cut)
         # lhotse shuffles all noises for each call: it is given no more than an utterance needs.
         some = rng.sample(self._noise_cuts, min(_NOISES, len(self._noise_cuts)))
+        if self._fbank is not None:
+            some = [_at_rate(with_audio_of_shar(noise), cut.sampling_rate) for noise in some]
         mixed = CutSet.from_cuts([with_audio_of_shar(cut)]).mix(
             CutSet.from_cuts(some),
             snr=config.noise_cuts_snr_db,
@@ -181,6 +183,10 @@ def _read_noises(path: Path, stored: bool) -> list[Any]:
                 f"{'stored' if stored else 'waveform'} needs"
             )
     return noises
+
+
+def _at_rate(cut: Any, rate: int) -> Any:
+    return cut if cut.sampling_rate == rate else cut.resample(rate)
 
 
 def _files(cut: Any) -> str:

@@ -90,4 +90,6 @@ def with_audio_of_shar(cut: Any) -> Any:
     if len(data) < size:
         raise OSError(f"{source.source} ends before byte {offset + size}")
     in_memory = AudioSource(type="memory", channels=source.channels, source=data)
-    return fastcopy(cut, recording=fastcopy(cut.recording, sources=[in_memory]))
+    # What is mixed with the cut has its marks as well: the range is no mark of the mixture.
+    rest = {name: value for name, value in cut.custom.items() if name != AUDIO_RANGE}
+    return fastcopy(cut, recording=fastcopy(cut.recording, sources=[in_memory]), custom=rest)

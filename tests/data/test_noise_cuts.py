@@ -15,7 +15,7 @@ from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.augmentation import AugmentationConfig
 from pruned_rnnt.data.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.filters import FilterConfig
-from pruned_rnnt.data.prepared import read_cuts
+from pruned_rnnt.data.prepared import PreparedFolder, read_cuts
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +86,36 @@ def test_a_file_without_noises_is_named(
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         data_of(root, "stored", path).train_loader()
     assert str(error.value).startswith(f"data.augmentation.noise_cuts={path}")
+
+
+@pytest.mark.parametrize("kind", ["stored", "waveform"])
+def test_noise_goes_with_shards_speeds_and_any_rate(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything at once: speech and noises in tar files, of several rates, sped up and masked."""
+    for name, count in (("speech", 10), ("noise", 4)):
+        rows = []
+        for index in range(count):
+            file = write_audio(tmp_path / name / f"{index}.wav", 1.5, (8000, 16000)[index % 2])
+            rows.append(f"{file.name}\t{text_of(index)}\n")
+        (tmp_path / name / "table.tsv").write_text("".join(rows))
+        options = ["--shar", "--features", kind, "--shard-size", "3"]
+        options += ["--dev-share", "0", "--test-share", "0"]
+        prepare(tmp_path / name / "table.tsv", tmp_path / f"{name}-out", *options)
+    folder = PreparedFolder(tmp_path / "noise-out")
+    noises = CutSet.from_cuts(c for path in folder.manifests("train") for c in read_cuts(path))
+    noises.to_file(tmp_path / "noises.jsonl.gz")
+    config = DataConfig(
+        path=str(tmp_path / "speech-out"),
+        features=kind,
+        speed_factors=(0.9, 1.1) if kind == "waveform" else (),
+        num_workers=0,
+        filters=FilterConfig(subsampling_factor=1),
+        augmentation=AugmentationConfig(
+            noise_cuts=str(tmp_path / "noises.jsonl.gz"), noise_cuts_probability=1.0, tempo=0.1
+        ),
+    )
+    with caplog.at_level(logging.WARNING, logger="pruned_rnnt"):
+        heard = sum(len(batch) for batch in DataModule(config).train_loader())
+    assert heard == (30 if kind == "waveform" else 10)
+    assert not caplog.messages
