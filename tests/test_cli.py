@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.train.log import read_metrics
 from pruned_rnnt.train.tasks import load_experiment
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -159,6 +161,16 @@ def test_module_is_the_command() -> None:
     )
     assert done.returncode == EXIT_USAGE
     assert "did you mean" in done.stderr
+
+
+def test_damaged_metrics_do_not_matter(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    metrics = tmp_path / "run/metrics.jsonl"
+    lines = read_metrics(run)
+    damage = b'{"group": "train", "st\n[1]\n{"step": 3}\n{"group": "x", "step": null}\n\xff\x00\n'
+    metrics.write_bytes(damage + metrics.read_bytes() + damage)
+    assert read_metrics(tmp_path / "run") == lines
+    assert main(["inspect", str(tmp_path / "run")]) == 0
 
 
 @pytest.mark.parametrize(

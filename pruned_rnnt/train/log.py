@@ -102,16 +102,18 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's metrics.jsonl; a last line which a kill cut short is left out."""
+    """Lines of a run's metrics.jsonl; what a kill, a full disk or an editor damaged is left out."""
     path = folder / METRICS_NAME
     if not path.is_file():
         return []
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except json.JSONDecodeError:
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and "group" in line:
+            lines.append(line)
     return lines
 
 
