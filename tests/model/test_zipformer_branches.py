@@ -17,11 +17,11 @@ from pruned_rnnt.model.zipformer.activation import (
 from pruned_rnnt.model.zipformer.layer import Bypass
 from pruned_rnnt.model.zipformer.masks import (
     NOTHING_LEFT_OUT,
-    add_kept,
     draw_layer_masks,
     dropout_mask,
     keep_mask,
 )
+from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
 from tests.model.zipformer_tiny import randoms
 
@@ -111,8 +111,10 @@ def test_branches_and_bypasses_of_kept_sequences() -> None:
     x, branch, keep = randoms(3, 4, 2), randoms(3, 4, 2, seed=1), torch.tensor([1.0, 0.0, 1.0])
     leaves = (x.requires_grad_(), branch.requires_grad_())
     keep_N11 = keep.double().view(3, 1, 1)
-    torch.testing.assert_close(add_kept(x, branch, keep_N11), x + keep_N11 * branch)
-    assert torch.autograd.gradcheck(lambda a, b: add_kept(a, b, keep_N11), leaves)
+    total, reader = add_branch(x, branch, keep_N11)
+    assert reader is total
+    torch.testing.assert_close(total, x + keep_N11 * branch)
+    assert torch.autograd.gradcheck(lambda a, b: add_branch(a, b, keep_N11)[0], leaves)
     bypass = Bypass(Clock(), 2).double().eval()
     for kept in (None, keep_N11):
         scale = bypass.bypass_scale if kept is None else bypass.bypass_scale * kept
@@ -123,3 +125,26 @@ def test_branches_and_bypasses_of_kept_sequences() -> None:
             ),
             (*leaves, bypass.bypass_scale),
         )
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_stream_read_in_low_precision(kept: bool, read: bool) -> None:
+    x, branch = (randoms(3, 4, 2, seed=seed).float().requires_grad_() for seed in (0, 1))
+    low_branch = branch.bfloat16()
+    keep = torch.tensor([1.0, 0.0, 1.0]).view(3, 1, 1) if kept else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        begin, *readers = begin_stream(x, 2)
+        total, reader = add_branch(begin, low_branch, keep, read=read)
+    assert [part.dtype for part in (begin, *readers)] == [torch.float32] + 2 * [torch.bfloat16]
+    assert reader.dtype == (torch.bfloat16 if read else torch.float32)
+    scale = 1.0 if keep is None else keep
+    expected = x + low_branch * scale
+    assert torch.equal(total, expected)
+    assert torch.equal(reader, expected.to(reader.dtype))
+    # Gradients of bfloat16 that are exact, so that sums of them are.
+    (total + 2.0 * reader + 4.0 * readers[0] + 8.0 * readers[1]).sum().backward()
+    assert x.grad is not None
+    assert branch.grad is not None
+    assert torch.equal(x.grad, torch.full_like(x, 15.0))
+    assert torch.equal(branch.grad, torch.full_like(branch, 3.0) * scale)

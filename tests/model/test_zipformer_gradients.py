@@ -55,6 +55,20 @@ def test_balancer_adds_the_gradient_of_its_penalty(limits: dict[str, float], axi
     assert (size > 0).sum() >= 2
 
 
+def test_balancer_of_the_upper_half() -> None:
+    x, upstream = randoms(5, 9, 6).add(1.0), randoms(5, 9, 6, seed=1)
+    grads = []
+    for upper_half, channels in ((True, slice(None)), (False, slice(3, None))):
+        balancer = Balancer(Clock(), upper_half=upper_half, min_abs=2.0, probability=1.0)
+        leaf = x[..., channels].clone().requires_grad_()
+        balancer(leaf).backward(upstream[..., channels])
+        assert leaf.grad is not None
+        grads.append(leaf.grad)
+    assert torch.equal(grads[0][..., :3], upstream[..., :3])
+    torch.testing.assert_close(grads[0][..., 3:], grads[1])
+    assert not torch.equal(grads[1], upstream[..., 3:])
+
+
 def test_balancer_of_a_constant_channel_is_finite() -> None:
     leaf = torch.zeros(4, 3).index_fill_(1, torch.tensor([1]), 2.0).requires_grad_()
     Balancer(Clock(), probability=1.0)(leaf).backward(torch.ones(4, 3))

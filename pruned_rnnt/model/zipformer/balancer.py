@@ -33,6 +33,7 @@ class Balancer(nn.Module):
 
     Args:
         channel_axis: axis of the input with the channels.
+        upper_half: the upper half of the channels alone is meant.
         min_positive, max_positive: limits on the share of positive values, 0 to 1.
         min_abs, max_abs: limits on the mean absolute value.
         probability: of acting on a batch.
@@ -43,6 +44,7 @@ class Balancer(nn.Module):
         clock: Clock,
         *,
         channel_axis: int = -1,
+        upper_half: bool = False,
         min_positive: float | Schedule = 0.05,
         max_positive: float | Schedule = 0.95,
         min_abs: float | Schedule = 0.2,
@@ -52,6 +54,7 @@ class Balancer(nn.Module):
         super().__init__()
         self.clock = clock
         self.channel_axis = channel_axis
+        self.upper_half = upper_half
         self.min_positive = min_positive
         self.max_positive = max_positive
         self.min_abs = min_abs
@@ -67,6 +70,7 @@ class Balancer(nn.Module):
         balanced: Tensor = _Balance.apply(  # type: ignore[no-untyped-call]
             x,
             self.channel_axis % x.dim(),
+            self.upper_half,
             (_mean_limit(read(self.min_positive)), _mean_limit(read(self.max_positive))),
             (_ABS_TO_RMS * read(self.min_abs), _ABS_TO_RMS * read(self.max_abs)),
         )
@@ -88,35 +92,51 @@ class _Balance(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         channel_axis: int,
+        upper_half: bool,
         mean_limits: tuple[float, float],
         rms_limits: tuple[float, float],
     ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.axes = [axis for axis in range(x.dim()) if axis != channel_axis]
+        ctx.channel_axis, ctx.upper_half = channel_axis, upper_half
         ctx.mean_limits, ctx.rms_limits = mean_limits, rms_limits
         return x.view_as(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        dtype = wide_dtype(x.dtype)
-        mean = x.mean(dim=ctx.axes, keepdim=True, dtype=dtype)
-        norm = torch.linalg.vector_norm(x, dim=ctx.axes, keepdim=True, dtype=dtype)
-        rms = norm.mul_((mean.numel() / x.numel()) ** 0.5)
-        to_unit = torch.addcmul(rms.square(), mean, mean, value=-1.0).clamp_(min=_TINY).rsqrt_()
-        ratio = mean.mul_(to_unit)
-        # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
-        mean_side = ratio.sub(ratio.clamp(*ctx.mean_limits)).sign_()
-        rms_side = rms.sub(rms.clamp(*ctx.rms_limits)).sign_()
-        # The gradient of the penalty is linear in x. For z = x times `to_unit`, of variance one, it
-        # is offset + slope * z times a constant, where E[z] = ratio and E[z^2] = power, and so
-        # E[(offset + slope * z)^2] = mean_side^2 * power + rms_side^2 / power.
-        power = ratio.square().add_(1.0)
-        offset = mean_side * power
-        slope = rms_side / power
-        to_size = (offset * mean_side).addcmul_(slope, rms_side).clamp_(min=_TINY).rsqrt_()
-        slope = slope.addcmul_(mean_side, ratio, value=-1.0).mul_(to_unit).mul_(to_size)
-        # Few passes and in place: x is as large as activations get.
-        push = torch.addcmul(offset.mul_(to_size), x, slope).mul_(grad.abs())
-        return torch.add(grad, push, alpha=_STRENGTH, out=torch.empty_like(grad)), None, None, None
+        balanced, part = torch.empty_like(grad), slice(None)
+        if ctx.upper_half:
+            balanced = grad.clone()
+            part = slice(x.size(ctx.channel_axis) // 2, None)
+        index = (slice(None),) * ctx.channel_axis + (part,)
+        x, of_part = x[index], grad[index]
+        push = _push(x, ctx.channel_axis, ctx.mean_limits, ctx.rms_limits)
+        # Few passes: x is as large as activations get.
+        torch.addcmul(of_part, push, of_part.abs(), value=_STRENGTH, out=balanced[index])
+        return balanced, None, None, None, None
+
+
+def _push(
+    x: Tensor, channel_axis: int, mean_limits: tuple[float, float], rms_limits: tuple[float, float]
+) -> Tensor:
+    """The gradient of the penalty, with a root mean square of one for each channel."""
+    axes = [axis for axis in range(x.dim()) if axis != channel_axis]
+    dtype = wide_dtype(x.dtype)
+    mean = x.mean(dim=axes, keepdim=True, dtype=dtype)
+    norm = torch.linalg.vector_norm(x, dim=axes, keepdim=True, dtype=dtype)
+    rms = norm.mul_((mean.numel() / x.numel()) ** 0.5)
+    to_unit = torch.addcmul(rms.square(), mean, mean, value=-1.0).clamp_(min=_TINY).rsqrt_()
+    ratio = mean.mul_(to_unit)
+    # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
+    mean_side = ratio.sub(ratio.clamp(*mean_limits)).sign_()
+    rms_side = rms.sub(rms.clamp(*rms_limits)).sign_()
+    # The gradient is linear in x. For z = x times `to_unit`, of variance one, it is offset +
+    # slope * z times a constant, where E[z] = ratio and E[z^2] = power, and so
+    # E[(offset + slope * z)^2] = mean_side^2 * power + rms_side^2 / power.
+    power = ratio.square().add_(1.0)
+    offset = mean_side * power
+    slope = rms_side / power
+    to_size = (offset * mean_side).addcmul_(slope, rms_side).clamp_(min=_TINY).rsqrt_()
+    slope = slope.addcmul_(mean_side, ratio, value=-1.0).mul_(to_unit).mul_(to_size)
+    return torch.addcmul(offset.mul_(to_size), x, slope)

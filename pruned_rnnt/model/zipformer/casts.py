@@ -54,35 +54,6 @@ class JointCast:
             module._parameters[name] = parameter
 
 
-def lowered(x: Tensor, count: int = 1) -> tuple[Tensor, ...]:
-    """x, and `count` times x in the dtype of autocast, where that is on and a gradient is wanted.
-
-    What the gradients of all add up to is computed without casts.
-    """
-    device = x.device.type
-    if not (torch.is_grad_enabled() and torch.is_autocast_enabled(device)):
-        return (x,) * (1 + count)
-    several: tuple[Tensor, ...] = _Lowered.apply(  # type: ignore[no-untyped-call]
-        x, torch.get_autocast_dtype(device), count
-    )
-    return several
-
-
-class _Lowered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, count: int) -> tuple[Tensor, ...]:
-        low = x.to(dtype)
-        return x.view_as(x), *(low.view_as(low) for _ in range(count))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
-        total = grad + grads[0]
-        for more in grads[1:]:
-            total = total.add_(more)
-        return total, None, None
-
-
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """What to compute in: float32 at least."""
     return dtype if dtype == torch.float64 else torch.float32

@@ -33,6 +33,7 @@ class ConvolutionModule(nn.Module):
         # Large gates make sparse gradients, from which this module does not find its way.
         self.balancer1 = Balancer(
             clock,
+            upper_half=True,
             min_positive=ramp(0.05, 0.025, 8000),
             max_positive=1.0,
             min_abs=1.5,
@@ -57,9 +58,8 @@ class ConvolutionModule(nn.Module):
         self, x_NTE: Tensor, frames: Frames, past_NPE: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """(N, T, E), and the gated frames to be handed on (a causal module's alone)."""
-        value, gate = self.in_proj(x_NTE).chunk(2, dim=-1)
-        gated_NTE = value * torch.sigmoid(self.balancer1(gate))
-        gated_NTE = gated_NTE * frames.real_NT1
+        # The upper half of the projection is the gate.
+        gated_NTE = functional.glu(self.balancer1(self.in_proj(x_NTE))) * frames.real_NT1
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
             mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
         else:

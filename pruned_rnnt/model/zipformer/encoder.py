@@ -130,7 +130,7 @@ class Zipformer(Encoder):
         positions_RD = relative_positions(0, count, self.config.position_dim, x_NTE)
         frames = {
             rate: frames_at_rate(lengths_N, count, rate, chunking, positions_RD)
-            for rate in (1, *self.config.downsampling)
+            for rate in {1, *self.config.downsampling}
         }
         encoded_NTE, _ = self.encoder(x_NTE, frames, None)
         # Cut by a copy: a view would keep the padding, and bind an exported graph to this length.
@@ -223,7 +223,7 @@ class Zipformer(Encoder):
                 rate,
                 positions_RD,
             )
-            for rate in (1, *config.downsampling)
+            for rate in {1, *config.downsampling}
         }
         encoded_NTE, layers = self.encoder(x_NTE, frames, state.layers)
         processed = state.processed + EMBEDDING_RATE * chunk_size

@@ -27,13 +27,14 @@ from pruned_rnnt.model.zipformer.attention import (
     averaging_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.casts import JointCast, lowered
+from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
 from pruned_rnnt.model.zipformer.gradient import Limits, draw_limits, lead_back
-from pruned_rnnt.model.zipformer.masks import NOTHING_LEFT_OUT, LayerMasks, add_kept
+from pruned_rnnt.model.zipformer.masks import NOTHING_LEFT_OUT, LayerMasks
 from pruned_rnnt.model.zipformer.norm import BiasNorm
+from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 from pruned_rnnt.model.zipformer.state import LayerState
 from pruned_rnnt.model.zipformer.whiten import Whiten
@@ -123,30 +124,30 @@ class ZipformerLayer(nn.Module):
         self, x_NTE: Tensor, frames: Frames, state: LayerState | None, masks: LayerMasks
     ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
-        begin_NTE, low_NTE, low_too_NTE = lowered(x_NTE, 2)
-        weights_NHTS, keys = self.self_attn_weights(low_NTE, frames, past[0])
-        x_NTE = begin_NTE + self.feed_forward1(low_too_NTE, masks.hidden1)
+        # Under autocast, modules read `in_NTE`, x in fewer bits.
+        begin_NTE, in_NTE, in_too_NTE = begin_stream(x_NTE, 2)
+        weights_NHTS, keys = self.self_attn_weights(in_NTE, frames, past[0])
+        x_NTE, in_NTE = add_branch(begin_NTE, self.feed_forward1(in_too_NTE, masks.hidden1))
 
         first_NTS = weights_NHTS[:, 0]
         if self.training and self.clock.chance(self.clock.read(_AVERAGING)):
             first_NTS = averaging_weights(first_NTS)
-        x_NTE, low_NTE = lowered(x_NTE)
-        branch, nonlin = self.nonlin_attention(low_NTE, first_NTS, past[1])
-        x_NTE, low_NTE = lowered(add_kept(x_NTE, self.balancer_na(branch), masks.attention))
-        branch, values1 = self.self_attn1(low_NTE, weights_NHTS, past[2])
-        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.attention))
-        branch, convolution1 = self.conv_module1(low_NTE, frames, past[4])
-        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.convolution1))
-        branch = self.balancer_ff2(self.feed_forward2(low_NTE, masks.hidden2))
-        x_NTE = add_kept(x_NTE, branch, masks.feed_forward2)
+        branch, nonlin = self.nonlin_attention(in_NTE, first_NTS, past[1])
+        x_NTE, in_NTE = add_branch(x_NTE, self.balancer_na(branch), masks.attention)
+        branch, values1 = self.self_attn1(in_NTE, weights_NHTS, past[2])
+        x_NTE, in_NTE = add_branch(x_NTE, branch, masks.attention)
+        branch, convolution1 = self.conv_module1(in_NTE, frames, past[4])
+        x_NTE, in_NTE = add_branch(x_NTE, branch, masks.convolution1)
+        branch = self.balancer_ff2(self.feed_forward2(in_NTE, masks.hidden2))
+        x_NTE, _ = add_branch(x_NTE, branch, masks.feed_forward2, read=False)
 
-        x_NTE, low_NTE = lowered(self.bypass_mid(begin_NTE, x_NTE))
-        branch, values2 = self.self_attn2(low_NTE, weights_NHTS, past[3])
-        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.attention))
-        branch, convolution2 = self.conv_module2(low_NTE, frames, past[5])
-        x_NTE, low_NTE = lowered(add_kept(x_NTE, branch, masks.convolution2))
-        branch = self.balancer_ff3(self.feed_forward3(low_NTE, masks.hidden3))
-        x_NTE = add_kept(x_NTE, branch, masks.feed_forward3)
+        x_NTE, in_NTE = begin_stream(self.bypass_mid(begin_NTE, x_NTE))
+        branch, values2 = self.self_attn2(in_NTE, weights_NHTS, past[3])
+        x_NTE, in_NTE = add_branch(x_NTE, branch, masks.attention)
+        branch, convolution2 = self.conv_module2(in_NTE, frames, past[5])
+        x_NTE, in_NTE = add_branch(x_NTE, branch, masks.convolution2)
+        branch = self.balancer_ff3(self.feed_forward3(in_NTE, masks.hidden3))
+        x_NTE, _ = add_branch(x_NTE, branch, masks.feed_forward3, read=False)
         x_NTE = self.bypass(begin_NTE, self.norm(self.balancer1(x_NTE)), masks.bypass)
         x_NTE = self.whiten(self.balancer2(x_NTE))
         if state is None:
@@ -221,8 +222,10 @@ class _Bypass(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         before, after, scale, keep = ctx.saved_tensors
         of_after = grad * (scale if keep is None else scale * keep)
-        of_scale = (after - before).mul_(grad).sum(dim=1, keepdim=True)
-        of_scale = (of_scale if keep is None else of_scale * keep).sum(dim=(0, 1))
+        of_scale = (after - before).mul_(grad)
+        if keep is not None:
+            of_scale = of_scale.sum(dim=1, keepdim=True).mul_(keep)
+        of_scale = of_scale.sum(dim=(0, 1))
         return grad - of_after, of_after, lead_back(of_scale, scale, ctx.limits), None, None
 
 

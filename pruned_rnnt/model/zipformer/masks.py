@@ -8,7 +8,7 @@ Masks are drawn for all layers at once: one by one they take more launches than 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,28 +94,3 @@ def keep_mask(x: Tensor, skip: float) -> Tensor | None:
         return None
     shape = (x.size(0),) + (1,) * (x.dim() - 1)
     return (torch.rand(shape, device=x.device) >= skip).to(x.dtype)
-
-
-def add_kept(x_NTE: Tensor, branch_NTE: Tensor, keep_N11: Tensor | None) -> Tensor:
-    """x + branch * keep, in the dtype of x."""
-    if keep_N11 is None:
-        return x_NTE + branch_NTE
-    total: Tensor = _AddKept.apply(x_NTE, branch_NTE, keep_N11)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _AddKept(torch.autograd.Function):
-    """In one kernel, and another one for the gradient of the branch in its own dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, branch: Tensor, keep: Tensor) -> Tensor:
-        ctx.save_for_backward(keep)
-        ctx.dtype = branch.dtype
-        return torch.addcmul(x, branch, keep)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        (keep,) = ctx.saved_tensors
-        of_branch = torch.mul(grad, keep, out=torch.empty_like(grad, dtype=ctx.dtype))
-        return grad, of_branch, None

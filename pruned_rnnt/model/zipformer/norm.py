@@ -63,7 +63,7 @@ class _BiasNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, bias, log_scale, factor, norm = ctx.saved_tensors
         product = (grad * x).sum(dim=-1, keepdim=True).mul_(factor)
-        through_size = (x - bias).mul_(product.neg().div_(norm.square()))
+        through_size = (bias - x).mul_(product / norm.square())
         return (
             torch.addcmul(through_size, grad, factor),
             through_size.flatten(0, -2).sum(dim=0).neg_(),

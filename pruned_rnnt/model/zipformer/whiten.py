@@ -89,16 +89,17 @@ class _Whiten(torch.autograd.Function):
         rows_RGC = rows_RGC - rows_RGC.mean(dim=0, keepdim=True, dtype=dtype)
         rows_GRC = rows_RGC.transpose(0, 1)
         scatter_GCC = rows_GRC.mT @ rows_GRC
-        mean_square = torch.linalg.vector_norm(scatter_GCC).square_().div_(x.size(-1))
         diagonal_GC = scatter_GCC.diagonal(dim1=1, dim2=2)
-        mean_diagonal = diagonal_GC.mean().add_(_TINY)
-        centre = mean_square / mean_diagonal
-        torch.ge(centre, mean_diagonal.mul_(ctx.limit), out=ctx.over_limit)
+        trace = diagonal_GC.sum().add_(_TINY)
+        # m, and the metric times the mean of the diagonals of S_g.
+        centre = torch.linalg.vector_norm(scatter_GCC).square_().div_(trace)
+        torch.ge(centre, trace * (ctx.limit / x.size(-1)), out=ctx.over_limit)
         # Now X_g^T X_g - m I.
         diagonal_GC.sub_(centre)
         push = (rows_GRC @ scatter_GCC).transpose(0, 1).reshape(x.shape)
         factor = torch.linalg.vector_norm(grad, dtype=dtype) / (
             torch.linalg.vector_norm(push).add_(_TINY)
         )
-        factor.mul_(ctx.strength).mul_(ctx.over_limit)
-        return torch.addcmul(grad, push, factor, out=torch.empty_like(grad)), None, None, None, None
+        pushed = torch.empty_like(grad)
+        torch.addcmul(grad, push, factor.mul_(ctx.over_limit), value=ctx.strength, out=pushed)
+        return pushed, None, None, None, None

@@ -1,0 +1,84 @@
+"""The residual stream of a layer, and what the layer's modules read of it under autocast.
+
+The stream is as wide as the parameters; modules read it in the dtype of autocast. One function
+makes both, forward and backward: with casts and sums apart there were twice the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
+    """x, and x for each of so many modules."""
+    dtype = _readers_dtype(x_NTE)
+    if dtype is None:
+        return (x_NTE,) * (1 + readers)
+    several: tuple[Tensor, ...] = _Begin.apply(  # type: ignore[no-untyped-call]
+        x_NTE, dtype, readers
+    )
+    return several
+
+
+def add_branch(
+    x_NTE: Tensor, branch_NTE: Tensor, keep_N11: Tensor | None = None, *, read: bool = True
+) -> tuple[Tensor, Tensor]:
+    """x + branch * keep in the dtype of x, and that for the next module if one is to read it."""
+    dtype = _readers_dtype(x_NTE) if read else None
+    if dtype is None and keep_N11 is None:
+        total_NTE = x_NTE + branch_NTE
+        return total_NTE, total_NTE
+    both: tuple[Tensor, Tensor] = _Add.apply(  # type: ignore[no-untyped-call]
+        x_NTE, branch_NTE, keep_N11, dtype
+    )
+    return both if dtype is not None else (both[0], both[0])
+
+
+def _readers_dtype(x: Tensor) -> torch.dtype | None:
+    """None where modules should read x itself: autocast is off, or casts without a gradient."""
+    device = x.device.type
+    if not (torch.is_grad_enabled() and torch.is_autocast_enabled(device)):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+class _Begin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, readers: int) -> tuple[Tensor, ...]:
+        low = x.to(dtype)
+        return x.view_as(x), *(low.view_as(low) for _ in range(readers))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
+        total = grad + grads[0]
+        for more in grads[1:]:
+            total = total.add_(more)
+        return total, None, None
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, branch: Tensor, keep: Tensor | None, dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(keep)
+        ctx.dtype = branch.dtype
+        total = x + branch if keep is None else torch.addcmul(x, branch, keep)
+        return total, None if dtype is None else total.to(dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad: Tensor, of_reader: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None]:
+        (keep,) = ctx.saved_tensors
+        if of_reader is not None:
+            grad = grad + of_reader
+        if keep is None:
+            return grad, grad.to(ctx.dtype), None, None
+        of_branch = torch.empty_like(grad, dtype=ctx.dtype)
+        return grad, torch.mul(grad, keep, out=of_branch), None, None
