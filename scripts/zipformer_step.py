@@ -4,8 +4,10 @@
 
 SHAPES.npz holds the lengths of real utterances, `frames` (encoder frames of 40 ms) and `tokens`;
 without it lengths are random. Two rows, as JSON: `train` (forward, backward, clipping, update; the
-losses alone, forward and backward) and `greedy` (encoder, then encoder with search). Needs torch
-and numpy alone.
+losses alone, forward and backward) and `greedy` (encoder, then encoder with search). On a GPU,
+`host_ms` is until all of a step is launched: where it is nearly `step_ms` while `gpu_ms`, what the
+`gpu_launches` take by themselves, is far less, the GPU waits for its host. `operations` are torch's
+of a step, views and all, on any device. Needs torch and numpy alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pruned_rnnt.decode.greedy import GreedySearch
 from pruned_rnnt.loss import ctc_loss
@@ -67,6 +72,48 @@ def milliseconds(function: Callable[[], object], repeats: int, device: torch.dev
     return (time.perf_counter() - started) / repeats * 1e3
 
 
+def host_milliseconds(function: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Median time until a call returns, which finds the device idle."""
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return float(np.median(times)) * 1e3
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def work_of(function: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """What one call gives the host and the GPU to do."""
+    with Operations() as operations:
+        function()
+    work: dict[str, Any] = {"operations": operations.count}
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            function()
+            torch.cuda.synchronize()
+        done = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
+        work["gpu_launches"] = len(done)
+        work["gpu_ms"] = sum(event.time_range.elapsed_us() for event in done) / 1e3
+    return work
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     enabled = precision != "float32"
     return torch.autocast(device.type, dtype=_DTYPES[precision], enabled=enabled)
@@ -93,7 +140,9 @@ def train_row(
         torch.cuda.reset_peak_memory_stats()
     milliseconds(step, 2, device)
     step_ms = milliseconds(step, repeats, device)
+    host_ms = host_milliseconds(step, repeats, device)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    work = work_of(step, device)
     with torch.no_grad(), autocast(device, precision):
         encoded, lengths = model.encode(batch[0], batch[1])
         predicted = model.predictor.forward_targets(batch[2])
@@ -121,6 +170,8 @@ def train_row(
         "precision": precision,
         "at_step": at_step,
         "step_ms": step_ms,
+        "host_ms": host_ms,
+        **work,
         "losses_ms": loss_ms,
         "losses_share": loss_ms / step_ms,
         "peak_gib": peak,
