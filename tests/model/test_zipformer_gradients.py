@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.zipformer import gradient
+from pruned_rnnt.model.zipformer import gradient, scores
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock
@@ -127,33 +127,43 @@ def test_bias_norm() -> None:
     )
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_masked_softmax_equals_torch(parts: int) -> None:
-    scores = [randoms(2, 3, 4, seed=part).requires_grad_() for part in range(parts)]
-    more = scores[1] if parts == 2 else None
-    blocked = torch.tensor([[[True, False, False, True]], [[True, True, True, True]]])
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("with_distances", [True, False])
+def test_masked_softmax_equals_torch(with_distances: bool, past: int) -> None:
+    count = 4
+    seen = past + count
+    content = randoms(2, 3, count, seen).requires_grad_()
+    by_distance = randoms(2, 3, count, seen + count, seed=1).requires_grad_()
+    leaves = (content, by_distance) if with_distances else (content,)
+    blocked = torch.zeros(2, 1, 1, seen, dtype=torch.bool)
+    blocked[0, ..., 1:3] = True
+    blocked[1] = True
+    # Column s - (S - T) - t + S of row t.
+    columns_TS = torch.arange(seen) - past - torch.arange(count)[:, None] + seen
 
-    def plainly(first: Tensor, second: Tensor | None = None) -> Tensor:
-        total = first if second is None else first + second
-        return torch.where(blocked, -1000.0, total).softmax(dim=-1)
+    def plainly(content: Tensor, by_distance: Tensor | None = None) -> Tensor:
+        if by_distance is not None:
+            content = content + by_distance.gather(-1, columns_TS.expand_as(content))
+        return torch.where(blocked, -1000.0, content).softmax(dim=-1)
 
-    got = gradient.masked_softmax(scores[0], more, blocked)
-    torch.testing.assert_close(got, plainly(*scores))
-    assert (got[0, :, [0, 3]] == 0.0).all()
-    upstream = randoms(2, 3, 4, seed=9)
+    more = by_distance if with_distances else None
+    got = scores.masked_softmax(content, more, blocked)
+    torch.testing.assert_close(got, plainly(*leaves))
+    assert (got[0, ..., 1:3] == 0.0).all()
+    upstream = randoms(2, 3, count, seen, seed=9)
     for one, other in zip(
-        torch.autograd.grad(got, scores, upstream),
-        torch.autograd.grad(plainly(*scores), scores, upstream),
+        torch.autograd.grad(got, leaves, upstream),
+        torch.autograd.grad(plainly(*leaves), leaves, upstream),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
     with torch.no_grad():
-        torch.testing.assert_close(gradient.masked_softmax(scores[0], more, blocked), got)
-    low = [part.detach().bfloat16().requires_grad_() for part in scores]
+        torch.testing.assert_close(scores.masked_softmax(content, more, blocked), got)
+    low = content.detach().bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = gradient.masked_softmax(low[0], None, blocked)
+        weights = scores.masked_softmax(low, None, blocked)
     assert weights.dtype == torch.bfloat16
-    torch.testing.assert_close(weights, plainly(low[0].double()).bfloat16(), rtol=8e-3, atol=1e-6)
+    torch.testing.assert_close(weights, plainly(low.double()).bfloat16(), rtol=8e-3, atol=1e-6)
 
 
 def test_gradients_are_limited() -> None:
@@ -165,15 +175,16 @@ def test_gradients_are_limited() -> None:
     limited = gradient.lead_back(upstream, value, limits)
     assert limited.tolist() == [-1.0, -1.0, 1.0, -1.0, 1.0, 1.0]
     assert gradient.lead_back(upstream, value, None) is upstream
-    scores = torch.tensor([-30.0, -20.0, 20.0, 30.0]).requires_grad_()
+    large = torch.tensor([-30.0, -20.0, 20.0, 30.0]).view(1, 1, 1, 4).requires_grad_()
     # Whatever the scale of the loss, the penalty is as large as the mean gradient.
-    for scale, more in ((1.0, None), (1e-6, None), (1.0, torch.zeros(4))):
-        scores.grad = None
-        sums, rest = gradient.limit_scores(scores, more, clock)
+    for scale, more in ((1.0, None), (1e-6, None), (1.0, torch.zeros(1, 1, 1, 5))):
+        large.grad = None
+        sums, rest = scores.limit_scores(large, more, clock)
         assert rest is None
-        sums.backward(scale * torch.tensor([0.0, 1.0, -3.0, 0.0]))
-        assert scores.grad is not None
-        torch.testing.assert_close(scores.grad / scale, torch.tensor([-1.0, 1.0, -3.0, 1.0]))
+        sums.backward(scale * torch.tensor([0.0, 1.0, -3.0, 0.0]).view_as(large))
+        assert large.grad is not None
+        pushed = large.grad.flatten() / scale
+        torch.testing.assert_close(pushed, torch.tensor([-1.0, 1.0, -3.0, 1.0]))
     scaled = torch.ones(2, requires_grad=True)
     gradient.ScaleGradient(0.2)(scaled).sum().backward()
     assert scaled.grad is not None

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pruned_rnnt.model.zipformer.activation import scaled_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
-from pruned_rnnt.model.zipformer.gradient import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
+from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
 # Share of the training batches on which positions are left out.
@@ -59,7 +59,7 @@ class AttentionWeights(nn.Module):
         query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
         key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
         query_NHTK, position_NHTP = self._heads(query), self._heads(position_query)
-        by_position = None
+        by_distance_NHTR = None
         if self.training and self.clock.chance(self.clock.read(_POSITION_SKIP)):
             # The weights stay in the graph: distributed training wants a gradient of each.
             scores = (query_NHTK + 0.0 * self.linear_pos.weight.sum()) @ self._heads(key).mT
@@ -67,27 +67,14 @@ class AttentionWeights(nn.Module):
             positions_HRP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
             by_distance_NHTR = position_NHTP @ positions_HRP.permute(1, 2, 0)
             scores = query_NHTK @ self._heads(key).mT
-            by_position = _align_distances(by_distance_NHTR, scores.size(-1))
         if self.training:
-            scores, by_position = limit_scores(scores, by_position, self.clock)
-        return masked_softmax(scores, by_position, frames.blocked), past_NSC
+            scores, by_distance_NHTR = limit_scores(scores, by_distance_NHTR, self.clock)
+        return masked_softmax(scores, by_distance_NHTR, frames.blocked), past_NSC
 
     def _heads(self, x: Tensor) -> Tensor:
         """(N, T, H * K) -> (N, H, T, K)."""
         heads_NHTK: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return heads_NHTK
-
-
-def _align_distances(scores_NHTR: Tensor, seen: int) -> Tensor:
-    """(N, H, T, S + T), column r for distance r - S, to (N, H, T, S), column s for frame s.
-
-    Frame s is s - (S - T) - t away from frame t, so row t wants the columns from T - t on. Read
-    without its first T elements as rows which are one element shorter, the matrix has just that.
-    """
-    count = scores_NHTR.size(-2)
-    shorter_rows = scores_NHTR.flatten(-2)[..., count:].unflatten(-1, (count, seen + count - 1))
-    aligned_NHTS: Tensor = shorter_rows[..., :seen]
-    return aligned_NHTS
 
 
 def averaging_weights(weights_NTS: Tensor) -> Tensor:

@@ -1,0 +1,117 @@
+"""Attention scores to weights: distances aligned, what must not be seen left out.
+
+Axes: N batch, H heads, T frames, S frames seen, R = S + T relative positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.model.zipformer.casts import wide_dtype
+from pruned_rnnt.model.zipformer.schedule import Clock
+
+# Low enough that its exponential is zero beside any real score, and within float16.
+_BLOCKED_SCORE = -1000.0
+# Scores beyond this size are implausible, and a softmax of them has no gradient left.
+_SCORE_LIMIT = 25.0
+# Share of the batches on which that is acted against.
+_PENALTY_PROBABILITY = 0.1
+
+
+def masked_softmax(scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:
+    """Softmax over the frames seen, computed in float32, kept in the dtype of the scores.
+
+    What is blocked gets no weight, but where everything is.
+
+    Args:
+        scores: (N, H, T, S).
+        by_distance: (N, H, T, R), to be aligned and added to them.
+        blocked: bool, broadcast over the scores.
+    """
+    if not (torch.is_grad_enabled() and scores.requires_grad):
+        total = _total(scores, by_distance)
+        return torch.where(blocked, _BLOCKED_SCORE, total).softmax(dim=-1).to(total.dtype)
+    weights: Tensor = _MaskedSoftmax.apply(  # type: ignore[no-untyped-call]
+        scores, by_distance, blocked
+    )
+    return weights
+
+
+def limit_scores(
+    scores: Tensor, by_distance: Tensor | None, clock: Clock
+) -> tuple[Tensor, Tensor | None]:
+    """The same two, with a gradient of average size against sums beyond 25.
+
+    A penalty of fixed size would depend on how the loss is scaled: harmless beside the gradient of
+    a sum over a large batch, it is many times that of a mean over frames.
+
+    Acts on some of the batches, where it returns the sum; to be called in training alone.
+    """
+    if not clock.chance(_PENALTY_PROBABILITY):
+        return scores, by_distance
+    limited: Tensor = _LimitScores.apply(  # type: ignore[no-untyped-call]
+        _total(scores, by_distance)
+    )
+    return limited, None
+
+
+def _total(scores_NHTS: Tensor, by_distance_NHTR: Tensor | None) -> Tensor:
+    if by_distance_NHTR is None:
+        return scores_NHTS
+    return scores_NHTS + _align_distances(by_distance_NHTR, scores_NHTS.size(-1))
+
+
+def _align_distances(scores_NHTR: Tensor, seen: int) -> Tensor:
+    """(N, H, T, S + T), column r for distance r - S, to (N, H, T, S), column s for frame s.
+
+    Frame s is s - (S - T) - t away from frame t, so row t wants the columns from T - t on. Read
+    without its first T elements as rows which are one element shorter, the matrix has just that.
+    """
+    count = scores_NHTR.size(-2)
+    shorter_rows = scores_NHTR.flatten(-2)[..., count:].unflatten(-1, (count, seen + count - 1))
+    aligned_NHTS: Tensor = shorter_rows[..., :seen]
+    return aligned_NHTS
+
+
+class _LimitScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        side = (scores > _SCORE_LIMIT).to(torch.int8) - (scores < -_SCORE_LIMIT).to(torch.int8)
+        ctx.save_for_backward(side)
+        return scores.view_as(scores)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (side,) = ctx.saved_tensors
+        size = grad.abs().mean(dtype=wide_dtype(grad.dtype))
+        penalised: Tensor = grad + (side * size).to(grad.dtype)
+        return penalised
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    """By torch's own kernels, which autocast would let write float32."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:
+        total = scores.clone() if by_distance is None else _total(scores, by_distance)
+        total = total.masked_fill_(blocked, _BLOCKED_SCORE)
+        weights: Tensor = torch.ops.aten._softmax(total, -1, False)
+        ctx.save_for_backward(weights, blocked)
+        ctx.distances = None if by_distance is None else by_distance.shape
+        return weights
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        weights, blocked = ctx.saved_tensors
+        through = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
+        through = through.masked_fill_(blocked, 0.0)
+        if ctx.distances is None:
+            return through, None, None
+        of_distances = through.new_zeros(ctx.distances)
+        _align_distances(of_distances, through.size(-1)).copy_(through)
+        return through, of_distances, None
