@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -40,3 +41,23 @@ def test_gradients_stay_as_they_are() -> None:
     model.weight.grad = torch.tensor([[1.0, -2.0, 3.0]])
     optimiser.step()
     assert model.weight.grad.tolist() == [[1.0, -2.0, 3.0]]
+
+
+@pytest.mark.gpu
+def test_updates_on_the_device_equal_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parameters from one element to many, in several vectors."""
+    monkeypatch.setattr("pruned_rnnt.train.scaled_adam._BUCKET_ELEMENTS", 3000)
+    torch.manual_seed(0)
+    values = [torch.randn(shape) for shape in [(), (1,), (7, 300), (5,), (64, 65), (3, 4, 2)]]
+    results = []
+    for device in ("cpu", "cuda"):
+        model = nn.ParameterList([nn.Parameter(value.to(device)) for value in values])
+        optimiser = ScaledAdam(model.parameters(), lr=0.02)
+        for step in range(4):
+            generator = torch.Generator().manual_seed(step)
+            for parameter in model:
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(device)
+            optimiser.step()
+        results.append([parameter.detach().cpu() for parameter in model])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
