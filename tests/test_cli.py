@@ -14,6 +14,8 @@ from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.folder_lock import only_one
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
 from pruned_rnnt.train.log import read_metrics
 from pruned_rnnt.train.tasks import load_experiment
 
@@ -161,6 +163,24 @@ def test_module_is_the_command() -> None:
     )
     assert done.returncode == EXIT_USAGE
     assert "did you mean" in done.stderr
+
+
+def test_a_run_that_is_being_trained(run: Path, corpus: Path) -> None:
+    with only_one(run, "is held"):
+        settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
+        log = (run / "train.log").read_text()
+        assert main(["train", *tiny_overrides(corpus, run, *settings)]) == EXIT_FAILED
+        assert (run / "train.log").read_text() == log
+    assert main(["train", *tiny_overrides(corpus, run, *settings)]) == 0
+
+
+def test_a_checkpoint_of_another_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    train_tokenizer(["abc"], TokenizerConfig(kind="char")).save(tmp_path / "run/tokens")
+    assert main(["transcribe", str(tmp_path / "run"), "a.wav"]) == EXIT_FAILED
+    assert "they are not of the same run" in capsys.readouterr().err
 
 
 def test_damaged_metrics_do_not_matter(run: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from lhotse import CutSet
 
+from pruned_rnnt.data.folder_lock import only_one
 from pruned_rnnt.data.manifest_source import manifest_items
 from pruned_rnnt.data.tokens import Tokenizer
 
@@ -146,20 +147,30 @@ def building(output: Path | str, resume: str = "") -> Iterator[Path]:
 
     resume: what an interrupted run leaves there if the next one can go on with it.
     An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
-    it is still there, whole. Raises ValueError as `check_output` does.
+    it is still there, whole. Raises ValueError as `check_output` does, and while another process
+    builds the same.
     """
     output = Path(output)
     check_output(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f"{output.name}.unfinished")
     replaced = output.with_name(f"{output.name}.replaced")
-    keep = bool(resume) and (unfinished / resume).exists()
-    for leftover in (replaced,) if keep else (unfinished, replaced):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    unfinished.mkdir(exist_ok=keep)
-    yield unfinished
-    if output.exists():
-        output.rename(replaced)
-    unfinished.rename(output)
+    unfinished.mkdir(exist_ok=True)
+    with only_one(unfinished, "is being written"):
+        if not (resume and (unfinished / resume).exists()):
+            _empty(unfinished)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        yield unfinished
+        if output.exists():
+            output.rename(replaced)
+        unfinished.rename(output)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

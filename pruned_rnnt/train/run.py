@@ -86,6 +86,12 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     path = find_checkpoint(config.folder, config.decode.checkpoint)
     values = load_checkpoint(path)
     saved = from_dict(ExperimentConfig, values["config"], str(path))
+    tokenizer = Tokenizer.load(config.folder / "tokens")
+    if len(tokenizer) != values["vocab_size"]:
+        raise CheckpointError(
+            f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
+            "they are not of the same run"
+        )
     model = TransducerModel(saved.model, values["vocab_size"], saved.loss)
     average = values["average"] if config.decode.use_average else None
     try:
@@ -96,7 +102,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     set_chunks(model, config.decode)
     return LoadedModel(
         model=model.to(pick_device(config.train)).eval(),
-        tokenizer=Tokenizer.load(config.folder / "tokens"),
+        tokenizer=tokenizer,
         step=values["counters"]["step"],
         source=path,
     )

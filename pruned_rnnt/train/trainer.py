@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt.config import to_yaml
+from pruned_rnnt.data.folder_lock import only_one
 from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
 from pruned_rnnt.train.checkpoint import CheckpointFolder
@@ -246,6 +247,9 @@ class Trainer:
 
     def _open_logs(self, stack: ExitStack) -> None:
         step = self.state.counters.step
+        if self.ranks.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_one(self.folder, "is being trained"))
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
