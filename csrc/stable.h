@@ -25,9 +25,9 @@ using OptionalTensor = std::optional<Tensor>;
 template <typename scalar>
 using acc_type = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
-// Of the types the ops take: the floating-point ones and int32.
+// Of the types the ops take: the floating-point ones, int32 and int64.
 inline int64_t element_bytes(ScalarType type) {
-  return type == ScalarType::Double                             ? 8
+  return type == ScalarType::Double || type == ScalarType::Long ? 8
          : type == ScalarType::Float || type == ScalarType::Int ? 4
                                                                 : 2;
 }

@@ -3,6 +3,7 @@
 //
 // Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
 #include "cuda/band_frames.cuh"
+#include "cuda/device_op.cuh"
 #include "cuda/vector_access.cuh"
 #include "fast_divmod.h"
 
@@ -50,10 +51,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void band_gather(const Tensor& lm, const Tensor& start, int64_t s_range, const Tensor& out) {
+void band_gather(const Launcher& launch, const View& lm, const View& start, int64_t s_range,
+                 const View& out) {
   const int64_t N = start.size(0), T = start.size(1), D = lm.size(2);
   if (out.numel() == 0) return;
-  const Launcher launch(lm);
   dispatch_floating(lm.scalar_type(), "band_gather", [&](auto zero) {
     using scalar = decltype(zero);
     const int widest =
@@ -105,11 +106,11 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<width>(grad_lm + row * D + d, result);
 }
 
-void band_gather_backward(const Tensor& grad, const Tensor& start, const Tensor& grad_lm) {
+void band_gather_backward(const Launcher& launch, const View& grad, const View& start,
+                          const View& grad_lm) {
   const int64_t T = start.size(1), S = grad.size(2), D = grad.size(3);
   const int64_t columns = grad_lm.size(1), rows = grad_lm.size(0) * columns;
   if (grad_lm.numel() == 0) return;
-  const Launcher launch(grad);
   dispatch_floating(grad.scalar_type(), "band_gather_backward", [&](auto zero) {
     using scalar = decltype(zero);
     const int widest = std::min(widest_vector<scalar>(grad.data_ptr(), D),
@@ -129,8 +130,8 @@ void band_gather_backward(const Tensor& grad, const Tensor& start, const Tensor&
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("band_gather", TORCH_BOX(&band_gather));
-  m.impl("band_gather_backward", TORCH_BOX(&band_gather_backward));
+  m.impl("band_gather", TORCH_BOX(&DeviceOp<&band_gather>::call));
+  m.impl("band_gather_backward", TORCH_BOX(&DeviceOp<&band_gather_backward>::call));
 }
 
 }  // namespace cuda

@@ -177,15 +177,14 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
 
 }  // namespace
 
-void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_lengths,
-                  const Tensor& target_lengths, const OptionalTensor& start,
-                  const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const Tensor& alpha, const Tensor& beta,
-                  const Tensor& total, const Tensor& gx, const Tensor& gy) {
+void band_lattice(const Launcher& launch, const View& px, const View& py, const View& logit_lengths,
+                  const View& target_lengths, const OptionalView& start,
+                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
+                  double delay_penalty, const View& alpha, const View& beta, const View& total,
+                  const View& gx, const View& gy) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              std::numeric_limits<int32_t>::max() - 1);
   if (geometry.N == 0) return;
-  const Launcher launch(px);
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);
     const LatticeArrays<real> arrays{data_of<real>(px),
@@ -203,7 +202,7 @@ void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_length
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("band_lattice", TORCH_BOX(&band_lattice));
+  m.impl("band_lattice", TORCH_BOX(&DeviceOp<&band_lattice>::call));
 }
 
 }  // namespace cuda

@@ -16,9 +16,24 @@ constexpr int kAhead = sizeof(scalar) * width < 16 ? 8 : 4;
 // A block of the second stage: 32 columns, and as many groups of parts.
 constexpr int kGroups = 32;
 
-struct Matrix {
-  int64_t rows, columns, stride;
-  int64_t rows_a_part;
+// One of the matrices of a launch. What its parts sum up to goes to `partial`, or straight to the
+// sums if it is one part.
+template <typename scalar>
+struct Summed {
+  using real = acc_type<scalar>;
+
+  const scalar* x;
+  real *partial, *sums;
+  int64_t rows, columns, kept, stride, rows_a_part;  // kept: columns whose sums are wanted
+  int32_t parts;
+  bool add;
+
+  __device__ bool is_one() const { return parts == 1; }
+};
+
+template <typename scalar>
+struct SummedList {
+  std::array<Summed<scalar>, kMostColumnSums> all;
 };
 
 template <typename real>
@@ -62,17 +77,20 @@ __device__ __forceinline__ void add_rows(const scalar* x, int64_t stride, int64_
   }
 }
 
-// A block for each part of the rows and each tile of columns. `across` threads, a power of 2, lie
-// along a row; kThreads / across rows are read at a time.
+// A block for each part of the rows and each tile of columns of each matrix. `across` threads, a
+// power of 2, lie along a row; kThreads / across rows are read at a time.
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kThreads)
-    column_sums_kernel(Matrix matrix, int across, bool add, const scalar* __restrict__ x,
-                       acc_type<scalar>* __restrict__ target) {
+    column_sums_kernel(SummedList<scalar> list, int across) {
   using real = acc_type<scalar>;
   __shared__ real sums[width][kThreads];
+  const Summed<scalar>& matrix = list.all[blockIdx.z];
   const int lane = threadIdx.x & (across - 1), group = threadIdx.x / across;
   const int groups = kThreads / across;
-  const int64_t c = (static_cast<int64_t>(blockIdx.x) * across + lane) * width;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * across * width;
+  if (blockIdx.y >= matrix.parts || first >= matrix.columns) return;
+  const scalar* x = matrix.x;
+  const int64_t c = first + lane * width;
   const int64_t left = matrix.columns - c;
   const int64_t begin = blockIdx.y * matrix.rows_a_part;
   const int64_t end = min(matrix.rows, begin + matrix.rows_a_part);
@@ -93,25 +111,30 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
   if (group > 0) return;
-  target += blockIdx.y * matrix.columns + c;
+  real* target = (matrix.is_one() ? matrix.sums : matrix.partial + blockIdx.y * matrix.columns) + c;
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    if (k < left) put(target + k, sum[k], add);
+    if (c + k < (matrix.is_one() ? matrix.kept : matrix.columns)) {
+      put(target + k, sum[k], matrix.is_one() && matrix.add);
+    }
   }
 }
 
 // The sums of the parts.
-template <typename real>
-__global__ void __launch_bounds__(32 * kGroups)
-    column_sums_parts_kernel(int64_t C, int32_t P, bool add, const real* __restrict__ partial,
-                             real* __restrict__ target) {
+template <typename scalar>
+__global__ void __launch_bounds__(32 * kGroups) column_sums_parts_kernel(SummedList<scalar> list) {
+  using real = acc_type<scalar>;
   __shared__ real sums[kGroups][33];
+  const Summed<scalar>& matrix = list.all[blockIdx.y];
+  if (matrix.is_one()) return;
+  const int64_t C = matrix.columns;
+  const real* partial = matrix.partial;
   const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
   const int64_t c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   real sum = 0;
   if (c < C) {
 #pragma unroll 16
-    for (int32_t p = group; p < P; p += kGroups) sum += partial[p * C + c];
+    for (int32_t p = group; p < matrix.parts; p += kGroups) sum += partial[p * C + c];
   }
   sums[group][lane] = sum;
   __syncthreads();
@@ -122,37 +145,62 @@ __global__ void __launch_bounds__(32 * kGroups)
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   }
   const int64_t at = static_cast<int64_t>(blockIdx.x) * 32 + group;
-  if (lane == 0 && at < C) put(target + at, sum, add);
+  if (lane == 0 && at < matrix.kept) put(matrix.sums + at, sum, matrix.add);
 }
 
 }  // namespace
 
-void column_sums(const Tensor& x, bool add, const Tensor& partial, const Tensor& sums) {
-  const int64_t R = x.size(0), C = x.size(1), P = partial.size(0);
-  if (C == 0) return;
-  const Launcher launch(x);
-  dispatch_floating(x.scalar_type(), "column_sums", [&](auto zero) {
+void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
+  if (count == 0) return;
+  dispatch_floating(all[0].x.scalar_type(), "column_sums", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    real* parts = mutable_data_of<real>(partial);
-    real* target = mutable_data_of<real>(sums);
-    dispatch_width<scalar>(widest_vector<scalar>(x.data_ptr(), x.stride(0)), [&](auto chosen) {
+    SummedList<scalar> list{};
+    int widest = 16 / sizeof(scalar);
+    int64_t columns = 0;
+    int32_t parts = 0;
+    for (int i = 0; i < count; ++i) {
+      const auto& [x, partial, sums, add] = all[i];
+      const int64_t R = x.size(0), P = partial.size(0);
+      list.all[i] = {data_of<scalar>(x),
+                     mutable_data_of<real>(partial),
+                     mutable_data_of<real>(sums),
+                     R,
+                     x.size(1),
+                     sums.size(0),
+                     x.stride(0),
+                     (R + P - 1) / P,
+                     static_cast<int32_t>(P),
+                     add};
+      widest = std::min(widest, widest_vector<scalar>(x.data_ptr(), x.stride(0)));
+      columns = std::max(columns, x.size(1));
+      parts = std::max(parts, static_cast<int32_t>(P));
+    }
+    if (columns == 0) return;
+    dispatch_width<scalar>(widest, [&](auto chosen) {
       constexpr int width = decltype(chosen)::value;
       int across = 1;
-      while (across < kThreads && across * width < C) across *= 2;
+      while (across < kThreads && across * width < columns) across *= 2;
       const int64_t tile = across * width;
       launch(column_sums_kernel<scalar, width>,
-             dim3(static_cast<uint32_t>((C + tile - 1) / tile), static_cast<uint32_t>(P)), kThreads,
-             0, Matrix{R, C, x.stride(0), (R + P - 1) / P}, across, P == 1 && add,
-             data_of<scalar>(x), P == 1 ? target : parts);
+             dim3(static_cast<uint32_t>((columns + tile - 1) / tile), parts, count), kThreads, 0,
+             list, across);
     });
-    if (P == 1) return;
-    launch(column_sums_parts_kernel<real>, static_cast<uint32_t>((C + 31) / 32), 32 * kGroups, 0, C,
-           static_cast<int32_t>(P), add, parts, target);
+    if (parts == 1) return;
+    launch(column_sums_parts_kernel<scalar>,
+           dim3(static_cast<uint32_t>((columns + 31) / 32), count), 32 * kGroups, 0, list);
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("column_sums", TORCH_BOX(&column_sums)); }
+void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
+                 const View& sums) {
+  const ColumnSums one{x, partial, sums, add};
+  column_sums_of(launch, &one, 1);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("column_sums", TORCH_BOX(&DeviceOp<&column_sums>::call));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

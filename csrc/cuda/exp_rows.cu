@@ -15,9 +15,21 @@ constexpr int kThreads = 256;
 // Elements a lane keeps between finding the maximum and subtracting it.
 constexpr int kKept = 32;
 
-struct RowSizes {
+// One of the inputs of a launch.
+template <typename scalar, typename stored>
+struct RowsOf {
+  const int32_t* lengths;
+  const scalar* x;
+  acc_type<scalar>*row_max, *row_lse;
+  stored *x_exp, *x_low;
   int64_t rows, L, stored_rows;  // all stored rows; L and L' of an utterance
-  int32_t V, stored_V, extra;
+  int32_t extra;
+};
+
+template <typename scalar, typename stored>
+struct RowsList {
+  std::array<RowsOf<scalar, stored>, kMostExpRows> all;
+  int32_t V, stored_V;
 };
 
 // Reduces a group's `value` by combine; blocks exchange it through `shared`.
@@ -38,32 +50,29 @@ __device__ __forceinline__ real group_reduced(real value, real* shared, Combine&
 
 // A warp or a block for each row. stored is the accumulator's type, or BFloat16 for parts.
 template <typename scalar, typename stored, int lanes, int width>
-__global__ void __launch_bounds__(kThreads)
-    exp_rows_kernel(RowSizes sizes, const int32_t* __restrict__ lengths,
-                    const scalar* __restrict__ x, acc_type<scalar>* __restrict__ row_max,
-                    acc_type<scalar>* __restrict__ row_lse, stored* __restrict__ x_exp,
-                    stored* __restrict__ x_low) {
+__global__ void __launch_bounds__(kThreads) exp_rows_kernel(RowsList<scalar, stored> list) {
   using real = acc_type<scalar>;
   constexpr int kept_vectors = kKept / width;
   __shared__ real maxima[kThreads / 32], sums[kThreads / 32];
-  const int32_t V = sizes.V;
+  const RowsOf<scalar, stored>& input = list.all[blockIdx.y];
+  const int32_t V = list.V, stored_V = list.stored_V;
   const int lane = threadIdx.x % lanes;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
-  if (row >= sizes.rows) return;
-  const int64_t n = row / sizes.stored_rows, l = row - n * sizes.stored_rows;
-  stored* const high = x_exp + row * sizes.stored_V;
-  stored* const low = x_low != nullptr ? x_low + row * sizes.stored_V : nullptr;
-  const bool inside = l < lengths[n] + sizes.extra && l < sizes.L;
-  for (int32_t v = (inside ? V : 0) + lane; v < sizes.stored_V; v += lanes) {
+  if (row >= input.rows) return;
+  const int64_t n = row / input.stored_rows, l = row - n * input.stored_rows;
+  stored* const high = input.x_exp + row * stored_V;
+  stored* const low = input.x_low != nullptr ? input.x_low + row * stored_V : nullptr;
+  const bool inside = l < input.lengths[n] + input.extra && l < input.L;
+  for (int32_t v = (inside ? V : 0) + lane; v < stored_V; v += lanes) {
     high[v] = stored(0.0f);
     if (low != nullptr) low[v] = stored(0.0f);
   }
-  const int64_t input_row = n * sizes.L + l;
+  const int64_t input_row = n * input.L + l;
   if (!inside) {
-    if (lane == 0 && l < sizes.L) row_max[input_row] = row_lse[input_row] = 0;
+    if (lane == 0 && l < input.L) input.row_max[input_row] = input.row_lse[input_row] = 0;
     return;
   }
-  const scalar* source = x + input_row * V;
+  const scalar* source = input.x + input_row * V;
   const auto at = [&](int vector) { return (vector * lanes + lane) * width; };
   Vector<scalar, width> kept[kept_vectors];
   real largest = minus_infinity<real>();
@@ -108,56 +117,74 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = kept_vectors; at(k) < V; ++k) write(k, load_vector<width>(source + at(k)));
   sum = group_reduced<lanes>(sum, sums, [](real a, real b) { return a + b; });
   if (lane == 0) {
-    row_max[input_row] = largest;
-    row_lse[input_row] = largest + log_of(sum);
+    input.row_max[input_row] = largest;
+    input.row_lse[input_row] = largest + log_of(sum);
   }
 }
 
 }  // namespace
 
-void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tensor& row_max,
-              const Tensor& row_lse, const Tensor& x_exp, const OptionalTensor& x_low) {
-  const RowSizes sizes{x_exp.size(0) * x_exp.size(1),
-                       x.size(1),
-                       x_exp.size(1),
-                       static_cast<int32_t>(x.size(2)),
-                       static_cast<int32_t>(x_exp.size(2)),
-                       static_cast<int32_t>(extra)};
-  if (sizes.rows == 0) return;
-  const Launcher launch(x);
-  dispatch_floating(x.scalar_type(), "exp_rows", [&](auto zero) {
+void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
+  const int64_t V = all[0].x.size(2), stored_V = all[0].x_exp.size(2);
+  dispatch_floating(all[0].x.scalar_type(), "exp_rows", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const auto run = [&](auto stored_zero, auto width_constant, auto lanes_constant) {
+    const auto run = [&](auto stored_zero) {
       using stored = decltype(stored_zero);
-      constexpr int width = decltype(width_constant)::value;
-      constexpr int lanes = decltype(lanes_constant)::value;
-      constexpr int rows_a_block = kThreads / lanes;
-      launch(exp_rows_kernel<scalar, stored, lanes, width>,
-             static_cast<uint32_t>((sizes.rows + rows_a_block - 1) / rows_a_block), kThreads, 0,
-             sizes, data_of<int32_t>(lengths), data_of<scalar>(x), mutable_data_of<real>(row_max),
-             mutable_data_of<real>(row_lse), mutable_data_of<stored>(x_exp),
-             x_low.has_value() ? mutable_data_of<stored>(*x_low) : nullptr);
-    };
-    const auto run_stored = [&](auto stored_zero) {
-      const int widest = std::min(widest_vector<scalar>(x.data_ptr(), sizes.V),
-                                  widest_vector<scalar>(x_exp.data_ptr(), sizes.stored_V));
-      dispatch_width<scalar>(widest, [&](auto width) {
-        if (sizes.V <= 32 * kKept) {
-          run(stored_zero, width, std::integral_constant<int, 32>());
+      RowsList<scalar, stored> list{{}, static_cast<int32_t>(V), static_cast<int32_t>(stored_V)};
+      int64_t rows = 0;
+      int widest = 16 / sizeof(scalar);
+      for (int i = 0; i < count; ++i) {
+        const ExpRows& one = all[i];
+        const View &x = one.x, &x_exp = one.x_exp;
+        list.all[i] = {data_of<int32_t>(one.lengths),
+                       data_of<scalar>(x),
+                       mutable_data_of<real>(one.row_max),
+                       mutable_data_of<real>(one.row_lse),
+                       mutable_data_of<stored>(x_exp),
+                       one.x_low.has_value() ? mutable_data_of<stored>(*one.x_low) : nullptr,
+                       x_exp.size(0) * x_exp.size(1),
+                       x.size(1),
+                       x_exp.size(1),
+                       static_cast<int32_t>(one.extra)};
+        rows = std::max(rows, list.all[i].rows);
+        widest = std::min({widest, widest_vector<scalar>(x.data_ptr(), V),
+                           widest_vector<scalar>(x_exp.data_ptr(), stored_V)});
+      }
+      if (rows == 0) return;
+      dispatch_width<scalar>(widest, [&](auto width_constant) {
+        constexpr int width = decltype(width_constant)::value;
+        const auto with_lanes = [&](auto lanes_constant) {
+          constexpr int lanes = decltype(lanes_constant)::value;
+          constexpr int rows_a_block = kThreads / lanes;
+          launch(exp_rows_kernel<scalar, stored, lanes, width>,
+                 dim3(static_cast<uint32_t>((rows + rows_a_block - 1) / rows_a_block), count),
+                 kThreads, 0, list);
+        };
+        if (V <= 32 * kKept) {
+          with_lanes(std::integral_constant<int, 32>());
         } else {
-          run(stored_zero, width, std::integral_constant<int, kThreads>());
+          with_lanes(std::integral_constant<int, kThreads>());
         }
       });
     };
     if constexpr (!std::is_same_v<real, double>) {
-      if (x_exp.scalar_type() == ScalarType::BFloat16) return run_stored(BFloat16());
+      if (all[0].x_exp.scalar_type() == ScalarType::BFloat16) return run(BFloat16());
     }
-    run_stored(real());
+    run(real());
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("exp_rows", TORCH_BOX(&exp_rows)); }
+void exp_rows(const Launcher& launch, const View& x, const View& lengths, int64_t extra,
+              const View& row_max, const View& row_lse, const View& x_exp,
+              const OptionalView& x_low) {
+  const ExpRows one{x, lengths, extra, row_max, row_lse, x_exp, x_low};
+  exp_rows_of(launch, &one, 1);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("exp_rows", TORCH_BOX(&DeviceOp<&exp_rows>::call));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

@@ -53,15 +53,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths,
-                 const Tensor& target_lengths, const OptionalTensor& start,
-                 const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
-                 int64_t activation, const Tensor& hidden) {
+void joiner_rows(const Launcher& launch, const View& am, const View& lm, const View& logit_lengths,
+                 const View& target_lengths, const OptionalView& start,
+                 const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+                 int64_t activation, const View& hidden) {
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   if (rows == 0) return;
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              lm.size(1) - 1);
-  const Launcher launch(am);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
     using scalar = decltype(zero);
     const int widest =
@@ -81,7 +80,9 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("joiner_rows", TORCH_BOX(&joiner_rows)); }
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("joiner_rows", TORCH_BOX(&DeviceOp<&joiner_rows>::call));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

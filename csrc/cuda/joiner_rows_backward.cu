@@ -186,17 +186,16 @@ void run_two_passes(const Launcher& launch, const RowGeometry& geometry,
 
 }  // namespace
 
-void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
-                          const Tensor& logit_lengths, const Tensor& target_lengths,
-                          const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
-                          int64_t S, int64_t row_begin, int64_t activation, const Tensor& grad_am,
-                          const Tensor& grad_lm) {
+void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const View& hidden,
+                          const View& logit_lengths, const View& target_lengths,
+                          const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                          int64_t S, int64_t row_begin, int64_t activation, const View& grad_am,
+                          const View& grad_lm) {
   const int64_t rows = hidden.size(0), D = hidden.size(1), columns = grad_lm.size(1);
   if (rows == 0 || D == 0) return;
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
   const JoinerSizes sizes{row_begin, rows, static_cast<int32_t>(grad_am.size(1)),
                           static_cast<int32_t>(columns), static_cast<int32_t>(D)};
-  const Launcher launch(hidden);
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);
     const bool accumulated = grad_am.scalar_type() != hidden.scalar_type();
@@ -223,7 +222,7 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("joiner_rows_backward", TORCH_BOX(&joiner_rows_backward));
+  m.impl("joiner_rows_backward", TORCH_BOX(&DeviceOp<&joiner_rows_backward>::call));
 }
 
 }  // namespace cuda

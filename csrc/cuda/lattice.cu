@@ -2,6 +2,7 @@
 // pruned_rnnt/ops/lattice.py; the walk is that of lattice_wave.cuh with frames running in memory.
 //
 // Axes: N utterances, T frames, U symbols.
+#include "cuda/device_op.cuh"
 #include "cuda/lattice_wave.cuh"
 
 namespace pruned_rnnt {
@@ -119,14 +120,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary, int64_t rnnt_type,
-             const Tensor& alpha, const Tensor& beta, const Tensor& total, const Tensor& gx,
-             const Tensor& gy) {
+void lattice(const Launcher& launch, const View& px, const View& py, const OptionalView& boundary,
+             int64_t rnnt_type, const View& alpha, const View& beta, const View& total,
+             const View& gx, const View& gy) {
   const int64_t N = py.size(0), U = py.size(1) - 1, T = py.size(2);
   if (N == 0) return;
   const Shape shape{static_cast<int32_t>(T), static_cast<int32_t>(U),
                     static_cast<int32_t>(px.size(2)), data_or_null<int32_t>(boundary)};
-  const Launcher launch(px);
   const DeviceLimits limits = launch.limits();
   dispatch_accumulator(px.scalar_type(), "lattice", [&](auto zero) {
     using real = decltype(zero);
@@ -152,7 +152,9 @@ void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("lattice", TORCH_BOX(&lattice)); }
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("lattice", TORCH_BOX(&DeviceOp<&lattice>::call));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "stable.h"
+#include "cuda/blas.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
@@ -37,11 +37,11 @@ struct DeviceLimits {
   int shared_bytes;  // what one block may have
 };
 
-// Makes the tensor's device current while it lives.
+// Makes a device current while it lives.
 class Launcher {
  public:
-  explicit Launcher(const Tensor& tensor)
-      : device_(tensor.get_device_index()), guard_(device_), stream_(current_stream(device_)) {}
+  explicit Launcher(int32_t device)
+      : device_(device), guard_(device), stream_(current_stream(device)) {}
 
   DeviceLimits limits() const {
     DeviceLimits limits{};
@@ -54,6 +54,12 @@ class Launcher {
   }
 
   cudaStream_t stream() const { return stream_; }
+
+  // Matrix products on this device and stream.
+  const Blas& blas() const {
+    if (!blas_.has_value()) blas_.emplace(stream_);
+    return *blas_;
+  }
 
   // Runs kernel(arguments...) with `shared` bytes of dynamic shared memory.
   template <typename... Parameters, typename... Arguments>
@@ -74,6 +80,7 @@ class Launcher {
   int32_t device_;
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_;
+  mutable std::optional<Blas> blas_;
 };
 
 // The dynamic shared memory of a block, as an array of `scalar`.

@@ -181,18 +181,17 @@ __global__ void __launch_bounds__(kShortThreads)
 
 }  // namespace
 
-void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_lengths,
-               const Tensor& target_lengths, const OptionalTensor& start,
-               const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
-               int64_t blank, int64_t mode_number, const Tensor& px, const Tensor& py,
-               const Tensor& lse) {
+void log_probs(const Launcher& launch, const View& logits, const View& targets,
+               const View& logit_lengths, const View& target_lengths, const OptionalView& start,
+               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+               int64_t blank, int64_t mode_number, const View& px, const View& py,
+               const View& lse) {
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   if (rows == 0) return;
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              targets.size(1));
   const SymbolTable symbols(targets, V, blank);
   const LogitMode mode = static_cast<LogitMode>(mode_number);
-  const Launcher launch(logits);
   dispatch_floating(logits.scalar_type(), "log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -218,7 +217,9 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl("log_probs", TORCH_BOX(&log_probs)); }
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("log_probs", TORCH_BOX(&DeviceOp<&log_probs>::call));
+}
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

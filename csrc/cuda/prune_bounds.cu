@@ -172,9 +172,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                  const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
-                  bool padded_search, const Tensor& start) {
+void prune_bounds(const Launcher& launch, const View& gx, const View& gy, const View& logit_lengths,
+                  const View& target_lengths, int64_t s_range, int64_t rnnt_type,
+                  bool padded_search, const View& start) {
   const int64_t N = gx.size(0), T = gx.size(1), width = gx.size(2);
   if (N == 0 || T == 0) return;
   const Sizes sizes{static_cast<int32_t>(T),
@@ -183,7 +183,6 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
                     largest_step(s_range, rnnt_type),
                     padded_search,
                     one_arc_a_frame(rnnt_type)};
-  const Launcher launch(gx);
   dispatch_accumulator(gx.scalar_type(), "prune_bounds", [&](auto zero) {
     using real = decltype(zero);
     int64_t warps = kSearchThreads / 32;
@@ -205,7 +204,7 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("prune_bounds", TORCH_BOX(&prune_bounds));
+  m.impl("prune_bounds", TORCH_BOX(&DeviceOp<&prune_bounds>::call));
 }
 
 }  // namespace cuda

@@ -64,12 +64,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                        const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
-                        const Tensor& scratch, const Tensor& start) {
+void prune_bounds_exact(const Launcher& launch, const View& gx, const View& gy,
+                        const View& logit_lengths, const View& target_lengths, int64_t s_range,
+                        int64_t rnnt_type, const View& scratch, const View& start) {
   const int64_t N = gx.size(0), T = gx.size(1), width = gx.size(2);
   if (N == 0 || T == 0) return;
-  const Launcher launch(gx);
   const int64_t windows = std::max<int64_t>(width - s_range, 0) + 1;
   const size_t shared = 2 * windows * sizeof(double);
   STD_TORCH_CHECK(shared <= static_cast<size_t>(launch.limits().shared_bytes),
@@ -87,7 +86,7 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("prune_bounds_exact", TORCH_BOX(&prune_bounds_exact));
+  m.impl("prune_bounds_exact", TORCH_BOX(&DeviceOp<&prune_bounds_exact>::call));
 }
 
 }  // namespace cuda

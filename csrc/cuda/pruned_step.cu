@@ -2,175 +2,199 @@
 // pruned_rnnt/ops/native_step.py; the same steps in torch, with the reasons: ops/pruned_step.py.
 //
 // Axes: N batch, T frames, W = U+1 lattice columns, V vocabulary, D joiner dim, S band, R rows.
+#include <vector>
+
 #include "cuda/step.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
 namespace {
 
+int64_t number_at(const View& numbers, int64_t i) {
+  const int64_t at = i * numbers.stride(0);
+  return numbers.scalar_type() == ScalarType::Long ? data_of<int64_t>(numbers)[at]
+                                                   : data_of<int32_t>(numbers)[at];
+}
+
+// Lengths (N) of the host to their place on the device, and a gradient of one for each utterance.
+void begin(const BandStep& step, const View& frames, const View& symbols) {
+  const StepSizes& s = step.s;
+  int64_t row = 0;
+  for (int64_t first = 0; first < s.N; first += kLengthsAtOnce) {
+    HostLengths lengths{};
+    lengths.first = static_cast<int32_t>(first);
+    lengths.count = static_cast<int32_t>(std::min<int64_t>(kLengthsAtOnce, s.N - first));
+    lengths.first_row = row;
+    for (int32_t i = 0; s.packed && i < lengths.count; ++i) {
+      lengths.frames[i] = static_cast<int32_t>(number_at(frames, first + i));
+      lengths.symbols[i] = static_cast<int32_t>(number_at(symbols, first + i));
+      row += s.S * lengths.frames[i];
+    }
+    dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
+      using real = decltype(zero);
+      const LengthsOnDevice<real> device{
+          s.packed ? mutable_data_of<int32_t>(step.logit_lengths) : nullptr,
+          s.packed ? mutable_data_of<int32_t>(step.target_lengths) : nullptr,
+          s.packed ? mutable_data_of<int64_t>(*step.row_splits) : nullptr,
+          s.differentiable ? mutable_data_of<real>(step.layout.ones.in(step.work)) : nullptr};
+      step.launch(begin_kernel<real>, 1, kSegmentThreads, 0, lengths, s.S, device);
+    });
+  }
+}
+
 // The inputs that need it, and all weights and biases, in the type of the products.
-void cast_all(const Launcher& launch, const StepSizes& s, const Tensor& encoder,
-              const Tensor& predictor, const std::vector<Tensor>& layers, const Tensor& saved,
-              const SavedLayout& layout) {
+void cast_all(const BandStep& step, const View& encoder, const View& predictor,
+              const std::vector<Tensor>& layers) {
+  const StepSizes& s = step.s;
   Segments segments{};
   int count = 0;
   int64_t largest = 0;
-  const auto add = [&](const Tensor& source, const Slot& slot, float fill) {
-    const int64_t size = slot.row_count() * slot.columns();
+  const auto add = [&](const View& source, const Slot& slot, float fill) {
+    const View target = slot.in(step.saved);
     segments.all[count++] = {source.data_ptr(),
-                             static_cast<char*>(saved.data_ptr()) + slot.offset,
+                             target.data_ptr(),
                              source.numel(),
-                             size,
+                             target.numel(),
                              fill,
                              source.scalar_type() != s.type};
-    largest = std::max(largest, size);
+    largest = std::max(largest, target.numel());
   };
-  if (s.cast_encoder) add(encoder, layout.encoder, 0);
-  if (s.cast_predictor) add(predictor, layout.predictor, 0);
+  if (s.cast_encoder) add(encoder, step.kept.encoder, 0);
+  if (s.cast_predictor) add(predictor, step.kept.predictor, 0);
   for (int layer = 0; layer < kLayers; ++layer) {
     // Columns that padding adds to the trivial joiner have no part in any sum.
     const float fill = layer == kAm || layer == kLm ? minus_infinity<float>() : 0.0f;
-    add(layers[2 * layer], layout.weight[layer], 0);
-    add(layers[2 * layer + 1], layout.bias[layer], fill);
+    add(View(layers[2 * layer]), step.kept.weight[layer], 0);
+    add(View(layers[2 * layer + 1]), step.kept.bias[layer], fill);
   }
   dispatch_floating(s.type, "pruned_step_forward", [&](auto zero) {
-    launch(cast_segments_kernel<decltype(zero)>, dim3(segment_blocks(largest, 4), count),
-           kSegmentThreads, 0, segments);
+    step.launch(cast_segments_kernel<decltype(zero)>, dim3(segment_blocks(largest, 4), count),
+                kSegmentThreads, 0, segments);
   });
 }
 
-struct Products {
-  Tensor encoder, predictor;  // (N T, E), (N W, P) of the type of the products
-};
+// x (rows,columns) of the type of the products times the weight of a layer, plus its bias.
+void project(const BandStep& step, const View& x, Layer layer, const View& out) {
+  const int64_t columns = step.s.columns_of(layer), outputs = step.s.padded_outputs_of(layer);
+  step.launch.blas().multiply_add_bias(
+      matrix_of(out), step.kept.bias[layer].in(step.saved), matrix_of(x),
+      matrix_of(step.kept.weight[layer].in(step.saved)).t(), x.numel() / columns, outputs, columns);
+}
 
-void simple_loss(const Launcher& launch, const Blas& blas, const StepSizes& s,
-                 const StepScales& scales, const Batch& batch, const Products& x,
-                 const Tensor& saved, const SavedLayout& kept, const Tensor& work,
-                 const WorkLayout& layout, const Tensor& total, const Tensor& gx, const Tensor& gy,
-                 const Tensor& start) {
-  blas.multiply_add_bias(layout.simple_am.matrix_in(work), kept.bias[kAm].in(saved), x.encoder,
-                         kept.weight[kAm].transposed_in(saved));
-  blas.multiply_add_bias(layout.simple_lm.matrix_in(work), kept.bias[kLm].in(saved), x.predictor,
-                         kept.weight[kLm].transposed_in(saved));
-  const Tensor am = layout.simple_am.in(work), lm = layout.simple_lm.in(work);
-  const Tensor am_max = layout.am_rows.part(0).in(work), am_lse = layout.am_rows.part(1).in(work);
-  const Tensor lm_max = layout.lm_rows.part(0).in(work), lm_lse = layout.lm_rows.part(1).in(work);
-  const Tensor am_exp = layout.am_high.in(work), lm_exp = layout.lm_high.in(work);
-  OptionalTensor am_low, lm_low;
-  if (s.split) {
-    am_low = layout.am_low.in(work);
-    lm_low = layout.lm_low.in(work);
-  }
-  exp_rows(am, batch.logit_lengths, 0, am_max, am_lse, am_exp, am_low);
-  exp_rows(lm, batch.target_lengths, 1, lm_max, lm_lse, lm_exp, lm_low);
-  const Tensor product = layout.product.in(work), px = layout.lattice[0].in(work);
-  const Tensor py = layout.lattice[1].in(work), logz = layout.lattice[2].in(work);
-  simple_product(am_exp, am_low, lm_exp, lm_low, product);
-  const OptionalTensor none;
-  const OptionalTensor smoothing = scales.lm_only != 0 ? OptionalTensor(lm_lse) : none;
-  simple_log_probs(am, lm, am_max, lm_max, product, smoothing, none, none, batch.targets,
-                   batch.logit_lengths, batch.target_lengths, s.blank, scales.lm_only, 0.0, px, py,
-                   logz);
-  band_lattice(px, py, batch.logit_lengths, batch.target_lengths, none, none, s.T, s.W, s.rnnt_type,
-               scales.delay_penalty, layout.lattice[3].in(work), layout.lattice[4].in(work), total,
-               gx, gy);
+void simple_loss(const BandStep& step, const View& encoder, const View& predictor, const View& gx,
+                 const View& gy, const View& start) {
+  const Launcher& launch = step.launch;
+  const StepSizes& s = step.s;
+  const WorkLayout& layout = step.layout;
+  const View &work = step.work, &logit_lengths = step.logit_lengths;
+  const View& target_lengths = step.target_lengths;
+  const double lm_only = step.scales.lm_only, fastemit_lambda = step.scales.fastemit_lambda;
+  const View am = layout.simple_am.in(work), lm = layout.simple_lm.in(work);
+  project(step, encoder, kAm, am);
+  project(step, predictor, kLm, lm);
+  const View am_max = layout.am_rows.part(0).in(work), am_lse = layout.am_rows.part(1).in(work);
+  const View lm_max = layout.lm_rows.part(0).in(work), lm_lse = layout.lm_rows.part(1).in(work);
+  const View am_exp = layout.am_high.in(work), lm_exp = layout.lm_high.in(work);
+  const OptionalView none;
+  const OptionalView am_low = s.split ? OptionalView(layout.am_low.in(work)) : none;
+  const OptionalView lm_low = s.split ? OptionalView(layout.lm_low.in(work)) : none;
+  const ExpRows sides[] = {{am, logit_lengths, 0, am_max, am_lse, am_exp, am_low},
+                           {lm, target_lengths, 1, lm_max, lm_lse, lm_exp, lm_low}};
+  exp_rows_of(launch, sides, 2);
+  const View product = layout.product.in(work), px = layout.lattice[0].in(work);
+  const View py = layout.lattice[1].in(work), logz = layout.lattice[2].in(work);
+  simple_product(launch, am_exp, am_low, lm_exp, lm_low, product);
+  const OptionalView smoothing = lm_only != 0 ? OptionalView(lm_lse) : none;
+  simple_log_probs(launch, am, lm, am_max, lm_max, product, smoothing, none, none, step.targets,
+                   logit_lengths, target_lengths, s.blank, lm_only, 0.0, px, py, logz);
+  band_lattice(launch, px, py, logit_lengths, target_lengths, none, none, s.T, s.W, s.rnnt_type,
+               step.scales.delay_penalty, layout.lattice[3].in(work), layout.lattice[4].in(work),
+               step.kept.totals.part(0).in(step.saved), gx, gy);
   if (s.exact_bounds) {
-    prune_bounds_exact(gx, gy, batch.logit_lengths, batch.target_lengths, s.S, s.rnnt_type,
+    prune_bounds_exact(launch, gx, gy, logit_lengths, target_lengths, s.S, s.rnnt_type,
                        layout.scratch.in(work), start);
   } else {
-    prune_bounds(gx, gy, batch.logit_lengths, batch.target_lengths, s.S, s.rnnt_type, false, start);
+    prune_bounds(launch, gx, gy, logit_lengths, target_lengths, s.S, s.rnnt_type, false, start);
   }
   if (!s.differentiable) return;
-  const Tensor ones = layout.ones.in(work);
-  dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
-    using real = decltype(zero);
-    launch(fill_kernel<real>, 1, kSegmentThreads, 0, mutable_data_of<real>(ones),
-           static_cast<int32_t>(s.N), real(1));
-  });
-  const Tensor weights = layout.weights.in(work);
-  const Tensor am_sum = layout.am_sum.in(work), lm_sum = layout.lm_sum.in(work);
-  simple_weights(ones, gx, gy, product, batch.logit_lengths, batch.target_lengths,
-                 1 - scales.lm_only, scales.fastemit_lambda, weights);
-  const OptionalTensor stack = s.parts == 3 ? OptionalTensor(layout.lm_stack.in(work)) : none;
-  simple_sums(weights, am_exp, am_low, lm_exp, lm_low, stack, am_sum, lm_sum);
+  const View ones = layout.ones.in(work);
+  const View weights = layout.weights.in(work);
+  const View am_sum = layout.am_sum.in(work), lm_sum = layout.lm_sum.in(work);
+  simple_weights(launch, ones, gx, gy, product, logit_lengths, target_lengths, 1 - lm_only,
+                 fastemit_lambda, weights);
+  const OptionalView stack = s.parts == 3 ? OptionalView(layout.lm_stack.in(work)) : none;
+  simple_sums(launch, weights, am_exp, am_low, lm_exp, lm_low, stack, am_sum, lm_sum);
   // As in simple_products.py: low parts only where the gradient has that many bits.
   const bool low = s.parts == 3;
-  simple_backward(ones, gx, gy, am, lm, am_exp, low ? am_low : none, lm_exp, low ? lm_low : none,
-                  product, logz, am_sum, lm_sum, smoothing, none, none, batch.targets,
-                  batch.logit_lengths, batch.target_lengths, s.blank, scales.lm_only, 0.0,
-                  scales.fastemit_lambda, kept.unit_am.in(saved), kept.unit_lm.in(saved));
+  simple_backward(launch, ones, gx, gy, am, lm, am_exp, low ? am_low : none, lm_exp,
+                  low ? lm_low : none, product, logz, am_sum, lm_sum, smoothing, none, none,
+                  step.targets, logit_lengths, target_lengths, s.blank, lm_only, 0.0,
+                  fastemit_lambda, step.kept.unit_am.in(step.saved),
+                  step.kept.unit_lm.in(step.saved));
 }
 
-void pruned_step_forward(const Tensor& encoder, const Tensor& predictor, std::vector<Tensor> layers,
-                         const Tensor& targets, const Tensor& logit_lengths,
-                         const Tensor& target_lengths, const OptionalTensor& row_splits,
-                         std::vector<int64_t> size_list, std::vector<double> scale_list,
-                         const Tensor& saved, const Tensor& work, const Tensor& gx,
-                         const Tensor& gy, const Tensor& start, const Tensor& total,
-                         const Tensor& parts) {
-  const StepSizes s(size_list);
-  const StepScales scales(scale_list);
-  const SavedLayout kept(s);
-  const WorkLayout layout(s);
-  const Batch batch{targets, logit_lengths, target_lengths, row_splits};
-  const Launcher launch(saved);
-  const Blas blas;
-
-  cast_all(launch, s, encoder, predictor, layers, saved, kept);
-  const auto matrix = [](const Tensor& x, int64_t rows, int64_t columns) {
-    return torch::stable::view(x, {rows, columns});
-  };
-  const Products x{
-      s.cast_encoder ? kept.encoder.matrix_in(saved) : matrix(encoder, s.N * s.T, s.E),
-      s.cast_predictor ? kept.predictor.matrix_in(saved) : matrix(predictor, s.N * s.W, s.P)};
-  const Tensor totals = kept.totals.in(saved);
-  simple_loss(launch, blas, s, scales, batch, x, saved, kept, work, layout,
-              kept.totals.part(0).in(saved), gx, gy, start);
-
-  blas.multiply_add_bias(kept.am.matrix_in(saved), kept.bias[kEncoder].in(saved), x.encoder,
-                         kept.weight[kEncoder].transposed_in(saved));
-  blas.multiply_add_bias(kept.lm.matrix_in(saved), kept.bias[kDecoder].in(saved), x.predictor,
-                         kept.weight[kDecoder].transposed_in(saved));
-  const Tensor am = kept.am.in(saved), lm = kept.lm.in(saved);
-  const Tensor px = layout.band[0].in(work), py = layout.band[1].in(work);
-  const Tensor lse = kept.lse.in(saved);
+void pruned_loss(const BandStep& step, const View& encoder, const View& predictor,
+                 const View& start) {
+  const StepSizes& s = step.s;
+  const View &saved = step.saved, &work = step.work;
+  project(step, encoder, kEncoder, step.am);
+  project(step, predictor, kDecoder, step.lm);
+  const View px = step.layout.band[0].in(work), py = step.layout.band[1].in(work);
+  const View lse = step.kept.lse.in(saved);
   for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);
-    chunk_logits(blas, s, batch, start, am, lm, saved, kept, work, layout, begin, count);
-    log_probs(layout.logits.rows_in(work, 0, count, s.V), targets, logit_lengths, target_lengths,
-              start, row_splits, s.T, s.S, begin, s.blank, s.mode, px, py, lse);
+    step.chunk_logits(start, begin, count);
+    log_probs(step.launch, step.layout.logits.rows_in(work, 0, count, s.V), step.targets,
+              step.logit_lengths, step.target_lengths, start, step.row_splits, s.T, s.S, begin,
+              s.blank, s.mode, px, py, lse);
   }
-  band_lattice(px, py, logit_lengths, target_lengths, start, row_splits, s.T, s.S, s.rnnt_type,
-               scales.delay_penalty, layout.band[2].in(work), layout.band[3].in(work),
-               kept.totals.part(1).in(saved), kept.gx.in(saved), kept.gy.in(saved));
+  band_lattice(step.launch, px, py, step.logit_lengths, step.target_lengths, start, step.row_splits,
+               s.T, s.S, s.rnnt_type, step.scales.delay_penalty, step.layout.band[2].in(work),
+               step.layout.band[3].in(work), step.kept.totals.part(1).in(saved),
+               step.kept.gx.in(saved), step.kept.gy.in(saved));
+}
+
+void pruned_step_forward(const Launcher& launch, const View& encoder, const View& predictor,
+                         std::vector<Tensor> layers, const View& targets, const View& logit_lengths,
+                         const View& target_lengths, const View& sizes, const View& scales,
+                         const View& saved, const View& work, const View& gx, const View& gy,
+                         const View& start, const View& total, const View& parts) {
+  const BandStep step(launch, sizes, scales, targets, logit_lengths, target_lengths, saved, work);
+  const StepSizes& s = step.s;
+  if (s.packed || s.differentiable) begin(step, logit_lengths, target_lengths);
+  cast_all(step, encoder, predictor, layers);
+  const View x = s.cast_encoder ? step.kept.encoder.in(saved) : encoder;
+  const View y = s.cast_predictor ? step.kept.predictor.in(saved) : predictor;
+  simple_loss(step, x, y, gx, gy, start);
+  pruned_loss(step, x, y, start);
   dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
     using real = decltype(zero);
-    launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(totals),
-           static_cast<int32_t>(s.N), static_cast<real>(scales.simple),
-           static_cast<real>(scales.pruned), s.reduced != 0,
+    launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(step.kept.totals.in(saved)),
+           static_cast<int32_t>(s.N), static_cast<real>(step.scales.simple),
+           static_cast<real>(step.scales.pruned), s.reduced != 0,
            s.reduced == 2 ? real(1) / static_cast<real>(s.N) : real(1),
            mutable_data_of<real>(total), mutable_data_of<real>(parts));
   });
 }
 
-// Bytes of saved, of work (all of it, and without the simple loss), of gradients, and of the
-// scratch of both backward passes.
-void pruned_step_bytes(std::vector<int64_t> size_list, const Tensor& bytes) {
-  const StepSizes s(size_list);
+// Settles the rows of a chunk and fills in the last of the numbers: bytes of saved, of work (all of
+// it, and without the simple loss), of gradients and of scratch, elements of weights and biases.
+void pruned_step_bytes(const Tensor& numbers) {
+  int64_t* const all = pruned_rnnt::mutable_data_of<int64_t>(numbers);
+  all[kChunkRows] = roomy_chunk_rows(StepSizes(all));
+  const StepSizes s(all);
   const WorkLayout work(s);
-  const int64_t all[] = {SavedLayout(s).bytes,
-                         work.bytes,
-                         work.row_bytes,
-                         GradientLayout(s).bytes,
-                         RowScratchLayout(s).bytes,
-                         LayerScratchLayout(s).bytes};
-  std::copy(std::begin(all), std::end(all), mutable_data_of<int64_t>(bytes));
+  const ParameterLayout parameters(s);
+  const int64_t last[] = {
+      SavedLayout(s).bytes,        work.bytes,         work.row_bytes,   GradientLayout(s).bytes,
+      LayerScratchLayout(s).bytes, parameters.weights, parameters.biases};
+  std::copy(std::begin(last), std::end(last), all + numbers.numel() - std::size(last));
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("pruned_step_forward", TORCH_BOX(&pruned_step_forward));
+  m.impl("pruned_step_forward", TORCH_BOX(&DeviceOp<&pruned_step_forward>::call));
 }
 
 // Sizes are a question to this library, whatever the device of the answer.

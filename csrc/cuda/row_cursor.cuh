@@ -12,9 +12,8 @@ namespace cuda {
 
 struct RowGeometry {
   // most_symbols: the largest U_n that is legal beside the lattice's own limit.
-  RowGeometry(const Tensor& logit_lengths, const Tensor& target_lengths,
-              const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T, int64_t S,
-              int64_t most_symbols)
+  RowGeometry(const View& logit_lengths, const View& target_lengths, const OptionalView& start,
+              const OptionalView& row_splits, int64_t T, int64_t S, int64_t most_symbols)
       : logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
         start(data_or_null<int32_t>(start)),

@@ -205,19 +205,18 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 }  // namespace
 
-void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy, const Tensor& am,
-                     const Tensor& lm, const Tensor& am_exp, const OptionalTensor& am_low,
-                     const Tensor& lm_exp, const OptionalTensor& lm_low, const Tensor& product,
-                     const Tensor& logz, const Tensor& am_sum, const Tensor& lm_sum,
-                     const OptionalTensor& lm_lse, const OptionalTensor& am_lse,
-                     const OptionalTensor& log_q, const Tensor& targets,
-                     const Tensor& logit_lengths, const Tensor& target_lengths, int64_t blank,
-                     double lm_only_scale, double am_only_scale, double fastemit_lambda,
-                     const Tensor& grad_am, const Tensor& grad_lm) {
+void simple_backward(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
+                     const View& am, const View& lm, const View& am_exp, const OptionalView& am_low,
+                     const View& lm_exp, const OptionalView& lm_low, const View& product,
+                     const View& logz, const View& am_sum, const View& lm_sum,
+                     const OptionalView& lm_lse, const OptionalView& am_lse,
+                     const OptionalView& log_q, const View& targets, const View& logit_lengths,
+                     const View& target_lengths, int64_t blank, double lm_only_scale,
+                     double am_only_scale, double fastemit_lambda, const View& grad_am,
+                     const View& grad_lm) {
   const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
   if (gx.numel() == 0) return;
-  const Launcher launch(am);
   const int32_t am_blocks = (batch.T + kBlockFrames - 1) / kBlockFrames;
   const int32_t lm_blocks = (batch.width + kBlockColumns - 1) / kBlockColumns;
   const auto run = [&](auto types) {
@@ -227,9 +226,9 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
     using real = typename Types::real;
     using widest = typename Types::widest;
     const SimpleScales<real> scales(lm_only_scale, am_only_scale);
-    const auto side = [&](const Tensor& x, const Tensor& x_exp, const OptionalTensor& x_low,
-                          const Tensor& x_sum, const OptionalTensor& lse,
-                          const OptionalTensor& prior, real own_scale, const Tensor& gradient) {
+    const auto side = [&](const View& x, const View& x_exp, const OptionalView& x_low,
+                          const View& x_sum, const OptionalView& lse, const OptionalView& prior,
+                          real own_scale, const View& gradient) {
       return Side<Types>{data_of<scalar>(x),
                          data_of<stored>(x_exp),
                          data_or_null<stored>(x_low),
@@ -254,7 +253,7 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
     const size_t shared = std::max<size_t>(2 * kWarps * kBlockColumns * sizeof(real),
                                            2 * symbols.U * sizeof(int32_t));
     int widest_rows = widest_vector<widest>(grad_am.data_ptr(), symbols.V);
-    for (const Tensor* rows : {&am_exp, &am_sum, &lm_exp, &lm_sum, &grad_lm}) {
+    for (const View* rows : {&am_exp, &am_sum, &lm_exp, &lm_sum, &grad_lm}) {
       widest_rows = std::min(widest_rows, widest_vector<widest>(rows->data_ptr(), rows->size(2)));
     }
     const dim3 grid(am_blocks + lm_blocks, batch.N);
@@ -274,7 +273,7 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("simple_backward", TORCH_BOX(&simple_backward));
+  m.impl("simple_backward", TORCH_BOX(&DeviceOp<&simple_backward>::call));
 }
 
 }  // namespace cuda

@@ -14,8 +14,8 @@ constexpr real kSafeProduct = std::is_same_v<real, double> ? real(1e-280) : real
 
 struct SimpleBatch {
   // nodes: any tensor (N,T,U+1); product (N,T,U') has rows at least as long.
-  SimpleBatch(const Tensor& nodes, const Tensor& product, const Tensor& logit_lengths,
-              const Tensor& target_lengths)
+  SimpleBatch(const View& nodes, const View& product, const View& logit_lengths,
+              const View& target_lengths)
       : logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
         N(static_cast<int32_t>(nodes.size(0))),

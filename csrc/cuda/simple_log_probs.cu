@@ -104,18 +104,16 @@ __global__ void __launch_bounds__(kNodeThreads)
 
 }  // namespace
 
-void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
-                      const Tensor& lm_max, const Tensor& product, const OptionalTensor& lm_lse,
-                      const OptionalTensor& am_lse, const OptionalTensor& log_q,
-                      const Tensor& targets, const Tensor& logit_lengths,
-                      const Tensor& target_lengths, int64_t blank, double lm_only_scale,
-                      double am_only_scale, const Tensor& px, const Tensor& py,
-                      const Tensor& logz) {
+void simple_log_probs(const Launcher& launch, const View& am, const View& lm, const View& am_max,
+                      const View& lm_max, const View& product, const OptionalView& lm_lse,
+                      const OptionalView& am_lse, const OptionalView& log_q, const View& targets,
+                      const View& logit_lengths, const View& target_lengths, int64_t blank,
+                      double lm_only_scale, double am_only_scale, const View& px, const View& py,
+                      const View& logz) {
   if (px.numel() == 0) return;
   const SimpleBatch batch(px, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
   const NodeGrid nodes(batch, batch.width);
-  const Launcher launch(am);
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -172,15 +170,13 @@ __global__ void __launch_bounds__(kNodeThreads)
 
 }  // namespace
 
-void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
-                    const Tensor& product, const Tensor& logit_lengths,
-                    const Tensor& target_lengths, double scale, double fastemit_lambda,
-                    const Tensor& weights) {
+void simple_weights(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
+                    const View& product, const View& logit_lengths, const View& target_lengths,
+                    double scale, double fastemit_lambda, const View& weights) {
   if (gx.numel() == 0) return;
   const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
   const int32_t stored_width = static_cast<int32_t>(weights.size(3));
   const NodeGrid nodes(batch, stored_width);
-  const Launcher launch(product);
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
     using real = decltype(zero);
     const auto run = [&](auto stored_zero) {
@@ -198,8 +194,8 @@ void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("simple_log_probs", TORCH_BOX(&simple_log_probs));
-  m.impl("simple_weights", TORCH_BOX(&simple_weights));
+  m.impl("simple_log_probs", TORCH_BOX(&DeviceOp<&simple_log_probs>::call));
+  m.impl("simple_weights", TORCH_BOX(&DeviceOp<&simple_weights>::call));
 }
 
 }  // namespace cuda

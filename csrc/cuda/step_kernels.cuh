@@ -94,9 +94,41 @@ __global__ void __launch_bounds__(kSegmentThreads)
   }
 }
 
+// Lengths that the host knows, by value: a copy from its memory would take longer than a launch.
+// As many as the parameters of a kernel have room for.
+constexpr int kLengthsAtOnce = 448;
+
+struct HostLengths {
+  int32_t first, count;  // utterances
+  int64_t first_row;
+  std::array<int32_t, kLengthsAtOnce> frames, symbols;
+};
+
+// Null for what is not wanted.
 template <typename real>
-__global__ void fill_kernel(real* target, int32_t count, real value) {
-  for (int32_t i = threadIdx.x; i < count; i += blockDim.x) target[i] = value;
+struct LengthsOnDevice {
+  int32_t *logit_lengths, *target_lengths;
+  int64_t* row_splits;
+  real* ones;
+};
+
+// Writes lengths, where the S rows of each frame begin if rows are packed, and ones.
+template <typename real>
+__global__ void begin_kernel(HostLengths lengths, int64_t S, LengthsOnDevice<real> device) {
+  for (int32_t i = threadIdx.x; i <= lengths.count; i += blockDim.x) {
+    const int32_t n = lengths.first + i;
+    if (device.row_splits != nullptr) {
+      int64_t frames = 0;
+      for (int32_t k = 0; k < i; ++k) frames += lengths.frames[k];
+      device.row_splits[n] = lengths.first_row + S * frames;
+    }
+    if (i == lengths.count) return;
+    if (device.logit_lengths != nullptr) {
+      device.logit_lengths[n] = lengths.frames[i];
+      device.target_lengths[n] = lengths.symbols[i];
+    }
+    if (device.ones != nullptr) device.ones[n] = 1;
+  }
 }
 
 // Losses by the two log-probabilities (2,N): total = simple_scale simple + pruned_scale pruned.

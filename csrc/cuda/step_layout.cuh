@@ -1,5 +1,5 @@
-// The sizes of a pruned step, and where its buffers lie in the few pieces of memory that its caller
-// allocates for it: one allocation costs the host as much as two launches.
+// Where the buffers of a pruned step lie in the few pieces of memory that its caller allocates for
+// it: one allocation costs the host as much as two launches.
 //
 // Axes as in pruned_rnnt/ops/pruned_step.py; W = U+1 columns of the lattice; C rows of a chunk.
 #pragma once
@@ -7,90 +7,21 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
-#include <vector>
 
-#include "stable.h"
+#include "cuda/step_sizes.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
 
-inline int64_t round_up(int64_t size, int64_t multiple) {
-  return (size + multiple - 1) / multiple * multiple;
-}
-
-// The integers of a step, in the order of StepSizes in pruned_rnnt/ops/native_step.py.
-struct StepSizes {
-  explicit StepSizes(const std::vector<int64_t>& x)
-      : N(x.at(0)),
-        T(x.at(1)),
-        W(x.at(2)),
-        E(x.at(3)),
-        P(x.at(4)),
-        D(x.at(5)),
-        V(x.at(6)),
-        S(x.at(7)),
-        rows(x.at(8)),
-        chunk_rows(x.at(9)),
-        hidden_rows(x.at(10)),
-        blank(x.at(11)),
-        rnnt_type(x.at(12)),
-        mode(x.at(13)),
-        activation(x.at(14)),
-        exact_bounds(x.at(15) != 0),
-        differentiable(x.at(16) != 0),
-        reduced(x.at(17)),
-        split(x.at(18) != 0),
-        cast_encoder(x.at(19) != 0),
-        cast_predictor(x.at(20) != 0) {
-    static constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Double, ScalarType::Half,
-                                            ScalarType::BFloat16};
-    type = kTypes[x.at(21)];
-    acc = type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    padded_V = round_up(V, 16 / element_bytes(type));
-    // simple_products.py
-    stored = split ? ScalarType::BFloat16 : acc;
-    summed = split && type != ScalarType::Float ? ScalarType::BFloat16 : acc;
-    parts = split && type == ScalarType::Float ? 3 : 1;
-    stored_V = round_up(padded_V, split ? 8 : 1);
-    stored_W = round_up(W, split ? 8 : 1);
-  }
-
-  int64_t columns_of(int layer) const { return std::array<int64_t, 5>{E, P, E, P, D}[layer]; }
-  // Rows of a layer's weight, with padding.
-  int64_t outputs_of(int layer) const {
-    return std::array<int64_t, 5>{padded_V, padded_V, D, D, padded_V}[layer];
-  }
-
-  int64_t N, T, W, E, P, D, V, S, rows, chunk_rows, hidden_rows, blank, rnnt_type, mode, activation;
-  bool exact_bounds, differentiable;
-  int64_t reduced;  // 0 none, 1 sum, 2 mean
-  bool split, cast_encoder, cast_predictor;
-  ScalarType type, acc, stored, summed;
-  int64_t padded_V, stored_V, stored_W, parts;
-};
-
-// The floating-point options, in the order of StepScales in native_step.py.
-struct StepScales {
-  explicit StepScales(const std::vector<double>& x)
-      : lm_only(x.at(0)),
-        delay_penalty(x.at(1)),
-        fastemit_lambda(x.at(2)),
-        clamp(x.at(3)),
-        simple(x.at(4)),
-        pruned(x.at(5)) {}
-
-  double lm_only, delay_penalty, fastemit_lambda, clamp, simple, pruned;
-};
-
 // A buffer inside a piece of memory.
 struct Slot {
   int64_t offset = 0;
-  std::array<int64_t, 4> sizes{};
+  std::array<int64_t, kMostDims> sizes{};
   int dims = 0;
   ScalarType type = ScalarType::Float;
 
-  Tensor in(const Tensor& memory) const {
-    std::array<int64_t, 4> strides{};
+  View in(const View& memory) const {
+    std::array<int64_t, kMostDims> strides{};
     int64_t stride = 1;
     for (int i = dims - 1; i >= 0; --i) {
       strides[i] = stride;
@@ -109,16 +40,15 @@ struct Slot {
     return slot;
   }
   // As a matrix: the last dimension are columns, all before it rows.
-  Tensor matrix_in(const Tensor& memory) const { return rows_in(memory, 0, row_count()); }
-  Tensor transposed_in(const Tensor& memory) const {
-    return made(memory, 0, {columns(), row_count()}, {1, columns()}, 2);
-  }
+  View matrix_in(const View& memory) const { return rows_in(memory, 0, row_count()); }
   // Rows begin .. begin + count of the matrix; only its first `kept` columns.
-  Tensor rows_in(const Tensor& memory, int64_t begin, int64_t count, int64_t kept = 0) const {
+  View rows_in(const View& memory, int64_t begin, int64_t count, int64_t kept = 0) const {
     return made(memory, begin * columns(), {count, kept > 0 ? kept : columns()}, {columns(), 1}, 2);
   }
 
   int64_t columns() const { return sizes[dims - 1]; }
+  int64_t bytes() const { return dims == 0 ? 0 : row_count() * columns() * element_bytes(type); }
+  int64_t end() const { return offset + bytes(); }
   int64_t row_count() const {
     int64_t count = 1;
     for (int i = 0; i + 1 < dims; ++i) count *= sizes[i];
@@ -126,13 +56,10 @@ struct Slot {
   }
 
  private:
-  Tensor made(const Tensor& memory, int64_t begin, const std::array<int64_t, 4>& shape,
-              const std::array<int64_t, 4>& strides, int count) const {
-    const auto device = static_cast<torch::stable::DeviceIndex>(memory.get_device_index());
-    return torch::stable::from_blob(
-        static_cast<char*>(memory.data_ptr()) + offset + begin * element_bytes(type),
-        {shape.data(), static_cast<size_t>(count)}, {strides.data(), static_cast<size_t>(count)},
-        torch::stable::Device(torch::headeronly::DeviceType::CUDA, device), type);
+  View made(const View& memory, int64_t begin, const std::array<int64_t, kMostDims>& shape,
+            const std::array<int64_t, kMostDims>& strides, int count) const {
+    return {static_cast<char*>(memory.data_ptr()) + offset + begin * element_bytes(type), type,
+            count, shape, strides};
   }
 };
 
@@ -173,8 +100,8 @@ struct SavedLayout {
     if (s.cast_encoder) encoder = carver.take(s.type, {s.N, s.T, s.E});
     if (s.cast_predictor) predictor = carver.take(s.type, {s.N, s.W, s.P});
     for (int layer = 0; layer < 5; ++layer) {
-      weight[layer] = carver.take(s.type, {s.outputs_of(layer), s.columns_of(layer)});
-      bias[layer] = carver.take(s.type, {s.outputs_of(layer)});
+      weight[layer] = carver.take(s.type, {s.padded_outputs_of(layer), s.columns_of(layer)});
+      bias[layer] = carver.take(s.type, {s.padded_outputs_of(layer)});
     }
     am = carver.take(s.type, {s.N, s.T, s.D});
     lm = carver.take(s.type, {s.N, s.W, s.D});
@@ -182,6 +109,11 @@ struct SavedLayout {
     lse = carver.take(s.acc, {s.rows});
     gx = carver.take(s.acc, {s.rows});
     gy = carver.take(s.acc, {s.rows});
+    if (s.packed) {
+      logit_lengths = carver.take(ScalarType::Int, {s.N});
+      target_lengths = carver.take(ScalarType::Int, {s.N});
+      row_splits = carver.take(ScalarType::Long, {s.N + 1});
+    }
     if (s.differentiable) {
       unit_am = carver.take(s.type, {s.N, s.T, s.padded_V});
       unit_lm = carver.take(s.type, {s.N, s.W, s.padded_V});
@@ -190,11 +122,12 @@ struct SavedLayout {
   }
 
   Slot encoder, predictor, weight[5], bias[5], am, lm, totals, lse, gx, gy, unit_am, unit_lm;
+  Slot logit_lengths, target_lengths, row_splits;
   int64_t bytes;
 };
 
-// Of the forward pass: first the simple loss, then, in the same place, the pruned one, whose hidden
-// rows and logits are kept for the backward pass where they are one chunk.
+// First of the simple loss, then, in the same place, of the pruned one, whose last chunk of hidden
+// rows and logits is kept for its backward pass.
 struct WorkLayout {
   explicit WorkLayout(const StepSizes& s) {
     Carver carver;
@@ -220,53 +153,70 @@ struct WorkLayout {
       am_sum = reused ? am_low : carver.take(s.summed, {s.N, s.T, s.stored_V});
       lm_sum = reused ? lm_low : carver.take(s.summed, {s.N, s.stored_W, s.stored_V});
     }
+    simple_bytes = carver.used();
     carver.start_again();
     hidden = carver.take(s.type, {s.chunk_rows, s.D});
+    if (s.differentiable) {
+      // Right before the logits: the gradient of hidden rows begins here and goes on where the
+      // gradients of logits have been read.
+      const int64_t least = std::max(s.hidden_rows, (s.D + s.padded_V - 1) / s.padded_V);
+      first_rows = round_up(std::min(least, s.chunk_rows), 128);
+      grad_hidden = carver.take(s.type, {first_rows, s.D});
+    }
     logits = carver.take(s.type, {s.chunk_rows, s.padded_V});
     for (Slot& slot : band) slot = carver.take(s.acc, {s.rows});
+    if (s.differentiable) {
+      partial = carver.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
+    }
     row_bytes = carver.used();
     bytes = carver.bytes();
   }
 
   Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
+  // The end of the hidden rows whose gradient has room, once `done` rows of logits are read.
+  int64_t hidden_rows_after(int64_t done) const {
+    return first_rows + done * logits.columns() / hidden.columns();
+  }
+  // The workspace of column_sums for that many rows of logits.
+  View partial_in(const View& memory, int64_t rows) const {
+    Slot slot = partial;
+    slot.sizes[0] = parts_of(rows, slot.columns());
+    return slot.in(memory);
+  }
+
   Slot product, lattice[5];  // px, py, logz, alpha, beta
   Slot scratch, ones, weights, lm_stack, am_sum, lm_sum;
-  Slot hidden, logits, band[4];  // px, py, alpha, beta
-  int64_t bytes, row_bytes;      // row_bytes: without the simple loss
+  Slot hidden, logits, band[4];            // px, py, alpha, beta
+  Slot grad_hidden, partial;               // of the backward pass; grad_hidden is as long as hidden
+  int64_t bytes, simple_bytes, row_bytes;  // row_bytes: without the simple loss
+  int64_t first_rows = 0;
 };
+
+// Rows of a chunk: those that are asked for, or more if the simple loss has left room for them.
+inline int64_t roomy_chunk_rows(const StepSizes& s) {
+  const WorkLayout layout(s);
+  const int64_t frame_bytes = s.S * (s.D + s.padded_V) * element_bytes(s.type);
+  const int64_t band_bytes = layout.row_bytes - layout.band[0].offset + layout.grad_hidden.bytes();
+  const int64_t frames = s.rows / s.S;
+  const int64_t fitting = (layout.simple_bytes - band_bytes) / frame_bytes - 1;
+  if (fitting * s.S <= s.chunk_rows) return s.chunk_rows;
+  const int64_t chunks = (frames + fitting - 1) / fitting;
+  return (frames + chunks - 1) / chunks * s.S;
+}
 
 // What the backward pass of the rows hands to that of the layers.
 struct GradientLayout {
   explicit GradientLayout(const StepSizes& s) {
     Carver carver;
     upstream = carver.take(s.acc, {2, s.N});
-    am = carver.take(s.type, {s.N, s.T, s.D});
     lm = carver.take(s.type, {s.N, s.W, s.D});
+    // Side by side: both are cleared and added to.
+    am = carver.take(s.type, {s.N, s.T, s.D});
+    lm_sums = carver.take(s.acc, {s.N, s.W, s.D});
     bytes = carver.bytes();
   }
 
-  Slot upstream, am, lm;
-  int64_t bytes;
-};
-
-// Scratch of the backward pass of the rows.
-struct RowScratchLayout {
-  explicit RowScratchLayout(const StepSizes& s) {
-    Carver carver;
-    lm = carver.take(s.acc, {s.N, s.W, s.D});
-    hidden = carver.take(s.type, {std::min(s.hidden_rows, s.chunk_rows), s.D});
-    partial = carver.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
-    bytes = carver.bytes();
-  }
-
-  // The workspace of column_sums for that many rows of logits.
-  Tensor partial_of(const Tensor& scratch, int64_t rows, const StepSizes& s) const {
-    Slot slot = partial;
-    slot.sizes[0] = parts_of(rows, s.padded_V);
-    return slot.in(scratch);
-  }
-
-  Slot lm, hidden, partial;
+  Slot upstream, am, lm, lm_sums;
   int64_t bytes;
 };
 
@@ -276,26 +226,38 @@ struct LayerScratchLayout {
     Carver carver;
     am = carver.take(s.type, {s.N, s.T, s.padded_V});
     lm = carver.take(s.type, {s.N, s.W, s.padded_V});
-    int64_t most = 0;
-    for (const int64_t columns : {s.padded_V, s.D}) {
-      for (const int64_t rows : {s.N * s.T, s.N * s.W}) {
-        most = std::max(most, parts_of(rows, columns) * columns);
-      }
+    for (int layer = 0; layer < 4; ++layer) {
+      const int64_t outputs = s.padded_outputs_of(layer);
+      partial[layer] = carver.take(s.acc, {parts_of(s.rows_of(layer), outputs), outputs});
     }
-    partial = carver.take(s.acc, {most});
     bytes = carver.bytes();
   }
 
-  // The workspace of column_sums for a matrix of that size.
-  Tensor partial_of(const Tensor& scratch, int64_t rows, int64_t columns) const {
-    Slot slot = partial;
-    slot.sizes = {parts_of(rows, columns), columns};
-    slot.dims = 2;
-    return slot.in(scratch);
+  Slot am, lm, partial[4];
+  int64_t bytes;
+};
+
+// Elements of the gradients of parameters, behind each other: weights of the first four layers in
+// the order in which they are computed; and weight and bias of the output layer, followed by the
+// biases of the others. Products also write the rows that padding adds, over the beginning of what
+// is computed later, because those of other widths take half as long again.
+struct ParameterLayout {
+  explicit ParameterLayout(const StepSizes& s) {
+    for (const int layer : {kAm, kEncoder, kLm, kDecoder}) {
+      weight[layer] = weights;
+      weights += s.outputs_of(layer) * s.columns_of(layer);
+    }
+    biases = s.V * s.D + s.V;
+    for (int layer = 0; layer < 4; ++layer) {
+      bias[layer] = biases;
+      biases += s.outputs_of(layer);
+    }
+    weights += (s.padded_V - s.V) * std::max(s.E, s.P);
+    biases += (s.padded_V - s.V) * s.D;
   }
 
-  Slot am, lm, partial;
-  int64_t bytes;
+  int64_t weight[4], bias[4];
+  int64_t weights = 0, biases;
 };
 
 }  // namespace cuda

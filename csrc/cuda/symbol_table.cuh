@@ -7,7 +7,7 @@ namespace pruned_rnnt {
 namespace cuda {
 
 struct SymbolTable {
-  SymbolTable(const Tensor& targets, int64_t vocabulary, int64_t blank)
+  SymbolTable(const View& targets, int64_t vocabulary, int64_t blank)
       : symbols(data_of<int32_t>(targets)),
         U(static_cast<int32_t>(targets.size(1))),
         V(static_cast<int32_t>(vocabulary)),

@@ -11,7 +11,7 @@ validate=True asks to wait and check; the same holds for all devices inside torc
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +26,10 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 class Utterances(NamedTuple):
-    """Checked targets (N,U) and lengths (N,), int32 and contiguous on the losses' device.
+    """Checked targets (N,U), int32 and contiguous on the losses' device, and lengths (N,).
 
-    host_lengths: the two lengths on the CPU where they came from there, else None.
+    Lengths are int32 and contiguous on that device, too, but where check_batch left them on the
+    CPU. host_lengths: the two lengths on the CPU where they came from there, else None.
     """
 
     targets: Tensor
@@ -148,7 +149,7 @@ def readable(validate: bool, *tensors: Tensor | None) -> bool:
     return validate or all(x is None or x.device.type == "cpu" for x in tensors)
 
 
-def check_utterances(
+def check_batch(
     targets: Tensor,
     logit_lengths: Tensor | None,
     target_lengths: Tensor | None,
@@ -163,7 +164,8 @@ def check_utterances(
     validate: bool,
     source: str,
 ) -> Utterances:
-    """Targets and lengths against the sizes of `source`, the argument that they belong to.
+    """Targets and lengths against the sizes of `source`, the argument that they belong to; lengths
+    stay on the CPU if both are there.
 
     For packed rows, which do not tell: batch and symbols None take any N and U, frames None bounds
     logit_lengths from below only.
@@ -186,17 +188,28 @@ def check_utterances(
         _check_lengths(logit_lengths, target_lengths, frames, symbols, rnnt_type, source)
         if readable(validate, targets) and symbols > 0:
             _check_symbols(targets, target_lengths, vocabulary, blank)
-    frames_N, symbols_N = logit_lengths, target_lengths
-    if host is not None:
-        # Both at once: a small copy to a GPU costs the host as much as a kernel.
-        both_2N = torch.stack(host).to(device, torch.int32, non_blocking=True)
-        frames_N, symbols_N = both_2N.unbind()
-    return Utterances(
-        targets.to(torch.int32).contiguous(),
-        frames_N.to(device, torch.int32, non_blocking=True).contiguous(),
-        symbols_N.to(device, torch.int32, non_blocking=True).contiguous(),
-        host,
-    )
+    lengths = (logit_lengths, target_lengths)
+    if host is None:
+        frames_N, symbols_N = (
+            x.to(device, torch.int32, non_blocking=True).contiguous() for x in lengths
+        )
+        lengths = (frames_N, symbols_N)
+    return Utterances(targets.to(torch.int32).contiguous(), *lengths, host)
+
+
+def check_utterances(targets: Tensor, *lengths: Tensor | None, **sizes: Any) -> Utterances:
+    """check_batch, with the lengths on the losses' device."""
+    return on_device(check_batch(targets, *lengths, **sizes))
+
+
+def on_device(utterances: Utterances) -> Utterances:
+    """With the lengths on the losses' device."""
+    if utterances.host_lengths is None:
+        return utterances
+    # Both at once: a small copy to a GPU costs the host as much as a kernel.
+    both_2N = torch.stack(utterances.host_lengths).to(torch.int32)
+    frames_N, symbols_N = both_2N.to(utterances.targets.device, non_blocking=True).unbind()
+    return utterances._replace(logit_lengths=frames_N, target_lengths=symbols_N)
 
 
 def first_bad(bad_N: Tensor) -> int | None:

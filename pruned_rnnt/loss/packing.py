@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import INTEGERS, Utterances, readable
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.row_geometry import RowGeometry
+from pruned_rnnt.ops.row_geometry import RowGeometry, cumulated
 
 
 def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
     Returns:
         (N+1,) int64 on that device; the last element is the number of rows.
     """
-    return _cumulated(logit_lengths.long() * (target_lengths.long() + 1))
+    return cumulated(logit_lengths.long() * (target_lengths.long() + 1))
 
 
 def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> Tensor:
@@ -46,12 +46,6 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
     return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
 
 
-def _cumulated(rows_N: Tensor) -> Tensor:
-    splits = rows_N.new_zeros((rows_N.shape[0] + 1,), dtype=torch.int64)
-    torch.cumsum(rows_N, 0, out=splits[1:])
-    return splits
-
-
 def given_packed_rows(
     utterances: Utterances, bounds: Bounds | None, rows: int, validate: bool
 ) -> tuple[Utterances, RowGeometry]:
@@ -64,7 +58,7 @@ def given_packed_rows(
     if bounds is None:
         splits = packed_row_splits(*lengths)
     else:
-        splits = _cumulated(lengths[0].long() * bounds.s_range)
+        splits = cumulated(lengths[0].long() * bounds.s_range)
     if readable(validate, splits):
         if int(splits[-1]) != rows:
             formula = "logit_lengths * " + ("(target_lengths + 1)" if bounds is None else "s_range")
@@ -88,19 +82,12 @@ def own_rows(utterances: Utterances, bounds: Bounds | None, frames: int) -> tupl
     the lengths, for then their number is known without waiting; else padded."""
     columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
     start = None if bounds is None else bounds.start
-    splits, rows = own_row_splits(utterances, columns, frames, in_band=bounds is not None)
-    return RowGeometry(start, splits, frames, columns), rows
-
-
-def own_row_splits(
-    utterances: Utterances, columns: int, frames: int, *, in_band: bool
-) -> tuple[Tensor | None, int]:
-    """row_splits of own_rows (None where rows are padded), and the number of rows."""
     batch, device = utterances.targets.shape[0], utterances.targets.device
     if utterances.host_lengths is None or torch.compiler.is_compiling():
-        return None, batch * frames * columns
-    if in_band:
-        splits = _cumulated(utterances.host_lengths[0].long() * columns)
-    else:
+        return RowGeometry(start, None, frames, columns), batch * frames * columns
+    if bounds is None:
         splits = packed_row_splits(*utterances.host_lengths)
-    return splits.to(device, non_blocking=True), int(splits[-1])
+    else:
+        splits = cumulated(utterances.host_lengths[0].long() * columns)
+    rows = int(splits[-1])
+    return RowGeometry(start, splits.to(device, non_blocking=True), frames, columns), rows

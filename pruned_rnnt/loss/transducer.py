@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
 from pruned_rnnt.loss.checks import (
     Utterances,
+    check_batch,
     check_floating,
     check_options,
     check_s_range,
-    check_utterances,
+    on_device,
     readable,
     reduced,
 )
 from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
 from pruned_rnnt.loss.joiner import Joiner
-from pruned_rnnt.loss.packing import own_row_splits
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses
 from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
@@ -32,7 +32,7 @@ from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.log_probs import HAT
 from pruned_rnnt.ops.pruned_step import pruned_step
 from pruned_rnnt.ops.row_geometry import RowGeometry
-from pruned_rnnt.ops.step_plan import StepPlan
+from pruned_rnnt.ops.step_plan import StepBatch, StepPlan
 
 # Of the two projections of the simple loss at initialisation, as a share of torch's default: their
 # sum should begin near the uniform distribution.
@@ -148,7 +148,7 @@ class PrunedTransducerLoss(nn.Module):
         """
         check_floating("encoder_out", encoder_out, "(N, T, E)", 3)
         check_floating("predictor_out", predictor_out, "(N, U+1, P)", 3)
-        utterances = check_utterances(
+        utterances = check_batch(
             targets,
             logit_lengths,
             target_lengths,
@@ -167,6 +167,7 @@ class PrunedTransducerLoss(nn.Module):
         weights = self._plain_weights(encoder_out, predictor_out)
         if weights is not None:
             return self._in_one_step(encoder_out, predictor_out, weights, utterances, step)
+        utterances = on_device(utterances)
         simple_loss, occupancy = checked_simple_loss(
             self.simple_am_proj(encoder_out),
             self.simple_lm_proj(predictor_out),
@@ -205,12 +206,17 @@ class PrunedTransducerLoss(nn.Module):
             joiner.decoder_proj,
             joiner.output_linear,
         ):
-            weight, bias = layer.weight, layer.bias
-            if type(layer) is not nn.Linear or bias is None or weight.device != device:
+            if type(layer) is not nn.Linear:
                 return None
             if layer._forward_hooks or layer._forward_pre_hooks:
                 return None
             if layer._backward_hooks or layer._backward_pre_hooks:
+                return None
+            # Not by attribute, which takes the host ten times as long; without a parametrization
+            # both are there.
+            parameters = layer._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            if weight is None or bias is None or weight.device != device:
                 return None
             weights += (weight, bias)
         return weights
@@ -226,15 +232,15 @@ class PrunedTransducerLoss(nn.Module):
         assert isinstance(self.joiner, Joiner)
         dtype = product_dtype(encoder_out, predictor_out, *weights)
         frames = encoder_out.shape[1]
-        row_splits, rows = own_row_splits(utterances, self.s_range, frames, in_band=True)
+        batch = StepBatch(*utterances)
         simple_scale, pruned_scale = self.scales(step)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
             rows=row_plan(
-                RowGeometry(None, row_splits, frames, self.s_range),
-                rows,
+                RowGeometry(None, None, frames, self.s_range),
+                batch.row_count(frames, self.s_range),
                 self.vocab_size * dtype.itemsize,
                 weights[-2].shape[1] * dtype.itemsize,
                 None,
@@ -251,10 +257,7 @@ class PrunedTransducerLoss(nn.Module):
             encoder_out,
             predictor_out,
             weights,
-            utterances.targets,
-            utterances.logit_lengths,
-            utterances.target_lengths,
-            row_splits,
+            batch,
             plan,
         )
         return TransducerLosses(

@@ -9,52 +9,53 @@ calls the kernels of the other ops and cuBLAS one after the other, and waits for
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from pruned_rnnt.ops._library import LIBRARY, accumulator
 from pruned_rnnt.ops._native import has_native_kernel
-from pruned_rnnt.ops.linear_layers import padded_width
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.simple_products import exp_layout
-from pruned_rnnt.ops.step_plan import INPUTS, OUTPUT, StepPlan
+from pruned_rnnt.ops.step_plan import AM, DECODER, ENCODER, INPUTS, LM, OUTPUT, StepBatch, StepPlan
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _REDUCED = {"none": 0, "sum": 1, "mean": 2}
+_UNKNOWN = (0,) * 7
 
-# sizes: StepSizes; scales: StepScales; layers: weight and bias of five layers. saved, work,
-# gradients, scratch: uint8 memory of the sizes that pruned_step_bytes tells, which are (6) int64 on
-# the CPU: saved, work, work without the simple loss, gradients, scratch of rows_backward and of
-# layers_backward.
+# sizes: StepSizes and room for Memory, int64; scales: StepScales, float64; both on the CPU, as
+# tensors: lists of numbers take longer to pass. layers: weight and bias of five layers; lengths: on
+# the CPU (int32, int64) if rows are packed, else int32 beside the rest. saved, work, gradients,
+# scratch: uint8 memory, of the sizes that pruned_step_bytes fills in, which may set chunk_rows to
+# more.
 # -> gx, gy (N,T,W) acc, start (N,T) int32, total and parts: the weighted sum of the two losses
 # and the losses, (N) and (2,N), or reduced, () and (2).
-LIBRARY.define("pruned_step_bytes(int[] sizes, Tensor(a!) bytes) -> ()")
+LIBRARY.define("pruned_step_bytes(Tensor(a!) sizes) -> ()")
 LIBRARY.define(
     "pruned_step_forward(Tensor encoder, Tensor predictor, Tensor[] layers, Tensor targets, "
-    "Tensor logit_lengths, Tensor target_lengths, Tensor? row_splits, int[] sizes, "
-    "float[] scales, Tensor(a!) saved, Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, "
-    "Tensor(e!) start, Tensor(f!) total, Tensor(g!) parts) -> ()"
+    "Tensor logit_lengths, Tensor target_lengths, Tensor sizes, Tensor scales, Tensor(a!) saved, "
+    "Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, Tensor(f!) total, "
+    "Tensor(g!) parts) -> ()"
 )
-# The gradients of total and of the two losses, None for none -> weight (V',D) and bias (V') of the
+# The gradients of total and of the two losses, None for none -> weight (V,D) and bias (V) of the
 # output layer, acc, and what layers_backward takes in `gradients`. work as the forward left it,
 # with the last chunk, or memory for one chunk.
 LIBRARY.define(
     "pruned_step_rows_backward(Tensor? grad_total, Tensor? grad_simple, Tensor? grad_pruned, "
-    "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor? row_splits, "
-    "Tensor start, int[] sizes, float[] scales, Tensor saved, bool work_is_kept, "
-    "Tensor(a!) work, Tensor(b!) scratch, Tensor(c!) gradients, Tensor(d!) weight, "
-    "Tensor(e!) bias) -> ()"
+    "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor start, Tensor sizes, "
+    "Tensor scales, Tensor saved, bool work_is_kept, Tensor(a!) work, Tensor(b!) gradients, "
+    "Tensor(c!) biases) -> ()"
 )
-# -> gradients of the inputs in their dtype, of the weights (O',I) in theirs, of the biases (O') in
-# acc; None for what is not wanted.
+# -> gradients of the inputs in their dtype, None for what is not wanted, and behind each other of
+# the weights (O,I) of the first four layers in theirs, and of their biases (O) in acc, but for
+# those whose bit in `wanted` is 0: 1, 2, 4, 8 are the layers.
 LIBRARY.define(
-    "pruned_step_layers_backward(Tensor encoder, Tensor predictor, int[] sizes, Tensor saved, "
-    "Tensor gradients, Tensor(a!) scratch, Tensor(b!)? grad_encoder, Tensor(c!)? grad_predictor, "
-    "Tensor(d!)? am_weight, Tensor(e!)? am_bias, Tensor(f!)? lm_weight, Tensor(g!)? lm_bias, "
-    "Tensor(h!)? encoder_weight, Tensor(i!)? encoder_bias, Tensor(j!)? decoder_weight, "
-    "Tensor(k!)? decoder_bias) -> ()"
+    "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor sizes, Tensor saved, "
+    "Tensor gradients, int wanted, Tensor(a!) scratch, Tensor(b!)? grad_encoder, "
+    "Tensor(c!)? grad_predictor, Tensor(d!) weights, Tensor(e!) biases) -> ()"
 )
 _ops = torch.ops.pruned_rnnt
 
@@ -84,6 +85,7 @@ class StepSizes(NamedTuple):
     cast_encoder: bool
     cast_predictor: bool
     dtype: int
+    packed: bool
 
 
 class StepScales(NamedTuple):
@@ -100,18 +102,19 @@ class StepScales(NamedTuple):
 def takes_native_step(inputs: tuple[Tensor, ...], plan: StepPlan) -> bool:
     """Whether the library has the step for these inputs and layers.
 
-    A prior of the predictor (am_only_scale) it does not have; and gradients are written in the
-    dtype of the products or in float32.
+    A prior of the predictor (am_only_scale) it does not have; gradients are written in the dtype
+    of the products or in float32, of the first four weights in one dtype.
     """
     return (
         inputs[0].is_cuda
         and has_native_kernel("pruned_step_forward", "cuda")
         and plan.simple.am_only_scale == 0
         and all(x.dtype in (plan.dtype, accumulator(plan.dtype)) for x in inputs)
+        and all(inputs[2 + i].dtype == inputs[2].dtype for i in _WEIGHTS)
     )
 
 
-def _sizes(arguments: tuple[Any, ...], plan: StepPlan) -> StepSizes:
+def _sizes(arguments: tuple[Any, ...], packed: bool, plan: StepPlan) -> StepSizes:
     encoder, predictor = arguments[:2]
     batch, frames, encoder_dim = encoder.shape
     rows = plan.rows
@@ -138,7 +141,26 @@ def _sizes(arguments: tuple[Any, ...], plan: StepPlan) -> StepSizes:
         cast_encoder=encoder.dtype != plan.dtype,
         cast_predictor=predictor.dtype != plan.dtype,
         dtype=_TYPES[plan.dtype],
+        packed=packed,
     )
+
+
+class Memory(NamedTuple):
+    """What pruned_step_bytes fills in: bytes, and elements of the gradients of parameters."""
+
+    saved: int
+    work: int
+    row_work: int
+    gradients: int
+    scratch: int
+    weights: int
+    biases: int
+
+
+@lru_cache(maxsize=16)
+def _scale_tensor(scales: StepScales) -> Tensor:
+    """The same few, once the warm-up is over."""
+    return torch.tensor(scales, dtype=torch.float64, device="cpu")
 
 
 class NativeStep(torch.autograd.Function):
@@ -146,12 +168,11 @@ class NativeStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        plan: StepPlan = arguments[-1]
-        targets, logit_lengths, target_lengths, row_splits = arguments[INPUTS:-1]
-        sizes = _sizes(arguments, plan)
-        size_list = [int(x) for x in sizes]
-        encoder, predictor = (x.contiguous() for x in arguments[:2])
-        layers = [x.contiguous() for x in arguments[2:INPUTS]]
+        batch: StepBatch
+        plan: StepPlan
+        batch, plan = arguments[INPUTS:]
+        encoder, predictor, *layers = (x.contiguous() for x in arguments[:INPUTS])
+        sizes = _sizes(arguments, batch.host_lengths is not None, plan)
         options = plan.rows.options
         scales = StepScales(
             plan.simple.lm_only_scale,
@@ -161,27 +182,25 @@ class NativeStep(torch.autograd.Function):
             plan.simple_scale,
             plan.pruned_scale,
         )
-        scale_list = [float(x) for x in scales]
-        count = torch.empty(6, dtype=torch.int64)
-        _ops.pruned_step_bytes(size_list, count)
-        ctx.bytes = count.tolist()
-        acc, batch = accumulator(plan.dtype), sizes.N
-        saved, work = (encoder.new_empty(n, dtype=torch.uint8) for n in ctx.bytes[:2])
-        gx, gy = encoder.new_empty((2, batch, sizes.T, sizes.W), dtype=acc).unbind(0)
-        start = encoder.new_empty((batch, sizes.T), dtype=torch.int32)
-        shape = () if sizes.reduced else (batch,)
-        total = encoder.new_empty(shape, dtype=acc)
-        parts = encoder.new_empty((2, *shape), dtype=acc)
-        _ops.pruned_step_forward(
+        numbers = torch.tensor([*sizes, *_UNKNOWN], dtype=torch.int64, device="cpu")
+        _ops.pruned_step_bytes.default(numbers)
+        memory = Memory(*numbers.tolist()[len(sizes) :])
+        acc = accumulator(plan.dtype)
+        saved = encoder.new_empty(memory.saved, dtype=torch.uint8)
+        work = saved.new_empty(memory.work)
+        gx, gy = saved.new_empty((2, sizes.N, sizes.T, sizes.W), dtype=acc).unbind()
+        start = saved.new_empty((sizes.N, sizes.T), dtype=torch.int32)
+        shape = () if sizes.reduced else (sizes.N,)
+        total = saved.new_empty(shape, dtype=acc)
+        parts = saved.new_empty((2, *shape), dtype=acc)
+        where = batch[:3]
+        _ops.pruned_step_forward.default(
             encoder,
             predictor,
             layers,
-            targets,
-            logit_lengths,
-            target_lengths,
-            row_splits,
-            size_list,
-            scale_list,
+            *where,
+            numbers,
+            _scale_tensor(scales),
             saved,
             work,
             gx,
@@ -193,86 +212,70 @@ class NativeStep(torch.autograd.Function):
         ctx.save_for_backward(
             None if sizes.cast_encoder else encoder,
             None if sizes.cast_predictor else predictor,
-            targets,
-            logit_lengths,
-            target_lengths,
-            row_splits,
+            *where,
             start,
             saved,
         )
-        ctx.kept = work
-        ctx.shapes = [(x.shape, x.dtype) for x in arguments[:INPUTS]]
-        ctx.vocabulary, ctx.dtype, ctx.numbers = sizes.V, plan.dtype, (size_list, scale_list)
+        ctx.kept, ctx.memory, ctx.numbers, ctx.scales = work, memory, numbers, scales
+        ctx.acc, ctx.parameters = acc, arguments[2:INPUTS]
+        ctx.inputs = [(x.shape, x.dtype) for x in arguments[:2]]
         ctx.mark_non_differentiable(gx, gy, start)
         ctx.set_materialize_grads(False)
-        simple, pruned = parts.unbind(0)
-        return total, simple, pruned, gx, gy, start
+        return total, *parts.unbind(), gx, gy, start
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        encoder, predictor, *batch, saved = ctx.saved_tensors
-        acc = accumulator(ctx.dtype)
+        encoder, predictor, *where, saved = ctx.saved_tensors
+        memory: Memory = ctx.memory
+        acc, wanted = ctx.acc, ctx.needs_input_grad
         upstream = [None if x is None else x.to(acc).contiguous() for x in grads[:3]]
         # The workspace is spent by the first pass; with retain_graph a second one starts afresh.
         kept, ctx.kept = ctx.kept, None
-        _, _, row_bytes, gradient_bytes, *scratch_bytes = ctx.bytes
-        work = saved.new_empty(row_bytes) if kept is None else kept
-        scratch, gradients = (saved.new_empty(n) for n in (scratch_bytes[0], gradient_bytes))
-        results = _empty_gradients(ctx, saved)
-        # All but the scratch of the layers is dropped before that is made.
-        output = results[2 * OUTPUT :]
-        _ops.pruned_step_rows_backward(
+        work = saved.new_empty(memory.row_work) if kept is None else kept
+        gradients = saved.new_empty(memory.gradients)
+        biases = saved.new_empty(memory.biases, dtype=acc)
+        _ops.pruned_step_rows_backward.default(
             *upstream,
-            *batch,
-            *ctx.numbers,
+            *where,
+            ctx.numbers,
+            _scale_tensor(ctx.scales),
             saved,
             kept is not None,
             work,
-            scratch,
             gradients,
-            *output,
+            biases,
         )
-        del kept, work, scratch
+        # Given back before more is asked for.
+        del kept, work
         inputs = [
-            saved.new_empty(shape, dtype=dtype) if wanted else None
-            for (shape, dtype), wanted in zip(ctx.shapes[:2], ctx.needs_input_grad[:2], strict=True)
+            saved.new_empty(shape, dtype=dtype) if is_wanted else None
+            for (shape, dtype), is_wanted in zip(ctx.inputs, wanted[:2], strict=True)
         ]
-        _ops.pruned_step_layers_backward(
+        like = ctx.parameters
+        weights = saved.new_empty(memory.weights, dtype=like[0].dtype)
+        _ops.pruned_step_layers_backward.default(
             saved if encoder is None else encoder,
             saved if predictor is None else predictor,
-            ctx.numbers[0],
+            ctx.numbers,
             saved,
             gradients,
-            saved.new_empty(scratch_bytes[1]),
+            sum(1 << i for i in range(OUTPUT) if wanted[2 + 2 * i] or wanted[3 + 2 * i]),
+            saved.new_empty(memory.scratch),
             *inputs,
-            *results[: 2 * OUTPUT],
+            weights,
+            biases,
         )
-        wanted = ctx.needs_input_grad[2:INPUTS]
-        layers = [
-            _without_padding(grad, *like) if grad is not None and is_wanted else None
-            for grad, like, is_wanted in zip(results, ctx.shapes[2:], wanted, strict=True)
-        ]
-        return (*inputs, *layers, *[None] * 5)
+        parameters: list[Tensor | None] = [None] * len(like)
+        # One memory for all of a kind, and views by one call: ten allocations take the host longer.
+        for flat, order in ((weights, _WEIGHTS), (biases, _BIASES)):
+            views = _unflatten_dense_tensors(flat, [like[i] for i in order])
+            for i, view in zip(order, views, strict=True):
+                if wanted[2 + i]:
+                    parameters[i] = view if view.dtype == like[i].dtype else view.to(like[i].dtype)
+        return (*inputs, *parameters, None, None)
 
 
-def _without_padding(gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    # Most have none: even a slice of everything takes time, ten times a step.
-    if gradient.shape[0] != shape[0]:
-        gradient = gradient[: shape[0]]
-    return gradient if gradient.dtype == dtype else gradient.to(dtype)
-
-
-def _empty_gradients(ctx: Any, like: Tensor) -> list[Tensor | None]:
-    """Memory for the gradients of the layers, padded; the output layer's are always made."""
-    results: list[Tensor | None] = []
-    acc = accumulator(ctx.dtype)
-    for number, (shape, dtype) in enumerate(ctx.shapes[2:]):
-        is_output = number >= 2 * OUTPUT
-        if not is_output and not ctx.needs_input_grad[2 + number]:
-            results.append(None)
-            continue
-        rows = padded_width(shape[0], ctx.dtype) if shape[0] == ctx.vocabulary else shape[0]
-        kind = acc if is_output or number % 2 == 1 else dtype
-        results.append(like.new_empty((rows, *shape[1:]), dtype=kind))
-    return results
+# Of the layers' tensors, in the order in which the library puts their gradients.
+_WEIGHTS = (2 * AM, 2 * ENCODER, 2 * LM, 2 * DECODER)
+_BIASES = (2 * OUTPUT, 2 * OUTPUT + 1, *range(1, 2 * OUTPUT, 2))

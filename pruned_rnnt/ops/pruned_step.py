@@ -35,6 +35,7 @@ from pruned_rnnt.ops.linear_layers import Layer, cast_layers, weight_gradients
 from pruned_rnnt.ops.matrix_products import multiply_into
 from pruned_rnnt.ops.native_step import NativeStep, takes_native_step
 from pruned_rnnt.ops.prune_bounds import choose_bounds
+from pruned_rnnt.ops.row_geometry import cumulated
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.simple_loss import (
     NEG_INF,
@@ -51,6 +52,7 @@ from pruned_rnnt.ops.step_plan import (
     LAYERS,
     LM,
     OUTPUT,
+    StepBatch,
     StepPlan,
 )
 
@@ -86,8 +88,8 @@ class _PrunedStep(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
         encoder_NTE, predictor_NUP = arguments[:2]
         layers = _layers(arguments[2:INPUTS], arguments[-1])
-        targets, logit_lengths, target_lengths, row_splits, plan = arguments[INPUTS:]
-        lengths = (logit_lengths, target_lengths)
+        batch, plan = arguments[INPUTS:]
+        targets, row_splits, lengths = _on_device(batch, plan.rows.columns)
         plan_simple: SimpleOptions = plan.simple
         encoder, predictor = (x.to(plan.dtype).contiguous() for x in (encoder_NTE, predictor_NUP))
         cast = cast_layers(layers, plan.dtype)
@@ -192,7 +194,21 @@ class _PrunedStep(torch.autograd.Function):
             if grad is not None and wanted[at]:
                 size = inputs[at].shape[0]
                 results[at] = grad[:size].to(inputs[at].dtype)
-        return (*results, *[None] * 5)
+        return (*results, None, None)
+
+
+def _on_device(
+    batch: StepBatch, columns: int
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]:
+    """targets, row_splits (None where rows are padded) and lengths on the device of targets."""
+    targets, logit_lengths, target_lengths, host_lengths = batch
+    if host_lengths is None:
+        return targets, None, (logit_lengths, target_lengths)
+    row_splits = cumulated(logit_lengths.long() * columns).to(targets.device, non_blocking=True)
+    frames_N, symbols_N = (
+        x.to(torch.int32).to(targets.device, non_blocking=True).contiguous() for x in host_lengths
+    )
+    return targets, row_splits, (frames_N, symbols_N)
 
 
 def _upstream(
@@ -226,25 +242,14 @@ def pruned_step(
     encoder_NTE: Tensor,
     predictor_NUP: Tensor,
     layers: list[Tensor],
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    row_splits: Tensor | None,
+    batch: StepBatch,
     plan: StepPlan,
 ) -> StepLosses:
     """Losses that are differentiable in both inputs and in all layers.
 
     layers: weight and bias of the projections of am, lm, encoder and predictor, and of the output
-    layer; row_splits of the band's rows, None if they are padded.
+    layer.
     """
     inputs = (encoder_NTE, predictor_NUP, *layers)
     function = NativeStep if takes_native_step(inputs, plan) else _PrunedStep
-    outputs = function.apply(  # type: ignore[no-untyped-call]
-        *inputs,
-        targets,
-        logit_lengths,
-        target_lengths,
-        row_splits,
-        plan,
-    )
-    return StepLosses(*outputs)
+    return StepLosses(*function.apply(*inputs, batch, plan))  # type: ignore[no-untyped-call]

@@ -30,6 +30,13 @@ class RowGeometry(NamedTuple):
     columns: int
 
 
+def cumulated(rows_N: Tensor) -> Tensor:
+    """row_splits (N+1) int64 of utterances with that many rows."""
+    splits = rows_N.new_zeros((rows_N.shape[0] + 1,), dtype=torch.int64)
+    torch.cumsum(rows_N, 0, out=splits[1:])
+    return splits
+
+
 class Nodes(NamedTuple):
     """Which node each row is: int64 n, t, u and a mask of the valid ones."""
 

@@ -16,7 +16,7 @@ from scripts.benchmark.timing import count_calls, measure, measure_replayed
 
 def make_step(case: Case, system: System) -> Step:
     step = system.kinds[case.kind](case, make_inputs(case))
-    step.autocast = getattr(torch, case.autocast) if case.autocast else None
+    step.autocast(getattr(torch, case.autocast) if case.autocast else None)
     torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
     return step
 

@@ -28,7 +28,11 @@ class Step:
         self._device = inputs.first.device.type
         given = (inputs.first, inputs.second, *parameters)
         self._leaves = [x for x in given if x is not None and x.requires_grad]
-        self.autocast: torch.dtype | None = None  # of the forward pass, on the inputs' device
+        self.autocast(None)
+
+    def autocast(self, dtype: torch.dtype | None) -> None:
+        """Of the forward pass, on the inputs' device; made once, not in every run."""
+        self._context = torch.autocast(self._device, dtype, enabled=dtype is not None)
 
     def clear(self) -> None:
         """Gives the gradients of the last run back."""
@@ -37,7 +41,7 @@ class Step:
 
     def __call__(self) -> Tensor:
         self.clear()
-        with torch.autocast(self._device, self.autocast, enabled=self.autocast is not None):
+        with self._context:
             value = self._loss()
         if self._leaves:
             value.backward()

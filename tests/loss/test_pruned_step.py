@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.ops import fused_joiner
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 N, T, U, E, P, D = 3, 11, 5, 12, 10, 16
@@ -156,3 +157,52 @@ def test_no_grad_and_change_in_place() -> None:
     loss.backward()
     (expected,) = torch.autograd.grad(composition(*batch, step=4).loss / 2, batch[0])
     torch.testing.assert_close(batch[0].grad, expected)
+
+
+def sized_step(
+    device: str, sizes: tuple[int, int, int, int, int, int], s_range: int
+) -> tuple[pruned_rnnt.PrunedTransducerLoss, pruned_rnnt.PrunedTransducerLoss, list[Tensor]]:
+    """The module, its composition and a ragged batch of N, T, U, E, D, V, all in float64."""
+    batch, frames, symbols, width, dim, vocabulary = sizes
+    both = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        joiner = pruned_rnnt.Joiner(width, width, dim, vocabulary)
+        both.append(
+            pruned_rnnt.PrunedTransducerLoss(joiner, width, width, vocabulary, s_range=s_range)
+        )
+    composed(both[1].simple_am_proj)
+    frames_N = torch.randint(frames // 2 + 1, frames + 1, (batch,))
+    symbols_N = torch.randint(0, symbols + 1, (batch,))
+    frames_N[0], symbols_N[0] = frames, symbols
+    encoder, predictor = torch.randn(batch, frames, width), torch.randn(batch, symbols + 1, width)
+    targets = torch.randint(1, vocabulary, (batch, symbols), dtype=torch.int32)
+    leaves = [x.to(device, torch.float64).requires_grad_() for x in (encoder, predictor)]
+    modules = [x.to(device, torch.float64) for x in both]
+    return (*modules, [*leaves, targets.to(device), frames_N, symbols_N])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chunks_of_a_wide_band(device, monkeypatch) -> None:
+    """Many more bytes of logits and hidden rows than the simple loss takes."""
+    monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", 1)
+    step, composition, batch = sized_step(device, (3, 14, 30, 8, 256, 8), 16)
+    assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_utterances_than_a_launch_takes_lengths(device) -> None:
+    step, composition, batch = sized_step(device, (1000, 4, 2, 4, 4, 8), 3)
+    # Lengths as a column of a table, in int64.
+    batch[3:] = torch.stack(batch[3:], dim=1).unbind(1)
+    assert not batch[3].is_contiguous()
+    assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lengths_on_the_device_and_another_default_device(device) -> None:
+    step, composition, batch = sized_step(device, (3, 14, 6, 8, 8, 12), 4)
+    wanted = results(composition, batch, "all")
+    batch[3:] = [x.to(device) for x in batch[3:]]
+    with torch.device(device):
+        assert_same(results(step, batch, "all"), wanted, 1e-9, 1e-9)

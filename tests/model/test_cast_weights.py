@@ -137,4 +137,6 @@ def test_a_gpu_gives_what_the_cpu_gives(causal: bool) -> None:
         for mine, theirs in zip(ours, expected, strict=True):
             assert mine is not None
             scale = float(theirs.detach().abs().max()) + 1e-3
-            torch.testing.assert_close(mine.detach().cpu(), theirs, rtol=0, atol=tolerance * scale)
+            torch.testing.assert_close(
+                mine.detach().cpu(), theirs.detach().cpu(), rtol=0, atol=tolerance * scale
+            )

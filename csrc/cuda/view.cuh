@@ -1,0 +1,68 @@
+// A tensor as the host code of a kernel sees it: where its elements lie and what they are. torch's
+// handles say the same, but making one costs as much as a launch, and a pruned step has a hundred
+// buffers inside a few pieces of memory. A view owns nothing.
+#pragma once
+
+#include <array>
+
+#include "stable.h"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+constexpr int kMostDims = 4;
+
+class View {
+ public:
+  View() = default;
+  View(void* data, ScalarType type, int dims, const std::array<int64_t, kMostDims>& sizes,
+       const std::array<int64_t, kMostDims>& strides)
+      : data_(data), type_(type), dims_(dims), sizes_(sizes), strides_(strides) {}
+  explicit View(const Tensor& tensor)
+      : data_(tensor.data_ptr()),
+        type_(tensor.scalar_type()),
+        dims_(static_cast<int>(tensor.dim())) {
+    STD_TORCH_CHECK(dims_ <= kMostDims, "pruned_rnnt: a tensor has ", dims_, " dimensions");
+    for (int i = 0; i < dims_; ++i) {
+      sizes_[i] = tensor.size(i);
+      strides_[i] = tensor.stride(i);
+    }
+  }
+
+  void* data_ptr() const { return data_; }
+  ScalarType scalar_type() const { return type_; }
+  int dim() const { return dims_; }
+  int64_t size(int i) const { return sizes_[i]; }
+  int64_t stride(int i) const { return strides_[i]; }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int i = 0; i < dims_; ++i) count *= sizes_[i];
+    return count;
+  }
+
+ private:
+  void* data_ = nullptr;
+  ScalarType type_ = ScalarType::Float;
+  int dims_ = 0;
+  std::array<int64_t, kMostDims> sizes_{}, strides_{};
+};
+
+using OptionalView = std::optional<View>;
+
+template <typename scalar>
+const scalar* data_of(const View& view) {
+  return static_cast<const scalar*>(view.data_ptr());
+}
+
+template <typename scalar>
+scalar* mutable_data_of(const View& view) {
+  return static_cast<scalar*>(view.data_ptr());
+}
+
+template <typename scalar>
+const scalar* data_or_null(const OptionalView& view) {
+  return view.has_value() ? data_of<scalar>(*view) : nullptr;
+}
+
+}  // namespace cuda
+}  // namespace pruned_rnnt
