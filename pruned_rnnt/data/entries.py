@@ -137,7 +137,9 @@ def read_samples(cut: Any) -> FloatArray:
     if not np.isfinite(samples_S).all():
         raise LeftOut("samples that are infinite or NaN")
     if not samples_S.any():
-        raise LeftOut("silent: every sample is zero")
+        channels = getattr(getattr(cut, "recording", None), "channel_ids", None) or ()
+        other = f"channel {cut.channel} of {len(channels)}: see --channel"
+        raise LeftOut("silent: every sample is zero", other if len(channels) > 1 else "")
     return samples_S
 
 

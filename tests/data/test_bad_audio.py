@@ -7,13 +7,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
+from lhotse import MonoCut, Recording
 from recorded_speech import text_of, truncate, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.augmentation import AugmentationConfig
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.entries import LeftOut, read_samples
 from pruned_rnnt.data.filters import FilterConfig
 from pruned_rnnt.data.loader import BatchLoader
 from pruned_rnnt.data.prepared import PreparedFolder
@@ -184,3 +188,16 @@ def test_features_that_were_not_prepared(waves: PreparedFolder, split: str) -> N
     shutil.copy(waves.cuts_path("train"), waves.cuts_path("dev"))
     with pytest.raises(ValueError, match=r"set data\.features=waveform"):
         data.train_loader() if split == "train" else data.valid_loader()
+
+
+@pytest.mark.parametrize(("channels", "details"), [(1, ""), (8, "channel 0 of 8: see --channel")])
+def test_a_silent_channel_is_named(tmp_path: Path, channels: int, details: str) -> None:
+    samples = np.zeros((16000, channels), dtype=np.float32)
+    samples[:, 1:] = 0.1
+    soundfile.write(tmp_path / "a.wav", samples, 16000)
+    cut = Recording.from_file(tmp_path / "a.wav").to_cut()
+    if channels > 1:
+        cut = MonoCut(id="a", start=0.0, duration=1.0, channel=0, recording=cut.recording)
+    with pytest.raises(LeftOut, match="silent") as error:
+        read_samples(cut)
+    assert error.value.details == details
