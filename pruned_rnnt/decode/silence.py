@@ -56,11 +56,9 @@ class SilenceFinder:
         """The first speech among (T',) energies, which follow what was forgotten."""
         known_T = torch.cat((self._heard_T, energies_T))
         length = len(energies_T)
-        size = {"kernel_size": 2 * _AROUND + 1, "stride": 1, "padding": _AROUND}
-        highest_T = nn.functional.max_pool1d(energies_T[None, None], **size)[0, 0]
-        lowest_T = -nn.functional.max_pool1d(-energies_T[None, None], **size)[0, 0]
         is_quiet_T = energies_T < max(_NOTHING, float(known_T.quantile(_LOUD)) - _DEPTH)
-        is_silent_T = is_quiet_T & (highest_T - lowest_T < _STEADY)
+        spread_T = _highest_around(energies_T) + _highest_around(-energies_T)
+        is_silent_T = is_quiet_T & (spread_T < _STEADY)
         speech = (~is_silent_T).nonzero()[:, 0]
         if not len(speech):
             return Speech(length, None)
@@ -69,3 +67,7 @@ class SilenceFinder:
         steps = torch.diff(speech, append=torch.tensor([length]))
         long = (steps > _LONG).nonzero()[:, 0]
         return Speech(begin, int(speech[long[0]]) + 1 if len(long) else None)
+
+
+def _highest_around(values_T: Tensor) -> Tensor:
+    return nn.functional.max_pool1d(values_T[None, None], 2 * _AROUND + 1, 1, _AROUND)[0, 0]
