@@ -62,7 +62,7 @@ _COLUMNS = {
 }
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def random_model(size: str, vocab_size: int) -> TransducerModel:
     """A Zipformer transducer of one of the paper's sizes that emits a symbol now and then."""
     torch.manual_seed(0)

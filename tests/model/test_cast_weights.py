@@ -120,7 +120,8 @@ def test_a_bias_hides_what_the_mask_hides_in_rows_apart_by_eight() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_gpu_gives_what_the_cpu_gives(causal: bool) -> None:
+def test_a_gpu_gives_what_the_cpu_gives(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     encoder = make_encoder(causal)
     expected = outputs_and_gradients(encoder, None)
     encoder.cuda()

@@ -51,7 +51,7 @@ def test_updates_on_the_device_equal_those_of_the_cpu(monkeypatch: pytest.Monkey
     values = [torch.randn(shape) for shape in [(), (1,), (7, 300), (5,), (64, 65), (3, 4, 2)]]
     results = []
     for device in ("cpu", "cuda"):
-        model = nn.ParameterList([nn.Parameter(value.to(device)) for value in values])
+        model = nn.ParameterList([nn.Parameter(value.clone().to(device)) for value in values])
         optimiser = ScaledAdam(model.parameters(), lr=0.02)
         for step in range(4):
             generator = torch.Generator().manual_seed(step)
