@@ -24,6 +24,7 @@ struct Summed {
 
   const scalar* x;
   real *partial, *sums;
+  const real* factor;                                // of the sums, or null
   int64_t rows, columns, kept, stride, rows_a_part;  // kept: columns whose sums are wanted
   int32_t parts;
   bool add;
@@ -36,9 +37,11 @@ struct SummedList {
   std::array<Summed<scalar>, kMostColumnSums> all;
 };
 
-template <typename real>
-__device__ __forceinline__ void put(real* target, real sum, bool add) {
-  *target = add ? *target + sum : sum;
+template <typename scalar>
+__device__ __forceinline__ void put_sum(const Summed<scalar>& matrix, int64_t column,
+                                        acc_type<scalar> sum) {
+  if (matrix.factor != nullptr) sum *= *matrix.factor;
+  matrix.sums[column] = matrix.add ? matrix.sums[column] + sum : sum;
 }
 
 template <bool whole, typename scalar, int width>
@@ -111,11 +114,13 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
   if (group > 0) return;
-  real* target = (matrix.is_one() ? matrix.sums : matrix.partial + blockIdx.y * matrix.columns) + c;
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    if (c + k < (matrix.is_one() ? matrix.kept : matrix.columns)) {
-      put(target + k, sum[k], matrix.is_one() && matrix.add);
+    if (c + k >= (matrix.is_one() ? matrix.kept : matrix.columns)) break;
+    if (matrix.is_one()) {
+      put_sum(matrix, c + k, sum[k]);
+    } else {
+      matrix.partial[blockIdx.y * matrix.columns + c + k] = sum[k];
     }
   }
 }
@@ -145,7 +150,7 @@ __global__ void __launch_bounds__(32 * kGroups) column_sums_parts_kernel(SummedL
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   }
   const int64_t at = static_cast<int64_t>(blockIdx.x) * 32 + group;
-  if (lane == 0 && at < matrix.kept) put(matrix.sums + at, sum, matrix.add);
+  if (lane == 0 && at < matrix.kept) put_sum(matrix, at, sum);
 }
 
 }  // namespace
@@ -160,11 +165,12 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
     int64_t columns = 0;
     int32_t parts = 0;
     for (int i = 0; i < count; ++i) {
-      const auto& [x, partial, sums, add] = all[i];
+      const auto& [x, partial, sums, add, factor] = all[i];
       const int64_t R = x.size(0), P = partial.size(0);
       list.all[i] = {data_of<scalar>(x),
                      mutable_data_of<real>(partial),
                      mutable_data_of<real>(sums),
+                     data_or_null<real>(factor),
                      R,
                      x.size(1),
                      sums.size(0),
@@ -194,7 +200,7 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
 
 void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
                  const View& sums) {
-  const ColumnSums one{x, partial, sums, add};
+  const ColumnSums one{x, partial, sums, add, std::nullopt};
   column_sums_of(launch, &one, 1);
 }
 

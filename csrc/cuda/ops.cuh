@@ -92,6 +92,7 @@ void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const
 struct ColumnSums {
   View x, partial, sums;
   bool add;
+  OptionalView factor;  // of the sums: one number
 };
 
 constexpr int kMostColumnSums = 4;

@@ -19,6 +19,33 @@ Matrix matrix_at(const View& memory, int64_t begin, int64_t columns) {
   return {start.data_ptr(), start.scalar_type(), columns};
 }
 
+// Gradients of the logits of a chunk to those of its hidden rows, and on to the joiner's inputs.
+void hidden_backward(const BandStep& step, const View& start, int64_t begin, int64_t count,
+                     const View& grad_am, const View& grad_lm) {
+  const StepSizes& s = step.s;
+  const WorkLayout& layout = step.layout;
+  const Matrix weight = matrix_of(step.kept.weight[kOutput].in(step.saved));
+  // Rows from `from` to `done` have a gradient, which has room for so many rows before it reaches
+  // logits that are not read: in a wide vocabulary soon for all. Whole frames are taken.
+  int64_t from = 0, done = 0;
+  while (from < count) {
+    const int64_t end = std::min(count, (from + layout.hidden_rows_after(done)) / s.S * s.S);
+    if (done < count && (done == from || end == count || end - done >= layout.first_rows / 4)) {
+      step.launch.blas().multiply(
+          matrix_of(layout.grad_hidden.rows_in(step.work, done - from, end - done)),
+          matrix_of(layout.logits.rows_in(step.work, done, end - done)), weight, end - done, s.D,
+          s.padded_V);
+      done = end;
+      continue;
+    }
+    joiner_rows_backward(step.launch, layout.grad_hidden.rows_in(step.work, 0, done - from),
+                         layout.hidden.rows_in(step.work, from, done - from), step.logit_lengths,
+                         step.target_lengths, start, step.row_splits, s.T, s.S, begin + from,
+                         s.activation, grad_am, grad_lm);
+    from = done;
+  }
+}
+
 // The pruned loss back to the joiner's inputs and its output layer.
 void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_total,
                                const OptionalView& grad_simple, const OptionalView& grad_pruned,
@@ -38,14 +65,14 @@ void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_
            static_cast<int32_t>(s.N), static_cast<real>(step.scales.simple),
            static_cast<real>(step.scales.pruned),
            s.reduced == 2 ? real(1) / static_cast<real>(s.N) : real(1),
-           mutable_data_of<real>(out.upstream.in(gradients)));
+           mutable_data_of<real>(out.upstream.in(gradients)),
+           mutable_data_of<real>(out.zero.in(gradients)));
   });
   const View lse = step.kept.lse.in(saved);
   const View gx = step.kept.gx.in(saved), gy = step.kept.gy.in(saved);
   const View grad_am = out.am.in(gradients), grad_lm = out.lm_sums.in(gradients);
   check(cudaMemsetAsync(grad_am.data_ptr(), 0, out.lm_sums.end() - out.am.offset, launch.stream()),
         "clearing gradients");
-  const Matrix weight = matrix_of(step.kept.weight[kOutput].in(saved));
   const Matrix grad_weight = matrix_at(biases, 0, s.D);
   const View grad_bias = part_of(biases, s.V * s.D, s.V);
   // From the end, where the forward pass has left the last chunk.
@@ -63,16 +90,7 @@ void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_
     launch.blas().multiply(grad_weight, matrix_of(padded).t(), matrix_of(hidden), s.padded_V, s.D,
                            count, add);
     column_sums(launch, padded, add, layout.partial_in(work, count), grad_bias);
-    // In few pieces, so that it needs little memory of its own.
-    const View grad_hidden = layout.grad_hidden.rows_in(work, 0, count);
-    for (int64_t first = 0, end; first < count; first = end) {
-      end = std::min(count, layout.hidden_rows_after(first));
-      launch.blas().multiply(matrix_of(layout.grad_hidden.rows_in(work, first, end - first)),
-                             matrix_of(layout.logits.rows_in(work, first, end - first)), weight,
-                             end - first, s.D, s.padded_V);
-    }
-    joiner_rows_backward(launch, grad_hidden, hidden, step.logit_lengths, step.target_lengths,
-                         start, step.row_splits, s.T, s.S, begin, s.activation, grad_am, grad_lm);
+    hidden_backward(step, start, begin, count, grad_am, grad_lm);
   }
   Segments segments{};
   segments.all[0] = {
@@ -81,6 +99,25 @@ void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_
   dispatch_floating(s.type, "pruned_step_rows_backward", [&](auto zero) {
     launch(cast_segments_kernel<decltype(zero)>, dim3(segment_blocks(grad_lm.numel(), 2), 1),
            kSegmentThreads, 0, segments);
+  });
+}
+
+// The gradients of the trivial joiner, times what reaches each utterance's loss.
+void scale_simple(const Launcher& launch, const StepSizes& s, const View units[2],
+                  const View& upstream, const View scaled[2]) {
+  dispatch_floating(s.type, "pruned_step_layers_backward", [&](auto zero) {
+    using scalar = decltype(zero);
+    ScaledSides<scalar> sides{};
+    for (int i = 0; i < 2; ++i) {
+      sides.unit[i] = data_of<scalar>(units[i]);
+      sides.gradient[i] = mutable_data_of<scalar>(scaled[i]);
+      sides.sizes[i] = (i == 0 ? s.T : s.W) * s.padded_V;
+    }
+    constexpr int width = 16 / sizeof(scalar);
+    const int64_t blocks = segment_blocks(std::max(s.T, s.W) * s.padded_V, width);
+    launch(scale_sides_kernel<scalar, width>,
+           dim3(static_cast<uint32_t>(std::min<int64_t>(blocks, 64)), 2, s.N), kSegmentThreads, 0,
+           sides, data_of<acc_type<scalar>>(upstream));
   });
 }
 
@@ -96,46 +133,49 @@ void pruned_step_layers_backward(const Launcher& launch, const View& encoder, co
   const GradientLayout given(s);
   const LayerScratchLayout own(s);
   const ParameterLayout parameters(s);
-  const Slot simple[] = {own.am, own.lm};
-  dispatch_floating(s.type, "pruned_step_layers_backward", [&](auto zero) {
-    using scalar = decltype(zero);
-    const View units[] = {kept.unit_am.in(saved), kept.unit_lm.in(saved)};
-    ScaledSides<scalar> sides{};
-    for (int i = 0; i < 2; ++i) {
-      sides.unit[i] = data_of<scalar>(units[i]);
-      sides.gradient[i] = mutable_data_of<scalar>(simple[i].in(scratch));
-      sides.sizes[i] = (i == 0 ? s.T : s.W) * s.padded_V;
-    }
-    constexpr int width = 16 / sizeof(scalar);
-    const int64_t blocks = segment_blocks(std::max(s.T, s.W) * s.padded_V, width);
-    launch(scale_sides_kernel<scalar, width>,
-           dim3(static_cast<uint32_t>(std::min<int64_t>(blocks, 64)), 2, s.N), kSegmentThreads, 0,
-           sides, data_of<acc_type<scalar>>(given.upstream.in(gradients)));
-  });
+  const View upstream = given.upstream.in(gradients), zero = given.zero.in(gradients);
+  const View units[] = {kept.unit_am.in(saved), kept.unit_lm.in(saved)};
+  // Where all utterances' losses have one gradient, products take it as their factor.
+  const bool is_factor = s.reduced != 0;
+  View simple[] = {units[0], units[1]};
+  if (!is_factor) {
+    simple[0] = own.am.in(scratch);
+    simple[1] = own.lm.in(scratch);
+    scale_simple(launch, s, units, upstream, simple);
+  }
+  const View joiner[] = {given.am.in(gradients), given.lm.in(gradients)};
   const View inputs[] = {s.cast_encoder ? kept.encoder.in(saved) : encoder,
                          s.cast_predictor ? kept.predictor.in(saved) : predictor};
   const OptionalView* input_gradients[] = {&grad_encoder, &grad_predictor};
   std::array<ColumnSums, kMostColumnSums> sums{};
   int sum_count = 0;
-  for (int side = 0; side < 2; ++side) {
-    const int64_t rows = s.rows_of(side), columns = s.columns_of(side);
-    const View branches[] = {simple[side].matrix_in(scratch),
-                             (side == 0 ? given.am : given.lm).matrix_in(gradients)};
-    for (int branch = 0; branch < 2; ++branch) {
-      const int layer = side + 2 * branch;
-      const int64_t outputs = s.outputs_of(layer), padded = s.padded_outputs_of(layer);
-      const Matrix grad = matrix_of(branches[branch]);
-      if (input_gradients[side]->has_value()) {
-        launch.blas().multiply(matrix_of(**input_gradients[side]), grad,
-                               matrix_of(kept.weight[layer].in(saved)), rows, columns, padded,
-                               branch == 1);
+  for (const int layer : {kAm, kEncoder, kLm, kDecoder}) {
+    const int side = layer % 2;
+    const bool is_simple = layer == kAm || layer == kLm;
+    const int64_t rows = s.rows_of(layer), columns = s.columns_of(layer);
+    const int64_t outputs = s.outputs_of(layer), padded = s.padded_outputs_of(layer);
+    const View& gradient = is_simple ? simple[side] : joiner[side];
+    const Matrix grad = matrix_of(gradient);
+    const bool scaled = is_simple && is_factor;
+    const auto multiply = [&](const Matrix& out, const Matrix& a, const Matrix& b, int64_t m,
+                              int64_t k, bool add) {
+      if (scaled) {
+        launch.blas().multiply_scaled(upstream, zero, out, a, b, m, columns, k);
+      } else {
+        launch.blas().multiply(out, a, b, m, columns, k, add);
       }
-      if ((wanted >> layer & 1) == 0) continue;
-      launch.blas().multiply(matrix_at(weights, parameters.weight[layer], columns), grad.t(),
-                             matrix_of(inputs[side]), padded, columns, rows);
-      sums[sum_count++] = {branches[branch], own.partial[layer].in(scratch),
-                           part_of(biases, parameters.bias[layer], outputs), false};
+    };
+    if (input_gradients[side]->has_value()) {
+      multiply(matrix_of(**input_gradients[side]), grad, matrix_of(kept.weight[layer].in(saved)),
+               rows, padded, !is_simple);
     }
+    if ((wanted >> layer & 1) == 0) continue;
+    multiply(matrix_at(weights, parameters.weight[layer], columns), grad.t(),
+             matrix_of(inputs[side]), padded, rows, false);
+    const View matrix(grad.data, grad.type, 2, {rows, padded}, {padded, 1});
+    sums[sum_count++] = {matrix, own.partial[layer].in(scratch),
+                         part_of(biases, parameters.bias[layer], outputs), false,
+                         scaled ? OptionalView(upstream) : std::nullopt};
   }
   column_sums_of(launch, sums.data(), sum_count);
 }

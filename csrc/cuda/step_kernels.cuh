@@ -174,7 +174,8 @@ template <typename real>
 __global__ void upstream_kernel(const real* __restrict__ total, const real* __restrict__ simple,
                                 const real* __restrict__ pruned, int32_t stride, int32_t N,
                                 real simple_scale, real pruned_scale, real share,
-                                real* __restrict__ upstream) {
+                                real* __restrict__ upstream, real* __restrict__ zero) {
+  if (threadIdx.x == 0) *zero = 0;
   for (int32_t n = threadIdx.x; n < N; n += blockDim.x) {
     const int32_t at = n * stride;
     real to_simple = 0, to_pruned = 0;

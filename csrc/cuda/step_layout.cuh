@@ -159,8 +159,7 @@ struct WorkLayout {
     if (s.differentiable) {
       // Right before the logits: the gradient of hidden rows begins here and goes on where the
       // gradients of logits have been read.
-      const int64_t least = std::max(s.hidden_rows, (s.D + s.padded_V - 1) / s.padded_V);
-      first_rows = round_up(std::min(least, s.chunk_rows), 128);
+      first_rows = round_up(std::min(s.hidden_rows, s.chunk_rows), 128);
       grad_hidden = carver.take(s.type, {first_rows, s.D});
     }
     logits = carver.take(s.type, {s.chunk_rows, s.padded_V});
@@ -173,7 +172,7 @@ struct WorkLayout {
   }
 
   Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
-  // The end of the hidden rows whose gradient has room, once `done` rows of logits are read.
+  // Hidden rows whose gradient has room, once `done` rows of logits are read.
   int64_t hidden_rows_after(int64_t done) const {
     return first_rows + done * logits.columns() / hidden.columns();
   }
@@ -209,6 +208,7 @@ struct GradientLayout {
   explicit GradientLayout(const StepSizes& s) {
     Carver carver;
     upstream = carver.take(s.acc, {2, s.N});
+    zero = carver.take(s.acc, {1});
     lm = carver.take(s.type, {s.N, s.W, s.D});
     // Side by side: both are cleared and added to.
     am = carver.take(s.type, {s.N, s.T, s.D});
@@ -216,7 +216,7 @@ struct GradientLayout {
     bytes = carver.bytes();
   }
 
-  Slot upstream, am, lm, lm_sums;
+  Slot upstream, zero, am, lm, lm_sums;
   int64_t bytes;
 };
 
@@ -224,8 +224,10 @@ struct GradientLayout {
 struct LayerScratchLayout {
   explicit LayerScratchLayout(const StepSizes& s) {
     Carver carver;
-    am = carver.take(s.type, {s.N, s.T, s.padded_V});
-    lm = carver.take(s.type, {s.N, s.W, s.padded_V});
+    if (s.reduced == 0) {
+      am = carver.take(s.type, {s.N, s.T, s.padded_V});
+      lm = carver.take(s.type, {s.N, s.W, s.padded_V});
+    }
     for (int layer = 0; layer < 4; ++layer) {
       const int64_t outputs = s.padded_outputs_of(layer);
       partial[layer] = carver.take(s.acc, {parts_of(s.rows_of(layer), outputs), outputs});

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,7 @@ class BatchLoader:
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
+            worker_init_fn=_leave_signals_to_the_parent,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -108,6 +110,13 @@ class BatchLoader:
                     f"cannot resume the data with {key} {own}: the saved state has {state[key]}"
                 )
         self.sampler.go_to(state["epoch"], state["batches"])
+
+
+def _leave_signals_to_the_parent(_: int) -> None:
+    """A preemption or Ctrl-C is often sent to all processes: training needs its workers until it
+    has stopped by itself. They end with it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:

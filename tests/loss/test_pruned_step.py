@@ -206,3 +206,12 @@ def test_lengths_on_the_device_and_another_default_device(device) -> None:
     batch[3:] = [x.to(device) for x in batch[3:]]
     with torch.device(device):
         assert_same(results(step, batch, "all"), wanted, 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocabulary", [8, 40, 500])
+def test_hidden_gradients_in_pieces(device, vocabulary, monkeypatch) -> None:
+    """Vocabularies that are narrower than the joiner, and wider."""
+    monkeypatch.setattr(fused_joiner, "_GRADIENT_BYTES", 1)
+    step, composition, batch = sized_step(device, (5, 30, 20, 8, 64, vocabulary), 16)
+    assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)

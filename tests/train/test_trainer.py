@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -170,16 +173,21 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
 def test_sigterm_saves_and_the_run_goes_on(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight = tiny_experiment(corpus, tmp_path / "straight")
+    """The signal reaches the workers, too, as from a scheduler that ends a job."""
+    straight = tiny_experiment(corpus, tmp_path / "straight", "data.num_workers=2")
     Trainer(straight).run()
     set_learning_rate = Trainer._set_learning_rate
 
     def signal_before_the_third_step(self: Trainer) -> None:
         set_learning_rate(self)
         if self.state.counters.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            workers = [worker.pid for worker in multiprocessing.active_children()]
+            assert len(workers) >= 2
+            # By somebody else: from their parent they would take it as their end.
+            subprocess.run(["kill", "-TERM", *map(str, (*workers, os.getpid()))], check=True)
+            time.sleep(0.2)
 
-    config = tiny_experiment(corpus, tmp_path / "run")
+    config = tiny_experiment(corpus, tmp_path / "run", "data.num_workers=2")
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_set_learning_rate", signal_before_the_third_step)
