@@ -215,3 +215,27 @@ def test_hidden_gradients_in_pieces(device, vocabulary, monkeypatch) -> None:
     monkeypatch.setattr(fused_joiner, "_GRADIENT_BYTES", 1)
     step, composition, batch = sized_step(device, (5, 30, 20, 8, 64, vocabulary), 16)
     assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocabulary", [140, 301, 3000])
+@pytest.mark.parametrize("workspace", [1, 1 << 30])
+def test_rows_of_logits_of_all_lengths(device, vocabulary, workspace, monkeypatch) -> None:
+    """Summed by warps, by blocks and by themselves, in one chunk and in several."""
+    monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", workspace)
+    step, composition, batch = sized_step(device, (4, 40, 30, 8, 16, vocabulary), 30)
+    assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocabulary", [300, 1500])
+def test_long_rows_under_autocast(device, vocabulary) -> None:
+    step, composition, batch = sized_step(device, (4, 40, 30, 8, 16, vocabulary), 16)
+    for module in (step, composition):
+        module.float()
+    batch[:2] = [x.detach().float().requires_grad_() for x in batch[:2]]
+    with torch.autocast(device, torch.bfloat16):
+        got, wanted = results(step, batch, "total"), results(composition, batch, "total")
+    for left, right in zip(got[6:], wanted[6:], strict=True):
+        scale = right.abs().max().item()
+        torch.testing.assert_close(left.double(), right.double(), rtol=0, atol=3e-2 * scale + 1e-6)
