@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32 * kGroups) column_sums_parts_kernel(SummedL
   using real = acc_type<scalar>;
   __shared__ real sums[kGroups][33];
   const Summed<scalar>& matrix = list.all[blockIdx.y];
-  if (matrix.is_one() && matrix.x != nullptr) return;
+  if (matrix.is_one()) return;
   const int64_t C = matrix.columns;
   const real* partial = matrix.partial;
   const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
@@ -195,23 +195,6 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
     if (parts == 1) return;
     launch(column_sums_parts_kernel<scalar>,
            dim3(static_cast<uint32_t>((columns + 31) / 32), count), 32 * kGroups, 0, list);
-  });
-}
-
-void sum_parts(const Launcher& launch, const View& partial, int64_t parts, int64_t columns,
-               bool add, const View& sums) {
-  dispatch_accumulator(partial.scalar_type(), "column_sums", [&](auto zero) {
-    using real = decltype(zero);
-    SummedList<real> list{};
-    Summed<real>& one = list.all[0];
-    one.partial = mutable_data_of<real>(partial);
-    one.sums = mutable_data_of<real>(sums);
-    one.columns = columns;
-    one.kept = sums.size(0);
-    one.parts = static_cast<int32_t>(parts);
-    one.add = add;
-    launch(column_sums_parts_kernel<real>, static_cast<uint32_t>((columns + 31) / 32), 32 * kGroups,
-           0, list);
   });
 }
 

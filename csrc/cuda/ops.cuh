@@ -76,19 +76,6 @@ void log_probs_backward(const Launcher& launch, const View& grad_loss, const Vie
                         int64_t S, int64_t row_begin, int64_t blank, int64_t mode_number,
                         double fastemit_lambda, double clamp, const View& grad_logits);
 
-// log_probs_backward in place, of dense rows of which V columns are logits, and to `partial` the
-// sums of columns over parts of the rows, as many as it returns. partial has as many rows as
-// gradient_sum_parts tells, or more; where that is 0 this cannot be used.
-int64_t gradient_sum_parts(ScalarType type, int64_t rows, int64_t columns);
-
-int64_t log_probs_backward_sums(const Launcher& launch, const View& grad_loss, const View& logits,
-                                int64_t V, const View& lse, const View& gx, const View& gy,
-                                const View& targets, const View& logit_lengths,
-                                const View& target_lengths, const View& start,
-                                const OptionalView& row_splits, int64_t T, int64_t S,
-                                int64_t row_begin, int64_t blank, int64_t mode,
-                                double fastemit_lambda, double clamp, const View& partial);
-
 void joiner_rows(const Launcher& launch, const View& am, const View& lm, const View& logit_lengths,
                  const View& target_lengths, const OptionalView& start,
                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
@@ -111,10 +98,6 @@ struct ColumnSums {
 constexpr int kMostColumnSums = 4;
 // Of that many matrices of one type, in one launch or two.
 void column_sums_of(const Launcher& launch, const ColumnSums* all, int count);
-
-// Sums of that many rows of `partial`, to the same.
-void sum_parts(const Launcher& launch, const View& partial, int64_t parts, int64_t columns,
-               bool add, const View& sums);
 
 void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
                  const View& sums);

@@ -82,27 +82,14 @@ void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_
     const bool add = begin < last;
     if (add || !work_is_kept) step.chunk_logits(start, begin, count);
     const View padded = layout.logits.rows_in(work, 0, count);
-    int64_t parts = 0;
-    if (layout.sum_parts > 0) {
-      parts = log_probs_backward_sums(
-          launch, upstream, padded, s.V, lse, gx, gy, targets, step.logit_lengths,
-          step.target_lengths, start, step.row_splits, s.T, s.S, begin, s.blank, s.mode,
-          step.scales.fastemit_lambda, step.scales.clamp, layout.partial.in(work));
-    } else {
-      log_probs_backward(launch, upstream, layout.logits.rows_in(work, 0, count, s.V), lse, gx, gy,
-                         targets, step.logit_lengths, step.target_lengths, start, step.row_splits,
-                         s.T, s.S, begin, s.blank, s.mode, step.scales.fastemit_lambda,
-                         step.scales.clamp, padded);
-    }
+    const View logits = layout.logits.rows_in(work, 0, count, s.V);
+    log_probs_backward(launch, upstream, logits, lse, gx, gy, targets, step.logit_lengths,
+                       step.target_lengths, start, step.row_splits, s.T, s.S, begin, s.blank,
+                       s.mode, step.scales.fastemit_lambda, step.scales.clamp, padded);
     const View hidden = layout.hidden.rows_in(work, 0, count);
     launch.blas().multiply(grad_weight, matrix_of(padded).t(), matrix_of(hidden), s.padded_V, s.D,
                            count, add);
-    // After the weight, whose padding lies here.
-    if (parts > 0) {
-      sum_parts(launch, layout.partial.in(work), parts, s.padded_V, add, grad_bias);
-    } else {
-      column_sums(launch, padded, add, layout.partial_in(work, count), grad_bias);
-    }
+    column_sums(launch, padded, add, layout.partial_in(work, count), grad_bias);
     hidden_backward(step, start, begin, count, grad_am, grad_lm);
   }
   Segments segments{};

@@ -8,7 +8,6 @@
 #include <array>
 #include <initializer_list>
 
-#include "cuda/ops.cuh"
 #include "cuda/step_sizes.cuh"
 
 namespace pruned_rnnt {
@@ -166,9 +165,7 @@ struct WorkLayout {
     logits = carver.take(s.type, {s.chunk_rows, s.padded_V});
     for (Slot& slot : band) slot = carver.take(s.acc, {s.rows});
     if (s.differentiable) {
-      sum_parts = gradient_sum_parts(s.type, s.chunk_rows, s.padded_V);
-      const int64_t parts = std::max(sum_parts, parts_of(s.chunk_rows, s.padded_V));
-      partial = carver.take(s.acc, {parts, s.padded_V});
+      partial = carver.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
     }
     row_bytes = carver.used();
     bytes = carver.bytes();
@@ -192,7 +189,6 @@ struct WorkLayout {
   Slot grad_hidden, partial;               // of the backward pass; grad_hidden is as long as hidden
   int64_t bytes, simple_bytes, row_bytes;  // row_bytes: without the simple loss
   int64_t first_rows = 0;
-  int64_t sum_parts = 0;  // 0: columns of gradients are summed by themselves
 };
 
 // Rows of a chunk: those that are asked for, or more if the simple loss has left room for them.
