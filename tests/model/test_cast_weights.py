@@ -125,7 +125,8 @@ def test_a_gpu_gives_what_the_cpu_gives(causal: bool, monkeypatch: pytest.Monkey
     encoder = make_encoder(causal)
     expected = outputs_and_gradients(encoder, None)
     encoder.cuda()
-    for dtype, tolerance in ((None, 1e-3), (torch.bfloat16, 0.1)):
+    # Much of a convolution's bias gradient is cancelled in the sum over all frames.
+    for dtype, tolerance in ((None, 1e-3), (torch.bfloat16, 0.25)):
         torch.manual_seed(2)
         features_NTF = torch.randn(3, 61, 16)
         with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
