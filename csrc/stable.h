@@ -32,20 +32,20 @@ inline int64_t element_bytes(ScalarType type) {
                                                                 : 2;
 }
 
-// Read-only and writable data of a tensor whose dtype the Python side has fixed.
-template <typename scalar>
-const scalar* data_of(const Tensor& tensor) {
-  return static_cast<const scalar*>(tensor.data_ptr());
+// Read-only and writable data of a tensor, or a view of one, whose dtype the Python side has fixed.
+template <typename scalar, typename Array>
+const scalar* data_of(const Array& array) {
+  return static_cast<const scalar*>(array.data_ptr());
 }
 
-template <typename scalar>
-scalar* mutable_data_of(const Tensor& tensor) {
-  return static_cast<scalar*>(tensor.data_ptr());
+template <typename scalar, typename Array>
+scalar* mutable_data_of(const Array& array) {
+  return static_cast<scalar*>(array.data_ptr());
 }
 
-template <typename scalar>
-const scalar* data_or_null(const OptionalTensor& tensor) {
-  return tensor.has_value() ? data_of<scalar>(*tensor) : nullptr;
+template <typename scalar, typename Array>
+const scalar* data_or_null(const std::optional<Array>& array) {
+  return array.has_value() ? data_of<scalar>(*array) : nullptr;
 }
 
 // Calls work(value of the C++ type that `type` stands for), for the four floating-point types the

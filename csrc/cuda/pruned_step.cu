@@ -180,7 +180,7 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
 // Settles the rows of a chunk and fills in the last of the numbers: bytes of saved, of work (all of
 // it, and without the simple loss), of gradients and of scratch, elements of weights and biases.
 void pruned_step_bytes(const Tensor& numbers) {
-  int64_t* const all = pruned_rnnt::mutable_data_of<int64_t>(numbers);
+  int64_t* const all = mutable_data_of<int64_t>(numbers);
   all[kChunkRows] = roomy_chunk_rows(StepSizes(all));
   const StepSizes s(all);
   const WorkLayout work(s);

@@ -171,7 +171,6 @@ struct WorkLayout {
     bytes = carver.bytes();
   }
 
-  Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
   // Hidden rows whose gradient has room, once `done` rows of logits are read.
   int64_t hidden_rows_after(int64_t done) const {
     return first_rows + done * logits.columns() / hidden.columns();
@@ -183,6 +182,7 @@ struct WorkLayout {
     return slot.in(memory);
   }
 
+  Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
   Slot product, lattice[5];  // px, py, logz, alpha, beta
   Slot scratch, ones, weights, lm_stack, am_sum, lm_sum;
   Slot hidden, logits, band[4];            // px, py, alpha, beta

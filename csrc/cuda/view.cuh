@@ -49,20 +49,5 @@ class View {
 
 using OptionalView = std::optional<View>;
 
-template <typename scalar>
-const scalar* data_of(const View& view) {
-  return static_cast<const scalar*>(view.data_ptr());
-}
-
-template <typename scalar>
-scalar* mutable_data_of(const View& view) {
-  return static_cast<scalar*>(view.data_ptr());
-}
-
-template <typename scalar>
-const scalar* data_or_null(const OptionalView& view) {
-  return view.has_value() ? data_of<scalar>(*view) : nullptr;
-}
-
 }  // namespace cuda
 }  // namespace pruned_rnnt

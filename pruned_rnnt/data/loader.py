@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.cuts_to_batch import CutsToBatch
+from pruned_rnnt.data.worker_signals import leave_signals_to_the_parent
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class BatchLoader:
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=leave_signals_to_the_parent,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -110,13 +110,6 @@ class BatchLoader:
                     f"cannot resume the data with {key} {own}: the saved state has {state[key]}"
                 )
         self.sampler.go_to(state["epoch"], state["batches"])
-
-
-def _leave_signals_to_the_parent(_: int) -> None:
-    """A preemption or Ctrl-C is often sent to all processes: training needs its workers until it
-    has stopped by itself. They end with it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:

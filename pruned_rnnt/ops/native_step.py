@@ -61,7 +61,7 @@ _ops = torch.ops.pruned_rnnt
 
 
 class StepSizes(NamedTuple):
-    """The integers of a step, in the order of step_layout.cuh."""
+    """The integers of a step, in the order of csrc/cuda/step_sizes.cuh."""
 
     N: int
     T: int
@@ -89,7 +89,7 @@ class StepSizes(NamedTuple):
 
 
 class StepScales(NamedTuple):
-    """The floating-point options, in the order of step_layout.cuh."""
+    """The floating-point options, in the order of csrc/cuda/step_sizes.cuh."""
 
     lm_only: float
     delay_penalty: float
