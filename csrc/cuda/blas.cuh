@@ -66,8 +66,8 @@ class Blas {
     multiply(alpha.data(), out, a, b, m, n, k, beta.data(), batch);
   }
 
-  // out (m,n) = factor a (m,k) b (k,n), with a factor on the device, of the type of the sums,
-  // beside which there is a zero.
+  // out (m,n) = factor a (m,k) b (k,n), with a factor and a zero on the device, of the type of
+  // the sums.
   void multiply_scaled(const View& factor, const View& zero, const Matrix& out, const Matrix& a,
                        const Matrix& b, int64_t m, int64_t n, int64_t k) const {
     library_.set_pointer_mode(handle_, kDevicePointers);

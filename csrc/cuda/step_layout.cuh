@@ -39,9 +39,8 @@ struct Slot {
     slot.offset += which * count * element_bytes(type);
     return slot;
   }
-  // As a matrix: the last dimension are columns, all before it rows.
-  View matrix_in(const View& memory) const { return rows_in(memory, 0, row_count()); }
-  // Rows begin .. begin + count of the matrix; only its first `kept` columns.
+  // As a matrix, whose columns are the last dimension: rows begin .. begin + count, and of these
+  // only the first `kept` columns.
   View rows_in(const View& memory, int64_t begin, int64_t count, int64_t kept = 0) const {
     return made(memory, begin * columns(), {count, kept > 0 ? kept : columns()}, {columns(), 1}, 2);
   }

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
     INTEGERS,
-    Utterances,
     check_floating,
     check_rnnt_type,
     check_s_range,
@@ -24,6 +23,7 @@ from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops._library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.band_gather import gathered_band
 from pruned_rnnt.ops.prune_bounds import choose_bounds
+from pruned_rnnt.ops.utterances import Utterances
 
 
 def prune_bounds(

@@ -11,7 +11,7 @@ validate=True asks to wait and check; the same holds for all devices inside torc
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,23 +19,11 @@ from torch import Tensor
 from pruned_rnnt.ops._library import REGULAR, RNA, RNNT_TYPES
 from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.row_loss import LossOptions
+from pruned_rnnt.ops.utterances import Utterances
 
 REDUCTIONS = ("none", "mean", "sum")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)
-
-
-class Utterances(NamedTuple):
-    """Checked targets (N,U), int32 and contiguous on the losses' device, and lengths (N,).
-
-    Lengths are int32 and contiguous on that device, too, but where check_batch left them on the
-    CPU. host_lengths: the two lengths on the CPU where they came from there, else None.
-    """
-
-    targets: Tensor
-    logit_lengths: Tensor
-    target_lengths: Tensor
-    host_lengths: tuple[Tensor, Tensor] | None
 
 
 def check_floating(name: str, x: Tensor, shape: str, dims: int) -> None:
@@ -199,17 +187,7 @@ def check_batch(
 
 def check_utterances(targets: Tensor, *lengths: Tensor | None, **sizes: Any) -> Utterances:
     """check_batch, with the lengths on the losses' device."""
-    return on_device(check_batch(targets, *lengths, **sizes))
-
-
-def on_device(utterances: Utterances) -> Utterances:
-    """With the lengths on the losses' device."""
-    if utterances.host_lengths is None:
-        return utterances
-    # Both at once: a small copy to a GPU costs the host as much as a kernel.
-    both_2N = torch.stack(utterances.host_lengths).to(torch.int32)
-    frames_N, symbols_N = both_2N.to(utterances.targets.device, non_blocking=True).unbind()
-    return utterances._replace(logit_lengths=frames_N, target_lengths=symbols_N)
+    return check_batch(targets, *lengths, **sizes).on_device()
 
 
 def first_bad(bad_N: Tensor) -> int | None:

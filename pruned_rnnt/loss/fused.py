@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pruned_rnnt.loss.bounds import check_bounds
 from pruned_rnnt.loss.checks import (
-    Utterances,
     check_floating,
     check_options,
     check_same,
@@ -32,6 +31,7 @@ from pruned_rnnt.ops.fused_joiner import (
 from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.row_loss import LossOptions
+from pruned_rnnt.ops.utterances import Utterances
 
 
 def rnnt_loss_fused(

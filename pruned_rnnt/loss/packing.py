@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import INTEGERS, Utterances, readable
+from pruned_rnnt.loss.checks import INTEGERS, readable
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.row_geometry import RowGeometry, cumulated
+from pruned_rnnt.ops.utterances import Utterances
 
 
 def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:

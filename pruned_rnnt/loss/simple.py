@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    Utterances,
     check_blank,
     check_finite,
     check_floating,
@@ -21,6 +20,7 @@ from pruned_rnnt.loss.checks import (
 )
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
 from pruned_rnnt.ops.simple_loss import SimpleOptions, simple_loss
+from pruned_rnnt.ops.utterances import Utterances
 
 
 def rnnt_loss_simple(

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
 from pruned_rnnt.loss.checks import (
-    Utterances,
     check_batch,
     check_floating,
     check_options,
     check_s_range,
-    on_device,
     readable,
     reduced,
 )
@@ -32,7 +30,8 @@ from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.log_probs import HAT
 from pruned_rnnt.ops.pruned_step import pruned_step
 from pruned_rnnt.ops.row_geometry import RowGeometry
-from pruned_rnnt.ops.step_plan import StepBatch, StepPlan
+from pruned_rnnt.ops.step_plan import StepPlan
+from pruned_rnnt.ops.utterances import Utterances
 
 # Of the two projections of the simple loss at initialisation, as a share of torch's default: their
 # sum should begin near the uniform distribution.
@@ -167,7 +166,7 @@ class PrunedTransducerLoss(nn.Module):
         weights = self._plain_weights(encoder_out, predictor_out)
         if weights is not None:
             return self._in_one_step(encoder_out, predictor_out, weights, utterances, step)
-        utterances = on_device(utterances)
+        utterances = utterances.on_device()
         simple_loss, occupancy = checked_simple_loss(
             self.simple_am_proj(encoder_out),
             self.simple_lm_proj(predictor_out),
@@ -232,7 +231,6 @@ class PrunedTransducerLoss(nn.Module):
         assert isinstance(self.joiner, Joiner)
         dtype = product_dtype(encoder_out, predictor_out, *weights)
         frames = encoder_out.shape[1]
-        batch = StepBatch(*utterances)
         simple_scale, pruned_scale = self.scales(step)
         plan = StepPlan(
             dtype=dtype,
@@ -240,7 +238,7 @@ class PrunedTransducerLoss(nn.Module):
             simple=self.simple_options,
             rows=row_plan(
                 RowGeometry(None, None, frames, self.s_range),
-                batch.row_count(frames, self.s_range),
+                utterances.band_rows(frames, self.s_range),
                 self.vocab_size * dtype.itemsize,
                 weights[-2].shape[1] * dtype.itemsize,
                 None,
@@ -257,7 +255,7 @@ class PrunedTransducerLoss(nn.Module):
             encoder_out,
             predictor_out,
             weights,
-            batch,
+            utterances,
             plan,
         )
         return TransducerLosses(

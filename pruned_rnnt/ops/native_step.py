@@ -20,7 +20,8 @@ from pruned_rnnt.ops._library import LIBRARY, accumulator
 from pruned_rnnt.ops._native import has_native_kernel
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.simple_products import exp_layout
-from pruned_rnnt.ops.step_plan import AM, DECODER, ENCODER, INPUTS, LM, OUTPUT, StepBatch, StepPlan
+from pruned_rnnt.ops.step_plan import AM, DECODER, ENCODER, INPUTS, LM, OUTPUT, StepPlan
+from pruned_rnnt.ops.utterances import Utterances
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _REDUCED = {"none": 0, "sum": 1, "mean": 2}
@@ -168,11 +169,11 @@ class NativeStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        batch: StepBatch
+        utterances: Utterances
         plan: StepPlan
-        batch, plan = arguments[INPUTS:]
+        utterances, plan = arguments[INPUTS:]
         encoder, predictor, *layers = (x.contiguous() for x in arguments[:INPUTS])
-        sizes = _sizes(arguments, batch.host_lengths is not None, plan)
+        sizes = _sizes(arguments, utterances.host_lengths is not None, plan)
         options = plan.rows.options
         scales = StepScales(
             plan.simple.lm_only_scale,
@@ -193,7 +194,7 @@ class NativeStep(torch.autograd.Function):
         shape = () if sizes.reduced else (sizes.N,)
         total = saved.new_empty(shape, dtype=acc)
         parts = saved.new_empty((2, *shape), dtype=acc)
-        where = batch[:3]
+        where = utterances[:3]
         _ops.pruned_step_forward.default(
             encoder,
             predictor,

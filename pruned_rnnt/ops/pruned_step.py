@@ -52,9 +52,9 @@ from pruned_rnnt.ops.step_plan import (
     LAYERS,
     LM,
     OUTPUT,
-    StepBatch,
     StepPlan,
 )
+from pruned_rnnt.ops.utterances import Utterances
 
 
 class StepLosses(NamedTuple):
@@ -88,8 +88,14 @@ class _PrunedStep(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
         encoder_NTE, predictor_NUP = arguments[:2]
         layers = _layers(arguments[2:INPUTS], arguments[-1])
-        batch, plan = arguments[INPUTS:]
-        targets, row_splits, lengths = _on_device(batch, plan.rows.columns)
+        utterances: Utterances
+        utterances, plan = arguments[INPUTS:]
+        targets, logit_lengths, target_lengths, host_lengths = utterances.on_device()
+        lengths = (logit_lengths, target_lengths)
+        row_splits = None
+        if host_lengths is not None:
+            row_splits = cumulated(host_lengths[0].long() * plan.rows.columns)
+            row_splits = row_splits.to(targets.device, non_blocking=True)
         plan_simple: SimpleOptions = plan.simple
         encoder, predictor = (x.to(plan.dtype).contiguous() for x in (encoder_NTE, predictor_NUP))
         cast = cast_layers(layers, plan.dtype)
@@ -197,20 +203,6 @@ class _PrunedStep(torch.autograd.Function):
         return (*results, None, None)
 
 
-def _on_device(
-    batch: StepBatch, columns: int
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]:
-    """targets, row_splits (None where rows are padded) and lengths on the device of targets."""
-    targets, logit_lengths, target_lengths, host_lengths = batch
-    if host_lengths is None:
-        return targets, None, (logit_lengths, target_lengths)
-    row_splits = cumulated(logit_lengths.long() * columns).to(targets.device, non_blocking=True)
-    frames_N, symbols_N = (
-        x.to(torch.int32).to(targets.device, non_blocking=True).contiguous() for x in host_lengths
-    )
-    return targets, row_splits, (frames_N, symbols_N)
-
-
 def _upstream(
     total: Tensor | None,
     scale: float,
@@ -242,14 +234,14 @@ def pruned_step(
     encoder_NTE: Tensor,
     predictor_NUP: Tensor,
     layers: list[Tensor],
-    batch: StepBatch,
+    utterances: Utterances,
     plan: StepPlan,
 ) -> StepLosses:
     """Losses that are differentiable in both inputs and in all layers.
 
     layers: weight and bias of the projections of am, lm, encoder and predictor, and of the output
-    layer.
+    layer. utterances: lengths on the CPU, or int32 on the step's device.
     """
     inputs = (encoder_NTE, predictor_NUP, *layers)
     function = NativeStep if takes_native_step(inputs, plan) else _PrunedStep
-    return StepLosses(*function.apply(*inputs, batch, plan))  # type: ignore[no-untyped-call]
+    return StepLosses(*function.apply(*inputs, utterances, plan))  # type: ignore[no-untyped-call]

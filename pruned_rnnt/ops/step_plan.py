@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from pruned_rnnt.ops.fused_joiner import RowPlan
 from pruned_rnnt.ops.simple_loss import SimpleOptions
@@ -18,23 +17,6 @@ AM, LM, ENCODER, DECODER, OUTPUT = range(5)
 LAYERS = 5
 # Differentiable arguments: encoder and predictor, and two for each layer.
 INPUTS = 2 + 2 * LAYERS
-
-
-class StepBatch(NamedTuple):
-    """targets (N,U) int32 and the lengths (N,) of a step: integers on the CPU where the host knows
-    them (host_lengths, the same ones) and rows are packed, else int32 on the step's device."""
-
-    targets: Tensor
-    logit_lengths: Tensor
-    target_lengths: Tensor
-    host_lengths: tuple[Tensor, Tensor] | None
-
-    def row_count(self, frames: int, columns: int) -> int:
-        """Rows of a band of that many columns, of which utterances have at most `frames`."""
-        if self.host_lengths is None:
-            return len(self.targets) * frames * columns
-        frames_N: list[int] = self.logit_lengths.tolist()
-        return sum(frames_N) * columns
 
 
 class StepPlan(NamedTuple):

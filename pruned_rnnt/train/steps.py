@@ -100,6 +100,7 @@ class Stepper:
         all_frames = self.ranks.start_sum([size.frames])
         self.gradients.start()
         passes = self._passes(batches, step, lambda: 1 / all_frames()[0])
+        # Where the first pass ran out of memory nobody has asked for it.
         all_frames()
         problem, norm, losses, stop = self._agree(passes, stop_requested)
         if problem:

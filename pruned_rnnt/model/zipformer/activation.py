@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
-from pruned_rnnt.model.zipformer.casts import wide_dtype
+from pruned_rnnt.ops._library import accumulator
 
 Kind = Literal["L", "R"]
 # Where each bends, and what makes SwooshR(0) zero and SwooshL nearly so.
@@ -27,7 +27,7 @@ _SLOPE = 0.08
 
 def swoosh(x: Tensor, kind: Kind) -> Tensor:
     """The activation, computed in float32 at least, returned in the dtype of x."""
-    shifted = (x if x.dtype == torch.float64 else x.float()) - _SHIFT[kind]
+    shifted = x.to(accumulator(x.dtype)) - _SHIFT[kind]
     value = functional.softplus(shifted) - (_OFFSET[kind] + _SLOPE * _SHIFT[kind])
     return value.add(shifted, alpha=-_SLOPE).to(x.dtype)
 
@@ -39,7 +39,7 @@ class _Moved:
     """
 
     def __init__(self, x: Tensor, kind: Kind) -> None:
-        dtype = wide_dtype(x.dtype)
+        dtype = accumulator(x.dtype)
         a = -(_SLOPE * _SHIFT[kind] + _OFFSET[kind]) / (1.0 - _SLOPE)
         self.x = x
         self.a = _constant(a, dtype, x.device)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.casts import wide_dtype
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
+from pruned_rnnt.ops._library import accumulator
 
 _ABS_TO_RMS = math.sqrt(math.pi / 2)
 # Share of the batches on which a balancer acts, unless it says otherwise.
@@ -122,7 +122,7 @@ def _push(
 ) -> Tensor:
     """The gradient of the penalty, with a root mean square of one for each channel."""
     axes = [axis for axis in range(x.dim()) if axis != channel_axis]
-    dtype = wide_dtype(x.dtype)
+    dtype = accumulator(x.dtype)
     mean = x.mean(dim=axes, keepdim=True, dtype=dtype)
     norm = torch.linalg.vector_norm(x, dim=axes, keepdim=True, dtype=dtype)
     rms = norm.mul_((mean.numel() / x.numel()) ** 0.5)

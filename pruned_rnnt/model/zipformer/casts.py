@@ -54,11 +54,6 @@ class JointCast:
             module._parameters[name] = parameter
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What to compute in: float32 at least."""
-    return dtype if dtype == torch.float64 else torch.float32
-
-
 class _JointCast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:

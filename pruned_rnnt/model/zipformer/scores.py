@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.zipformer.casts import wide_dtype
 from pruned_rnnt.model.zipformer.schedule import Clock
+from pruned_rnnt.ops._library import accumulator
 
 # Low enough that its exponential is zero beside any real score, and within float16.
 _BLOCKED_SCORE = -1000.0
@@ -87,7 +87,7 @@ class _LimitScores(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (side,) = ctx.saved_tensors
-        size = grad.abs().mean(dtype=wide_dtype(grad.dtype))
+        size = grad.abs().mean(dtype=accumulator(grad.dtype))
         penalised: Tensor = grad + (side * size).to(grad.dtype)
         return penalised
 

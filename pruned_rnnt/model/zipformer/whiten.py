@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.casts import wide_dtype
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
+from pruned_rnnt.ops._library import accumulator
 
 # Share of the batches on which the metric is looked at: often while it is over the limit.
 _PROBABILITY_WITHIN, _PROBABILITY_OVER = 0.025, 0.25
@@ -84,7 +84,7 @@ class _Whiten(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        dtype = wide_dtype(x.dtype)
+        dtype = accumulator(x.dtype)
         rows_RGC = x.reshape(-1, ctx.groups, x.size(-1) // ctx.groups)
         rows_RGC = rows_RGC - rows_RGC.mean(dim=0, keepdim=True, dtype=dtype)
         rows_GRC = rows_RGC.transpose(0, 1)
