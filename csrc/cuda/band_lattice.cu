@@ -1,10 +1,12 @@
 // band_lattice: the forward-backward recursion over lattices kept as rows. A narrow band is one
-// launch, a block for each utterance (band_wave.cuh); wider bands take a block for each direction
-// (band_walk.cuh), whole lattices too (lattice_wave.cuh). Bands that move back, or are wider than a
-// block, are rare and slower (band_diagonals.cuh). Contract: pruned_rnnt/ops/band_lattice.py.
+// launch, a block for each utterance (band_segments.cuh, band_wave.cuh); wider bands take a block
+// for each direction (band_walk.cuh), whole lattices too (lattice_wave.cuh). Bands that move back,
+// or are wider than a block, are rare and slower (band_diagonals.cuh). Contract:
+// pruned_rnnt/ops/band_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
 #include "cuda/band_diagonals.cuh"
+#include "cuda/band_segments.cuh"
 #include "cuda/band_walk.cuh"
 #include "cuda/band_wave.cuh"
 #include "cuda/lattice_wave.cuh"
@@ -15,7 +17,9 @@ namespace pruned_rnnt {
 namespace cuda {
 namespace {
 
-constexpr int kBandThreads = 256;
+constexpr int kBandThreads = 2 * kDirectionThreads;
+// Bands up to these widths go by segments; the usual one is narrower and needs fewer registers.
+constexpr int kUsualColumns = 5, kSegmentColumns = 8;
 
 template <typename real>
 __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
@@ -31,9 +35,19 @@ __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeA
           delay_penalty};
 }
 
-// A block for each utterance: three warps go forward, three backward, then all threads turn alpha
-// and beta into occupancies.
-template <typename real, Topology topology>
+// How the bands of up to `most` columns are walked: by segments, or if it is 0 as a wave.
+template <typename real, int most>
+struct NarrowMemory {
+  using type = SegmentMemory<real, most>;
+};
+template <typename real>
+struct NarrowMemory<real, 0> {
+  using type = BandMemory<real>;
+};
+
+// A block for each utterance: half of the warps go forward, half backward, then all threads turn
+// alpha and beta into occupancies.
+template <typename real, Topology topology, int most>
 __global__ void __launch_bounds__(kBandThreads)
     narrow_band_kernel(RowGeometry geometry, int64_t rows, real delay_penalty,
                        LatticeArrays<real> arrays) {
@@ -45,7 +59,7 @@ __global__ void __launch_bounds__(kBandThreads)
   if (threadIdx.x == 0) shared_total = minus_infinity<real>();
   // Has a barrier.
   const bool decreases = start_decreases(start, frames);
-  // The walkers are the first two warps and have an arithmetic unit each.
+  // The directions take turns, so that the warps that walk alone have an arithmetic unit each.
   const bool backward = warp % 2 == 1;
   BandLattice<real> band = band_of(geometry, arrays, n, backward, delay_penalty);
   if (frames > 0 && decreases) {
@@ -60,10 +74,17 @@ __global__ void __launch_bounds__(kBandThreads)
       walk.run(thread, kBandThreads / 2, last_symbol);
     }
   } else if (frames > 0) {
-    auto* const memory = dynamic_shared_memory<BandMemory<real>>();
+    auto* const memory = dynamic_shared_memory<typename NarrowMemory<real, most>::type>();
     // Steps go as far as the symbols. More than the band comes near make no path, however many.
     band.symbols = min(band.symbols, start[frames - 1] + S + 1);
-    if (backward) {
+    if constexpr (most > 0) {
+      const int thread = warp / 2 * 32 + threadIdx.x % 32;
+      if (backward) {
+        SegmentWalker<real, topology, true, most>(band).run(memory[1], thread, &shared_total);
+      } else {
+        SegmentWalker<real, topology, false, most>(band).run(memory[0], thread, nullptr);
+      }
+    } else if (backward) {
       walk_band_wave<real, topology, true>(band, memory[1], warp / 2, &shared_total);
     } else {
       walk_band_wave<real, topology, false>(band, memory[0], warp / 2, nullptr);
@@ -148,8 +169,19 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
          const LatticeArrays<real>& arrays) {
   const uint32_t N = geometry.N;
   if (geometry.start != nullptr && geometry.S <= kNarrowColumns) {
-    launch(narrow_band_kernel<real, topology>, N, kBandThreads, 2 * sizeof(BandMemory<real>),
-           geometry, rows, delay_penalty, arrays);
+    const auto walk = [&](auto most) {
+      constexpr int columns = decltype(most)::value;
+      launch(narrow_band_kernel<real, topology, columns>, N, kBandThreads,
+             2 * sizeof(typename NarrowMemory<real, columns>::type), geometry, rows, delay_penalty,
+             arrays);
+    };
+    if (geometry.S <= kUsualColumns) {
+      walk(std::integral_constant<int, kUsualColumns>());
+    } else if (geometry.S <= kSegmentColumns) {
+      walk(std::integral_constant<int, kSegmentColumns>());
+    } else {
+      walk(std::integral_constant<int, 0>());
+    }
     return;
   }
   const DeviceLimits limits = launch.limits();

@@ -63,16 +63,18 @@ class Blas {
   void multiply(const Matrix& out, const Matrix& a, const Matrix& b, int64_t m, int64_t n,
                 int64_t k, bool add = false, int64_t batch = 1) const {
     const Scale alpha(out.type, true), beta(out.type, add);
-    multiply(alpha.data(), out, a, b, m, n, k, beta.data(), batch);
-  }
-
-  // out (m,n) = factor a (m,k) b (k,n), with a factor and a zero on the device, of the type of
-  // the sums.
-  void multiply_scaled(const View& factor, const View& zero, const Matrix& out, const Matrix& a,
-                       const Matrix& b, int64_t m, int64_t n, int64_t k) const {
-    library_.set_pointer_mode(handle_, kDevicePointers);
-    multiply(factor.data_ptr(), out, a, b, m, n, k, zero.data_ptr(), 1);
-    library_.set_pointer_mode(handle_, kHostPointers);
+    if (m == 0 || n == 0 || batch == 0) return;
+    STD_TORCH_CHECK(m <= INT_MAX && n <= INT_MAX && k <= INT_MAX && batch <= INT_MAX,
+                    "pruned_rnnt: a matrix product is larger than cuBLAS takes");
+    // cuBLAS is column-major: it sees all three transposed, so the factors change places.
+    const int status = library_.multiply(
+        handle_, b.transposed, a.transposed, static_cast<int>(n), static_cast<int>(m),
+        static_cast<int>(k), alpha.data(), b.data, cuda_type(b.type), static_cast<int>(b.stride),
+        b.batch_stride, a.data, cuda_type(a.type), static_cast<int>(a.stride), a.batch_stride,
+        beta.data(), out.data, cuda_type(out.type), static_cast<int>(out.stride), out.batch_stride,
+        static_cast<int>(batch), out.type == ScalarType::Double ? kCompute64F : kCompute32F,
+        kDefaultAlgorithm);
+    STD_TORCH_CHECK(status == 0, "pruned_rnnt: cuBLAS failed with status ", status);
   }
 
   // out (m,n) = a (m,k) b (k,n) + bias (n), all of one type; the bias is added before rounding.
@@ -80,22 +82,6 @@ class Blas {
                          int64_t m, int64_t n, int64_t k) const;
 
  private:
-  void multiply(const void* alpha, const Matrix& out, const Matrix& a, const Matrix& b, int64_t m,
-                int64_t n, int64_t k, const void* beta, int64_t batch) const {
-    if (m == 0 || n == 0 || batch == 0) return;
-    STD_TORCH_CHECK(m <= INT_MAX && n <= INT_MAX && k <= INT_MAX && batch <= INT_MAX,
-                    "pruned_rnnt: a matrix product is larger than cuBLAS takes");
-    // cuBLAS is column-major: it sees all three transposed, so the factors change places.
-    const int status = library_.multiply(
-        handle_, b.transposed, a.transposed, static_cast<int>(n), static_cast<int>(m),
-        static_cast<int>(k), alpha, b.data, cuda_type(b.type), static_cast<int>(b.stride),
-        b.batch_stride, a.data, cuda_type(a.type), static_cast<int>(a.stride), a.batch_stride, beta,
-        out.data, cuda_type(out.type), static_cast<int>(out.stride), out.batch_stride,
-        static_cast<int>(batch), out.type == ScalarType::Double ? kCompute64F : kCompute32F,
-        kDefaultAlgorithm);
-    STD_TORCH_CHECK(status == 0, "pruned_rnnt: cuBLAS failed with status ", status);
-  }
-
   const BlasLibrary& library_;
   cudaStream_t stream_;
   void* handle_ = nullptr;

@@ -15,8 +15,6 @@ namespace cuda {
 // cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t.
 constexpr int kCompute32F = 68, kComputeTF32 = 77, kCompute64F = 70, kDefaultAlgorithm = -1;
 constexpr int kTF32Math = 3;
-// cublasPointerMode_t.
-constexpr int kHostPointers = 0, kDevicePointers = 1;
 // cublasLtMatmulDescAttributes_t, cublasLtEpilogue_t, cublasLtMatmulPreferenceAttributes_t.
 constexpr int kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8;
 constexpr uint32_t kEpilogueBias = 4;
@@ -39,7 +37,6 @@ struct BlasLibrary {
                   cudaDataType_t c_type, int ldc, long long c_stride, int batch, int compute,
                   int algorithm);
   int (*get_math_mode)(void* handle, int* mode);
-  int (*set_pointer_mode)(void* handle, int mode);
 
   int (*create_product)(void** product, int compute, cudaDataType_t scale);
   int (*set_product)(void* product, int attribute, const void* value, size_t bytes);
@@ -63,7 +60,6 @@ struct BlasLibrary {
       find(x.current_handle, "torch_get_current_cuda_blas_handle");
       find(x.multiply, "cublasGemmStridedBatchedEx");
       find(x.get_math_mode, "cublasGetMathMode");
-      find(x.set_pointer_mode, "cublasSetPointerMode_v2");
       find(x.create_product, "cublasLtMatmulDescCreate");
       find(x.set_product, "cublasLtMatmulDescSetAttribute");
       find(x.destroy_product, "cublasLtMatmulDescDestroy");

@@ -24,7 +24,6 @@ struct Summed {
 
   const scalar* x;
   real *partial, *sums;
-  const real* factor;                                // of the sums, or null
   int64_t rows, columns, kept, stride, rows_a_part;  // kept: columns whose sums are wanted
   int32_t parts;
   bool add;
@@ -40,7 +39,6 @@ struct SummedList {
 template <typename scalar>
 __device__ __forceinline__ void put_sum(const Summed<scalar>& matrix, int64_t column,
                                         acc_type<scalar> sum) {
-  if (matrix.factor != nullptr) sum *= *matrix.factor;
   matrix.sums[column] = matrix.add ? matrix.sums[column] + sum : sum;
 }
 
@@ -165,12 +163,11 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
     int64_t columns = 0;
     int32_t parts = 0;
     for (int i = 0; i < count; ++i) {
-      const auto& [x, partial, sums, add, factor] = all[i];
+      const auto& [x, partial, sums, add] = all[i];
       const int64_t R = x.size(0), P = partial.size(0);
       list.all[i] = {data_of<scalar>(x),
                      mutable_data_of<real>(partial),
                      mutable_data_of<real>(sums),
-                     data_or_null<real>(factor),
                      R,
                      x.size(1),
                      sums.size(0),
@@ -200,7 +197,7 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
 
 void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
                  const View& sums) {
-  const ColumnSums one{x, partial, sums, add, std::nullopt};
+  const ColumnSums one{x, partial, sums, add};
   column_sums_of(launch, &one, 1);
 }
 

@@ -108,7 +108,7 @@ __device__ __forceinline__ void walk_segment(const BandSlice<scalar, activation,
         sums[j][k] += gradient[k];
       }
     });
-    grad_am.template store<width>(am_at + int64_t{t} * slice.D, frame_sum);
+    grad_am.template store<width>(am_at + t * grad_am.pitch, frame_sum);
   }
   for (int32_t i = slice.S; i > 0; --i) shift();
 }
@@ -151,7 +151,7 @@ __device__ __noinline__ void sum_any_band(BandSlice<scalar, activation, width> s
     for (int32_t j = 0; j < slice.S; ++j) {
       if (slice.has(slice.start[t] + j)) slice.add_node(t, j, frame_sum);
     }
-    grad_am.template store<width>(am_at + int64_t{t} * slice.D, frame_sum);
+    grad_am.template store<width>(am_at + t * grad_am.pitch, frame_sum);
   }
   for (int32_t u = team; u <= slice.symbols; u += teams) {
     real sum[width] = {};
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kTeamThreads, most <= kUsualBand ? 2 : 1)
   const int in_slice = threadIdx.x % lanes * width;
   const int32_t d = slice_d + in_slice;
   const int32_t* start = geometry.start + int64_t{n} * geometry.T;
-  const int64_t am_at = int64_t{n} * sizes.frames * D + d;
+  const int64_t am_at = int64_t{n} * sizes.frames * grad_am.pitch + d;
   grad_lm += int64_t{n} * sizes.columns * D + slice_d;
   const BandSlice<scalar, activation, width> slice{
       grad,  hidden,
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kTeamThreads, most <= kUsualBand ? 2 : 1)
   if (d < D) {
     const acc_type<scalar> zeros[width] = {};
     for (int32_t t = chunk.valid_end + team; t < chunk.end; t += all_teams) {
-      grad_am.template store<width>(am_at + int64_t{t} * D, zeros);
+      grad_am.template store<width>(am_at + t * grad_am.pitch, zeros);
     }
   }
   if (count == 0) return;

@@ -61,7 +61,7 @@ __device__ void frame_gradient(const RowGeometry& geometry, const BackwardSizes&
     }
   }
   const int64_t frame = static_cast<int64_t>(cursor.n()) * sizes.frames + first.t;
-  grad_am.template store<width>(frame * D + d, sum);
+  grad_am.template store<width>(frame * grad_am.pitch + d, sum);
 }
 
 // d lm of a symbol position: the sum over the chunk's frames that keep it. Frames go round the
@@ -199,11 +199,18 @@ void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);
     const bool accumulated = grad_am.scalar_type() != hidden.scalar_type();
-    const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), accumulated};
-    const bool aligned = reinterpret_cast<uintptr_t>(grad_am.data_ptr()) % 16 == 0;
-    const int widest = aligned ? std::min(widest_vector<scalar>(grad_hidden.data_ptr(), D),
-                                          widest_vector<scalar>(hidden.data_ptr(), D))
-                               : 1;
+    const int64_t pitch = row_pitch(grad_am);
+    const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), pitch, accumulated};
+    using real = acc_type<scalar>;
+    // What is accumulated is stored in parts of 16 bytes.
+    int widest = widest_vector<scalar>(grad_am.data_ptr(), pitch);
+    if (accumulated) {
+      const int part = widest_vector<real>(grad_am.data_ptr(), pitch);
+      widest = part * sizeof(real) == 16 ? 16 / sizeof(scalar) : 1;
+    }
+    for (const View* rows : {&grad_hidden, &hidden}) {
+      widest = std::min(widest, widest_vector<scalar>(rows->data_ptr(), D));
+    }
     const scalar *grad = data_of<scalar>(grad_hidden), *value = data_of<scalar>(hidden);
     acc_type<scalar>* symbol_gradients = mutable_data_of<acc_type<scalar>>(grad_lm);
     dispatch_width<scalar>(widest, [&](auto width_constant) {

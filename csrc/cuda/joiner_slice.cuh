@@ -11,10 +11,11 @@
 namespace pruned_rnnt {
 namespace cuda {
 
-// d am, of the accumulator's type or that of the rows.
+// d am, of the accumulator's type or that of the rows, whose frames are `pitch` elements apart.
 template <typename scalar>
 struct FrameGradients {
   void* data;
+  int64_t pitch;
   bool accumulated;
 
   template <int width>

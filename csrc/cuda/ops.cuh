@@ -92,10 +92,9 @@ void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const
 struct ColumnSums {
   View x, partial, sums;
   bool add;
-  OptionalView factor;  // of the sums: one number
 };
 
-constexpr int kMostColumnSums = 4;
+constexpr int kMostColumnSums = 2;
 // Of that many matrices of one type, in one launch or two.
 void column_sums_of(const Launcher& launch, const ColumnSums* all, int count);
 

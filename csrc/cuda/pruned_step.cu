@@ -16,7 +16,8 @@ int64_t number_at(const View& numbers, int64_t i) {
                                                    : data_of<int32_t>(numbers)[at];
 }
 
-// Lengths (N) of the host to their place on the device, and a gradient of one for each utterance.
+// Lengths (N) of the host to their place on the device, and the gradients of the losses: of one,
+// where they are not known yet.
 void begin(const BandStep& step, const View& frames, const View& symbols) {
   const StepSizes& s = step.s;
   int64_t row = 0;
@@ -32,12 +33,21 @@ void begin(const BandStep& step, const View& frames, const View& symbols) {
     }
     dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
       using real = decltype(zero);
-      const LengthsOnDevice<real> device{
-          s.packed ? mutable_data_of<int32_t>(step.logit_lengths) : nullptr,
-          s.packed ? mutable_data_of<int32_t>(step.target_lengths) : nullptr,
-          s.packed ? mutable_data_of<int64_t>(*step.row_splits) : nullptr,
-          s.differentiable ? mutable_data_of<real>(step.layout.ones.in(step.work)) : nullptr};
-      step.launch(begin_kernel<real>, 1, kSegmentThreads, 0, lengths, s.S, device);
+      LengthsOnDevice device{};
+      if (s.packed) {
+        device = {mutable_data_of<int32_t>(step.logit_lengths),
+                  mutable_data_of<int32_t>(step.target_lengths),
+                  mutable_data_of<int64_t>(*step.row_splits)};
+      }
+      Upstream<real> upstream{};
+      if (s.differentiable) {
+        const real share = step.share<real>();
+        upstream = {mutable_data_of<real>(step.kept.upstream.part(0).in(step.saved)),
+                    mutable_data_of<real>(step.kept.upstream.part(1).in(step.saved)),
+                    s.at_once ? share * static_cast<real>(step.scales.simple) : real(1),
+                    s.at_once ? share * static_cast<real>(step.scales.pruned) : real(1)};
+      }
+      step.launch(begin_kernel<real>, 1, kSegmentThreads, 0, lengths, s.S, device, upstream);
     });
   }
 }
@@ -59,8 +69,8 @@ void cast_all(const BandStep& step, const View& encoder, const View& predictor,
                              source.scalar_type() != s.type};
     largest = std::max(largest, target.numel());
   };
-  if (s.cast_encoder) add(encoder, step.kept.encoder, 0);
-  if (s.cast_predictor) add(predictor, step.kept.predictor, 0);
+  if (s.cast_encoder) add(encoder, step.kept.input[kEncoderSide], 0);
+  if (s.cast_predictor) add(predictor, step.kept.input[kPredictorSide], 0);
   for (int layer = 0; layer < kLayers; ++layer) {
     // Columns that padding adds to the trivial joiner have no part in any sum.
     const float fill = layer == kAm || layer == kLm ? minus_infinity<float>() : 0.0f;
@@ -75,7 +85,7 @@ void cast_all(const BandStep& step, const View& encoder, const View& predictor,
 
 // x (rows,columns) of the type of the products times the weight of a layer, plus its bias.
 void project(const BandStep& step, const View& x, Layer layer, const View& out) {
-  const int64_t columns = step.s.columns_of(layer), outputs = step.s.padded_outputs_of(layer);
+  const int64_t columns = step.s.columns_of(layer), outputs = step.s.outputs_of(layer);
   step.launch.blas().multiply_add_bias(
       matrix_of(out), step.kept.bias[layer].in(step.saved), matrix_of(x),
       matrix_of(step.kept.weight[layer].in(step.saved)).t(), x.numel() / columns, outputs, columns);
@@ -117,20 +127,21 @@ void simple_loss(const BandStep& step, const View& encoder, const View& predicto
     prune_bounds(launch, gx, gy, logit_lengths, target_lengths, s.S, s.rnnt_type, false, start);
   }
   if (!s.differentiable) return;
-  const View ones = layout.ones.in(work);
+  const View upstream = step.kept.upstream.part(0).in(step.saved);
   const View weights = layout.weights.in(work);
   const View am_sum = layout.am_sum.in(work), lm_sum = layout.lm_sum.in(work);
-  simple_weights(launch, ones, gx, gy, product, logit_lengths, target_lengths, 1 - lm_only,
+  simple_weights(launch, upstream, gx, gy, product, logit_lengths, target_lengths, 1 - lm_only,
                  fastemit_lambda, weights);
   const OptionalView stack = s.parts == 3 ? OptionalView(layout.lm_stack.in(work)) : none;
   simple_sums(launch, weights, am_exp, am_low, lm_exp, lm_low, stack, am_sum, lm_sum);
   // As in simple_products.py: low parts only where the gradient has that many bits.
   const bool low = s.parts == 3;
-  simple_backward(launch, ones, gx, gy, am, lm, am_exp, low ? am_low : none, lm_exp,
+  simple_backward(launch, upstream, gx, gy, am, lm, am_exp, low ? am_low : none, lm_exp,
                   low ? lm_low : none, product, logz, am_sum, lm_sum, smoothing, none, none,
                   step.targets, logit_lengths, target_lengths, s.blank, lm_only, 0.0,
-                  fastemit_lambda, step.kept.unit_am.in(step.saved),
-                  step.kept.unit_lm.in(step.saved));
+                  fastemit_lambda,
+                  step.kept.gradient[kEncoderSide].columns_in(step.saved, 0, s.padded_V),
+                  step.kept.gradient[kPredictorSide].columns_in(step.saved, 0, s.padded_V));
 }
 
 void pruned_loss(const BandStep& step, const View& encoder, const View& predictor,
@@ -158,36 +169,34 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
                          std::vector<Tensor> layers, const View& targets, const View& logit_lengths,
                          const View& target_lengths, const View& sizes, const View& scales,
                          const View& saved, const View& work, const View& gx, const View& gy,
-                         const View& start, const View& total, const View& parts) {
+                         const View& start, const View& total, const View& parts,
+                         const OptionalView& sums) {
   const BandStep step(launch, sizes, scales, targets, logit_lengths, target_lengths, saved, work);
   const StepSizes& s = step.s;
   if (s.packed || s.differentiable) begin(step, logit_lengths, target_lengths);
   cast_all(step, encoder, predictor, layers);
-  const View x = s.cast_encoder ? step.kept.encoder.in(saved) : encoder;
-  const View y = s.cast_predictor ? step.kept.predictor.in(saved) : predictor;
+  const View x = s.cast_encoder ? step.kept.input[kEncoderSide].in(saved) : encoder;
+  const View y = s.cast_predictor ? step.kept.input[kPredictorSide].in(saved) : predictor;
   simple_loss(step, x, y, gx, gy, start);
   pruned_loss(step, x, y, start);
   dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
     using real = decltype(zero);
     launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(step.kept.totals.in(saved)),
            static_cast<int32_t>(s.N), static_cast<real>(step.scales.simple),
-           static_cast<real>(step.scales.pruned), s.reduced != 0,
-           s.reduced == 2 ? real(1) / static_cast<real>(s.N) : real(1),
+           static_cast<real>(step.scales.pruned), s.reduced != 0, step.share<real>(),
            mutable_data_of<real>(total), mutable_data_of<real>(parts));
   });
+  if (s.at_once) rows_backward(step, start, *sums);
 }
 
-// Settles the rows of a chunk and fills in the last of the numbers: bytes of saved, of work (all of
-// it, and without the simple loss), of gradients and of scratch, elements of weights and biases.
+// Settles the rows of a chunk and fills in the last of the numbers: bytes of saved, of work and of
+// scratch, elements of sums, and the vocabulary with its padding.
 void pruned_step_bytes(const Tensor& numbers) {
   int64_t* const all = mutable_data_of<int64_t>(numbers);
   all[kChunkRows] = roomy_chunk_rows(StepSizes(all));
   const StepSizes s(all);
-  const WorkLayout work(s);
-  const ParameterLayout parameters(s);
-  const int64_t last[] = {
-      SavedLayout(s).bytes,        work.bytes,         work.row_bytes,   GradientLayout(s).bytes,
-      LayerScratchLayout(s).bytes, parameters.weights, parameters.biases};
+  const int64_t last[] = {SavedLayout(s).bytes, WorkLayout(s).bytes, LayerScratchLayout(s).bytes,
+                          SumLayout(s).count, s.padded_V};
   std::copy(std::begin(last), std::end(last), all + numbers.numel() - std::size(last));
 }
 

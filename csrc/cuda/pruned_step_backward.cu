@@ -46,44 +46,113 @@ void hidden_backward(const BandStep& step, const View& start, int64_t begin, int
   }
 }
 
-// The pruned loss back to the joiner's inputs and its output layer.
 void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_total,
                                const OptionalView& grad_simple, const OptionalView& grad_pruned,
                                const View& targets, const View& logit_lengths,
                                const View& target_lengths, const View& start, const View& sizes,
-                               const View& scales, const View& saved, bool work_is_kept,
-                               const View& work, const View& gradients, const View& biases) {
+                               const View& scales, const View& saved, const View& work,
+                               const View& sums) {
   const BandStep step(launch, sizes, scales, targets, logit_lengths, target_lengths, saved, work);
   const StepSizes& s = step.s;
-  const WorkLayout& layout = step.layout;
-  const GradientLayout out(s);
-  const View upstream = out.upstream.part(1).in(gradients);
   dispatch_accumulator(s.acc, "pruned_step_rows_backward", [&](auto zero) {
     using real = decltype(zero);
     launch(upstream_kernel<real>, 1, kSegmentThreads, 0, data_or_null<real>(grad_total),
            data_or_null<real>(grad_simple), data_or_null<real>(grad_pruned), s.reduced != 0 ? 0 : 1,
            static_cast<int32_t>(s.N), static_cast<real>(step.scales.simple),
-           static_cast<real>(step.scales.pruned),
-           s.reduced == 2 ? real(1) / static_cast<real>(s.N) : real(1),
-           mutable_data_of<real>(out.upstream.in(gradients)),
-           mutable_data_of<real>(out.zero.in(gradients)));
+           static_cast<real>(step.scales.pruned), step.share<real>(),
+           mutable_data_of<real>(step.kept.upstream.in(saved)));
   });
+  rows_backward(step, start, sums);
+}
+
+// The gradients of the trivial joiner, times what reaches each utterance's loss.
+void scale_simple(const Launcher& launch, const StepSizes& s, const SavedLayout& kept,
+                  const View& saved) {
+  dispatch_floating(s.type, "pruned_step_layers_backward", [&](auto zero) {
+    using scalar = decltype(zero);
+    PitchedSides<scalar> sides;
+    for (const int side : {kEncoderSide, kPredictorSide}) {
+      sides.all[side] = {mutable_data_of<scalar>(kept.gradient[side].in(saved)),
+                         side == kEncoderSide ? s.T : s.W, s.side_outputs(),
+                         static_cast<int32_t>(s.padded_V)};
+    }
+    const auto* upstream = data_of<acc_type<scalar>>(kept.upstream.in(saved));
+    const uint32_t blocks = static_cast<uint32_t>(std::min<int64_t>(std::max(s.T, s.W), 256));
+    // Rows are as far apart as the joiner's width leaves them.
+    constexpr int widest = 16 / sizeof(scalar);
+    if (s.D % widest == 0) {
+      launch(scale_rows_kernel<scalar, widest>, dim3(blocks, kSides, s.N), kSegmentThreads, 0,
+             sides, upstream);
+    } else {
+      launch(scale_rows_kernel<scalar, 1>, dim3(blocks, kSides, s.N), kSegmentThreads, 0, sides,
+             upstream);
+    }
+  });
+}
+
+// All layers back to the inputs; nothing is computed for a side's layers or input that is not
+// wanted.
+void pruned_step_layers_backward(const Launcher& launch, const View& encoder, const View& predictor,
+                                 const View& sizes, const View& saved, const View& scratch,
+                                 const OptionalView& grad_encoder,
+                                 const OptionalView& grad_predictor,
+                                 const OptionalView& encoder_weights,
+                                 const OptionalView& predictor_weights, const View& sums) {
+  const StepSizes s(sizes);
+  const SavedLayout kept(s);
+  const LayerScratchLayout own(s);
+  const SumLayout places(s);
+  if (!s.at_once) scale_simple(launch, s, kept, saved);
+  const View inputs[] = {s.cast_encoder ? kept.input[kEncoderSide].in(saved) : encoder,
+                         s.cast_predictor ? kept.input[kPredictorSide].in(saved) : predictor};
+  const OptionalView* input_gradients[] = {&grad_encoder, &grad_predictor};
+  const OptionalView* weight_gradients[] = {&encoder_weights, &predictor_weights};
+  std::array<ColumnSums, kMostColumnSums> biases{};
+  int count = 0;
+  const int64_t outputs = s.side_outputs();
+  for (const int side : {kEncoderSide, kPredictorSide}) {
+    const int64_t rows = s.rows_of(side), columns = s.columns_of(side);
+    const Matrix gradient = matrix_of(kept.gradient[side].in(saved));
+    if (input_gradients[side]->has_value()) {
+      launch.blas().multiply(matrix_of(**input_gradients[side]), gradient,
+                             matrix_of(kept.weights[side].in(saved)), rows, columns, outputs);
+    }
+    if (!weight_gradients[side]->has_value()) continue;
+    launch.blas().multiply(matrix_of(**weight_gradients[side]), gradient.t(),
+                           matrix_of(inputs[side]), outputs, columns, rows);
+    biases[count++] = {View(gradient.data, gradient.type, 2, {rows, outputs}, {outputs, 1}),
+                       own.partial[side].in(scratch), part_of(sums, places.biases[side], outputs),
+                       false};
+  }
+  column_sums_of(launch, biases.data(), count);
+}
+
+}  // namespace
+
+void rows_backward(const BandStep& step, const View& start, const View& sums) {
+  const Launcher& launch = step.launch;
+  const StepSizes& s = step.s;
+  const WorkLayout& layout = step.layout;
+  const View &saved = step.saved, &work = step.work;
+  const View upstream = step.kept.upstream.part(1).in(saved);
   const View lse = step.kept.lse.in(saved);
   const View gx = step.kept.gx.in(saved), gy = step.kept.gy.in(saved);
-  const View grad_am = out.am.in(gradients), grad_lm = out.lm_sums.in(gradients);
-  check(cudaMemsetAsync(grad_am.data_ptr(), 0, out.lm_sums.end() - out.am.offset, launch.stream()),
+  // Frames without rows have been cleared with those of the simple loss.
+  const View grad_am = step.kept.gradient[kEncoderSide].columns_in(saved, s.padded_V, s.D);
+  const View grad_lm = layout.lm_sums.in(work);
+  check(cudaMemsetAsync(grad_lm.data_ptr(), 0, layout.lm_sums.bytes(), launch.stream()),
         "clearing gradients");
-  const Matrix grad_weight = matrix_at(biases, 0, s.D);
-  const View grad_bias = part_of(biases, s.V * s.D, s.V);
-  // From the end, where the forward pass has left the last chunk.
+  const Matrix grad_weight = matrix_at(sums, 0, s.D);
+  const View grad_bias = part_of(sums, SumLayout(s).output_bias, s.padded_V);
+  // From the end, where the losses have left the last chunk.
   const int64_t last = (s.rows - 1) / s.chunk_rows * s.chunk_rows;
   for (int64_t begin = last; begin >= 0; begin -= s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);
     const bool add = begin < last;
-    if (add || !work_is_kept) step.chunk_logits(start, begin, count);
+    if (add) step.chunk_logits(start, begin, count);
     const View padded = layout.logits.rows_in(work, 0, count);
     const View logits = layout.logits.rows_in(work, 0, count, s.V);
-    log_probs_backward(launch, upstream, logits, lse, gx, gy, targets, step.logit_lengths,
+    log_probs_backward(launch, upstream, logits, lse, gx, gy, step.targets, step.logit_lengths,
                        step.target_lengths, start, step.row_splits, s.T, s.S, begin, s.blank,
                        s.mode, step.scales.fastemit_lambda, step.scales.clamp, padded);
     const View hidden = layout.hidden.rows_in(work, 0, count);
@@ -92,95 +161,15 @@ void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_
     column_sums(launch, padded, add, layout.partial_in(work, count), grad_bias);
     hidden_backward(step, start, begin, count, grad_am, grad_lm);
   }
-  Segments segments{};
-  segments.all[0] = {
-      grad_lm.data_ptr(), out.lm.in(gradients).data_ptr(), grad_lm.numel(), grad_lm.numel(), 0.0f,
-      s.type != s.acc};
   dispatch_floating(s.type, "pruned_step_rows_backward", [&](auto zero) {
-    launch(cast_segments_kernel<decltype(zero)>, dim3(segment_blocks(grad_lm.numel(), 2), 1),
-           kSegmentThreads, 0, segments);
-  });
-}
-
-// The gradients of the trivial joiner, times what reaches each utterance's loss.
-void scale_simple(const Launcher& launch, const StepSizes& s, const View units[2],
-                  const View& upstream, const View scaled[2]) {
-  dispatch_floating(s.type, "pruned_step_layers_backward", [&](auto zero) {
     using scalar = decltype(zero);
-    ScaledSides<scalar> sides{};
-    for (int i = 0; i < 2; ++i) {
-      sides.unit[i] = data_of<scalar>(units[i]);
-      sides.gradient[i] = mutable_data_of<scalar>(scaled[i]);
-      sides.sizes[i] = (i == 0 ? s.T : s.W) * s.padded_V;
-    }
-    constexpr int width = 16 / sizeof(scalar);
-    const int64_t blocks = segment_blocks(std::max(s.T, s.W) * s.padded_V, width);
-    launch(scale_sides_kernel<scalar, width>,
-           dim3(static_cast<uint32_t>(std::min<int64_t>(blocks, 64)), 2, s.N), kSegmentThreads, 0,
-           sides, data_of<acc_type<scalar>>(upstream));
+    const View target = step.kept.gradient[kPredictorSide].columns_in(saved, s.padded_V, s.D);
+    const PitchedRows<scalar> rows{mutable_data_of<scalar>(target), s.N * s.W, s.side_outputs(),
+                                   static_cast<int32_t>(s.D)};
+    launch(cast_rows_kernel<scalar>, static_cast<uint32_t>(std::min<int64_t>(rows.rows, 4096)),
+           kSegmentThreads, 0, data_of<acc_type<scalar>>(grad_lm), rows);
   });
 }
-
-// All layers back to the inputs; nothing is computed for a layer or input that is not wanted.
-void pruned_step_layers_backward(const Launcher& launch, const View& encoder, const View& predictor,
-                                 const View& sizes, const View& saved, const View& gradients,
-                                 int64_t wanted, const View& scratch,
-                                 const OptionalView& grad_encoder,
-                                 const OptionalView& grad_predictor, const View& weights,
-                                 const View& biases) {
-  const StepSizes s(sizes);
-  const SavedLayout kept(s);
-  const GradientLayout given(s);
-  const LayerScratchLayout own(s);
-  const ParameterLayout parameters(s);
-  const View upstream = given.upstream.in(gradients), zero = given.zero.in(gradients);
-  const View units[] = {kept.unit_am.in(saved), kept.unit_lm.in(saved)};
-  // Where all utterances' losses have one gradient, products take it as their factor.
-  const bool is_factor = s.reduced != 0;
-  View simple[] = {units[0], units[1]};
-  if (!is_factor) {
-    simple[0] = own.am.in(scratch);
-    simple[1] = own.lm.in(scratch);
-    scale_simple(launch, s, units, upstream, simple);
-  }
-  const View joiner[] = {given.am.in(gradients), given.lm.in(gradients)};
-  const View inputs[] = {s.cast_encoder ? kept.encoder.in(saved) : encoder,
-                         s.cast_predictor ? kept.predictor.in(saved) : predictor};
-  const OptionalView* input_gradients[] = {&grad_encoder, &grad_predictor};
-  std::array<ColumnSums, kMostColumnSums> sums{};
-  int sum_count = 0;
-  for (const int layer : {kAm, kEncoder, kLm, kDecoder}) {
-    const int side = layer % 2;
-    const bool is_simple = layer == kAm || layer == kLm;
-    const int64_t rows = s.rows_of(layer), columns = s.columns_of(layer);
-    const int64_t outputs = s.outputs_of(layer), padded = s.padded_outputs_of(layer);
-    const View& gradient = is_simple ? simple[side] : joiner[side];
-    const Matrix grad = matrix_of(gradient);
-    const bool scaled = is_simple && is_factor;
-    const auto multiply = [&](const Matrix& out, const Matrix& a, const Matrix& b, int64_t m,
-                              int64_t k, bool add) {
-      if (scaled) {
-        launch.blas().multiply_scaled(upstream, zero, out, a, b, m, columns, k);
-      } else {
-        launch.blas().multiply(out, a, b, m, columns, k, add);
-      }
-    };
-    if (input_gradients[side]->has_value()) {
-      multiply(matrix_of(**input_gradients[side]), grad, matrix_of(kept.weight[layer].in(saved)),
-               rows, padded, !is_simple);
-    }
-    if ((wanted >> layer & 1) == 0) continue;
-    multiply(matrix_at(weights, parameters.weight[layer], columns), grad.t(),
-             matrix_of(inputs[side]), padded, rows, false);
-    const View matrix(grad.data, grad.type, 2, {rows, padded}, {padded, 1});
-    sums[sum_count++] = {matrix, own.partial[layer].in(scratch),
-                         part_of(biases, parameters.bias[layer], outputs), false,
-                         scaled ? OptionalView(upstream) : std::nullopt};
-  }
-  column_sums_of(launch, sums.data(), sum_count);
-}
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("pruned_step_rows_backward", TORCH_BOX(&DeviceOp<&pruned_step_rows_backward>::call));

@@ -82,7 +82,7 @@ __device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
   using real = typename Types::real;
   const SimpleBatch& batch = problem.batch;
   const Occupancies<real>& occupancies = problem.occupancies;
-  const int32_t V = problem.symbols.V, lane = threadIdx.x % 32;
+  const int32_t lane = threadIdx.x % 32;
   const int32_t frames = batch.frames(n), columns = batch.columns(n);
   const int32_t emitting = max(0, min(columns, problem.symbols.U));
   int32_t* memory = dynamic_shared_memory<int32_t>();
@@ -93,7 +93,7 @@ __device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
   for (int32_t t = first_frame + threadIdx.x / 32; t < end; t += kWarps) {
     const int64_t row = static_cast<int64_t>(n) * batch.T + t;
     if (t >= frames) {
-      write_zeros<width>(problem.am.gradient + row * V, V);
+      write_zeros<width>(problem.am.gradient + row * problem.am.pitch, problem.am.pitch);
       continue;
     }
     real emits = 0, stays = 0;
@@ -144,7 +144,7 @@ __device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
   using real = typename Types::real;
   const SimpleBatch& batch = problem.batch;
   const Occupancies<real>& occupancies = problem.occupancies;
-  const int32_t V = problem.symbols.V, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t frames = batch.frames(n), columns = batch.columns(n);
   // Sums over frames, a lane for each column, a share of the frames for each warp.
   real(*emit_sums)[kBlockColumns] =
@@ -177,7 +177,7 @@ __device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
     if (u >= batch.width) return;
     if (u >= columns) {
       const int64_t row = static_cast<int64_t>(n) * batch.width + u;
-      write_zeros<width>(problem.lm.gradient + row * V, V);
+      write_zeros<width>(problem.lm.gradient + row * problem.lm.pitch, problem.lm.pitch);
       continue;
     }
     const real emits = sum_lanes<32>(lane < kWarps ? emit_sums[lane][column] : real(0));
@@ -238,7 +238,8 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
                          own_scale,
                          mutable_data_of<scalar>(gradient),
                          x.size(1),
-                         x_exp.size(1)};
+                         x_exp.size(1),
+                         row_pitch(gradient)};
     };
     const SimpleProblem<Types> problem{
         batch,
@@ -252,9 +253,10 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
         side(lm, lm_exp, lm_low, lm_sum, lm_lse, std::nullopt, scales.lm_only, grad_lm)};
     const size_t shared = std::max<size_t>(2 * kWarps * kBlockColumns * sizeof(real),
                                            2 * symbols.U * sizeof(int32_t));
-    int widest_rows = widest_vector<widest>(grad_am.data_ptr(), symbols.V);
-    for (const View* rows : {&am_exp, &am_sum, &lm_exp, &lm_sum, &grad_lm}) {
-      widest_rows = std::min(widest_rows, widest_vector<widest>(rows->data_ptr(), rows->size(2)));
+    int widest_rows = widest_vector<widest>(am.data_ptr(), symbols.V);
+    for (const View* rows : {&am_exp, &am_sum, &lm_exp, &lm_sum, &grad_am, &grad_lm}) {
+      widest_rows =
+          std::min(widest_rows, widest_vector<widest>(rows->data_ptr(), row_pitch(*rows)));
     }
     const dim3 grid(am_blocks + lm_blocks, batch.N);
     dispatch_width<widest>(widest_rows, [&](auto width) {

@@ -42,8 +42,8 @@ struct Occupancies {
   }
 };
 
-// One side (am or lm) of the joiner. x and gradient have `rows` rows an utterance; what is stored
-// has stored_rows.
+// One side (am or lm) of the joiner. x and gradient have `rows` rows an utterance, those of
+// gradient `pitch` elements apart; what is stored has stored_rows.
 template <typename Types>
 struct Side {
   using real = typename Types::real;
@@ -54,7 +54,7 @@ struct Side {
   const real *lse, *prior;
   real own_scale;
   typename Types::scalar* gradient;
-  int64_t rows, stored_rows;
+  int64_t rows, stored_rows, pitch;
 };
 
 template <typename Types>
@@ -93,7 +93,7 @@ struct RowGradient {
     const int64_t row = n * side.rows + index;
     const int64_t stored = (n * side.stored_rows + index) * problem.stored_V;
     x = side.x + row * V;
-    gradient = side.gradient + row * V;
+    gradient = side.gradient + row * side.pitch;
     x_exp = side.x_exp + stored;
     x_low = side.x_low != nullptr ? side.x_low + stored : nullptr;
     x_sum = side.x_sum + stored;
@@ -166,8 +166,10 @@ __device__ __forceinline__ void write_row(const RowGradient<Types, has_exact>& r
 }
 
 template <int width, typename scalar>
-__device__ __forceinline__ void write_zeros(scalar* row, int32_t V) {
-  for (int32_t v = threadIdx.x % 32 * width; v < V; v += 32 * width) store_zeros<width>(row + v);
+__device__ __forceinline__ void write_zeros(scalar* row, int64_t count) {
+  for (int64_t i = threadIdx.x % 32 * width; i < count; i += 32 * width) {
+    store_zeros<width>(row + i);
+  }
 }
 
 // Subtracts amount(i) from element at(i), for i = lane, lane + 32, .. < count, of a row that

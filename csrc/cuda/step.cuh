@@ -44,6 +44,12 @@ struct BandStep {
         matrix_of(kept.weight[kOutput].in(saved)).t(), count, s.padded_V, s.D);
   }
 
+  // What a utterance's losses have of the reduced one.
+  template <typename real>
+  real share() const {
+    return s.reduced == 2 ? real(1) / static_cast<real>(s.N) : real(1);
+  }
+
   const Launcher& launch;
   const StepSizes s;
   const StepScales scales;
@@ -54,6 +60,10 @@ struct BandStep {
   const OptionalView row_splits;
   const View am, lm;
 };
+
+// The pruned loss back to the outputs of the joiner's first layers, and to its last layer: `sums`.
+// What reaches the losses is in `saved`; work is as the losses have left it, and is spent.
+void rows_backward(const BandStep& step, const View& start, const View& sums);
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

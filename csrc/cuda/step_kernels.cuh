@@ -36,20 +36,19 @@ __device__ __forceinline__ void cast_segment(const Segment& segment) {
   const from* source = static_cast<const from*>(segment.source);
   to* target = static_cast<to*>(segment.target);
   const bool aligned = reinterpret_cast<uintptr_t>(source) % (width * sizeof(from)) == 0;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kSegmentThreads * width;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x) * width;
-  for (int64_t i = first; i < segment.target_count; i += step) {
-    if (aligned && i + width <= segment.count) {
-      const Vector<from, width> x = load_vector<width>(source + i);
-      Vector<to, width> y;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kSegmentThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  const int64_t whole = aligned ? segment.count / width * width : 0;
+#pragma unroll 4
+  for (int64_t i = thread * width; i < whole; i += threads * width) {
+    const Vector<from, width> x = load_vector<width>(source + i);
+    Vector<to, width> y;
 #pragma unroll
-      for (int k = 0; k < width; ++k) y.x[k] = static_cast<to>(x.x[k]);
-      store_vector<width>(target + i, y);
-      continue;
-    }
-    for (int64_t k = i; k < min(i + width, segment.target_count); ++k) {
-      target[k] = k < segment.count ? static_cast<to>(source[k]) : static_cast<to>(segment.fill);
-    }
+    for (int k = 0; k < width; ++k) y.x[k] = static_cast<to>(x.x[k]);
+    store_vector<width>(target + i, y);
+  }
+  for (int64_t i = whole + thread; i < segment.target_count; i += threads) {
+    target[i] = i < segment.count ? static_cast<to>(source[i]) : static_cast<to>(segment.fill);
   }
 }
 
@@ -64,33 +63,52 @@ __global__ void __launch_bounds__(kSegmentThreads) cast_segments_kernel(Segments
   }
 }
 
-// gradient = unit * factor(n), for the two sides of the simple loss (blockIdx.y); `sizes` elements
-// an utterance.
+// The first columns of rows that are `pitch` elements apart, by a block for some rows at a time.
 template <typename scalar>
-struct ScaledSides {
-  const scalar* unit[2];
-  scalar* gradient[2];
-  int64_t sizes[2];
+struct PitchedRows {
+  scalar* data;
+  int64_t rows, pitch;
+  int32_t columns;
 };
 
+template <typename scalar>
+struct PitchedSides {
+  std::array<PitchedRows<scalar>, 2> all;
+};
+
+// gradient *= factor(n), for the two sides of the simple loss (blockIdx.y) and utterance n
+// (blockIdx.z), of which `rows` is the number of rows.
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kSegmentThreads)
-    scale_sides_kernel(ScaledSides<scalar> sides, const acc_type<scalar>* __restrict__ factors) {
+    scale_rows_kernel(const __grid_constant__ PitchedSides<scalar> sides,
+                      const acc_type<scalar>* __restrict__ factors) {
   using real = acc_type<scalar>;
-  const int side = blockIdx.y;
-  const int64_t size = sides.sizes[side], n = blockIdx.z;
-  const real factor = factors[n];
-  const scalar* unit = sides.unit[side] + n * size;
-  scalar* gradient = sides.gradient[side] + n * size;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kSegmentThreads * width;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x) * width;
-  for (int64_t i = first; i < size; i += step) {
-    Vector<scalar, width> x = load_vector<width>(unit + i);
+  const PitchedRows<scalar>& side = sides.all[blockIdx.y];
+  const real factor = factors[blockIdx.z];
+  for (int64_t row = blockIdx.x; row < side.rows; row += gridDim.x) {
+    scalar* const data = side.data + (blockIdx.z * side.rows + row) * side.pitch;
+    for (int32_t i = threadIdx.x * width; i < side.columns; i += kSegmentThreads * width) {
+      Vector<scalar, width> x = load_vector<width>(data + i);
 #pragma unroll
-    for (int k = 0; k < width; ++k) {
-      x.x[k] = static_cast<scalar>(static_cast<real>(x.x[k]) * factor);
+      for (int k = 0; k < width; ++k) {
+        x.x[k] = static_cast<scalar>(static_cast<real>(x.x[k]) * factor);
+      }
+      store_vector<width>(data + i, x);
     }
-    store_vector<width>(gradient + i, x);
+  }
+}
+
+// target = source, rows behind each other, cast.
+template <typename scalar>
+__global__ void __launch_bounds__(kSegmentThreads)
+    cast_rows_kernel(const acc_type<scalar>* __restrict__ source, PitchedRows<scalar> target) {
+  for (int64_t row = blockIdx.x; row < target.rows; row += gridDim.x) {
+    const acc_type<scalar>* const from = source + row * target.columns;
+    scalar* const to = target.data + row * target.pitch;
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < target.columns; i += kSegmentThreads) {
+      to[i] = static_cast<scalar>(from[i]);
+    }
   }
 }
 
@@ -104,17 +122,23 @@ struct HostLengths {
   std::array<int32_t, kLengthsAtOnce> frames, symbols;
 };
 
-// Null for what is not wanted.
-template <typename real>
+// Null where rows are not packed.
 struct LengthsOnDevice {
   int32_t *logit_lengths, *target_lengths;
   int64_t* row_splits;
-  real* ones;
 };
 
-// Writes lengths, where the S rows of each frame begin if rows are packed, and ones.
+// What reaches the two losses of every utterance; null where nothing does.
 template <typename real>
-__global__ void begin_kernel(HostLengths lengths, int64_t S, LengthsOnDevice<real> device) {
+struct Upstream {
+  real *simple, *pruned;
+  real to_simple, to_pruned;
+};
+
+// Writes lengths, where the S rows of each frame begin if rows are packed, and gradients.
+template <typename real>
+__global__ void begin_kernel(HostLengths lengths, int64_t S, LengthsOnDevice device,
+                             Upstream<real> upstream) {
   for (int32_t i = threadIdx.x; i <= lengths.count; i += blockDim.x) {
     const int32_t n = lengths.first + i;
     if (device.row_splits != nullptr) {
@@ -127,7 +151,10 @@ __global__ void begin_kernel(HostLengths lengths, int64_t S, LengthsOnDevice<rea
       device.logit_lengths[n] = lengths.frames[i];
       device.target_lengths[n] = lengths.symbols[i];
     }
-    if (device.ones != nullptr) device.ones[n] = 1;
+    if (upstream.simple != nullptr) {
+      upstream.simple[n] = upstream.to_simple;
+      upstream.pruned[n] = upstream.to_pruned;
+    }
   }
 }
 
@@ -174,8 +201,7 @@ template <typename real>
 __global__ void upstream_kernel(const real* __restrict__ total, const real* __restrict__ simple,
                                 const real* __restrict__ pruned, int32_t stride, int32_t N,
                                 real simple_scale, real pruned_scale, real share,
-                                real* __restrict__ upstream, real* __restrict__ zero) {
-  if (threadIdx.x == 0) *zero = 0;
+                                real* __restrict__ upstream) {
   for (int32_t n = threadIdx.x; n < N; n += blockDim.x) {
     const int32_t at = n * stride;
     real to_simple = 0, to_pruned = 0;

@@ -39,6 +39,18 @@ struct Slot {
     slot.offset += which * count * element_bytes(type);
     return slot;
   }
+  // Rows begin .. begin + count of a matrix.
+  Slot rows(int64_t begin, int64_t count) const {
+    Slot slot = *this;
+    slot.offset += begin * columns() * element_bytes(type);
+    slot.sizes[0] = count;
+    return slot;
+  }
+  // Columns begin .. begin + count of (N,rows,columns), which stay as far apart as they are.
+  View columns_in(const View& memory, int64_t begin, int64_t count) const {
+    return made(memory, begin, {sizes[0], sizes[1], count}, {sizes[1] * columns(), columns(), 1},
+                3);
+  }
   // As a matrix, whose columns are the last dimension: rows begin .. begin + count, and of these
   // only the first `kept` columns.
   View rows_in(const View& memory, int64_t begin, int64_t count, int64_t kept = 0) const {
@@ -92,15 +104,21 @@ inline int64_t parts_of(int64_t rows, int64_t columns) {
   return std::min(std::max<int64_t>(1, rows / 32), most);
 }
 
-// From the forward to the backward pass.
+// What the passes hand on. A side's two layers lie under each other, and their outputs' gradients
+// side by side, so that the backward pass of both is one product.
 struct SavedLayout {
   explicit SavedLayout(const StepSizes& s) {
     Carver carver;
-    if (s.cast_encoder) encoder = carver.take(s.type, {s.N, s.T, s.E});
-    if (s.cast_predictor) predictor = carver.take(s.type, {s.N, s.W, s.P});
-    for (int layer = 0; layer < 5; ++layer) {
-      weight[layer] = carver.take(s.type, {s.padded_outputs_of(layer), s.columns_of(layer)});
-      bias[layer] = carver.take(s.type, {s.padded_outputs_of(layer)});
+    if (s.cast_encoder) input[kEncoderSide] = carver.take(s.type, {s.N, s.T, s.E});
+    if (s.cast_predictor) input[kPredictorSide] = carver.take(s.type, {s.N, s.W, s.P});
+    for (const int side : {kEncoderSide, kPredictorSide}) {
+      weights[side] = carver.take(s.type, {s.side_outputs(), s.columns_of(side)});
+      weight[kAm + side] = weights[side].rows(0, s.padded_V);
+      weight[kEncoder + side] = weights[side].rows(s.padded_V, s.D);
+    }
+    weight[kOutput] = carver.take(s.type, {s.padded_V, s.D});
+    for (int layer = 0; layer < kLayers; ++layer) {
+      bias[layer] = carver.take(s.type, {s.outputs_of(layer)});
     }
     am = carver.take(s.type, {s.N, s.T, s.D});
     lm = carver.take(s.type, {s.N, s.W, s.D});
@@ -114,14 +132,17 @@ struct SavedLayout {
       row_splits = carver.take(ScalarType::Long, {s.N + 1});
     }
     if (s.differentiable) {
-      unit_am = carver.take(s.type, {s.N, s.T, s.padded_V});
-      unit_lm = carver.take(s.type, {s.N, s.W, s.padded_V});
+      upstream = carver.take(s.acc, {2, s.N});
+      gradient[kEncoderSide] = carver.take(s.type, {s.N, s.T, s.side_outputs()});
+      gradient[kPredictorSide] = carver.take(s.type, {s.N, s.W, s.side_outputs()});
     }
     bytes = carver.bytes();
   }
 
-  Slot encoder, predictor, weight[5], bias[5], am, lm, totals, lse, gx, gy, unit_am, unit_lm;
-  Slot logit_lengths, target_lengths, row_splits;
+  Slot input[kSides], weights[kSides], weight[kLayers], bias[kLayers];
+  Slot am, lm, totals, lse, gx, gy, logit_lengths, target_lengths, row_splits;
+  Slot upstream;          // gradients of the simple and of the pruned losses
+  Slot gradient[kSides];  // of the outputs of the simple loss's layer, then of the joiner's
   int64_t bytes;
 };
 
@@ -144,7 +165,6 @@ struct WorkLayout {
     for (Slot& slot : lattice) slot = carver.take(s.acc, {s.N, s.T, s.W});
     if (s.exact_bounds) scratch = carver.take(ScalarType::Int, {s.N, s.T, s.W});
     if (s.differentiable) {
-      ones = carver.take(s.acc, {s.N});
       weights = carver.take(s.stored, {s.N, s.T, s.parts, s.stored_W});
       if (s.parts == 3) lm_stack = carver.take(s.stored, {s.N, 3 * s.stored_W, s.stored_V});
       // Low parts of 16-bit inputs are not needed any more: same type, same size.
@@ -165,8 +185,9 @@ struct WorkLayout {
     for (Slot& slot : band) slot = carver.take(s.acc, {s.rows});
     if (s.differentiable) {
       partial = carver.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
+      lm_sums = carver.take(s.acc, {s.N, s.W, s.D});
     }
-    row_bytes = carver.used();
+    band_bytes = carver.used() - band[0].offset;
     bytes = carver.bytes();
   }
 
@@ -183,10 +204,10 @@ struct WorkLayout {
 
   Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
   Slot product, lattice[5];  // px, py, logz, alpha, beta
-  Slot scratch, ones, weights, lm_stack, am_sum, lm_sum;
-  Slot hidden, logits, band[4];            // px, py, alpha, beta
-  Slot grad_hidden, partial;               // of the backward pass; grad_hidden is as long as hidden
-  int64_t bytes, simple_bytes, row_bytes;  // row_bytes: without the simple loss
+  Slot scratch, weights, lm_stack, am_sum, lm_sum;
+  Slot hidden, logits, band[4];        // px, py, alpha, beta
+  Slot grad_hidden, partial, lm_sums;  // of the backward pass; grad_hidden is as long as hidden
+  int64_t bytes, simple_bytes, band_bytes;  // band_bytes: from the band on
   int64_t first_rows = 0;
 };
 
@@ -194,7 +215,7 @@ struct WorkLayout {
 inline int64_t roomy_chunk_rows(const StepSizes& s) {
   const WorkLayout layout(s);
   const int64_t frame_bytes = s.S * (s.D + s.padded_V) * element_bytes(s.type);
-  const int64_t band_bytes = layout.row_bytes - layout.band[0].offset + layout.grad_hidden.bytes();
+  const int64_t band_bytes = layout.band_bytes + layout.grad_hidden.bytes();
   const int64_t frames = s.rows / s.S;
   const int64_t fitting = (layout.simple_bytes - band_bytes) / frame_bytes - 1;
   if (fitting * s.S <= s.chunk_rows) return s.chunk_rows;
@@ -202,63 +223,31 @@ inline int64_t roomy_chunk_rows(const StepSizes& s) {
   return (frames + chunks - 1) / chunks * s.S;
 }
 
-// What the backward pass of the rows hands to that of the layers.
-struct GradientLayout {
-  explicit GradientLayout(const StepSizes& s) {
-    Carver carver;
-    upstream = carver.take(s.acc, {2, s.N});
-    zero = carver.take(s.acc, {1});
-    lm = carver.take(s.type, {s.N, s.W, s.D});
-    // Side by side: both are cleared and added to.
-    am = carver.take(s.type, {s.N, s.T, s.D});
-    lm_sums = carver.take(s.acc, {s.N, s.W, s.D});
-    bytes = carver.bytes();
-  }
-
-  Slot upstream, zero, am, lm, lm_sums;
-  int64_t bytes;
-};
-
-// Scratch of the backward pass of the layers.
+// Partial sums of the layers' biases.
 struct LayerScratchLayout {
   explicit LayerScratchLayout(const StepSizes& s) {
     Carver carver;
-    if (s.reduced == 0) {
-      am = carver.take(s.type, {s.N, s.T, s.padded_V});
-      lm = carver.take(s.type, {s.N, s.W, s.padded_V});
-    }
-    for (int layer = 0; layer < 4; ++layer) {
-      const int64_t outputs = s.padded_outputs_of(layer);
-      partial[layer] = carver.take(s.acc, {parts_of(s.rows_of(layer), outputs), outputs});
+    for (const int side : {kEncoderSide, kPredictorSide}) {
+      partial[side] =
+          carver.take(s.acc, {parts_of(s.rows_of(side), s.side_outputs()), s.side_outputs()});
     }
     bytes = carver.bytes();
   }
 
-  Slot am, lm, partial[4];
+  Slot partial[kSides];
   int64_t bytes;
 };
 
-// Elements of the gradients of parameters, behind each other: weights of the first four layers in
-// the order in which they are computed; and weight and bias of the output layer, followed by the
-// biases of the others. Products also write the rows that padding adds, over the beginning of what
-// is computed later, because those of other widths take half as long again.
-struct ParameterLayout {
-  explicit ParameterLayout(const StepSizes& s) {
-    for (const int layer : {kAm, kEncoder, kLm, kDecoder}) {
-      weight[layer] = weights;
-      weights += s.outputs_of(layer) * s.columns_of(layer);
-    }
-    biases = s.V * s.D + s.V;
-    for (int layer = 0; layer < 4; ++layer) {
-      bias[layer] = biases;
-      biases += s.outputs_of(layer);
-    }
-    weights += (s.padded_V - s.V) * std::max(s.E, s.P);
-    biases += (s.padded_V - s.V) * s.D;
-  }
+// Elements of the gradients that are sums over all rows, behind each other: weight and bias of the
+// output layer, with the rows that padding adds, because products of other widths take half as long
+// again, and the biases of each side.
+struct SumLayout {
+  explicit SumLayout(const StepSizes& s)
+      : output_bias(s.padded_V * s.D),
+        biases{output_bias + s.padded_V, output_bias + s.padded_V + s.side_outputs()},
+        count(biases[1] + s.side_outputs()) {}
 
-  int64_t weight[4], bias[4];
-  int64_t weights = 0, biases;
+  int64_t output_bias, biases[kSides], count;
 };
 
 }  // namespace cuda

@@ -15,6 +15,8 @@ inline int64_t round_up(int64_t size, int64_t multiple) {
 }
 
 enum Layer { kAm, kLm, kEncoder, kDecoder, kOutput, kLayers };
+// What the first four layers read: a layer's number modulo 2.
+enum Side { kEncoderSide, kPredictorSide, kSides };
 
 constexpr int kChunkRows = 9;
 
@@ -44,7 +46,8 @@ struct StepSizes {
         split(x[18] != 0),
         cast_encoder(x[19] != 0),
         cast_predictor(x[20] != 0),
-        packed(x[22] != 0) {
+        packed(x[22] != 0),
+        at_once(x[23] != 0) {
     static constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Double, ScalarType::Half,
                                             ScalarType::BFloat16};
     type = kTypes[x[21]];
@@ -59,19 +62,21 @@ struct StepSizes {
   }
 
   int64_t columns_of(int layer) const { return std::array<int64_t, 5>{E, P, E, P, D}[layer]; }
-  // Rows of a layer's input.
-  int64_t rows_of(int layer) const { return N * (layer % 2 == 0 ? T : W); }
-  // Rows of a layer's weight, without padding and with it.
-  int64_t outputs_of(int layer) const { return std::array<int64_t, 5>{V, V, D, D, V}[layer]; }
-  int64_t padded_outputs_of(int layer) const {
+  // Rows of a layer's weight, with padding.
+  int64_t outputs_of(int layer) const {
     return std::array<int64_t, 5>{padded_V, padded_V, D, D, padded_V}[layer];
   }
+  // Rows of the encoder's output or the predictor's.
+  int64_t rows_of(int side) const { return N * (side == kEncoderSide ? T : W); }
+  // Outputs of the two layers that read it.
+  int64_t side_outputs() const { return padded_V + D; }
 
   int64_t N, T, W, E, P, D, V, S, rows, chunk_rows, hidden_rows, blank, rnnt_type, mode, activation;
   bool exact_bounds, differentiable;
   int64_t reduced;  // 0 none, 1 sum, 2 mean
   bool split, cast_encoder, cast_predictor;
-  bool packed;  // the host knows the lengths, and rows are packed
+  bool packed;   // the host knows the lengths, and rows are packed
+  bool at_once;  // gradients for a gradient of 1 of the reduced loss, with the losses
   ScalarType type, acc, stored, summed;
   int64_t padded_V, stored_V, stored_W, parts;
 };

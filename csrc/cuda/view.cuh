@@ -49,5 +49,11 @@ class View {
 
 using OptionalView = std::optional<View>;
 
+// From a row to the next of a view (N,rows,columns) whose rows lie at even distances.
+inline int64_t row_pitch(const View& view) {
+  if (view.size(1) > 1) return view.stride(1);
+  return view.size(0) > 1 ? view.stride(0) : view.size(2);
+}
+
 }  // namespace cuda
 }  // namespace pruned_rnnt

@@ -26,9 +26,17 @@ from pruned_rnnt.ops._library import FALLBACKS, NAMESPACE
 BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
 BUILD_NOTES = "build_notes.txt"
-# Ops that only call others of this library and torch's own: no kernels are wanted for them.
+# Ops that only call others of this library and torch's own: no kernels are wanted for them, but for
+# `scale` on a GPU, where it saves launches.
 COMPOSED = frozenset(
-    {"ctc", "fused_log_probs", "fused_log_probs_backward", "simple_product", "simple_sums"}
+    {
+        "ctc",
+        "fused_log_probs",
+        "fused_log_probs_backward",
+        "scale",
+        "simple_product",
+        "simple_sums",
+    }
 )
 
 logger = logging.getLogger("pruned_rnnt")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.lattice import lattice
+from pruned_rnnt.ops.scale import scale
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 
 
@@ -36,8 +37,9 @@ class _MutualInformation(torch.autograd.Function):
         if grad_total is None:
             return None, None, None, None
         gx, gy = ctx.saved_tensors
-        scale = grad_total[:, None, None]
-        return scale * gx, scale * gy, None, None
+        grads = [torch.empty_like(x) for x in (gx, gy)]
+        scale([gx, gy], grad_total.contiguous(), grads)
+        return grads[0], grads[1], None, None
 
 
 def mutual_information_sums(

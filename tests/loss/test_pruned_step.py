@@ -147,6 +147,25 @@ def test_backward_twice_and_frozen_parts(device) -> None:
             torch.testing.assert_close(left.grad, right.grad)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_each_loss_of_a_kept_graph(device, reduction) -> None:
+    """One after the other, in an order in which nothing of the last pass can be used."""
+    step, composition = modules(device, 21, torch.float64, reduction=reduction)
+    batch = inputs(device, 21, torch.float64)
+    got, wanted = (module(*batch, step=4) for module in (step, composition))
+
+    def gradients(losses, module, name: str) -> list[Tensor]:
+        leaves = [*batch[:2], *module.parameters()]
+        upstream = 3 * getattr(losses, name).sum()
+        grads = torch.autograd.grad(upstream, leaves, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+
+    for name in ("loss", "pruned_loss", "loss", "simple_loss") * 2:
+        left, right = gradients(got, step, name), gradients(wanted, composition, name)
+        assert_same(left, right, 1e-9, 1e-10)
+
+
 def test_no_grad_and_change_in_place() -> None:
     step, composition = modules("cpu", 24, torch.float64)
     batch = inputs("cpu", 24, torch.float64)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from pruned_rnnt.ops._library import FALLBACKS
 from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, poison
@@ -34,10 +35,15 @@ def ctc_calls() -> Iterator[Call]:
     yield Call("ctc", (log_probs, targets, *lengths, 0), outputs)
 
 
+def scale_calls() -> Iterator[Call]:
+    sources = [torch.randn(3, 4), torch.randn(3, 2, 5)]
+    yield Call("scale", (sources, torch.randn(3)), ([torch.empty_like(x) for x in sources],))
+
+
 def first_calls() -> dict[str, Call]:
     torch.manual_seed(0)
     found: dict[str, Call] = {}
-    for calls in (all_calls(SHAPES[0], torch.float32), fused_calls(), ctc_calls()):
+    for calls in (all_calls(SHAPES[0], torch.float32), fused_calls(), ctc_calls(), scale_calls()):
         for call in calls:
             found.setdefault(call.op, call)
     return found
@@ -47,8 +53,7 @@ def first_calls() -> dict[str, Call]:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_opcheck(op, device) -> None:
     call = first_calls()[op]
-    arguments = [
-        x.clone().to(device) if isinstance(x, torch.Tensor) else x
-        for x in (*call.inputs, *call.outputs)
-    ]
-    torch.library.opcheck(getattr(torch.ops.pruned_rnnt, op).default, tuple(arguments))
+    arguments = tree_map_only(
+        torch.Tensor, lambda x: x.clone().to(device), (*call.inputs, *call.outputs)
+    )
+    torch.library.opcheck(getattr(torch.ops.pruned_rnnt, op).default, arguments)

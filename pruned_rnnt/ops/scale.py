@@ -1,0 +1,23 @@
+"""Gradients of one loss turned into those of another, which is a function of it.
+
+Axes: N batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pruned_rnnt.ops._library import define
+
+
+def _scale(sources: Sequence[Tensor], factors: Tensor, results: Sequence[Tensor]) -> None:
+    for source, result in zip(sources, results, strict=True):
+        wide = factors.view(-1, *[1] * (source.dim() - 1)) if factors.dim() else factors
+        result.copy_(source * wide)
+
+
+# sources of any shapes and floating dtypes, contiguous; factors acc, () or (N) for sources (N,...)
+# -> results, like the sources or these themselves: source times factors, each rounded once.
+scale = define("scale(Tensor[] sources, Tensor factors, Tensor(a!)[] results) -> ()", _scale)
