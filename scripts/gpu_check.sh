@@ -34,7 +34,7 @@ for part in ${@:-tests sanitizer benchmark}; do
       for tool in memcheck racecheck; do
         if command -v compute-sanitizer >/dev/null; then
           timeout 240 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-            --kernel-regex kns=pruned_rnnt \
+            --kernel-name kns=pruned_rnnt \
             python3 -m tests.cuda.all_kernels >"$logs/$tool.log" 2>&1 || status=1
           echo "$tool: $(tail -n 2 "$logs/$tool.log" | tr '\n' ' ')"
         else

@@ -16,45 +16,41 @@ int64_t number_at(const View& numbers, int64_t i) {
                                                    : data_of<int32_t>(numbers)[at];
 }
 
-// Lengths (N) of the host to their place on the device, and the gradients of the losses: of one,
-// where they are not known yet.
-void begin(const BandStep& step, const View& frames, const View& symbols) {
+// Lengths (N) of the host from utterance `first` on, and where they belong; and the gradients of
+// the losses: of one, where they are not known yet.
+template <typename real>
+Beginning<real> beginning_of(const BandStep& step, const View& frames, const View& symbols,
+                             int64_t first, int64_t first_row) {
   const StepSizes& s = step.s;
-  int64_t row = 0;
-  for (int64_t first = 0; first < s.N; first += kLengthsAtOnce) {
-    HostLengths lengths{};
-    lengths.first = static_cast<int32_t>(first);
-    lengths.count = static_cast<int32_t>(std::min<int64_t>(kLengthsAtOnce, s.N - first));
-    lengths.first_row = row;
-    for (int32_t i = 0; s.packed && i < lengths.count; ++i) {
+  Beginning<real> result{};
+  result.S = s.S;
+  HostLengths& lengths = result.lengths;
+  lengths.first = static_cast<int32_t>(first);
+  lengths.count = static_cast<int32_t>(std::min<int64_t>(kLengthsAtOnce, s.N - first));
+  lengths.first_row = first_row;
+  if (s.packed) {
+    for (int32_t i = 0; i < lengths.count; ++i) {
       lengths.frames[i] = static_cast<int32_t>(number_at(frames, first + i));
       lengths.symbols[i] = static_cast<int32_t>(number_at(symbols, first + i));
-      row += s.S * lengths.frames[i];
     }
-    dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
-      using real = decltype(zero);
-      LengthsOnDevice device{};
-      if (s.packed) {
-        device = {mutable_data_of<int32_t>(step.logit_lengths),
-                  mutable_data_of<int32_t>(step.target_lengths),
-                  mutable_data_of<int64_t>(*step.row_splits)};
-      }
-      Upstream<real> upstream{};
-      if (s.differentiable) {
-        const real share = step.share<real>();
-        upstream = {mutable_data_of<real>(step.kept.upstream.part(0).in(step.saved)),
-                    mutable_data_of<real>(step.kept.upstream.part(1).in(step.saved)),
-                    s.at_once ? share * static_cast<real>(step.scales.simple) : real(1),
-                    s.at_once ? share * static_cast<real>(step.scales.pruned) : real(1)};
-      }
-      step.launch(begin_kernel<real>, 1, kSegmentThreads, 0, lengths, s.S, device, upstream);
-    });
+    result.device = {mutable_data_of<int32_t>(step.logit_lengths),
+                     mutable_data_of<int32_t>(step.target_lengths),
+                     mutable_data_of<int64_t>(*step.row_splits)};
   }
+  if (s.differentiable) {
+    const real share = step.share<real>();
+    result.upstream = {mutable_data_of<real>(step.kept.upstream.part(0).in(step.saved)),
+                       mutable_data_of<real>(step.kept.upstream.part(1).in(step.saved)),
+                       s.at_once ? share * static_cast<real>(step.scales.simple) : real(1),
+                       s.at_once ? share * static_cast<real>(step.scales.pruned) : real(1)};
+  }
+  return result;
 }
 
-// The inputs that need it, and all weights and biases, in the type of the products.
-void cast_all(const BandStep& step, const View& encoder, const View& predictor,
-              const std::vector<Tensor>& layers) {
+// The inputs that need it, and all weights and biases, in the type of the products; what the device
+// has to know of the utterances; and a place for sums cleared.
+void begin(const BandStep& step, const View& encoder, const View& predictor,
+           const std::vector<Tensor>& layers, const View& frames, const View& symbols) {
   const StepSizes& s = step.s;
   Segments segments{};
   int count = 0;
@@ -77,9 +73,25 @@ void cast_all(const BandStep& step, const View& encoder, const View& predictor,
     add(View(layers[2 * layer]), step.kept.weight[layer], 0);
     add(View(layers[2 * layer + 1]), step.kept.bias[layer], fill);
   }
+  Cleared cleared{};
+  if (s.differentiable) {
+    cleared.data = static_cast<uint4*>(step.kept.lm_sums.in(step.saved).data_ptr());
+    cleared.words = round_up(step.kept.lm_sums.bytes(), sizeof(uint4)) / sizeof(uint4);
+  }
   dispatch_floating(s.type, "pruned_step_forward", [&](auto zero) {
-    step.launch(cast_segments_kernel<decltype(zero)>, dim3(segment_blocks(largest, 4), count),
-                kSegmentThreads, 0, segments);
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    int64_t row = 0;
+    for (int64_t first = 0; first < s.N; first += kLengthsAtOnce) {
+      const Beginning<real> beginning = beginning_of<real>(step, frames, symbols, first, row);
+      for (const int32_t length : beginning.lengths.frames) row += s.S * length;
+      if (first > 0) {
+        step.launch(begin_kernel<real>, 1, kSegmentThreads, 0, beginning);
+        continue;
+      }
+      step.launch(begin_step_kernel<scalar>, dim3(segment_blocks(largest, 4), count + 2),
+                  kSegmentThreads, 0, segments, count, cleared, beginning);
+    }
   });
 }
 
@@ -173,8 +185,7 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
                          const OptionalView& sums) {
   const BandStep step(launch, sizes, scales, targets, logit_lengths, target_lengths, saved, work);
   const StepSizes& s = step.s;
-  if (s.packed || s.differentiable) begin(step, logit_lengths, target_lengths);
-  cast_all(step, encoder, predictor, layers);
+  begin(step, encoder, predictor, layers, logit_lengths, target_lengths);
   const View x = s.cast_encoder ? step.kept.input[kEncoderSide].in(saved) : encoder;
   const View y = s.cast_predictor ? step.kept.input[kPredictorSide].in(saved) : predictor;
   simple_loss(step, x, y, gx, gy, start);
@@ -189,14 +200,14 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
   if (s.at_once) rows_backward(step, start, *sums);
 }
 
-// Settles the rows of a chunk and fills in the last of the numbers: bytes of saved, of work and of
-// scratch, elements of sums, and the vocabulary with its padding.
+// Settles the rows of a chunk and fills in the last of the numbers: bytes of saved and of work,
+// elements of sums, and the vocabulary with its padding.
 void pruned_step_bytes(const Tensor& numbers) {
   int64_t* const all = mutable_data_of<int64_t>(numbers);
   all[kChunkRows] = roomy_chunk_rows(StepSizes(all));
   const StepSizes s(all);
-  const int64_t last[] = {SavedLayout(s).bytes, WorkLayout(s).bytes, LayerScratchLayout(s).bytes,
-                          SumLayout(s).count, s.padded_V};
+  const int64_t last[] = {SavedLayout(s).bytes, WorkLayout(s).bytes, SumLayout(s).count,
+                          s.padded_V};
   std::copy(std::begin(last), std::end(last), all + numbers.numel() - std::size(last));
 }
 

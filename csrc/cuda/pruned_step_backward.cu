@@ -93,14 +93,13 @@ void scale_simple(const Launcher& launch, const StepSizes& s, const SavedLayout&
 // All layers back to the inputs; nothing is computed for a side's layers or input that is not
 // wanted.
 void pruned_step_layers_backward(const Launcher& launch, const View& encoder, const View& predictor,
-                                 const View& sizes, const View& saved, const View& scratch,
+                                 const View& sizes, const View& saved,
                                  const OptionalView& grad_encoder,
                                  const OptionalView& grad_predictor,
                                  const OptionalView& encoder_weights,
                                  const OptionalView& predictor_weights, const View& sums) {
   const StepSizes s(sizes);
   const SavedLayout kept(s);
-  const LayerScratchLayout own(s);
   const SumLayout places(s);
   if (!s.at_once) scale_simple(launch, s, kept, saved);
   const View inputs[] = {s.cast_encoder ? kept.input[kEncoderSide].in(saved) : encoder,
@@ -121,7 +120,7 @@ void pruned_step_layers_backward(const Launcher& launch, const View& encoder, co
     launch.blas().multiply(matrix_of(**weight_gradients[side]), gradient.t(),
                            matrix_of(inputs[side]), outputs, columns, rows);
     biases[count++] = {View(gradient.data, gradient.type, 2, {rows, outputs}, {outputs, 1}),
-                       own.partial[side].in(scratch), part_of(sums, places.biases[side], outputs),
+                       kept.partial[side].in(saved), part_of(sums, places.biases[side], outputs),
                        false};
   }
   column_sums_of(launch, biases.data(), count);
@@ -139,9 +138,7 @@ void rows_backward(const BandStep& step, const View& start, const View& sums) {
   const View gx = step.kept.gx.in(saved), gy = step.kept.gy.in(saved);
   // Frames without rows have been cleared with those of the simple loss.
   const View grad_am = step.kept.gradient[kEncoderSide].columns_in(saved, s.padded_V, s.D);
-  const View grad_lm = layout.lm_sums.in(work);
-  check(cudaMemsetAsync(grad_lm.data_ptr(), 0, layout.lm_sums.bytes(), launch.stream()),
-        "clearing gradients");
+  const View grad_lm = step.kept.lm_sums.in(saved);
   const Matrix grad_weight = matrix_at(sums, 0, s.D);
   const View grad_bias = part_of(sums, SumLayout(s).output_bias, s.padded_V);
   // From the end, where the losses have left the last chunk.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 // Tensors of a launch, vectors of a thread, and blocks along an index of the first dimension.
-constexpr size_t kMostTensors = 4;
+constexpr size_t kMostTensors = 8;
 constexpr int64_t kVectorsEach = 4, kMostBlocks = 1024, kMostIndices = 32768;
 
 struct Scaled {
@@ -82,16 +82,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void scale(const Launcher& launch, std::vector<Tensor> sources, const View& factors,
+void scale(const Launcher& launch, std::optional<std::vector<Tensor>> sources, const View& factors,
            std::vector<Tensor> results) {
   const int64_t N = factors.dim() == 0 ? 1 : factors.size(0);
   if (N == 0) return;
-  for (size_t begin = 0; begin < sources.size(); begin += kMostTensors) {
-    const size_t count = std::min(kMostTensors, sources.size() - begin);
+  for (size_t begin = 0; begin < results.size(); begin += kMostTensors) {
+    const size_t count = std::min(kMostTensors, results.size() - begin);
     ScaledTensors tensors{};
     int64_t bytes = 0;
     for (size_t i = 0; i < count; ++i) {
-      const Tensor &source = sources[begin + i], &result = results[begin + i];
+      const Tensor& result = results[begin + i];
+      const Tensor& source = sources.has_value() ? (*sources)[begin + i] : result;
       tensors.all[i] = {source.data_ptr(), result.data_ptr(), source.numel() / N,
                         source.scalar_type()};
       bytes = std::max(bytes, tensors.all[i].size * element_bytes(tensors.all[i].type));

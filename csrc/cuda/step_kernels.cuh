@@ -52,10 +52,92 @@ __device__ __forceinline__ void cast_segment(const Segment& segment) {
   }
 }
 
-// blockIdx.y is the segment. Targets are aligned.
+// Lengths that the host knows, by value: a copy from its memory would take longer than a launch.
+// As many as the parameters of a kernel have room for.
+constexpr int kLengthsAtOnce = 384;
+
+struct HostLengths {
+  int32_t first, count;  // utterances
+  int64_t first_row;
+  std::array<int32_t, kLengthsAtOnce> frames, symbols;
+};
+
+// Null where rows are not packed.
+struct LengthsOnDevice {
+  int32_t *logit_lengths, *target_lengths;
+  int64_t* row_splits;
+};
+
+// What reaches the two losses of every utterance; null where nothing does.
+template <typename real>
+struct Upstream {
+  real *simple, *pruned;
+  real to_simple, to_pruned;
+};
+
+template <typename real>
+struct Beginning {
+  HostLengths lengths;
+  int64_t S;
+  LengthsOnDevice device;
+  Upstream<real> upstream;
+};
+
+// Writes lengths, where the S rows of each frame begin if rows are packed, and gradients; by a
+// block.
+template <typename real>
+__device__ __forceinline__ void begin_utterances(const Beginning<real>& beginning) {
+  const auto& [lengths, S, device, upstream] = beginning;
+  for (int32_t i = threadIdx.x; i <= lengths.count; i += blockDim.x) {
+    const int32_t n = lengths.first + i;
+    if (device.row_splits != nullptr) {
+      int64_t frames = 0;
+      for (int32_t k = 0; k < i; ++k) frames += lengths.frames[k];
+      device.row_splits[n] = lengths.first_row + S * frames;
+    }
+    if (i == lengths.count) return;
+    if (device.logit_lengths != nullptr) {
+      device.logit_lengths[n] = lengths.frames[i];
+      device.target_lengths[n] = lengths.symbols[i];
+    }
+    if (upstream.simple != nullptr) {
+      upstream.simple[n] = upstream.to_simple;
+      upstream.pruned[n] = upstream.to_pruned;
+    }
+  }
+}
+
+// Of the utterances for which the first launch has no room.
+template <typename real>
+__global__ void begin_kernel(const __grid_constant__ Beginning<real> beginning) {
+  begin_utterances(beginning);
+}
+
+// Memory to clear, in words of 16 bytes.
+struct Cleared {
+  uint4* data;
+  int64_t words;
+};
+
+// What a step begins with: blockIdx.y is the segment; behind the last, memory is cleared, and then
+// the first utterances begin. Targets are aligned.
 template <typename to>
-__global__ void __launch_bounds__(kSegmentThreads) cast_segments_kernel(Segments segments) {
-  const Segment& segment = segments.all[blockIdx.y];
+__global__ void __launch_bounds__(kSegmentThreads)
+    begin_step_kernel(const __grid_constant__ Segments segments, int count, Cleared cleared,
+                      const __grid_constant__ Beginning<acc_type<to>> beginning) {
+  const int task = blockIdx.y;
+  if (task > count) {
+    if (blockIdx.x == 0) begin_utterances(beginning);
+    return;
+  }
+  if (task == count) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x;
+    for (int64_t i = first; i < cleared.words; i += gridDim.x * kSegmentThreads) {
+      cleared.data[i] = uint4{};
+    }
+    return;
+  }
+  const Segment& segment = segments.all[task];
   if (segment.wide) {
     cast_segment<float, to>(segment);
   } else {
@@ -108,52 +190,6 @@ __global__ void __launch_bounds__(kSegmentThreads)
 #pragma unroll 4
     for (int32_t i = threadIdx.x; i < target.columns; i += kSegmentThreads) {
       to[i] = static_cast<scalar>(from[i]);
-    }
-  }
-}
-
-// Lengths that the host knows, by value: a copy from its memory would take longer than a launch.
-// As many as the parameters of a kernel have room for.
-constexpr int kLengthsAtOnce = 448;
-
-struct HostLengths {
-  int32_t first, count;  // utterances
-  int64_t first_row;
-  std::array<int32_t, kLengthsAtOnce> frames, symbols;
-};
-
-// Null where rows are not packed.
-struct LengthsOnDevice {
-  int32_t *logit_lengths, *target_lengths;
-  int64_t* row_splits;
-};
-
-// What reaches the two losses of every utterance; null where nothing does.
-template <typename real>
-struct Upstream {
-  real *simple, *pruned;
-  real to_simple, to_pruned;
-};
-
-// Writes lengths, where the S rows of each frame begin if rows are packed, and gradients.
-template <typename real>
-__global__ void begin_kernel(HostLengths lengths, int64_t S, LengthsOnDevice device,
-                             Upstream<real> upstream) {
-  for (int32_t i = threadIdx.x; i <= lengths.count; i += blockDim.x) {
-    const int32_t n = lengths.first + i;
-    if (device.row_splits != nullptr) {
-      int64_t frames = 0;
-      for (int32_t k = 0; k < i; ++k) frames += lengths.frames[k];
-      device.row_splits[n] = lengths.first_row + S * frames;
-    }
-    if (i == lengths.count) return;
-    if (device.logit_lengths != nullptr) {
-      device.logit_lengths[n] = lengths.frames[i];
-      device.target_lengths[n] = lengths.symbols[i];
-    }
-    if (upstream.simple != nullptr) {
-      upstream.simple[n] = upstream.to_simple;
-      upstream.pruned[n] = upstream.to_pruned;
     }
   }
 }

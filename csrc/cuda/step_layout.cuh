@@ -135,14 +135,20 @@ struct SavedLayout {
       upstream = carver.take(s.acc, {2, s.N});
       gradient[kEncoderSide] = carver.take(s.type, {s.N, s.T, s.side_outputs()});
       gradient[kPredictorSide] = carver.take(s.type, {s.N, s.W, s.side_outputs()});
+      lm_sums = carver.take(s.acc, {s.N, s.W, s.D});
+      for (const int side : {kEncoderSide, kPredictorSide}) {
+        const int64_t outputs = s.side_outputs();
+        partial[side] = carver.take(s.acc, {parts_of(s.rows_of(side), outputs), outputs});
+      }
     }
     bytes = carver.bytes();
   }
 
   Slot input[kSides], weights[kSides], weight[kLayers], bias[kLayers];
   Slot am, lm, totals, lse, gx, gy, logit_lengths, target_lengths, row_splits;
-  Slot upstream;          // gradients of the simple and of the pruned losses
-  Slot gradient[kSides];  // of the outputs of the simple loss's layer, then of the joiner's
+  Slot upstream;                  // gradients of the simple and of the pruned losses
+  Slot gradient[kSides];          // of the outputs of the simple loss's layer, then of the joiner's
+  Slot lm_sums, partial[kSides];  // what gradients of lm and of the biases are summed up in
   int64_t bytes;
 };
 
@@ -185,7 +191,6 @@ struct WorkLayout {
     for (Slot& slot : band) slot = carver.take(s.acc, {s.rows});
     if (s.differentiable) {
       partial = carver.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
-      lm_sums = carver.take(s.acc, {s.N, s.W, s.D});
     }
     band_bytes = carver.used() - band[0].offset;
     bytes = carver.bytes();
@@ -205,8 +210,8 @@ struct WorkLayout {
   Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
   Slot product, lattice[5];  // px, py, logz, alpha, beta
   Slot scratch, weights, lm_stack, am_sum, lm_sum;
-  Slot hidden, logits, band[4];        // px, py, alpha, beta
-  Slot grad_hidden, partial, lm_sums;  // of the backward pass; grad_hidden is as long as hidden
+  Slot hidden, logits, band[4];  // px, py, alpha, beta
+  Slot grad_hidden, partial;     // of the backward pass; grad_hidden is as long as hidden
   int64_t bytes, simple_bytes, band_bytes;  // band_bytes: from the band on
   int64_t first_rows = 0;
 };
@@ -222,21 +227,6 @@ inline int64_t roomy_chunk_rows(const StepSizes& s) {
   const int64_t chunks = (frames + fitting - 1) / fitting;
   return (frames + chunks - 1) / chunks * s.S;
 }
-
-// Partial sums of the layers' biases.
-struct LayerScratchLayout {
-  explicit LayerScratchLayout(const StepSizes& s) {
-    Carver carver;
-    for (const int side : {kEncoderSide, kPredictorSide}) {
-      partial[side] =
-          carver.take(s.acc, {parts_of(s.rows_of(side), s.side_outputs()), s.side_outputs()});
-    }
-    bytes = carver.bytes();
-  }
-
-  Slot partial[kSides];
-  int64_t bytes;
-};
 
 // Elements of the gradients that are sums over all rows, behind each other: weight and bias of the
 // output layer, with the rows that padding adds, because products of other widths take half as long

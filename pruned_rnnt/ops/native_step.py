@@ -11,7 +11,7 @@ the two losses by themselves, and those of a second backward pass, are computed 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,16 @@ from pruned_rnnt.ops.step_library import (
     rows_backward,
     told_of,
 )
-from pruned_rnnt.ops.step_plan import AM, DECODER, ENCODER, INPUTS, LM, OUTPUT, StepPlan
+from pruned_rnnt.ops.step_plan import (
+    AM,
+    DECODER,
+    ENCODER,
+    INPUTS,
+    LAYERS,
+    LM,
+    OUTPUT,
+    StepPlan,
+)
 from pruned_rnnt.ops.utterances import Utterances
 
 
@@ -46,31 +55,41 @@ def takes_native_step(inputs: tuple[Tensor, ...], plan: StepPlan) -> bool:
     )
 
 
-def _of_arguments(
-    gradients: list[Tensor | None],
-    dtypes: Sequence[torch.dtype],
-    told: Told,
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    """What layer_gradients returns as gradients of the arguments: views, cast where need be."""
-    *sides, of_encoder, of_predictor, sums = gradients
-    assert sums is not None
+class _Gradients(NamedTuple):
+    """Of the arguments, None for what is not wanted; and the memory that they are views of."""
+
+    of_arguments: list[Tensor | None]
+    memory: list[Tensor]
+
+
+def _gradients(
+    inputs: list[Tensor], told: Told, saved: Tensor, sums: Tensor, wanted: Sequence[bool]
+) -> _Gradients:
+    """What the library makes of `saved` for the arguments' gradients."""
+    made = layer_gradients(inputs, told, saved, sums, wanted)
+    *results, of_encoder, of_predictor, _ = made
+    memory = [x for x in made if x is not None]
     V, D, added = told.sizes.V, told.sizes.D, told.memory.padded_vocabulary - told.sizes.V
-    cut = [V * D, added * D, V, added, V, added, D, V, added, D]
-    weight, _, output_bias, _, am_bias, _, encoder_bias, lm_bias, _, decoder_bias = sums.split(cut)
-    pairs = {OUTPUT: (weight.view(V, D), output_bias)}
+    # Cut by one call each: a call takes the host longer than a view.
+    cut = (V * D, added * D, V, added, V, added, D, V, added, D)
+    weight, _, bias, _, *biases = sums.split_with_sizes(cut)
+    am_bias, _, encoder_bias, lm_bias, _, decoder_bias = biases
+    parameters: list[Tensor | None] = [None] * (2 * LAYERS)
+    parameters[2 * OUTPUT :] = weight.view(V, D), bias
     if of_encoder is not None:
-        am_weight, _, encoder_weight = of_encoder.split([V, added, D])
-        pairs[AM], pairs[ENCODER] = (am_weight, am_bias), (encoder_weight, encoder_bias)
+        am, _, encoder = of_encoder.split_with_sizes((V, added, D))
+        parameters[2 * AM : 2 * AM + 2] = am, am_bias
+        parameters[2 * ENCODER : 2 * ENCODER + 2] = encoder, encoder_bias
     if of_predictor is not None:
-        lm_weight, _, decoder_weight = of_predictor.split([V, added, D])
-        pairs[LM], pairs[DECODER] = (lm_weight, lm_bias), (decoder_weight, decoder_bias)
-    results = [*sides, *[None] * len(dtypes)]
-    for layer, pair in pairs.items():
-        for i, view in enumerate(pair, 2 * layer):
-            if wanted[2 + i]:
-                results[2 + i] = view if view.dtype == dtypes[i] else view.to(dtypes[i])
-    return results
+        lm, _, decoder = of_predictor.split_with_sizes((V, added, D))
+        parameters[2 * LM : 2 * LM + 2] = lm, lm_bias
+        parameters[2 * DECODER : 2 * DECODER + 2] = decoder, decoder_bias
+    for gradient, like, is_wanted in zip(parameters, inputs[2:], wanted[2:], strict=False):
+        if is_wanted and gradient is not None and gradient.dtype != like.dtype:
+            gradient = gradient.to(like.dtype)
+            memory.append(gradient)
+        results.append(gradient if is_wanted else None)
+    return _Gradients(results, memory)
 
 
 class NativeStep(torch.autograd.Function):
@@ -93,9 +112,10 @@ class NativeStep(torch.autograd.Function):
         else:
             # The workspace is given back before more is asked for.
             del losses, work
-            ctx.spent = layer_gradients(inputs, told, saved, sums, wanted)
+            # All that the host can do now it need not do in the thread that goes back.
+            ctx.spent = _gradients(inputs, told, saved, sums, wanted)
         ctx.save_for_backward(*arguments[:INPUTS], *where, start)
-        ctx.told, ctx.plan, ctx.dtypes = told, plan, [x.dtype for x in inputs[2:]]
+        ctx.told, ctx.plan = told, plan
         ctx.mark_non_differentiable(gx, gy, start)
         ctx.set_materialize_grads(False)
         return total, *parts.unbind(), gx, gy, start
@@ -103,21 +123,18 @@ class NativeStep(torch.autograd.Function):
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        wanted, told = ctx.needs_input_grad, ctx.told
-        acc = accumulator(ctx.plan.dtype)
-        upstream = [None if x is None else x.to(acc).contiguous() for x in grads[:3]]
-        if all(x is None for x in upstream):
-            return (None,) * len(wanted)
-        if told.sizes.at_once and upstream[1] is None and upstream[2] is None:
+        total, simple, pruned = grads[:3]
+        if total is None and simple is None and pruned is None:
+            return (None,) * (INPUTS + 2)
+        if not ctx.told.sizes.at_once or simple is not None or pruned is not None:
+            gradients = _gradients_of((total, simple, pruned), ctx)
+        else:
             # Spent by the first pass; with retain_graph a second one starts afresh.
             gradients, ctx.spent = ctx.spent, None
             if gradients is None:
-                gradients = _gradients_of_one(ctx, acc)
-            present = [x for x in gradients if x is not None]
-            scale(present, upstream[0], present)
-        else:
-            gradients = _gradients_of(upstream, ctx, acc)
-        return (*_of_arguments(gradients, ctx.dtypes, told, wanted), None, None)
+                gradients = _gradients_of_one(ctx)
+            scale(None, total, gradients.memory)
+        return (*gradients.of_arguments, None, None)
 
 
 def _saved(ctx: Any) -> tuple[list[Tensor], Sequence[Tensor], Tensor]:
@@ -126,20 +143,20 @@ def _saved(ctx: Any) -> tuple[list[Tensor], Sequence[Tensor], Tensor]:
     return [x.contiguous() for x in tensors[:INPUTS]], tensors[INPUTS:], start
 
 
-def _gradients_of_one(ctx: Any, acc: torch.dtype) -> list[Tensor | None]:
+def _gradients_of_one(ctx: Any) -> _Gradients:
     inputs, where, _ = _saved(ctx)
-    losses = losses_of(inputs, where, ctx.told, acc)
+    losses = losses_of(inputs, where, ctx.told, accumulator(ctx.plan.dtype))
     saved, sums = losses.saved, losses.sums
     # The workspace is given back before more is asked for.
     del losses
     assert sums is not None
-    return layer_gradients(inputs, ctx.told, saved, sums, ctx.needs_input_grad)
+    return _gradients(inputs, ctx.told, saved, sums, ctx.needs_input_grad)
 
 
-def _gradients_of(upstream: list[Tensor | None], ctx: Any, acc: torch.dtype) -> list[Tensor | None]:
+def _gradients_of(upstream: Sequence[Tensor | None], ctx: Any) -> _Gradients:
     """Gradients for any upstream."""
     inputs, where, start = _saved(ctx)
-    told = ctx.told
+    told, acc = ctx.told, accumulator(ctx.plan.dtype)
     kept, ctx.spent = ctx.spent, None
     if told.sizes.at_once or kept is None:
         told = told_of(inputs, told.sizes.packed, False, ctx.plan)
@@ -148,6 +165,7 @@ def _gradients_of(upstream: list[Tensor | None], ctx: Any, acc: torch.dtype) -> 
         del losses
     saved, work = kept
     sums = saved.new_empty(told.memory.sums, dtype=acc)
-    rows_backward(upstream, where, start, told, saved, work, sums)
+    contiguous = [None if x is None else x.contiguous() for x in upstream]
+    rows_backward(contiguous, where, start, told, saved, work, sums)
     del kept, work
-    return layer_gradients(inputs, told, saved, sums, ctx.needs_input_grad)
+    return _gradients(inputs, told, saved, sums, ctx.needs_input_grad)

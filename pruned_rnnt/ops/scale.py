@@ -12,12 +12,13 @@ from torch import Tensor
 from pruned_rnnt.ops._library import define
 
 
-def _scale(sources: Sequence[Tensor], factors: Tensor, results: Sequence[Tensor]) -> None:
-    for source, result in zip(sources, results, strict=True):
+def _scale(sources: Sequence[Tensor] | None, factors: Tensor, results: Sequence[Tensor]) -> None:
+    for source, result in zip(results if sources is None else sources, results, strict=True):
         wide = factors.view(-1, *[1] * (source.dim() - 1)) if factors.dim() else factors
         result.copy_(source * wide)
 
 
 # sources of any shapes and floating dtypes, contiguous; factors acc, () or (N) for sources (N,...)
-# -> results, like the sources or these themselves: source times factors, each rounded once.
-scale = define("scale(Tensor[] sources, Tensor factors, Tensor(a!)[] results) -> ()", _scale)
+# -> results, like the sources: source times factors, each rounded once. Without sources results are
+# multiplied in place.
+scale = define("scale(Tensor[]? sources, Tensor factors, Tensor(a!)[] results) -> ()", _scale)

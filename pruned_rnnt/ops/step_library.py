@@ -24,12 +24,12 @@ from pruned_rnnt.ops.step_plan import AM, DECODER, ENCODER, LM, OUTPUT, StepPlan
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _REDUCED = {"none": 0, "sum": 1, "mean": 2}
-_UNKNOWN = (0,) * 5
+_UNKNOWN = (0,) * 4
 
 # sizes: StepSizes and room for Memory, int64; scales: StepScales, float64; both on the CPU, as
 # tensors: lists of numbers take longer to pass. layers: weight and bias of five layers; lengths: on
-# the CPU (int32, int64) if rows are packed, else int32 beside the rest. saved, work, scratch: uint8
-# memory, of the sizes that pruned_step_bytes fills in, which may set chunk_rows to more.
+# the CPU (int32, int64) if rows are packed, else int32 beside the rest. saved, work: uint8 memory,
+# of the sizes that pruned_step_bytes fills in, which may set chunk_rows to more.
 # -> gx, gy (N,T,W) acc, start (N,T) int32, total and parts: the weighted sum of the two losses
 # and the losses, (N) and (2,N), or reduced, () and (2). With at_once also what rows_backward does.
 LIBRARY.define("pruned_step_bytes(Tensor(a!) sizes) -> ()")
@@ -52,8 +52,8 @@ LIBRARY.define(
 # the biases (V'+D), acc, of each.
 LIBRARY.define(
     "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor sizes, "
-    "Tensor(a!) saved, Tensor(b!) scratch, Tensor(c!)? grad_encoder, Tensor(d!)? grad_predictor, "
-    "Tensor(e!)? encoder_weights, Tensor(f!)? predictor_weights, Tensor(g!) sums) -> ()"
+    "Tensor(a!) saved, Tensor(b!)? grad_encoder, Tensor(c!)? grad_predictor, "
+    "Tensor(d!)? encoder_weights, Tensor(e!)? predictor_weights, Tensor(f!) sums) -> ()"
 )
 _ops = torch.ops.pruned_rnnt
 
@@ -135,7 +135,6 @@ class Memory(NamedTuple):
 
     saved: int
     work: int
-    scratch: int
     sums: int
     padded_vocabulary: int
 
@@ -251,7 +250,5 @@ def layer_gradients(
     for own, x in zip(_OF_SIDES, sides, strict=True):
         is_wanted = any(wanted[i] for i in own)
         results.append(inputs[2].new_empty((outputs, x.shape[2])) if is_wanted else None)
-    _ops.pruned_step_layers_backward.default(
-        *sides, told.numbers, saved, saved.new_empty(told.memory.scratch), *results, sums
-    )
+    _ops.pruned_step_layers_backward.default(*sides, told.numbers, saved, *results, sums)
     return [*results, sums]

@@ -103,7 +103,7 @@ def test_large_lattices_equal_fallback(shape, dtype, rtol, atol) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
-@pytest.mark.parametrize("columns", [31, 32, 33, 64, 100, 300])
+@pytest.mark.parametrize("columns", [1, 2, 5, 6, 8, 9, 31, 32, 33, 64, 100, 300])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
 def test_bands_of_any_width(columns, rnnt_type, dtype, rtol, atol) -> None:
     torch.manual_seed(columns)
@@ -115,6 +115,22 @@ def test_bands_of_any_width(columns, rnnt_type, dtype, rtol, atol) -> None:
     outputs = [poison(rows, dtype=dtype) for _ in range(4)]
     outputs.insert(2, poison(3, dtype=dtype))
     check(Call("band_lattice", (*inputs, rnnt_type, 0.1), tuple(outputs)), 10 * rtol, 10 * atol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
+@pytest.mark.parametrize("columns", [5, 7])
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
+def test_bands_of_many_frames(columns, rnnt_type, dtype, rtol, atol) -> None:
+    """Segments of one frame, of some and of many; one utterance that no path fits into."""
+    torch.manual_seed(columns)
+    batch = batch_of([1700, 26, 25, 3, 1, 200], [60, 20, 1, 2, 0, 190], 4)
+    start = random_start(batch, columns)
+    rows = start.numel() * columns
+    px, py = log_softmax_like(2, rows, dtype=dtype)
+    inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, 1700, columns)
+    outputs = [poison(rows, dtype=dtype) for _ in range(4)]
+    outputs.insert(2, poison(6, dtype=dtype))
+    check(Call("band_lattice", (*inputs, rnnt_type, 0.02), tuple(outputs)), 20 * rtol, 20 * atol)
 
 
 @pytest.mark.parametrize("columns", [4, 40])

@@ -166,9 +166,10 @@ def test_each_loss_of_a_kept_graph(device, reduction) -> None:
         assert_same(left, right, 1e-9, 1e-10)
 
 
-def test_no_grad_and_change_in_place() -> None:
-    step, composition = modules("cpu", 24, torch.float64)
-    batch = inputs("cpu", 24, torch.float64)
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_grad_and_change_in_place(device) -> None:
+    step, composition = modules(device, 24, torch.float64)
+    batch = inputs(device, 24, torch.float64)
     with torch.no_grad():
         assert not step(*batch, step=4).loss.requires_grad
     loss = step(*batch, step=4).loss
