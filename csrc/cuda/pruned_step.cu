@@ -1,5 +1,5 @@
 // pruned_step_forward: encoder and predictor outputs to losses, in one call. Contract:
-// pruned_rnnt/ops/native_step.py; the same steps in torch, with the reasons: ops/pruned_step.py.
+// pruned_rnnt/ops/step_library.py; the same steps in torch, with the reasons: ops/pruned_step.py.
 //
 // Axes: N batch, T frames, W = U+1 lattice columns, V vocabulary, D joiner dim, S band, R rows.
 #include <vector>

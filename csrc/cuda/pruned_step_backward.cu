@@ -1,5 +1,5 @@
 // pruned_step_rows_backward, pruned_step_layers_backward: the gradients of a pruned step. Contract:
-// pruned_rnnt/ops/native_step.py. Two calls, so that the caller can give memory back between them.
+// pruned_rnnt/ops/step_library.py. Two calls, so that the caller can give memory back between them.
 //
 // Axes: N batch, T frames, W = U+1 lattice columns, V vocabulary, D joiner dim, S band, R rows.
 #include "cuda/step.cuh"

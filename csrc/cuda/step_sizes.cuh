@@ -21,7 +21,7 @@ enum Side { kEncoderSide, kPredictorSide, kSides };
 constexpr int kChunkRows = 9;
 
 // The integers of a step: int64 on the CPU, in the order of StepSizes in
-// pruned_rnnt/ops/native_step.py.
+// pruned_rnnt/ops/step_library.py.
 struct StepSizes {
   explicit StepSizes(const View& numbers) : StepSizes(data_of<int64_t>(numbers)) {}
   explicit StepSizes(const int64_t* x)
@@ -81,7 +81,7 @@ struct StepSizes {
   int64_t padded_V, stored_V, stored_W, parts;
 };
 
-// The floating-point options: float64 on the CPU, in the order of StepScales in native_step.py.
+// The floating-point options: float64 on the CPU, in the order of StepScales in step_library.py.
 struct StepScales {
   explicit StepScales(const View& numbers) : StepScales(data_of<double>(numbers)) {}
   explicit StepScales(const double* x)

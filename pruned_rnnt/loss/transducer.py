@@ -45,6 +45,10 @@ class PrunedTransducerLoss(nn.Module):
     scale goes from 1 to simple_scale and the second from pruned_scale_start to 1, linearly,
     because the band means little until the simple loss has learned something.
 
+    On a GPU a mean or sum computes its gradients in forward (but in float16), so that the backward
+    pass only multiplies them: call it under torch.no_grad() where none are wanted. Gradients that
+    reach simple_loss or pruned_loss by themselves are computed afresh: better set the scales here.
+
     Args:
         joiner: a Joiner, whose logits are then never stored; or any callable from am
             (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
