@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kWidestBlock)
 }
 
 // A block for each direction of each utterance, over the whole lattice.
-template <typename real, Topology topology>
-__global__ void __launch_bounds__(kWaveThreads<real>)
+template <typename real, Topology topology, int team_warps>
+__global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
     full_lattice_kernel(RowGeometry geometry, real delay_penalty, LatticeArrays<real> arrays) {
   const int32_t n = blockIdx.x;
   const bool backward = blockIdx.y == 1;
@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(kWaveThreads<real>)
                                   delay_penalty,
                                   static_cast<real>(frames - 1) / 2};
   if (backward) {
-    walk_lattice<real, topology, false, true>(lattice, arrays.total + n);
+    walk_lattice<real, topology, false, true, team_warps>(lattice, arrays.total + n);
   } else {
-    walk_lattice<real, topology, false, false>(lattice, arrays.total + n);
+    walk_lattice<real, topology, false, false, team_warps>(lattice, arrays.total + n);
   }
 }
 
@@ -196,9 +196,11 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
     launch(wide_band_kernel<real, topology>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
            geometry, delay_penalty, arrays);
   } else {
-    const WaveBlock block = wave_block<real, false>(geometry.S, limits);
-    launch(full_lattice_kernel<real, topology>, dim3(N, 2), block.threads, block.shared_bytes,
-           geometry, delay_penalty, arrays);
+    const WaveBlock<real> block = wave_block<real, false>(geometry.S, limits);
+    block.dispatch([&](auto team_warps) {
+      launch(full_lattice_kernel<real, topology, decltype(team_warps)::value>, dim3(N, 2),
+             block.threads, block.shared_bytes, geometry, delay_penalty, arrays);
+    });
   }
   if (rows == 0) return;
   const int64_t rows_a_block = kOccupancyThreads * kRowsEach;

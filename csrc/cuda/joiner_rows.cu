@@ -14,12 +14,29 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
+// am or lm: `rows` an utterance, `pitch` elements apart.
+template <typename scalar>
+struct PitchedInput {
+  explicit PitchedInput(const View& view)
+      : data(data_of<scalar>(view)),
+        pitch(row_pitch(view)),
+        rows(static_cast<int32_t>(view.size(1))) {}
+
+  __device__ __forceinline__ const scalar* row(int32_t n, int32_t i) const {
+    return data + (static_cast<int64_t>(n) * rows + i) * pitch;
+  }
+
+  const scalar* __restrict__ data;
+  int64_t pitch;
+  int32_t rows;
+};
+
 // A warp for each row; a block's warps take rows side by side, rows_each one after the other.
 template <typename scalar, Activation activation, int width>
 __global__ void __launch_bounds__(kThreads)
     joiner_rows_kernel(RowGeometry geometry, int64_t row_begin, int64_t rows, int32_t rows_each,
-                       int32_t frames, int32_t columns, int32_t D, const scalar* __restrict__ am,
-                       const scalar* __restrict__ lm, scalar* __restrict__ hidden) {
+                       int32_t D, const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
+                       scalar* __restrict__ hidden) {
   using real = acc_type<scalar>;
   const int lane = threadIdx.x % 32;
   int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps * rows_each + threadIdx.x / 32;
@@ -27,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
   RowCursor node(geometry, row_begin + row);
   for (int i = 0; i < rows_each; ++i) {
     scalar* target = hidden + row * D;
-    if (node.valid() && node.t() < frames) {
-      const scalar* a = am + (static_cast<int64_t>(node.n()) * frames + node.t()) * D;
-      const scalar* b = lm + (static_cast<int64_t>(node.n()) * columns + node.u()) * D;
+    if (node.valid() && node.t() < am.rows) {
+      const scalar* a = am.row(node.n(), node.t());
+      const scalar* b = lm.row(node.n(), node.u());
 #pragma unroll 2
       for (int32_t d = lane * width; d < D; d += 32 * width) {
         const Vector<scalar, width> x = load_vector<width>(a + d);
@@ -63,17 +80,17 @@ void joiner_rows(const Launcher& launch, const View& am, const View& lm, const V
                              lm.size(1) - 1);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
     using scalar = decltype(zero);
-    const int widest =
-        std::min({widest_vector<scalar>(am.data_ptr(), D), widest_vector<scalar>(lm.data_ptr(), D),
-                  widest_vector<scalar>(hidden.data_ptr(), D)});
+    int widest = widest_vector<scalar>(hidden.data_ptr(), D);
+    for (const View* input : {&am, &lm}) {
+      widest = std::min(widest, widest_vector<scalar>(input->data_ptr(), row_pitch(*input)));
+    }
     const int32_t rows_each = rows > 16384 ? 4 : 1;
     const int64_t blocks = (rows + kWarps * rows_each - 1) / (kWarps * rows_each);
     dispatch_width<scalar>(widest, [&](auto width) {
       dispatch_activation(activation, [&](auto kind) {
         launch(joiner_rows_kernel<scalar, decltype(kind)::value, decltype(width)::value>,
                static_cast<uint32_t>(blocks), kThreads, 0, geometry, row_begin, rows, rows_each,
-               static_cast<int32_t>(am.size(1)), static_cast<int32_t>(lm.size(1)),
-               static_cast<int32_t>(D), data_of<scalar>(am), data_of<scalar>(lm),
+               static_cast<int32_t>(D), PitchedInput<scalar>(am), PitchedInput<scalar>(lm),
                mutable_data_of<scalar>(hidden));
       });
     });

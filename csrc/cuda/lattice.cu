@@ -34,8 +34,8 @@ struct Arrays {
   real *alpha, *beta, *total, *gx, *gy;
 };
 
-template <typename real, Topology topology>
-__global__ void __launch_bounds__(kWaveThreads<real>)
+template <typename real, Topology topology, int team_warps>
+__global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
     lattice_kernel(Shape shape, Arrays<real> arrays) {
   const int64_t n = blockIdx.x;
   const bool backward = blockIdx.y == 1;
@@ -62,9 +62,9 @@ __global__ void __launch_bounds__(kWaveThreads<real>)
       real(0),
       real(0)};
   if (backward) {
-    walk_lattice<real, topology, true, true>(lattice, arrays.total + n);
+    walk_lattice<real, topology, true, true, team_warps>(lattice, arrays.total + n);
   } else {
-    walk_lattice<real, topology, true, false>(lattice, arrays.total + n);
+    walk_lattice<real, topology, true, false, team_warps>(lattice, arrays.total + n);
   }
 }
 
@@ -137,14 +137,16 @@ void lattice(const Launcher& launch, const View& px, const View& py, const Optio
                               mutable_data_of<real>(total),
                               mutable_data_of<real>(gx),
                               mutable_data_of<real>(gy)};
-    const WaveBlock block = wave_block<real, true>(U + 1, limits);
+    const WaveBlock<real> block = wave_block<real, true>(U + 1, limits);
     const int64_t rows = N * (U + 1);
     const uint32_t blocks =
         static_cast<uint32_t>(std::min<int64_t>(rows, 64 * limits.multiprocessors));
     dispatch_topology(rnnt_type, [&](auto topology_constant) {
       constexpr Topology topology = decltype(topology_constant)::value;
-      launch(lattice_kernel<real, topology>, dim3(static_cast<uint32_t>(N), 2), block.threads,
-             block.shared_bytes, shape, arrays);
+      block.dispatch([&](auto team_warps) {
+        launch(lattice_kernel<real, topology, decltype(team_warps)::value>,
+               dim3(static_cast<uint32_t>(N), 2), block.threads, block.shared_bytes, shape, arrays);
+      });
       launch(lattice_occupancy_kernel<real, topology>, blocks, kThreads, 0, shape, arrays, rows);
     });
   });

@@ -1,13 +1,13 @@
 // The recursion over whole lattices, alpha and beta of all utterances in one launch.
 //
 // One block walks one utterance in one direction. A stripe of 32 neighbouring columns belongs to a
-// pair of warps. The walker has a column a lane and moves along the frames as a wave: at step k
+// team of warps. The walker has a column a lane and moves along the frames as a wave: at step k
 // lane l is at frame k - l, so that its neighbour l-1 has passed that frame one step before and
-// hands over its value by a shuffle. The carrier fetches px and py ahead of the wave, cleans them
+// hands over its value by a shuffle. A carrier fetches px and py ahead of the wave, cleans them
 // of what the recursion must not see and lays them into a ring in shared memory in the order of the
-// steps, and stores alpha or beta, which the walker leaves in the ring, when a frame's 32 columns
-// are through. So the walker, whose steps depend on each other, has little else to do: its speed is
-// the speed of the whole.
+// steps, and another, or the same where there are many stripes, stores alpha or beta, which the
+// walker leaves in the ring, when a frame's 32 columns are through. So the walker, whose steps
+// depend on each other, has little else to do: its speed is the speed of the whole.
 // A stripe's last lane hands its values to the next walker through a second ring. All warps go in
 // periods of kChunk steps with a barrier between them; what each does in a period follows from its
 // number alone (stripe w is kLag periods behind stripe w-1), and whoever needs something finds it
@@ -84,12 +84,13 @@ class Walker {
   real arriving_later_ = kLogZero<real>;
 };
 
-// All stripes of one utterance in one direction, by a block of pairs of warps: walkers first, then
-// their carriers. The backward walk ends with log P.
-template <typename real, Topology topology, bool frames_run, bool backward>
+// All stripes of one utterance in one direction, by a block of teams of warps: walkers first, then
+// their carriers, of which those that take away may be others. The backward walk ends with log P.
+template <typename real, Topology topology, bool frames_run, bool backward, int team_warps>
 __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
-  const int pairs = blockDim.x / 64, pair = threadIdx.x / 32 % pairs;
-  const bool walks = threadIdx.x / 32 < pairs;
+  const int teams = blockDim.x / (32 * team_warps), team = threadIdx.x / 32 % teams;
+  const int role = threadIdx.x / 32 / teams;
+  const bool walks = role == 0, brings = role == 1, takes = role == team_warps - 1;
   if (lattice.frames <= 0) {
     if (backward && threadIdx.x == 0) *total = minus_infinity<real>();
     return;
@@ -97,19 +98,19 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
   auto* const memory = dynamic_shared_memory<StripeMemory<real, frames_run>>();
   const int32_t nodes = lattice.frames + 1, stripes = lattice.symbols / kStripe + 1;
   // Passes of equal size end sooner than full ones and a rest.
-  const int32_t passes = (stripes + pairs - 1) / pairs;
+  const int32_t passes = (stripes + teams - 1) / teams;
   const int32_t stripes_a_pass = (stripes + passes - 1) / passes;
   for (int32_t group = 0; group < stripes; group += stripes_a_pass) {
     const int32_t in_pass = min(stripes_a_pass, stripes - group);
-    const int32_t stripe = group + pair;
-    const bool takes_part = pair < in_pass;
+    const int32_t stripe = group + team;
+    const bool takes_part = team < in_pass;
     StripeEdges<real> edges{};
-    if (pair > 0) edges.before = memory[pair - 1].edges;
-    if (pair == 0 && group > 0) edges.in = lattice.edge;
-    if (pair + 1 == in_pass && stripe + 1 < stripes) edges.out = lattice.edge;
-    Walker<real, topology, frames_run, backward> walker(nodes, stripe == 0, memory[pair], edges);
+    if (team > 0) edges.before = memory[team - 1].edges;
+    if (team == 0 && group > 0) edges.in = lattice.edge;
+    if (team + 1 == in_pass && stripe + 1 < stripes) edges.out = lattice.edge;
+    Walker<real, topology, frames_run, backward> walker(nodes, stripe == 0, memory[team], edges);
     using StripeCarrier = Carrier<real, frames_run, backward>;
-    StripeCarrier carrier(lattice, stripe * kStripe, memory[pair]);
+    StripeCarrier carrier(lattice, stripe * kStripe, memory[team]);
 
     // From the period in which the first carrier fetches its first frames to that in which the last
     // one stores its last.
@@ -117,12 +118,10 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
     int32_t period = -(kLag + StripeCarrier::ahead);
     const auto one_period = [&](auto turn) {
       if (takes_part) {
-        const int32_t chunk = period - kLag * pair;
-        if (walks) {
-          walker.walk(chunk);
-        } else {
-          carrier.template carry<decltype(turn)::value>(chunk);
-        }
+        const int32_t chunk = period - kLag * team;
+        if (walks) walker.walk(chunk);
+        if (takes) carrier.take_away(chunk);
+        if (brings) carrier.template bring<decltype(turn)::value>(chunk);
       }
       __syncthreads();
       ++period;
@@ -139,26 +138,41 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
   }
 }
 
-// More pairs than this find no room in shared memory anyway, and fewer get more registers each.
+// Teams of two warps: more find no room in shared memory anyway, and fewer get more registers each.
+// Of three warps, which are faster but would have too few registers if they were as many.
 template <typename real>
-constexpr int kWavePairs = sizeof(real) == 4 ? 10 : 5;
-template <typename real>
-constexpr int kWaveThreads = 64 * kWavePairs<real>;
+constexpr int kMostTeams = sizeof(real) == 4 ? 10 : 5;
+constexpr int kMostTeamsOfThree = 5;
+template <typename real, int team_warps>
+constexpr int kWaveThreads =
+    32 * team_warps * (team_warps == 3 ? kMostTeamsOfThree : kMostTeams<real>);
 
 // How a block for lattices of up to `columns` columns is launched.
+template <typename real>
 struct WaveBlock {
+  int team_warps;
   uint32_t threads;
   size_t shared_bytes;
+
+  // Calls work(std::integral_constant<int, team_warps>).
+  template <typename Work>
+  void dispatch(Work&& work) const {
+    if constexpr (sizeof(real) == 4) {
+      if (team_warps == 3) return work(std::integral_constant<int, 3>());
+    }
+    work(std::integral_constant<int, 2>());
+  }
 };
 
 template <typename real, bool frames_run>
-WaveBlock wave_block(int64_t columns, const DeviceLimits& limits) {
+WaveBlock<real> wave_block(int64_t columns, const DeviceLimits& limits) {
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
-  const size_t pair_bytes = sizeof(StripeMemory<real, frames_run>);
-  const int64_t fitting = limits.shared_bytes / static_cast<int64_t>(pair_bytes);
-  const int64_t pairs =
-      std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kWavePairs<real>}));
-  return {static_cast<uint32_t>(64 * pairs), pairs * pair_bytes};
+  const size_t team_bytes = sizeof(StripeMemory<real, frames_run>);
+  const int64_t fitting = limits.shared_bytes / static_cast<int64_t>(team_bytes);
+  const int64_t teams =
+      std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kMostTeams<real>}));
+  const int team_warps = sizeof(real) == 4 && teams <= kMostTeamsOfThree ? 3 : 2;
+  return {team_warps, static_cast<uint32_t>(32 * team_warps * teams), teams * team_bytes};
 }
 
 }  // namespace cuda

@@ -98,9 +98,10 @@ void begin(const BandStep& step, const View& encoder, const View& predictor,
 // x (rows,columns) of the type of the products times the weight of a layer, plus its bias.
 void project(const BandStep& step, const View& x, Layer layer, const View& out) {
   const int64_t columns = step.s.columns_of(layer), outputs = step.s.outputs_of(layer);
-  step.launch.blas().multiply_add_bias(
-      matrix_of(out), step.kept.bias[layer].in(step.saved), matrix_of(x),
-      matrix_of(step.kept.weight[layer].in(step.saved)).t(), x.numel() / columns, outputs, columns);
+  const Matrix result{out.data_ptr(), out.scalar_type(), row_pitch(out)};
+  step.launch.blas().multiply_add_bias(result, step.kept.bias[layer].in(step.saved), matrix_of(x),
+                                       matrix_of(step.kept.weight[layer].in(step.saved)).t(),
+                                       x.numel() / columns, outputs, columns);
 }
 
 void simple_loss(const BandStep& step, const View& encoder, const View& predictor, const View& gx,
@@ -152,16 +153,13 @@ void simple_loss(const BandStep& step, const View& encoder, const View& predicto
                   low ? lm_low : none, product, logz, am_sum, lm_sum, smoothing, none, none,
                   step.targets, logit_lengths, target_lengths, s.blank, lm_only, 0.0,
                   fastemit_lambda,
-                  step.kept.gradient[kEncoderSide].columns_in(step.saved, 0, s.padded_V),
-                  step.kept.gradient[kPredictorSide].columns_in(step.saved, 0, s.padded_V));
+                  step.kept.outputs[kEncoderSide].columns_in(step.saved, 0, s.padded_V),
+                  step.kept.outputs[kPredictorSide].columns_in(step.saved, 0, s.padded_V));
 }
 
-void pruned_loss(const BandStep& step, const View& encoder, const View& predictor,
-                 const View& start) {
+void pruned_loss(const BandStep& step, const View& start) {
   const StepSizes& s = step.s;
   const View &saved = step.saved, &work = step.work;
-  project(step, encoder, kEncoder, step.am);
-  project(step, predictor, kDecoder, step.lm);
   const View px = step.layout.band[0].in(work), py = step.layout.band[1].in(work);
   const View lse = step.kept.lse.in(saved);
   for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
@@ -188,8 +186,11 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
   begin(step, encoder, predictor, layers, logit_lengths, target_lengths);
   const View x = s.cast_encoder ? step.kept.input[kEncoderSide].in(saved) : encoder;
   const View y = s.cast_predictor ? step.kept.input[kPredictorSide].in(saved) : predictor;
+  project(step, x, kEncoder, step.am);
+  project(step, y, kDecoder, step.lm);
+  // Clears what lies beside its gradients where there are no frames or symbols.
   simple_loss(step, x, y, gx, gy, start);
-  pruned_loss(step, x, y, start);
+  pruned_loss(step, start);
   dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
     using real = decltype(zero);
     launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(step.kept.totals.in(saved)),

@@ -72,7 +72,7 @@ void scale_simple(const Launcher& launch, const StepSizes& s, const SavedLayout&
     using scalar = decltype(zero);
     PitchedSides<scalar> sides;
     for (const int side : {kEncoderSide, kPredictorSide}) {
-      sides.all[side] = {mutable_data_of<scalar>(kept.gradient[side].in(saved)),
+      sides.all[side] = {mutable_data_of<scalar>(kept.outputs[side].in(saved)),
                          side == kEncoderSide ? s.T : s.W, s.side_outputs(),
                          static_cast<int32_t>(s.padded_V)};
     }
@@ -111,7 +111,7 @@ void pruned_step_layers_backward(const Launcher& launch, const View& encoder, co
   const int64_t outputs = s.side_outputs();
   for (const int side : {kEncoderSide, kPredictorSide}) {
     const int64_t rows = s.rows_of(side), columns = s.columns_of(side);
-    const Matrix gradient = matrix_of(kept.gradient[side].in(saved));
+    const Matrix gradient = matrix_of(kept.outputs[side].in(saved));
     if (input_gradients[side]->has_value()) {
       launch.blas().multiply(matrix_of(**input_gradients[side]), gradient,
                              matrix_of(kept.weights[side].in(saved)), rows, columns, outputs);
@@ -136,8 +136,8 @@ void rows_backward(const BandStep& step, const View& start, const View& sums) {
   const View upstream = step.kept.upstream.part(1).in(saved);
   const View lse = step.kept.lse.in(saved);
   const View gx = step.kept.gx.in(saved), gy = step.kept.gy.in(saved);
-  // Frames without rows have been cleared with those of the simple loss.
-  const View grad_am = step.kept.gradient[kEncoderSide].columns_in(saved, s.padded_V, s.D);
+  // In the place of am, chunk by chunk. Frames without rows have been cleared by the simple loss.
+  const View& grad_am = step.am;
   const View grad_lm = step.kept.lm_sums.in(saved);
   const Matrix grad_weight = matrix_at(sums, 0, s.D);
   const View grad_bias = part_of(sums, SumLayout(s).output_bias, s.padded_V);
@@ -160,8 +160,7 @@ void rows_backward(const BandStep& step, const View& start, const View& sums) {
   }
   dispatch_floating(s.type, "pruned_step_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);
-    const View target = step.kept.gradient[kPredictorSide].columns_in(saved, s.padded_V, s.D);
-    const PitchedRows<scalar> rows{mutable_data_of<scalar>(target), s.N * s.W, s.side_outputs(),
+    const PitchedRows<scalar> rows{mutable_data_of<scalar>(step.lm), s.N * s.W, s.side_outputs(),
                                    static_cast<int32_t>(s.D)};
     launch(cast_rows_kernel<scalar>, static_cast<uint32_t>(std::min<int64_t>(rows.rows, 4096)),
            kSegmentThreads, 0, data_of<acc_type<scalar>>(grad_lm), rows);

@@ -30,8 +30,8 @@ struct BandStep {
         logit_lengths(s.packed ? kept.logit_lengths.in(saved) : logit_lengths),
         target_lengths(s.packed ? kept.target_lengths.in(saved) : target_lengths),
         row_splits(s.packed ? OptionalView(kept.row_splits.in(saved)) : std::nullopt),
-        am(kept.am.in(saved)),
-        lm(kept.lm.in(saved)) {}
+        am(kept.joiner_input(kEncoderSide, saved)),
+        lm(kept.joiner_input(kPredictorSide, saved)) {}
 
   // Hidden rows and logits of a chunk, from `begin` on.
   void chunk_logits(const View& start, int64_t begin, int64_t count) const {

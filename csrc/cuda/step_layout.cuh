@@ -120,8 +120,6 @@ struct SavedLayout {
     for (int layer = 0; layer < kLayers; ++layer) {
       bias[layer] = carver.take(s.type, {s.outputs_of(layer)});
     }
-    am = carver.take(s.type, {s.N, s.T, s.D});
-    lm = carver.take(s.type, {s.N, s.W, s.D});
     totals = carver.take(s.acc, {2, s.N});
     lse = carver.take(s.acc, {s.rows});
     gx = carver.take(s.acc, {s.rows});
@@ -133,21 +131,34 @@ struct SavedLayout {
     }
     if (s.differentiable) {
       upstream = carver.take(s.acc, {2, s.N});
-      gradient[kEncoderSide] = carver.take(s.type, {s.N, s.T, s.side_outputs()});
-      gradient[kPredictorSide] = carver.take(s.type, {s.N, s.W, s.side_outputs()});
       lm_sums = carver.take(s.acc, {s.N, s.W, s.D});
       for (const int side : {kEncoderSide, kPredictorSide}) {
         const int64_t outputs = s.side_outputs();
         partial[side] = carver.take(s.acc, {parts_of(s.rows_of(side), outputs), outputs});
       }
     }
+    // Without gradients only what the joiner reads.
+    const int64_t before = s.differentiable ? s.padded_V : 0;
+    const int64_t rows[] = {s.T, s.W};
+    for (const int side : {kEncoderSide, kPredictorSide}) {
+      outputs[side] = carver.take(s.type, {s.N, rows[side], before + s.D});
+    }
+    joiner_begin = before;
     bytes = carver.bytes();
   }
 
+  // What the joiner reads of a side: am or lm.
+  View joiner_input(int side, const View& memory) const {
+    return outputs[side].columns_in(memory, joiner_begin, outputs[side].columns() - joiner_begin);
+  }
+
   Slot input[kSides], weights[kSides], weight[kLayers], bias[kLayers];
-  Slot am, lm, totals, lse, gx, gy, logit_lengths, target_lengths, row_splits;
-  Slot upstream;                  // gradients of the simple and of the pruned losses
-  Slot gradient[kSides];          // of the outputs of the simple loss's layer, then of the joiner's
+  Slot totals, lse, gx, gy, logit_lengths, target_lengths, row_splits;
+  Slot upstream;  // gradients of the simple and of the pruned losses
+  // Gradients of the outputs of the simple loss's layer, and beside them what the joiner's layer
+  // puts out, until nothing reads it any more; then its gradients.
+  Slot outputs[kSides];
+  int64_t joiner_begin;
   Slot lm_sums, partial[kSides];  // what gradients of lm and of the biases are summed up in
   int64_t bytes;
 };

@@ -1,4 +1,4 @@
-// The warp that feeds a stripe of the wave (lattice_wave.cuh) and takes away what it makes.
+// The warps that feed a stripe of the wave (lattice_wave.cuh) and take away what it makes.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
@@ -31,15 +31,17 @@ class Carrier {
     }
   }
 
-  // The period in which the walker does its chunk `chunk`. `turn` is the period's number modulo
-  // `ahead`: what is fetched stays in its registers until its turn comes again.
+  // What there is to do in the period in which the walker does its chunk `chunk`. `turn` is the
+  // period's number modulo `ahead`: what is fetched stays in its registers until its turn comes
+  // again.
   template <int turn>
-  __device__ __forceinline__ void carry(int32_t chunk) {
-    store((chunk - kLag) * kChunk);
-    __syncwarp();
+  __device__ __forceinline__ void bring(int32_t chunk) {
     fill((chunk + 1) * kChunk, fetched_[turn]);
     fetch((chunk + 1 + ahead) * kChunk, fetched_[turn]);
   }
+  // Of the ring's slots none is both brought and taken in one period: a step's lanes whose values
+  // are taken are the first ones while its last ones are filled.
+  __device__ __forceinline__ void take_away(int32_t chunk) const { store((chunk - kLag) * kChunk); }
 
  private:
   // What the walk calls (t,u) is (frame(t), symbol(u)) in memory.

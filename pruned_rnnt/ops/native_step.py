@@ -101,7 +101,13 @@ class NativeStep(torch.autograd.Function):
         plan: StepPlan
         utterances, plan = arguments[INPUTS:]
         wanted, where = ctx.needs_input_grad, utterances[:3]
-        at_once = plan.reduction != "none" and plan.dtype != torch.float16 and any(wanted)
+        # Under no_grad inputs are wanted that will never get a gradient.
+        at_once = (
+            plan.differentiable
+            and any(wanted)
+            and plan.reduction != "none"
+            and plan.dtype != torch.float16
+        )
         packed, acc = utterances.host_lengths is not None, accumulator(plan.dtype)
         inputs = [x.contiguous() for x in arguments[:INPUTS]]
         told = told_of(inputs, packed, at_once, plan)
