@@ -66,8 +66,11 @@ def prune_bounds(
     kind = check_rnnt_type(rnnt_type)
     check_s_range(s_range, kind)
     # Only lengths matter here; targets of zeros that are no blank pass the rest of the check.
+    targets = torch.empty((batch, columns - 1), dtype=torch.int32, device=emit.device)
+    if readable(validate, targets):
+        targets.zero_()
     utterances = check_utterances(
-        torch.zeros((batch, columns - 1), dtype=torch.int32, device=emit.device),
+        targets,
         logit_lengths,
         target_lengths,
         batch=batch,

@@ -14,6 +14,10 @@ import torch
 from scripts.benchmark.systems import ReplayedStep, Step
 
 MIB = 1 << 20
+# Runs before any is measured; and how long they go on for a GPU, whose short steps are as fast as
+# the host, which needs some dozens before it is.
+WARM_UPS = 3
+WARM_UP_SECONDS = 0.1
 # Calls of the CUDA runtime that make the host wait for the device.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
@@ -28,11 +32,16 @@ class Measurement(NamedTuple):
     peak_mib: float
 
 
-def measure(step: Step, device: str, repeats: int, *, warm_up: int = 3) -> Measurement:
-    """Runs a step warm_up + repeats + 1 times."""
-    for _ in range(warm_up):
+def measure(step: Step, device: str, repeats: int) -> Measurement:
+    """Runs a step until it is warm, and then `repeats` times and once more."""
+    on_gpu = torch.device(device).type == "cuda"
+    begin, done = time.perf_counter(), 0
+    while done < WARM_UPS or (on_gpu and time.perf_counter() - begin < WARM_UP_SECONDS):
         step()
-    if torch.device(device).type == "cuda":
+        done += 1
+        if on_gpu:
+            torch.cuda.synchronize()
+    if on_gpu:
         return _quantiles(gpu_seconds(step, repeats), gpu_peak(step) / MIB)
     return _quantiles(_cpu_seconds(step, repeats), _cpu_peak(step) / MIB)
 
