@@ -27,8 +27,18 @@ def save_usual_longest(folder: Path, seconds: float) -> None:
 
 
 def read_usual_longest(folder: Path) -> float | None:
-    """What was saved in `folder`; None where nothing was (imported models)."""
+    """What was saved in `folder`; None where nothing was (imported models).
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     path = folder / _NAME
     if not path.is_file():
         return None
-    return float(json.loads(path.read_text(encoding="utf-8"))[_KEY])
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return float(json.loads(text)[_KEY])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is {text[:80]!r}; it must be {{{_KEY!r}: a number}}, or not be there"
+        ) from error
