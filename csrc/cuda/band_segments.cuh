@@ -6,8 +6,8 @@
 // segment: first from every column alone, which gives the map; then, when the maps have been
 // applied one after the other, from what really arrives, and stores it.
 //
-// Axes: T frames, S columns of the band, K segments. States are (S): forward what arrives at the
-// nodes of a frame before it emits, backward beta of the nodes of a frame.
+// Axes: T frames, S columns of the band. States are (S): forward what arrives at the nodes of a
+// frame before it emits, backward beta of the nodes of a frame.
 #pragma once
 
 #include "cuda/band.cuh"
@@ -119,8 +119,7 @@ class SegmentWalker {
     const int32_t begin = segment * length_, end = min(begin + length_, band_.frames);
     int32_t t = backward ? end - 1 : begin;
     Frame next = fetch(t);
-    // Of the frame behind: forward it is entered from the one before, and the shift is not known
-    // until that is.
+    // Where the band begins in the frame that the walk back comes from.
     int32_t behind = next.start;
     if (backward)
       behind = end < band_.frames ? band_.start[end] : behind + shift_behind_last(behind);

@@ -7,7 +7,7 @@
 // of what the recursion must not see and lays them into a ring in shared memory in the order of the
 // steps, and another, or the same where there are many stripes, stores alpha or beta, which the
 // walker leaves in the ring, when a frame's 32 columns are through. So the walker, whose steps
-// depend on each other, has little else to do: its speed is the speed of the whole.
+// depend on each other, has little else to do.
 // A stripe's last lane hands its values to the next walker through a second ring. All warps go in
 // periods of kChunk steps with a barrier between them; what each does in a period follows from its
 // number alone (stripe w is kLag periods behind stripe w-1), and whoever needs something finds it

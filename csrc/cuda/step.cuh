@@ -44,7 +44,7 @@ struct BandStep {
         matrix_of(kept.weight[kOutput].in(saved)).t(), count, s.padded_V, s.D);
   }
 
-  // What a utterance's losses have of the reduced one.
+  // The share of an utterance's losses in the reduced ones.
   template <typename real>
   real share() const {
     return s.reduced == 2 ? real(1) / static_cast<real>(s.N) : real(1);
