@@ -37,8 +37,8 @@ from pruned_rnnt.ops.native_step import NativeStep, takes_native_step
 from pruned_rnnt.ops.prune_bounds import choose_bounds
 from pruned_rnnt.ops.row_geometry import cumulated
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.simple_log_probs import NEG_INF
 from pruned_rnnt.ops.simple_loss import (
-    NEG_INF,
     SimpleOptions,
     simple_gradient,
     simple_joiner_log_probs,

@@ -22,8 +22,7 @@ from pruned_rnnt.ops.simple_log_probs import (
     simple_weights,
 )
 from pruned_rnnt.ops.simple_products import exp_layout, simple_product, simple_sums
-
-NEG_INF = float("-inf")
+from pruned_rnnt.ops.unigram_prior import log_unigram, unigram_gradient
 
 
 class SimpleOptions(NamedTuple):
@@ -51,20 +50,6 @@ class SimpleLogProbs(NamedTuple):
     lm_lse: Tensor | None
     am_lse: Tensor | None
     log_q: Tensor | None
-
-
-def _counted_rows(lm_log_softmax: Tensor, target_lengths: Tensor) -> Tensor:
-    """(N,U+1) bool: positions that q is the mean of. A NaN would spread over the batch."""
-    u = torch.arange(lm_log_softmax.shape[1], device=lm_log_softmax.device)
-    return (u <= target_lengths[:, None]) & ~lm_log_softmax[:, :, 0].isnan()
-
-
-def _log_unigram(lm: Tensor, target_lengths: Tensor) -> Tensor:
-    """log q (V): q is the mean of softmax(lm) over real positions; exact where q underflows."""
-    log_softmax = torch.log_softmax(lm.to(accumulator(lm.dtype)), dim=2)
-    counted = _counted_rows(log_softmax, target_lengths)
-    log_softmax = log_softmax.masked_fill(~counted[:, :, None], NEG_INF)
-    return torch.logsumexp(log_softmax, dim=(0, 1)) - counted.sum().log()
 
 
 def simple_joiner_log_probs(
@@ -98,7 +83,7 @@ def simple_joiner_log_probs(
     lm_lse = row_lse if options.lm_only_scale != 0 else None
     am_lse = log_q = None
     if options.am_only_scale != 0:
-        log_q = _log_unigram(lm, target_lengths)
+        log_q = log_unigram(lm, target_lengths)
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
     simple_log_probs(
         am,
@@ -124,44 +109,6 @@ def simple_joiner_log_probs(
     return SimpleLogProbs(
         px, py, am_exp, am_low, lm_exp, lm_low, product, logz, lm_lse, am_lse, log_q
     )
-
-
-def _unigram_gradient(
-    grad_loss: Tensor,
-    gx: Tensor,
-    gy: Tensor,
-    am: Tensor,
-    lm: Tensor,
-    am_lse: Tensor,
-    log_q: Tensor,
-    targets: Tensor,
-    target_lengths: Tensor,
-    options: SimpleOptions,
-) -> Tensor:
-    """The share of d lm (N,U+1,V) that goes through log q, in acc. A NaN in an utterance counts as
-    no gradient here, or it would reach the others."""
-    acc = log_q.dtype
-    ex = gx * ((1 + options.fastemit_lambda) * grad_loss)[:, None, None]
-    ey = gy * grad_loss[:, None, None]
-    broken_N = (ex + ey).sum((1, 2)).isnan()[:, None, None]
-    ex, ey = ex.masked_fill(broken_N, 0), ey.masked_fill(broken_N, 0)
-    leaving_NT = (ex + ey).sum(2)
-    softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
-    softmax = softmax.masked_fill((leaving_NT == 0)[:, :, None], 0)
-    # With `out`, which autocast leaves alone.
-    grad_log_q = torch.empty_like(log_q)
-    torch.mv(softmax.flatten(0, 1).t(), leaving_NT.flatten(), out=grad_log_q)
-    emitted_NU = ex.sum(1)[:, :-1]
-    y = torch.where(emitted_NU != 0, targets, options.blank).long()
-    grad_log_q.index_put_((y.flatten(),), -emitted_NU.flatten(), accumulate=True)
-    grad_log_q[options.blank] -= ey.sum()
-
-    log_softmax = torch.log_softmax(lm.to(acc), dim=2)
-    counted = _counted_rows(log_softmax, target_lengths)
-    # d log q(v) / d log softmax(u,v) is the share of position u in q(v).
-    share = (log_softmax - log_q - counted.sum().log()).exp() * grad_log_q
-    grad = share - log_softmax.exp() * share.sum(2, keepdim=True)
-    return options.am_only_scale * grad.masked_fill(~counted[:, :, None], 0)
 
 
 def simple_recursion(
@@ -236,9 +183,20 @@ def simple_gradient(
         grad_lm,
     )
     if parts.am_lse is not None and parts.log_q is not None:
-        grad_lm = grad_lm + _unigram_gradient(
-            grad_loss, gx, gy, am, lm, parts.am_lse, parts.log_q, targets, target_lengths, options
+        through_prior = unigram_gradient(
+            grad_loss,
+            gx,
+            gy,
+            am,
+            lm,
+            parts.am_lse,
+            parts.log_q,
+            targets,
+            target_lengths,
+            options.blank,
+            fastemit,
         )
+        grad_lm = grad_lm + options.am_only_scale * through_prior
     return grad_am, grad_lm.to(lm.dtype)
 
 
