@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from pruned_rnnt.ops._library import FALLBACKS, RNNT_TYPES
 from pruned_rnnt.ops._native import has_native_kernel
 from tests.ops.native_cases import (
     SHAPES,
+    Batch,
     Call,
     all_calls,
     batch_of,
@@ -102,6 +104,19 @@ def test_large_lattices_equal_fallback(shape, dtype, rtol, atol) -> None:
             check(call, 10 * rtol, 10 * atol)
 
 
+def band_call(
+    batch: Batch, start: Tensor, columns: int, rnnt_type: int, delay: float, dtype: torch.dtype
+) -> Call:
+    """band_lattice on random arcs of a padded band."""
+    rows = start.numel() * columns
+    px, py = log_softmax_like(2, rows, dtype=dtype)
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    inputs = (px, py, *lengths, start, None, batch.frames, columns, rnnt_type, delay)
+    outputs = [poison(rows, dtype=dtype) for _ in range(4)]
+    outputs.insert(2, poison(batch.size, dtype=dtype))
+    return Call("band_lattice", inputs, tuple(outputs))
+
+
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
 @pytest.mark.parametrize("columns", [1, 2, 5, 6, 8, 9, 31, 32, 33, 64, 100, 300])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
@@ -109,12 +124,7 @@ def test_bands_of_any_width(columns, rnnt_type, dtype, rtol, atol) -> None:
     torch.manual_seed(columns)
     batch = batch_of([60, 41, 90], [400, 37, 90], 4)
     start = random_start(batch, columns)
-    rows = start.numel() * columns
-    px, py = log_softmax_like(2, rows, dtype=dtype)
-    inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, 90, columns)
-    outputs = [poison(rows, dtype=dtype) for _ in range(4)]
-    outputs.insert(2, poison(3, dtype=dtype))
-    check(Call("band_lattice", (*inputs, rnnt_type, 0.1), tuple(outputs)), 10 * rtol, 10 * atol)
+    check(band_call(batch, start, columns, rnnt_type, 0.1, dtype), 10 * rtol, 10 * atol)
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
@@ -125,12 +135,7 @@ def test_bands_of_many_frames(columns, rnnt_type, dtype, rtol, atol) -> None:
     torch.manual_seed(columns)
     batch = batch_of([1700, 26, 25, 3, 1, 200], [60, 20, 1, 2, 0, 190], 4)
     start = random_start(batch, columns)
-    rows = start.numel() * columns
-    px, py = log_softmax_like(2, rows, dtype=dtype)
-    inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, 1700, columns)
-    outputs = [poison(rows, dtype=dtype) for _ in range(4)]
-    outputs.insert(2, poison(6, dtype=dtype))
-    check(Call("band_lattice", (*inputs, rnnt_type, 0.02), tuple(outputs)), 20 * rtol, 20 * atol)
+    check(band_call(batch, start, columns, rnnt_type, 0.02, dtype), 20 * rtol, 20 * atol)
 
 
 @pytest.mark.parametrize("columns", [4, 40])
@@ -142,12 +147,7 @@ def test_bands_that_go_back(columns, rnnt_type) -> None:
     start[:, 5:8] -= 1
     start[:, 12] += 2
     start.clamp_(min=0)
-    rows = start.numel() * columns
-    px, py = log_softmax_like(2, rows, dtype=torch.float64)
-    inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, 30, columns)
-    outputs = [poison(rows, dtype=torch.float64) for _ in range(4)]
-    outputs.insert(2, poison(2, dtype=torch.float64))
-    check(Call("band_lattice", (*inputs, rnnt_type, 0.0), tuple(outputs)), 1e-9, 1e-10)
+    check(band_call(batch, start, columns, rnnt_type, 0.0, torch.float64), 1e-9, 1e-10)
 
 
 @pytest.mark.parametrize("s_range", [3, 17, 40])
