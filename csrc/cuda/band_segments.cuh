@@ -68,7 +68,6 @@ class SegmentWalker {
     int32_t start;
   };
 
-  __device__ __forceinline__ int32_t first_segment() const { return backward ? segments_ - 1 : 0; }
   __device__ __forceinline__ int32_t last_segment() const { return backward ? 0 : segments_ - 1; }
 
   // Applies the maps, a lane for each column.

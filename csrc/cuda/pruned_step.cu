@@ -184,8 +184,8 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
   const BandStep step(launch, sizes, scales, targets, logit_lengths, target_lengths, saved, work);
   const StepSizes& s = step.s;
   begin(step, encoder, predictor, layers, logit_lengths, target_lengths);
-  const View x = s.cast_encoder ? step.kept.input[kEncoderSide].in(saved) : encoder;
-  const View y = s.cast_predictor ? step.kept.input[kPredictorSide].in(saved) : predictor;
+  const View x = step.kept.input_of(kEncoderSide, encoder, saved);
+  const View y = step.kept.input_of(kPredictorSide, predictor, saved);
   project(step, x, kEncoder, step.am);
   project(step, y, kDecoder, step.lm);
   // Clears what lies beside its gradients where there are no frames or symbols.

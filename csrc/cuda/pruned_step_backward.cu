@@ -72,9 +72,8 @@ void scale_simple(const Launcher& launch, const StepSizes& s, const SavedLayout&
     using scalar = decltype(zero);
     PitchedSides<scalar> sides;
     for (const int side : {kEncoderSide, kPredictorSide}) {
-      sides.all[side] = {mutable_data_of<scalar>(kept.outputs[side].in(saved)),
-                         side == kEncoderSide ? s.T : s.W, s.side_outputs(),
-                         static_cast<int32_t>(s.padded_V)};
+      sides.all[side] = {mutable_data_of<scalar>(kept.outputs[side].in(saved)), s.length_of(side),
+                         s.side_outputs(), static_cast<int32_t>(s.padded_V)};
     }
     const auto* upstream = data_of<acc_type<scalar>>(kept.upstream.in(saved));
     const uint32_t blocks = static_cast<uint32_t>(std::min<int64_t>(std::max(s.T, s.W), 256));
@@ -102,8 +101,8 @@ void pruned_step_layers_backward(const Launcher& launch, const View& encoder, co
   const SavedLayout kept(s);
   const SumLayout places(s);
   if (!s.at_once) scale_simple(launch, s, kept, saved);
-  const View inputs[] = {s.cast_encoder ? kept.input[kEncoderSide].in(saved) : encoder,
-                         s.cast_predictor ? kept.input[kPredictorSide].in(saved) : predictor};
+  const View inputs[] = {kept.input_of(kEncoderSide, encoder, saved),
+                         kept.input_of(kPredictorSide, predictor, saved)};
   const OptionalView* input_gradients[] = {&grad_encoder, &grad_predictor};
   const OptionalView* weight_gradients[] = {&encoder_weights, &predictor_weights};
   std::array<ColumnSums, kMostColumnSums> biases{};

@@ -139,14 +139,17 @@ struct SavedLayout {
     }
     // Without gradients only what the joiner reads.
     const int64_t before = s.differentiable ? s.padded_V : 0;
-    const int64_t rows[] = {s.T, s.W};
     for (const int side : {kEncoderSide, kPredictorSide}) {
-      outputs[side] = carver.take(s.type, {s.N, rows[side], before + s.D});
+      outputs[side] = carver.take(s.type, {s.N, s.length_of(side), before + s.D});
     }
     joiner_begin = before;
     bytes = carver.bytes();
   }
 
+  // A side's input in the type of the products: cast, or as it is given.
+  View input_of(int side, const View& given, const View& memory) const {
+    return input[side].dims > 0 ? input[side].in(memory) : given;
+  }
   // What the joiner reads of a side: am or lm.
   View joiner_input(int side, const View& memory) const {
     return outputs[side].columns_in(memory, joiner_begin, outputs[side].columns() - joiner_begin);

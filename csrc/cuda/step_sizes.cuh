@@ -66,8 +66,9 @@ struct StepSizes {
   int64_t outputs_of(int layer) const {
     return std::array<int64_t, 5>{padded_V, padded_V, D, D, padded_V}[layer];
   }
-  // Rows of the encoder's output or the predictor's.
-  int64_t rows_of(int side) const { return N * (side == kEncoderSide ? T : W); }
+  // Rows of the encoder's output or the predictor's, of an utterance and of all.
+  int64_t length_of(int side) const { return side == kEncoderSide ? T : W; }
+  int64_t rows_of(int side) const { return N * length_of(side); }
   // Outputs of the two layers that read it.
   int64_t side_outputs() const { return padded_V + D; }
 

@@ -255,13 +255,7 @@ class PrunedTransducerLoss(nn.Module):
             pruned_scale=pruned_scale,
             reduction=self.reduction,
         )
-        losses = pruned_step(
-            encoder_out,
-            predictor_out,
-            weights,
-            utterances,
-            plan,
-        )
+        losses = pruned_step(encoder_out, predictor_out, weights, utterances, plan)
         return TransducerLosses(
             loss=losses.total,
             simple_loss=losses.simple,

@@ -108,10 +108,10 @@ class NativeStep(torch.autograd.Function):
             and plan.reduction != "none"
             and plan.dtype != torch.float16
         )
-        packed, acc = utterances.host_lengths is not None, accumulator(plan.dtype)
+        packed = utterances.host_lengths is not None
         inputs = [x.contiguous() for x in arguments[:INPUTS]]
         told = told_of(inputs, packed, at_once, plan)
-        losses = losses_of(inputs, where, told, acc)
+        losses = losses_of(inputs, where, told)
         total, parts, gx, gy, start, saved, work, sums = losses
         if sums is None:
             ctx.spent = saved, work
@@ -151,7 +151,7 @@ def _saved(ctx: Any) -> tuple[list[Tensor], Sequence[Tensor], Tensor]:
 
 def _gradients_of_one(ctx: Any) -> _Gradients:
     inputs, where, _ = _saved(ctx)
-    losses = losses_of(inputs, where, ctx.told, accumulator(ctx.plan.dtype))
+    losses = losses_of(inputs, where, ctx.told)
     saved, sums = losses.saved, losses.sums
     # The workspace is given back before more is asked for.
     del losses
@@ -162,15 +162,15 @@ def _gradients_of_one(ctx: Any) -> _Gradients:
 def _gradients_of(upstream: Sequence[Tensor | None], ctx: Any) -> _Gradients:
     """Gradients for any upstream."""
     inputs, where, start = _saved(ctx)
-    told, acc = ctx.told, accumulator(ctx.plan.dtype)
+    told = ctx.told
     kept, ctx.spent = ctx.spent, None
     if told.sizes.at_once or kept is None:
         told = told_of(inputs, told.sizes.packed, False, ctx.plan)
-        losses = losses_of(inputs, where, told, acc)
+        losses = losses_of(inputs, where, told)
         kept, start = (losses.saved, losses.work), losses.start
         del losses
     saved, work = kept
-    sums = saved.new_empty(told.memory.sums, dtype=acc)
+    sums = saved.new_empty(told.memory.sums, dtype=told.acc)
     contiguous = [None if x is None else x.contiguous() for x in upstream]
     rows_backward(contiguous, where, start, told, saved, work, sums)
     del kept, work

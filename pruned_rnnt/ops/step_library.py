@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import LIBRARY
+from pruned_rnnt.ops._library import LIBRARY, accumulator
 from pruned_rnnt.ops.simple_products import exp_layout
 from pruned_rnnt.ops.step_plan import AM, DECODER, ENCODER, LM, OUTPUT, StepPlan
 
@@ -146,12 +146,13 @@ def _scale_tensor(scales: StepScales) -> Tensor:
 
 
 class Told(NamedTuple):
-    """What the library is told about a step beside tensors on its device."""
+    """What the library is told about a step beside tensors on its device; acc: dtype of sums."""
 
     sizes: StepSizes
     memory: Memory
     numbers: Tensor
     scales: Tensor
+    acc: torch.dtype
 
 
 def told_of(inputs: Sequence[Tensor], packed: bool, at_once: bool, plan: StepPlan) -> Told:
@@ -169,7 +170,13 @@ def told_of(inputs: Sequence[Tensor], packed: bool, at_once: bool, plan: StepPla
     values = array("q", (*sizes, *_UNKNOWN))
     numbers = torch.frombuffer(values, dtype=torch.int64)
     _ops.pruned_step_bytes.default(numbers)
-    return Told(sizes, Memory(*values[len(sizes) :]), numbers, _scale_tensor(scales))
+    return Told(
+        sizes,
+        Memory(*values[len(sizes) :]),
+        numbers,
+        _scale_tensor(scales),
+        accumulator(plan.dtype),
+    )
 
 
 class Losses(NamedTuple):
@@ -186,10 +193,8 @@ class Losses(NamedTuple):
     sums: Tensor | None
 
 
-def losses_of(
-    inputs: list[Tensor], where: Sequence[Tensor], told: Told, acc: torch.dtype
-) -> Losses:
-    sizes, memory, _, _ = told
+def losses_of(inputs: list[Tensor], where: Sequence[Tensor], told: Told) -> Losses:
+    sizes, memory, _, _, acc = told
     saved = inputs[0].new_empty(memory.saved, dtype=torch.uint8)
     work = saved.new_empty(memory.work)
     gx, gy = saved.new_empty((2, sizes.N, sizes.T, sizes.W), dtype=acc).unbind()
