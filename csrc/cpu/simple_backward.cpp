@@ -82,7 +82,8 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
     run_vectorised<AddSoftmax>(x, partners + k * V, V, occupancies.logz[node],
                                upstream * combined * occupancies.leaving(node), gradient);
   }
-  if (side.lse != nullptr) {
+  // A row of nothing but -inf has no softmax, and no path through its nodes.
+  if (side.lse != nullptr && total != 0) {
     run_vectorised<AddSoftmax>(x, side.prior, V, side.lse[row],
                                upstream * side.own_scale * static_cast<real>(total), gradient);
   }

@@ -33,7 +33,7 @@ def ctc_loss(
 
     Args:
         logits: (N, T, V), unnormalised activations; log-probabilities give the same, for
-            normalising them again changes nothing.
+            normalising them again changes nothing. Padding may hold anything.
         targets: (N, U) integers in 0..V-1, not the blank; padding may hold anything.
         logit_lengths, target_lengths: (N,) integers; default T and U.
         blank: column of the blank; negative counts from the end.
@@ -41,8 +41,8 @@ def ctc_loss(
         validate: on other devices than the CPU, wait and check values as on the CPU.
 
     Returns:
-        (N,) or a scalar; an utterance with too few frames for its targets has loss 0 and
-        gradient 0. float64 for float64 logits, else float32.
+        (N,) or a scalar; an utterance without a path (too few frames for its targets, or -inf in
+        all paths) has loss 0 and gradient 0. float64 for float64 logits, else float32.
 
     Raises:
         ValueError: what does not fit, by name.
@@ -65,13 +65,10 @@ def ctc_loss(
         validate=validate,
         source="logits",
     )
-    dtype = torch.promote_types(logits.dtype, torch.float32)
     # Padding may hold anything here, but not in torch's op.
     used = torch.arange(targets.shape[1], device=targets.device)
     within = used < utterances.target_lengths[:, None]
     symbols = utterances.targets.long().masked_fill(~within, 0 if blank else vocabulary - 1)
     lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
-    loss = ctc_losses(
-        logits.log_softmax(2, dtype=dtype), symbols, lengths[0].long(), lengths[1].long(), blank
-    )
+    loss = ctc_losses(logits, symbols, lengths[0].long(), lengths[1].long(), blank)
     return reduced(loss, reduction)

@@ -27,7 +27,8 @@ Gradients, with ex = (1 + fastemit_lambda) gx and g = grad_loss of the utterance
               + l g (sum_t ex + gy)(u) exp(lm(u,v) - lm_lse(u))
               - (c + l) g ([v = y(u+1)] sum_t ex(t,u) + [v = blank] sum_t gy(t,u))
 (the share of d lm through log_q is added by the caller). Rows of padding get exact zeros, whatever
-they hold. Entries with ex + gy = 0 contribute nothing and are not looked at.
+they hold. Entries with ex + gy = 0 contribute nothing and are not looked at, nor are rows of which
+that is the sum: a row of nothing but -inf has no softmax.
 Source: arXiv 2206.13236, with the exact entries added.
 """
 
@@ -234,11 +235,13 @@ def _simple_backward(
         d_lm.index_put_((n, u), share, accumulate=True)
 
     if am_lse is not None and log_q is not None and am_only_scale != 0:
+        leaving_NT1 = leaving.sum(2)[:, :, None]
         softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
-        d_am += am_only_scale * leaving.sum(2)[:, :, None] * softmax
+        d_am += am_only_scale * (leaving_NT1 * softmax).masked_fill(leaving_NT1 == 0, 0)
     if lm_lse is not None and lm_only_scale != 0:
+        leaving_NU1 = leaving.sum(1)[:, :, None]
         softmax = (lm.to(acc) - lm_lse[:, :, None]).exp()
-        d_lm += lm_only_scale * leaving.sum(1)[:, :, None] * softmax
+        d_lm += lm_only_scale * (leaving_NU1 * softmax).masked_fill(leaving_NU1 == 0, 0)
 
     y_NU, usable_NU = _symbols(targets, blank, size)
     ex = ex.masked_fill_(~usable_NU[:, None, :], 0)

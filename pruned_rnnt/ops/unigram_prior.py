@@ -61,5 +61,7 @@ def unigram_gradient(
     counted = _counted_rows(log_softmax, target_lengths)
     # d log q(v) / d log softmax(u,v) is the share of position u in q(v).
     share = (log_softmax - log_q - counted.sum().log()).exp() * grad_log_q
+    # A symbol that no position allows has no share, and no gradient.
+    share = share.masked_fill(log_softmax == NEG_INF, 0)
     grad = share - log_softmax.exp() * share.sum(2, keepdim=True)
     return grad.masked_fill(~counted[:, :, None], 0)
