@@ -23,6 +23,7 @@ from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops._library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.band_gather import gathered_band
 from pruned_rnnt.ops.prune_bounds import choose_bounds
+from pruned_rnnt.ops.saturated import as_int32
 from pruned_rnnt.ops.utterances import Utterances
 
 
@@ -128,7 +129,7 @@ def check_bounds(
     if start.device != device:
         raise ValueError(f"bounds.start is on {start.device} but logits on {device}")
     check_s_range(s_range, rnnt_type)
-    start = start.to(torch.int32).contiguous()
+    start = as_int32(start)
     lengths = (utterances.logit_lengths, utterances.target_lengths)
     if readable(validate, start):
         n = first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
@@ -191,6 +192,6 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
         raise ValueError(f"lm has {lm.shape[0]} utterances but am {am.shape[0]}")
     if bounds.s_range < 1:
         raise ValueError(f"s_range is {bounds.s_range}; it must be at least 1")
-    start = bounds.start.to(torch.int32).contiguous()
+    start = as_int32(bounds.start)
     am_NTSD = am[:, :, None, :].expand(-1, -1, bounds.s_range, -1)
     return PrunedInputs(am_NTSD, gathered_band(lm.contiguous(), start, bounds.s_range))

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import REGULAR, RNA, RNNT_TYPES
+from pruned_rnnt.ops._library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
 from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.row_loss import LossOptions
+from pruned_rnnt.ops.saturated import as_int32
 from pruned_rnnt.ops.utterances import Utterances
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -69,7 +70,8 @@ def check_blank(blank: int, vocabulary: int) -> int:
 
 
 def check_s_range(s_range: int, rnnt_type: int) -> None:
-    least = 2 if rnnt_type == REGULAR else 1
+    # A symbol of these types needs two columns of one frame.
+    least = 2 if rnnt_type in (REGULAR, CONSTRAINED) else 1
     if s_range < least:
         raise ValueError(f"s_range is {s_range}; it must be at least {least} for this rnnt_type")
 
@@ -178,11 +180,9 @@ def check_batch(
             _check_symbols(targets, target_lengths, vocabulary, blank)
     lengths = (logit_lengths, target_lengths)
     if host is None:
-        frames_N, symbols_N = (
-            x.to(device, torch.int32, non_blocking=True).contiguous() for x in lengths
-        )
+        frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
         lengths = (frames_N, symbols_N)
-    return Utterances(targets.to(torch.int32).contiguous(), *lengths, host)
+    return Utterances(as_int32(targets), *lengths, host)
 
 
 def check_utterances(targets: Tensor, *lengths: Tensor | None, **sizes: Any) -> Utterances:

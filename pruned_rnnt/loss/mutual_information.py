@@ -20,6 +20,7 @@ from pruned_rnnt.loss.checks import (
 from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
 from pruned_rnnt.ops._library import REGULAR
 from pruned_rnnt.ops.mutual_information import mutual_information_sums
+from pruned_rnnt.ops.saturated import as_int32
 
 
 def mutual_information(
@@ -65,7 +66,7 @@ def mutual_information(
             check_same("boundary", boundary, "px", px)
         if readable(validate, boundary):
             _check_boundary(boundary, rows - 1, frames)
-        boundary = boundary.to(px.device, torch.int32, non_blocking=True).contiguous()
+        boundary = as_int32(boundary).to(px.device, non_blocking=True)
     dtype = torch.promote_types(torch.promote_types(px.dtype, py.dtype), torch.float32)
     total, gx, gy = mutual_information_sums(
         px.to(dtype).contiguous(), py.to(dtype).contiguous(), boundary, kind

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.ops.saturated import as_int32
+
 
 class Utterances(NamedTuple):
     """Checked targets (N,U), int32 and contiguous on the losses' device, and lengths (N,).
@@ -29,7 +31,7 @@ class Utterances(NamedTuple):
         if self.host_lengths is None:
             return self
         # Both at once: a small copy to a GPU costs the host as much as a kernel.
-        both_2N = torch.stack(self.host_lengths).to(torch.int32)
+        both_2N = as_int32(torch.stack(self.host_lengths))
         frames_N, symbols_N = both_2N.to(self.targets.device, non_blocking=True).unbind()
         return self._replace(logit_lengths=frames_N, target_lengths=symbols_N)
 
