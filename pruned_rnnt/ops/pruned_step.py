@@ -8,7 +8,9 @@ autograd graph is done by hand here, because a GPU finishes each before Python h
 
     am, lm = projections of encoder and predictor to V'     simple loss, occupancy, band
     d am, d lm of the simple loss for a gradient of 1, which take less memory than what they are
-    made from; the backward pass multiplies them by the gradient of each utterance's loss
+    made from; the backward pass multiplies them by the gradient of each utterance's loss. Where the
+    predictor's prior (am_only_scale) couples utterances that may be weighted differently, the
+    backward pass makes them instead, from what the losses have kept
     projections of both to D                                row_losses of the band (fused_joiner.py)
 
 Weights are cast and padded together; the gradient of the encoder is the sum of two products in one
@@ -106,11 +108,13 @@ class _PrunedStep(torch.autograd.Function):
         start = choose_bounds(
             gx, gy, *lengths, plan.rows.columns, plan_simple.rnnt_type, plan.exact_bounds
         )
-        if plan.differentiable:
+        unit = am[:0], lm[:0]
+        ctx.simple_inputs = None
+        if plan.differentiable and plan.simple.am_only_scale != 0 and plan.reduction == "none":
+            ctx.simple_inputs = am, lm, parts
+        elif plan.differentiable:
             ones = torch.ones_like(simple_total)
             unit = simple_gradient(ones, gx, gy, am, lm, parts, targets, *lengths, plan_simple)
-        else:
-            unit = am[:0], lm[:0]
         del am, lm, parts
 
         problem = RowProblem(
@@ -131,6 +135,8 @@ class _PrunedStep(torch.autograd.Function):
             *statistics,
             *problem,
             *arguments[:INPUTS],
+            gx,
+            gy,
         )
         ctx.plan = plan
         losses_3N = simple_total.new_empty((3, simple_total.shape[0]))
@@ -155,7 +161,7 @@ class _PrunedStep(torch.autograd.Function):
         encoder, predictor, am_weight, lm_weight, encoder_weight, decoder_weight = saved[:6]
         unit_am, unit_lm = saved[6:8]
         statistics, problem = RowStatistics(*saved[8:11]), RowProblem(*saved[11:20])
-        inputs = saved[20:]
+        inputs = saved[20 : 20 + INPUTS]
         layers = _layers(inputs[2:], plan)
         # The workspace is spent by the first pass; with retain_graph a second one starts afresh.
         kept, ctx.kept = ctx.kept, None
@@ -165,12 +171,17 @@ class _PrunedStep(torch.autograd.Function):
             _upstream(grads[0], scale, own, batch, plan, accumulator(plan.dtype))
             for scale, own in ((plan.simple_scale, grads[1]), (plan.pruned_scale, grads[2]))
         )
+        where = problem.targets, problem.logit_lengths, problem.target_lengths
         row_grads: Sequence[Tensor | None] = (None, None, None, None)
         if pruned_N is not None:
             row_grads = row_gradients(pruned_N, problem, statistics, plan.rows, kept)
         del kept, problem, statistics
         am_grads: Sequence[Tensor | None] = (None, None)
-        if simple_N is not None:
+        if simple_N is not None and ctx.simple_inputs is not None:
+            am, lm, parts = ctx.simple_inputs
+            gx, gy = saved[20 + INPUTS :]
+            am_grads = simple_gradient(simple_N, gx, gy, am, lm, parts, *where, plan.simple)
+        elif simple_N is not None:
             factor = simple_N[:, None, None]
             am_grads = tuple(
                 torch.mul(unit, factor, out=torch.empty_like(unit)) for unit in (unit_am, unit_lm)
