@@ -1,150 +1,164 @@
-// Alpha and beta of one utterance (cpu/band_utterance.h). The recursion and its boundary cases are
-// stated in pruned_rnnt/ops/lattice.py and band_lattice.py.
+// The recursion of pruned_rnnt/ops/lattice.py over the rows of one utterance, frame by frame, and
+// for whole `regular` lattices as a wave: that type has an arc inside the frame, so that a frame's
+// nodes wait for each other. The frames of a band are short, and shifted against each other.
 //
-// `regular` has an arc inside the frame, so that a frame's values wait for each other: a full
-// lattice, whose frames lie in line, goes sixteen frames at a time (cpu/wave.h). A band is short,
-// and its frames are shifted against each other: it goes frame by frame.
+// Axes: T frames, U symbols, W columns of a frame (j), u = start + j.
 #pragma once
 
-#include "cpu/band_utterance.h"
+#include "cpu/geometry.h"
 #include "cpu/wave.h"
+#include "topology.h"
 
 namespace pruned_rnnt {
 
-struct AlphaRecursion {
-  // Writes alpha and returns log P. `scratch` has room for three frames.
-  template <Topology topology, typename real>
-  static PRUNED_RNNT_INLINE real run(const Utterance<real>& lattice, real* scratch) {
-    const int64_t width = lattice.width;
-    real* arriving = scratch;
-    real* emitted = scratch + width;
-    real* shifted = scratch + 2 * width;
-    for (int64_t t = 0; t < lattice.frames; ++t) {
-      real* alpha = lattice.alpha + lattice.row(t);
-      const int64_t first = lattice.first_symbol(t), columns = lattice.columns(t);
-      if (t == 0) {
-        std::fill(arriving, arriving + width, minus_infinity<real>);
-        if (first == 0) arriving[0] = 0;
-      } else {
-        const real* before = lattice.alpha + lattice.row(t - 1);
-        const real* py = lattice.py + lattice.row(t - 1);
-        const int64_t shift = first - lattice.first_symbol(t - 1);
-        if (topology != Topology::kRegular) {
-          emission_scores<topology>(lattice, t - 1, emitted);
-#pragma omp simd
-          for (int64_t j = 0; j < width; ++j) emitted[j] += before[j];
-          shift_columns(emitted, width, shift - 1, arriving);
-        }
-#pragma omp simd
-        for (int64_t j = 0; j < width; ++j) alpha[j] = before[j] + py[j];
-        shift_columns(alpha, width, shift, topology == Topology::kRegular ? arriving : shifted);
-        if (topology != Topology::kRegular) {
-#pragma omp simd
-          for (int64_t j = 0; j < width; ++j) arriving[j] = log_add(arriving[j], shifted[j]);
-        }
-      }
-      if (topology == Topology::kRegular) {
-        emission_scores<topology>(lattice, t, emitted);
-        for (int64_t j = 1; j < columns; ++j) {
-          arriving[j] = log_add(arriving[j], arriving[j - 1] + emitted[j - 1]);
-        }
-      }
-      std::copy(arriving, arriving + columns, alpha);
-      std::fill(alpha + columns, alpha + width, minus_infinity<real>);
-    }
-    return total<topology>(lattice, emitted);
-  }
+// target[j] = source[j + shift], and `none` where that lies outside 0..width-1.
+PRUNED_RNNT_INLINE void shift_columns(const double* source, int64_t width, int64_t shift,
+                                      double none, double* target) {
+  const int64_t begin = std::min(width, std::max<int64_t>(-shift, 0));
+  const int64_t end = std::max(begin, std::min(width, width - shift));
+  std::fill(target, target + begin, none);
+  std::copy(source + begin + shift, source + end + shift, target + begin);
+  std::fill(target + end, target + width, none);
+}
 
-  template <Topology topology, typename real>
-  static PRUNED_RNNT_INLINE real total(const Utterance<real>& lattice, real* emitted) {
-    const int64_t t = lattice.frames - 1;
-    const int64_t j = lattice.symbols - lattice.first_symbol(t);
-    real sum = minus_infinity<real>;
-    const real* alpha = lattice.alpha + lattice.row(t);
-    if (j >= 0 && j < lattice.width) sum = alpha[j] + lattice.py[lattice.row(t) + j];
-    if (ends_with_symbol(topology) && j >= 1 && j <= lattice.width) {
-      emission_scores<topology>(lattice, t, emitted);
-      sum = log_add(sum, alpha[j - 1] + emitted[j - 1]);
-    }
-    return sum;
+// One utterance's part of the arrays. gx holds the shares of the nodes' arcs between the two walks.
+template <typename real>
+struct Utterance {
+  const Geometry& geometry;
+  const real *px, *py;
+  real *gx, *gy;
+  int64_t n, frames, symbols, width;
+  double delay_penalty;
+
+  int64_t row(int64_t t) const { return t * width; }
+  int64_t first_symbol(int64_t t) const { return geometry.first_symbol_of(n, t); }
+  // Added to px at frame t.
+  double delay(int64_t t) const {
+    return delay_penalty * (static_cast<double>(frames - 1) / 2 - static_cast<double>(t));
+  }
+  // Columns of frame t that are symbol positions of this utterance.
+  int64_t columns(int64_t t) const {
+    return std::max<int64_t>(0, std::min(width, symbols + 1 - first_symbol(t)));
   }
 };
 
-struct BetaRecursion {
-  // Writes beta. `scratch` has room for three frames.
+// The shares of all nodes' arcs; returns log P. `scratch` has room for four frames.
+struct BackwardFrames {
   template <Topology topology, typename real>
-  static PRUNED_RNNT_INLINE void run(const Utterance<real>& lattice, real* scratch) {
+  static PRUNED_RNNT_INLINE double run(const Utterance<real>& lattice, double* scratch) {
     const int64_t width = lattice.width;
-    real* blank_end = scratch;
-    real* symbol_end = scratch + width;
-    real* emitted = scratch + 2 * width;
+    double* beta = scratch;
+    // Of the nodes that a blank and a symbol lead to.
+    double* behind_blank = scratch + width;
+    double* behind_symbol = scratch + 2 * width;
+    double* emitted = scratch + 3 * width;
+    int64_t behind = 0;
     for (int64_t t = lattice.frames - 1; t >= 0; --t) {
-      real* beta = lattice.beta + lattice.row(t);
+      const int64_t first = lattice.first_symbol(t), columns = lattice.columns(t);
+      if (t == lattice.frames - 1) {
+        std::fill(behind_blank, behind_blank + 2 * width, minus_infinity<double>);
+        const int64_t last = lattice.symbols - first;
+        if (last >= 0 && last < width) behind_blank[last] = 0;
+        if (ends_with_symbol(topology) && last >= 1 && last <= width) behind_symbol[last - 1] = 0;
+      } else {
+        shift_columns(beta, width, first - behind, minus_infinity<double>, behind_blank);
+        shift_columns(beta, width, first - behind + 1, minus_infinity<double>, behind_symbol);
+      }
+      const real* px = lattice.px + lattice.row(t);
       const real* py = lattice.py + lattice.row(t);
-      const int64_t columns = lattice.columns(t);
-      beta_behind<topology>(lattice, t, blank_end, symbol_end);
-      emission_scores<topology>(lattice, t, emitted);
-      if (topology == Topology::kRegular) {
+      real* shares = lattice.gx + lattice.row(t);
+      const double delay = lattice.delay(t);
 #pragma omp simd
-        for (int64_t j = 0; j < columns; ++j) beta[j] = py[j] + blank_end[j];
-        for (int64_t j = columns - 2; j >= 0; --j) {
-          beta[j] = log_add(beta[j], beta[j + 1] + emitted[j]);
+      for (int64_t j = 0; j < columns; ++j) {
+        behind_blank[j] += py[j];
+        emitted[j] = px[j] + delay;
+      }
+      if (topology == Topology::kConstrained) {
+        for (int64_t j = 0; j + 1 < columns; ++j) emitted[j] += py[j + 1];
+        // The blank of an emit must be inside the band, too.
+        if (columns > 0) emitted[columns - 1] = minus_infinity<double>;
+      }
+      if (topology == Topology::kRegular) {
+        double above = minus_infinity<double>;
+        for (int64_t j = columns - 1; j >= 0; --j) {
+          above = log_add_shared(emitted[j] + above, behind_blank[j], shares[j]);
+          beta[j] = above;
         }
       } else {
 #pragma omp simd
         for (int64_t j = 0; j < columns; ++j) {
-          beta[j] = log_add(py[j] + blank_end[j], emitted[j] + symbol_end[j]);
+          beta[j] = log_add_shared(emitted[j] + behind_symbol[j], behind_blank[j], shares[j]);
         }
       }
-      std::fill(beta + columns, beta + width, minus_infinity<real>);
+      std::fill(beta + columns, beta + width, minus_infinity<double>);
+      behind = first;
+    }
+    const int64_t corner = -lattice.first_symbol(0);
+    return corner >= 0 && corner < width ? beta[corner] : minus_infinity<double>;
+  }
+};
+
+// Shares to occupancies. `scratch` has room for four frames.
+struct ForwardFrames {
+  template <Topology topology, typename real>
+  static PRUNED_RNNT_INLINE void run(const Utterance<real>& lattice, double* scratch) {
+    const int64_t width = lattice.width;
+    double* mass = scratch;
+    // What the arcs to the next frame carry, by the column where they begin.
+    double* blanks = scratch + width;
+    double* emits = scratch + 2 * width;
+    double* shifted = scratch + 3 * width;
+    std::fill(mass, mass + width, 0.0);
+    mass[-lattice.first_symbol(0)] = 1;
+    for (int64_t t = 0; t < lattice.frames; ++t) {
+      const int64_t first = lattice.first_symbol(t), columns = lattice.columns(t);
+      real* gx = lattice.gx + lattice.row(t);
+      real* gy = lattice.gy + lattice.row(t);
+      if (topology == Topology::kRegular) {
+        double emit = 0;
+        for (int64_t j = 0; j < columns; ++j) {
+          const double here = mass[j] + emit;
+          const ArcShares share = split_share(gx[j]);
+          emit = here * share.emit;
+          blanks[j] = here * share.blank;
+          gx[j] = static_cast<real>(emit);
+          gy[j] = static_cast<real>(blanks[j]);
+        }
+      } else {
+#pragma omp simd
+        for (int64_t j = 0; j < columns; ++j) {
+          const ArcShares share = split_share(gx[j]);
+          emits[j] = mass[j] * share.emit;
+          blanks[j] = mass[j] * share.blank;
+          gx[j] = static_cast<real>(emits[j]);
+          gy[j] = static_cast<real>(blanks[j]);
+        }
+      }
+      if (topology == Topology::kConstrained) {
+        for (int64_t j = 1; j < columns; ++j) gy[j] += gx[j - 1];
+      }
+      std::fill(gx + columns, gx + width, real(0));
+      std::fill(gy + columns, gy + width, real(0));
+      if (t + 1 == lattice.frames) return;
+      const int64_t shift = lattice.first_symbol(t + 1) - first;
+      std::fill(blanks + columns, blanks + width, 0.0);
+      shift_columns(blanks, width, shift, 0.0, mass);
+      if (topology != Topology::kRegular) {
+        std::fill(emits + columns, emits + width, 0.0);
+        shift_columns(emits, width, shift - 1, 0.0, shifted);
+#pragma omp simd
+        for (int64_t j = 0; j < width; ++j) mass[j] += shifted[j];
+      }
     }
   }
 };
 
-// Alpha of a full regular lattice by waves of frames; returns log P.
-struct FullRegularAlpha {
+// The members of the structs above with the topology fixed, as run_vectorised wants them.
+template <typename Loop, Topology topology>
+struct WithTopology {
   template <typename real>
-  static PRUNED_RNNT_INLINE real run(const Utterance<real>* lattice, real* scratch) {
-    const int64_t size = lattice->symbols + 1, width = lattice->width;
-    real* edge = scratch + wave_scratch(size);
-    // Before the first frame lies the start, as if a blank of score 0 led from it.
-    std::fill(edge, edge + size, minus_infinity<real>);
-    edge[0] = 0;
-    WaveRow<real> rows[kWaveRows];
-    for (int64_t first = 0; first < lattice->frames; first += kWaveRows) {
-      const int64_t count = std::min(kWaveRows, lattice->frames - first);
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t t = first + k;
-        real* alpha = lattice->alpha + lattice->row(t);
-        rows[k] = {lattice->px + lattice->row(t) - 1, lattice->delay(t),
-                   t > 0 ? lattice->py + lattice->row(t - 1) : nullptr, alpha};
-        std::fill(alpha + size, alpha + width, minus_infinity<real>);
-      }
-      LogAddWave::run(rows, count, size, 1, edge, scratch);
-    }
-    return edge[size - 1] + lattice->py[lattice->row(lattice->frames - 1) + size - 1];
-  }
-};
-
-// Beta of a full regular lattice: the same from the last frame and the last column back.
-struct FullRegularBeta {
-  template <typename real>
-  static PRUNED_RNNT_INLINE void run(const Utterance<real>* lattice, real* scratch) {
-    const int64_t size = lattice->symbols + 1, width = lattice->width;
-    real* edge = scratch + wave_scratch(size);
-    std::fill(edge, edge + size, minus_infinity<real>);
-    edge[0] = 0;
-    WaveRow<real> rows[kWaveRows];
-    for (int64_t done = 0; done < lattice->frames; done += kWaveRows) {
-      const int64_t count = std::min(kWaveRows, lattice->frames - done);
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t t = lattice->frames - 1 - done - k, last = lattice->row(t) + size - 1;
-        rows[k] = {lattice->px + last, lattice->delay(t), lattice->py + last, lattice->beta + last};
-        std::fill(lattice->beta + last + 1, lattice->beta + lattice->row(t) + width,
-                  minus_infinity<real>);
-      }
-      LogAddWave::run(rows, count, size, -1, edge, scratch);
-    }
+  static PRUNED_RNNT_INLINE auto run(const Utterance<real>* lattice, double* scratch) {
+    return Loop::template run<topology>(*lattice, scratch);
   }
 };
 

@@ -57,11 +57,15 @@ class WindowScores {
   bool one_arc_a_frame_;
 };
 
-int64_t first_of_largest(const std::vector<double>& scores, int64_t windows) {
+// The middle one of the windows that count as the largest; of two the first.
+int64_t middle_of_largest(const std::vector<double>& scores, int64_t windows) {
   double largest = minus_infinity<double>;
   for (int64_t s = 0; s < windows; ++s) largest = scores[s] > largest ? scores[s] : largest;
+  int64_t count = 0;
+  for (int64_t s = 0; s < windows; ++s) count += scores[s] >= largest - kTie;
+  int64_t before = (count - 1) / 2;
   for (int64_t s = 0; s < windows; ++s) {
-    if (scores[s] >= largest - kTie) return s;
+    if (scores[s] >= largest - kTie && before-- == 0) return s;
   }
   return 0;
 }
@@ -81,7 +85,7 @@ void bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_t U, i
       continue;
     }
     window_scores.compute(gx + t * (U + 1), gy + t * (U + 1), S, windows, scores.data());
-    start[t] = static_cast<int32_t>(first_of_largest(scores, windows));
+    start[t] = static_cast<int32_t>(middle_of_largest(scores, windows));
   }
   // From right to left: monotone, then no step larger than `step`, then reachable from column 0.
   int64_t monotone = last, contiguous = last;

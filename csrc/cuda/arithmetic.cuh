@@ -45,6 +45,7 @@ __device__ __forceinline__ float to_log_zero(float x) {
 inline float approximate_exp2(float x) { return std::exp2(x); }
 inline float approximate_log2(float x) { return std::log2(x); }
 inline float approximate_tanh(float x) { return std::tanh(x); }
+inline float divide(float a, float b) { return a / b; }
 #else
 __device__ __forceinline__ float approximate_exp2(float x) {
   float y;
@@ -57,6 +58,9 @@ __device__ __forceinline__ float approximate_log2(float x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// With an error of 2 units in the last place, for b below 2^126.
+__device__ __forceinline__ float divide(float a, float b) { return __fdividef(a, b); }
 
 // Relative error 2^-11: enough where the result is rounded to bfloat16.
 __device__ __forceinline__ float approximate_tanh(float x) {

@@ -1,4 +1,4 @@
-// One utterance's band of lattice nodes. The recursions over it: band_wave.cuh for narrow bands and
+// One utterance's band of lattice nodes. The walks over it: band_segments.cuh for narrow bands and
 // band_walk.cuh for wide ones, both if they never move back; band_diagonals.cuh for all others.
 //
 // Axes: T frames, S columns of the band: column j of frame t is symbol u = start(t) + j.
@@ -14,7 +14,8 @@ template <typename real>
 struct BandLattice {
   const real *px, *py;   // rows of S
   const int32_t* start;  // of every frame
-  real* values;          // alpha or beta
+  real* gx;              // the shares of the nodes' arcs between the two walks
+  real* gy;
   int32_t frames, symbols, columns;
   real delay_penalty;
 
@@ -22,6 +23,16 @@ struct BandLattice {
   __device__ __forceinline__ real delay(int32_t t) const {
     const real middle = static_cast<real>(frames - 1) / 2;
     return delay_penalty == 0 ? real(0) : delay_penalty * (middle - static_cast<real>(t));
+  }
+
+  // The arcs of a node, from what stands in its row: no probability where there is no arc.
+  template <Topology topology>
+  __device__ __forceinline__ NodePair<real> arcs(int32_t t, int32_t u, real px_here,
+                                                 real py_here) const {
+    const bool valid = u >= 0 && u <= symbols;
+    const bool emits = valid && u < symbols && (topology != Topology::kRna || t + 1 < frames);
+    return {emits ? to_log_zero(px_here + delay(t)) : kLogZero<real>,
+            valid ? to_log_zero(py_here) : kLogZero<real>};
   }
 };
 

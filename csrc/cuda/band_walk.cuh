@@ -1,12 +1,12 @@
-// The recursion over a band of columns per frame: one thread a column of the band, all frames in
-// order. Work and memory do not depend on the number of symbols.
+// The recursion over a band of columns per frame that never moves back: one thread a column of the
+// band, all frames in order. Work and memory do not depend on the number of symbols.
 //
-// The band moves: column j of frame t is symbol u = start(t) + j. With `regular`, node (t,u) needs
-// (t-1,u) and (t,u-1), both on the diagonal t + u - 1; column j meets the diagonals in order and
-// every diagonal at most once, so that all threads step along diagonals together and find what they
-// need in the last value of another thread. The other topologies need the frame before only, and
-// step along frames.
-// px, py and start come through a small ring of each thread's own in shared memory, copied some
+// Column j of frame t is symbol u = start(t) + j. With `regular` the arcs of a node lead to (t+1,u)
+// and (t,u+1), both on the diagonal t + u + 1; column j meets the diagonals in order and every
+// diagonal at most once, so that all threads step along diagonals together and find what they need
+// in the last value of another thread. The other topologies need the neighbouring frame only, and
+// step along frames. Back, threads count columns from the last one.
+// What a frame needs comes through a small ring of each thread's own in shared memory, copied some
 // frames ahead.
 //
 // Axes: T frames, S columns; both count from the corner where the walk begins.
@@ -22,46 +22,70 @@ namespace cuda {
 template <typename real>
 constexpr int kBandRing = sizeof(real) == 4 ? 8 : 4;
 
-// What the threads of a block hand to each other, through 4 * blockDim.x numbers of shared memory.
+// Shared memory of a block with `threads` threads: rings of a thread's slots lie `threads` apart.
 template <typename real>
+struct BandMemory {
+  // Of each thread: two buffers of what it hands to others, and a ring.
+  static constexpr size_t kThreadBytes =
+      4 * sizeof(double) + kBandRing<real> * (2 * sizeof(real) + sizeof(int32_t));
+
+  double* exchange;
+  real *first, *second;
+  int32_t* starts;
+
+  __device__ __forceinline__ static BandMemory make() {
+    const int threads = blockDim.x;
+    BandMemory memory;
+    memory.exchange = dynamic_shared_memory<double>();
+    memory.first = reinterpret_cast<real*>(memory.exchange + 4 * threads);
+    memory.second = memory.first + kBandRing<real> * threads;
+    memory.starts = reinterpret_cast<int32_t*>(memory.second + kBandRing<real> * threads);
+    return memory;
+  }
+};
+
+// What the threads of a block hand to each other: two numbers each, by way of 4 * blockDim.x slots.
+template <typename Number>
 class BandExchange {
+  static_assert(sizeof(Number) == sizeof(double));
+
  public:
-  __device__ __forceinline__ explicit BandExchange(real* memory) : memory_(memory) {}
-  __device__ __forceinline__ void offer(real first, real second) {
+  __device__ __forceinline__ explicit BandExchange(double* memory)
+      : memory_(reinterpret_cast<Number*>(memory)) {}
+  __device__ __forceinline__ void offer(const Number& first, const Number& second) {
     // Two buffers take turns, so that one barrier separates writing from reading both ways.
     turn_ ^= 1;
     buffer()[threadIdx.x] = first;
     buffer()[blockDim.x + threadIdx.x] = second;
     __syncthreads();
   }
-  __device__ __forceinline__ real first_of(int thread) { return buffer()[thread]; }
-  __device__ __forceinline__ real second_of(int thread) { return buffer()[blockDim.x + thread]; }
+  // What thread `thread` of 0..count-1 has offered; of others 0.
+  __device__ __forceinline__ Number first_of(int thread, int count) const {
+    return thread >= 0 && thread < count ? buffer()[thread] : Number::zero();
+  }
+  __device__ __forceinline__ Number second_of(int thread, int count) const {
+    return thread >= 0 && thread < count ? buffer()[blockDim.x + thread] : Number::zero();
+  }
 
  private:
-  __device__ __forceinline__ real* buffer() { return memory_ + turn_ * 2 * blockDim.x; }
-  real* memory_;
+  __device__ __forceinline__ Number* buffer() const { return memory_ + turn_ * 2 * blockDim.x; }
+  Number* memory_;
   int turn_ = 0;
 };
 
 template <typename real>
-struct BandStep {
-  real px, py;
-  int32_t u, shift;  // shift: columns by which the band moves on from the frame before
+struct WalkNode {
+  NodePair<real> numbers;  // px and py, or the share
+  int32_t u, shift;        // shift: columns by which the band moves on from the frame before
 };
 
 // Reads the frames of one column in the order of the walk.
 template <typename real, bool backward>
 class ColumnReader {
  public:
-  // `memory` and `starts` are this thread's, with `stride` elements from one slot to the next.
   __device__ __forceinline__ ColumnReader(const BandLattice<real>& band, int32_t column,
-                                          real* memory, int32_t* starts, int stride)
-      : band_(band),
-        column_(backward ? band.columns - 1 - column : column),
-        px_(memory),
-        py_(memory + kBandRing<real> * stride),
-        starts_(starts),
-        stride_(stride) {
+                                          const BandMemory<real>& memory)
+      : band_(band), column_(backward ? band.columns - 1 - column : column), memory_(memory) {
     if (column < 0 || column >= band.columns) return;
     for (int32_t f = 0; f < kBandRing<real> - 1; ++f) request(f);
   }
@@ -69,133 +93,147 @@ class ColumnReader {
   // Copies what is needed some frames after f.
   __device__ __forceinline__ void request_after(int32_t f) { request(f + kBandRing<real> - 1); }
 
+  __device__ __forceinline__ int32_t frame(int32_t f) const {
+    return backward ? band_.frames - 1 - f : f;
+  }
   __device__ __forceinline__ int64_t row(int32_t f) const {
     return static_cast<int64_t>(frame(f)) * band_.columns + column_;
   }
 
   // What was requested for frame f; frames must be read in order.
-  __device__ __forceinline__ BandStep<real> read(int32_t f) {
-    const int slot = f % kBandRing<real> * stride_;
-    BandStep<real> step;
-    const int32_t start = starts_[slot];
-    step.u = start + column_;
-    step.shift = f == 0 ? 0 : (backward ? start_before_ - start : start - start_before_);
+  __device__ __forceinline__ WalkNode<real> read(int32_t f) {
+    const int slot = slot_of(f);
+    const int32_t start = memory_.starts[slot];
+    WalkNode<real> node{};
+    node.u = start + column_;
+    node.shift = f == 0 ? 0 : (backward ? start_before_ - start : start - start_before_);
     start_before_ = start;
-    const real delay = band_.delay(frame(f));
-    const bool valid = step.u >= 0 && step.u <= band_.symbols;
-    step.px = valid && step.u < band_.symbols ? to_log_zero(px_[slot] + delay) : kLogZero<real>;
-    step.py = valid ? to_log_zero(py_[slot]) : kLogZero<real>;
-    return step;
+    node.numbers = {memory_.first[slot], backward ? memory_.second[slot] : real(0)};
+    return node;
   }
 
  private:
-  __device__ __forceinline__ int32_t frame(int32_t f) const {
-    return backward ? band_.frames - 1 - f : f;
+  __device__ __forceinline__ static int slot_of(int32_t f) {
+    return f % kBandRing<real> * blockDim.x + threadIdx.x;
   }
   __device__ __forceinline__ void request(int32_t f) {
     if (f >= band_.frames) return;
-    const int slot = f % kBandRing<real> * stride_;
-    copy_async(px_ + slot, band_.px + row(f));
-    copy_async(py_ + slot, band_.py + row(f));
-    copy_async(starts_ + slot, band_.start + frame(f));
+    const int slot = slot_of(f);
+    copy_async(memory_.first + slot, (backward ? band_.px : band_.gx) + row(f));
+    if (backward) copy_async(memory_.second + slot, band_.py + row(f));
+    copy_async(memory_.starts + slot, band_.start + frame(f));
   }
 
   const BandLattice<real>& band_;
   const int32_t column_;
-  real *px_, *py_;
-  int32_t* starts_;
-  const int stride_;
+  const BandMemory<real> memory_;
   int32_t start_before_ = 0;
 };
 
-// Writes alpha or beta of all nodes. Returns beta(0,0), or kLogZero, of which the thread that has
-// this node gets the former. start must not decrease.
+// One walk of one column, in steps that all threads of the block take together.
 template <typename real, Topology topology, bool backward>
-__device__ real walk_band(const BandLattice<real>& band, int32_t column,
-                          BandExchange<real> exchange, ColumnReader<real, backward> reader) {
-  constexpr bool by_diagonal = topology == Topology::kRegular;
-  constexpr int ahead = kBandRing<real> - 2;
-  const int32_t S = band.columns, frames = band.frames;
-  const int32_t span = by_diagonal ? band.start[frames - 1] - band.start[0] + S - 1 : 0;
-  commit_copies();
-  wait_copies<0>();
-  // The frame to do next, the diagonal on which it comes, and what it needs.
-  int32_t f = column < S ? 0 : frames;
-  int32_t diagonal = by_diagonal ? column : 0;
-  BandStep<real> next{kLogZero<real>, kLogZero<real>, 0, 0};
-  if (f < frames) next = reader.read(0);
-  real blank_out = kLogZero<real>, symbol_out = kLogZero<real>, corner = kLogZero<real>;
-  for (int32_t k = 0; k < frames + span; ++k) {
-    const bool active = f < frames && diagonal == k;
-    const int32_t own = column + next.shift;
-    const int32_t left =
-        topology == Topology::kModified || topology == Topology::kRna ? own - 1 : column - 1;
-    const auto clamped = [&](int32_t thread) { return max(0, min(thread, S - 1)); };
-    const auto inside = [&](int32_t thread) { return thread >= 0 && thread < S; };
+class BandWalk {
+  using Number = std::conditional_t<backward, Probability<real>, Occupancy>;
+  static constexpr bool kByDiagonal = topology == Topology::kRegular;
 
-    exchange.offer(blank_out, symbol_out);
-    real stayed = exchange.first_of(clamped(own));
-    real arriving = exchange.second_of(clamped(left));
-    if (!inside(own)) stayed = kLogZero<real>;
-    if (!inside(left)) arriving = kLogZero<real>;
-    if (f == 0) {
-      const bool begins = next.u == (backward ? band.symbols : 0);
-      stayed = begins ? real(0) : kLogZero<real>;
-      if (!by_diagonal) {
-        const bool symbol_begins =
-            backward && topology == Topology::kModified && next.u + 1 == band.symbols;
-        arriving = symbol_begins ? real(0) : kLogZero<real>;
+ public:
+  __device__ __forceinline__ BandWalk(const BandLattice<real>& band, const BandMemory<real>& memory)
+      : band_(band),
+        column_(threadIdx.x),
+        exchange_(memory.exchange),
+        reader_(band, column_, memory) {}
+
+  // log P goes to `total` in shared memory, by the thread that walks back through node (0,0).
+  __device__ void run(real* total) {
+    constexpr int ahead = kBandRing<real> - 2;
+    const int32_t S = band_.columns, frames = band_.frames;
+    const int32_t span = kByDiagonal ? band_.start[frames - 1] - band_.start[0] + S - 1 : 0;
+    commit_copies();
+    wait_copies<0>();
+    // The frame to do next, the diagonal on which it comes, and what it needs.
+    int32_t f = column_ < S ? 0 : frames;
+    int32_t diagonal = kByDiagonal ? column_ : 0;
+    WalkNode<real> next{};
+    if (f < frames) next = reader_.read(0);
+    for (int32_t k = 0; k < frames + span; ++k) {
+      const bool active = f < frames && diagonal == k;
+      step(f, next, active, total);
+      if (active) reader_.request_after(f);
+      commit_copies();
+      wait_copies<ahead>();
+      if (active && ++f < frames) {
+        next = reader_.read(f);
+        diagonal += kByDiagonal ? 1 + next.shift : 1;
       }
     }
-    real value, blank_next, symbol_next = kLogZero<real>;
-    if (topology == Topology::kConstrained) {
-      // A symbol needs the blank of its new column in the same frame.
-      const real through_blank = stayed + next.py;
-      exchange.offer(backward ? through_blank : stayed + next.px, real(0));
-      arriving = exchange.first_of(clamped(column - 1));
-      if (column == 0) arriving = kLogZero<real>;
-      value = backward ? log_add(through_blank, arriving + next.px) : stayed;
-      blank_next = backward ? value : log_add(stayed, arriving) + next.py;
+    wait_copies<0>();
+  }
+
+ private:
+  // Frame f of this column, if it is `active`; all threads must call this.
+  __device__ __forceinline__ void step(int32_t f, const WalkNode<real>& node, bool active,
+                                       real* total) {
+    const int32_t S = band_.columns, own = column_ + node.shift;
+    exchange_.offer(by_blank_, by_emit_);
+    Number stayed = exchange_.first_of(own, S);
+    Number emitted = exchange_.second_of((kByDiagonal ? column_ : own) - 1, S);
+    const bool begins = f == 0 && node.u == (backward ? band_.symbols : 0);
+    if (f == 0) {
+      stayed = begins ? Number::one() : Number::zero();
+      // The last frame may be left by an emit from the symbol before the last.
+      const bool emit_begins =
+          backward && topology == Topology::kModified && node.u + 1 == band_.symbols;
+      if (!kByDiagonal) emitted = emit_begins ? Number::one() : Number::zero();
+    }
+    if constexpr (backward) {
+      step_back(f, node, active, stayed, emitted, total);
     } else {
-      value = backward ? log_add(stayed + next.py, arriving + next.px) : log_add(stayed, arriving);
-      blank_next = backward ? value : value + next.py;
-      symbol_next = backward ? value : value + next.px;
-    }
-    if (active) {
-      const bool valid = next.u >= 0 && next.u <= band.symbols;
-      band.values[reader.row(f)] = valid ? from_log_zero(value) : minus_infinity<real>();
-      if (backward && f == frames - 1 && next.u == 0) corner = value;
-      blank_out = blank_next;
-      symbol_out = symbol_next;
-      reader.request_after(f);
-    }
-    commit_copies();
-    wait_copies<ahead>();
-    if (active && ++f < frames) {
-      next = reader.read(f);
-      diagonal += by_diagonal ? 1 + next.shift : 1;
+      step_forward(f, node, active, stayed + emitted);
     }
   }
-  wait_copies<0>();
-  return corner;
-}
 
-// Bytes of shared memory for each thread of walk_wide_band.
-template <typename real>
-constexpr size_t kBandBytes =
-    (2 * kBandRing<real> + 4) * sizeof(real) + kBandRing<real> * sizeof(int32_t);
+  // From beta of the nodes that a blank and an emit lead to.
+  __device__ __forceinline__ void step_back(int32_t f, const WalkNode<real>& node, bool active,
+                                            Number stayed, Number emitted, real* total) {
+    const NodePair<real> arcs = band_.template arcs<topology>(
+        reader_.frame(f), node.u, node.numbers.first, node.numbers.second);
+    stayed = stayed * Number::exp(arcs.second);
+    if (topology == Topology::kConstrained) {
+      // An emit needs the blank of its new column in the same frame.
+      exchange_.offer(stayed, Number::zero());
+      emitted = exchange_.first_of(column_ - 1, band_.columns);
+    }
+    real share;
+    Number beta = Number::add_shared(emitted * Number::exp(arcs.first), stayed, share);
+    beta.normalise();
+    if (!active) return;
+    band_.gx[reader_.row(f)] = share;
+    by_blank_ = by_emit_ = beta;
+    if (f == band_.frames - 1 && node.u == 0) *total = from_log_zero(beta.log());
+  }
 
-// The same by a block with a thread for each column.
-template <typename real, Topology topology, bool backward>
-__device__ real walk_wide_band(const BandLattice<real>& band) {
-  const int thread = threadIdx.x, threads = blockDim.x;
-  real* const memory = dynamic_shared_memory<real>();
-  real* const ring = memory + 4 * threads;
-  int32_t* const starts = reinterpret_cast<int32_t*>(ring + 2 * kBandRing<real> * threads);
-  return walk_band<real, topology, backward>(
-      band, thread, BandExchange<real>(memory),
-      ColumnReader<real, backward>(band, thread, ring + thread, starts + thread, threads));
-}
+  __device__ __forceinline__ void step_forward(int32_t f, const WalkNode<real>& node, bool active,
+                                               const Number& arriving) {
+    const Mass mass = split_mass(arriving.value, node.numbers.first);
+    double used = 0;
+    if (topology == Topology::kConstrained) {
+      exchange_.offer(Number{mass.emit}, Number::zero());
+      used = exchange_.first_of(column_ - 1, band_.columns).value;
+    }
+    if (!active) return;
+    band_.gx[reader_.row(f)] = static_cast<real>(mass.emit);
+    band_.gy[reader_.row(f)] = static_cast<real>(mass.blank + used);
+    by_blank_.value = mass.blank;
+    by_emit_.value = mass.emit;
+  }
+
+  const BandLattice<real>& band_;
+  const int32_t column_;
+  BandExchange<Number> exchange_;
+  ColumnReader<real, backward> reader_;
+  // What this thread's last node hands to those before it, or behind it.
+  Number by_blank_ = Number::zero(), by_emit_ = Number::zero();
+};
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

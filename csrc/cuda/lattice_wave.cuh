@@ -1,18 +1,27 @@
-// The recursion over whole lattices, alpha and beta of all utterances in one launch.
+// The recursion over whole lattices, both walks of an utterance by one block.
 //
-// One block walks one utterance in one direction. A stripe of 32 neighbouring columns belongs to a
-// team of warps. The walker has a column a lane and moves along the frames as a wave: at step k
-// lane l is at frame k - l, so that its neighbour l-1 has passed that frame one step before and
-// hands over its value by a shuffle. A carrier fetches px and py ahead of the wave, cleans them
-// of what the recursion must not see and lays them into a ring in shared memory in the order of the
-// steps, and another, or the same where there are many stripes, stores alpha or beta, which the
-// walker leaves in the ring, when a frame's 32 columns are through. So the walker, whose steps
-// depend on each other, has little else to do.
-// A stripe's last lane hands its values to the next walker through a second ring. All warps go in
+//   backward  beta(node)  = blank * beta(its target) + emit * beta(its target), and the emit's
+//   share forward   mass(node)  = what the arcs to it carry; gx = mass * share, gy = mass * (1 -
+//   share)
+//
+// A stripe of 32 neighbouring columns belongs to a team of warps. The walker has a column a lane
+// and moves along the frames as a wave: at step k lane l is at frame k - l, so that its neighbour
+// l-1 has passed that frame one step before and hands over its value by a shuffle:
+//
+//             t 0  1  2  3          a number is the step in which the node is done
+//   lane 0      0  1  2  3
+//   lane 1      1  2  3  4
+//   lane 2      2  3  4  5
+//
+// One carrier loads ahead of the wave what its nodes need, cleans it of what the recursion must not
+// see and lays it into a ring in shared memory in the order of the steps; another, or the same
+// where there are many stripes, stores what the walker leaves in the ring, when a frame's 32
+// columns are through. So the walker, whose steps depend on each other, has little else to do. A
+// stripe's last lane hands its values to the next walker through a second ring. All warps go in
 // periods of kChunk steps with a barrier between them; what each does in a period follows from its
 // number alone (stripe w is kLag periods behind stripe w-1), and whoever needs something finds it
-// made in an earlier period. More columns than a block's walkers can own are done in passes, and
-// the edge between two passes is kept in global memory.
+// made in an earlier period. More columns than a block's walkers can own are done in passes; what
+// crosses from one pass to the next goes through global memory.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
@@ -22,12 +31,28 @@
 namespace pruned_rnnt {
 namespace cuda {
 
+// Where a stripe gets what crosses its first edge, and where it leaves what crosses its last one:
+// the stripe before in this pass, or global memory between two passes; all null at the lattice's
+// ends. The stripe after reads the ring of this one.
+template <typename real, typename Number>
+struct StripeEdges {
+  const Number* before;
+  const real* in;
+  int64_t in_step;    // on the way forward, from one frame to the next
+  int32_t in_frames;  // frames that are there
+  real* out;
+};
+
 template <typename real, Topology topology, bool frames_run, bool backward>
 class Walker {
+  using OwnColumn = Column<real, topology, backward>;
+
  public:
+  using Number = typename OwnColumn::Number;
+  using Edges = StripeEdges<real, Number>;
+
   __device__ __forceinline__ Walker(int32_t nodes, bool first_stripe,
-                                    StripeMemory<real, frames_run>& memory,
-                                    const StripeEdges<real>& edges)
+                                    StripeMemory<real, frames_run>& memory, const Edges& edges)
       : nodes_(nodes), memory_(memory), edges_(edges), column_(first_stripe && lane() == 0) {
     if (edges_.in != nullptr) arriving_later_ = edge_in(0);
   }
@@ -38,63 +63,70 @@ class Walker {
     constexpr int row = kRingRow<frames_run>;
     const int32_t k = chunk * kChunk;
     // Edges of the frames k .. k + kChunk - 1, one a lane; that of frame t is of step t + 31.
-    Probability<real> arriving = Probability<real>::zero();
+    Number arriving = Number::zero();
     if (edges_.before != nullptr) {
       if (lane() < kChunk) arriving = edges_.before[(k + lane() + kStripe - 1) % kEdgeSteps];
     } else if (edges_.in != nullptr) {
-      arriving = Probability<real>::exp(arriving_later_);
+      arriving = arriving_later_;
       arriving_later_ = edge_in(k + kChunk);
     }
-    ArcPair<real>* const ring = memory_.ring + k % kRingSteps * row + lane();
-    Probability<real>* const edges = memory_.edges + k % kEdgeSteps;
-    ArcPair<real> arcs[kChunk];
+    NodePair<real>* const ring = memory_.ring + k % kRingSteps * row + lane();
+    Number* const edges = memory_.template edges_of<Number>() + k % kEdgeSteps;
+    NodePair<real> nodes[kChunk];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) arcs[i] = ring[i * row];
+    for (int i = 0; i < kChunk; ++i) nodes[i] = ring[i * row];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      Probability<real> neighbour = column_.sent().of_lane_before();
-      const Probability<real> edge = arriving.of_lane(i);
+      Number neighbour = column_.sent().of_lane_before();
+      const Number edge = arriving.of_lane(i);
       if (lane() == 0) neighbour = edge;
-      ring[i * row].px = column_.step(arcs[i].px, arcs[i].py, neighbour);
+      ring[i * row] = column_.step(nodes[i], neighbour);
       if (lane() == kStripe - 1) edges[i] = column_.sent();
+      if (backward && k + i - lane() == nodes_ - 1) corner_ = column_.own();
     }
     column_.normalise();
-    if (edges_.out != nullptr) {
+    if constexpr (backward) {
+      if (edges_.out == nullptr) return;
       __syncwarp();
-      if (lane() < kChunk) edges_.out[k + lane()] = edges[lane()].log();
+      const int32_t t = k + lane() - (kStripe - 1);
+      if (lane() < kChunk && t >= 0 && t < nodes_)
+        edges[lane()].save(edges_.out + t, edges_.out + nodes_ + t);
     }
   }
 
-  // This lane's value at the last frame, once all is walked.
-  __device__ __forceinline__ real corner() const {
-    return memory_.ring[(nodes_ - 1 + lane()) % kRingSteps * kRingRow<frames_run> + lane()].px;
-  }
+  // beta of this lane's column at the last frame of the walk.
+  __device__ __forceinline__ const Number& corner() const { return corner_; }
 
  private:
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ real edge_in(int32_t t) const {
-    if (lane() >= kChunk || t + lane() >= nodes_) return kLogZero<real>;
-    return to_log_zero(edges_.in[t + lane() + kStripe - 1]);
+  __device__ __forceinline__ Number edge_in(int32_t begin) const {
+    const int32_t t = begin + lane();
+    if (lane() >= kChunk || t >= edges_.in_frames) return Number::zero();
+    if constexpr (backward) {
+      return Number::load(edges_.in + t, edges_.in + nodes_ + t);
+    } else {
+      return Number{static_cast<double>(edges_.in[t * edges_.in_step])};
+    }
   }
 
   const int32_t nodes_;
   StripeMemory<real, frames_run>& memory_;
-  const StripeEdges<real> edges_;
-  Column<real, topology, backward> column_;
-  real arriving_later_ = kLogZero<real>;
+  const Edges edges_;
+  OwnColumn column_;
+  Number arriving_later_ = Number::zero();
+  Number corner_ = Number::zero();
 };
 
-// All stripes of one utterance in one direction, by a block of teams of warps: walkers first, then
-// their carriers, of which those that take away may be others. The backward walk ends with log P.
+// One walk over all stripes of an utterance, by a block of teams of warps: walkers first, then
+// their carriers, of which those that store may be others. The walk back ends with log P in
+// `total`.
 template <typename real, Topology topology, bool frames_run, bool backward, int team_warps>
-__device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
+__device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice, real* total) {
+  using StripeWalker = Walker<real, topology, frames_run, backward>;
+  using StripeCarrier = Carrier<real, frames_run, backward>;
   const int teams = blockDim.x / (32 * team_warps), team = threadIdx.x / 32 % teams;
   const int role = threadIdx.x / 32 / teams;
-  const bool walks = role == 0, brings = role == 1, takes = role == team_warps - 1;
-  if (lattice.frames <= 0) {
-    if (backward && threadIdx.x == 0) *total = minus_infinity<real>();
-    return;
-  }
+  const bool walks = role == 0, loads = role == 1, stores = role == team_warps - 1;
   auto* const memory = dynamic_shared_memory<StripeMemory<real, frames_run>>();
   const int32_t nodes = lattice.frames + 1, stripes = lattice.symbols / kStripe + 1;
   // Passes of equal size end sooner than full ones and a rest.
@@ -104,12 +136,20 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
     const int32_t in_pass = min(stripes_a_pass, stripes - group);
     const int32_t stripe = group + team;
     const bool takes_part = team < in_pass;
-    StripeEdges<real> edges{};
-    if (team > 0) edges.before = memory[team - 1].edges;
-    if (team == 0 && group > 0) edges.in = lattice.edge;
-    if (team + 1 == in_pass && stripe + 1 < stripes) edges.out = lattice.edge;
-    Walker<real, topology, frames_run, backward> walker(nodes, stripe == 0, memory[team], edges);
-    using StripeCarrier = Carrier<real, frames_run, backward>;
+    typename StripeWalker::Edges edges{};
+    if (team > 0)
+      edges.before = memory[team - 1].template edges_of<typename StripeWalker::Number>();
+    if constexpr (backward) {
+      // Occupancies are not there yet: their place holds the edges.
+      real* const between = lattice.gy.base;
+      if (team == 0 && group > 0) edges = {nullptr, between, 1, nodes, nullptr};
+      if (team + 1 == in_pass && stripe + 1 < stripes) edges.out = between;
+    } else if (team == 0 && group > 0) {
+      // What the last column of the pass before emits.
+      edges = {nullptr, lattice.gx.at(0, group * kStripe - 1), lattice.gx.frame_step,
+               lattice.gx_frames, nullptr};
+    }
+    StripeWalker walker(nodes, stripe == 0, memory[team], edges);
     StripeCarrier carrier(lattice, stripe * kStripe, memory[team]);
 
     // From the period in which the first carrier fetches its first frames to that in which the last
@@ -120,8 +160,8 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
       if (takes_part) {
         const int32_t chunk = period - kLag * team;
         if (walks) walker.walk(chunk);
-        if (takes) carrier.take_away(chunk);
-        if (brings) carrier.template bring<decltype(turn)::value>(chunk);
+        if (stores) carrier.store(chunk);
+        if (loads) carrier.template load<decltype(turn)::value>(chunk);
       }
       __syncthreads();
       ++period;
@@ -130,12 +170,26 @@ __device__ void walk_lattice(const WaveLattice<real>& lattice, real* total) {
       one_period(std::integral_constant<int, 0>());
       one_period(std::integral_constant<int, 1>());
     }
-    if (backward && walks && takes_part && stripe * kStripe + threadIdx.x % 32 == lattice.symbols) {
-      *total = from_log_zero(walker.corner());
+    if constexpr (backward) {
+      const bool at_end = stripe * kStripe + threadIdx.x % 32 == lattice.symbols;
+      if (walks && takes_part && at_end) *total = from_log_zero(walker.corner().log());
     }
     // The next pass fills the ring anew.
     __syncthreads();
   }
+}
+
+// Both walks. Returns log P to all threads of the block; if it is -inf, gx and gy hold nothing of
+// use. Needs a barrier before it, and ends with one.
+template <typename real, Topology topology, bool frames_run, int team_warps>
+__device__ real walk_lattice(const WaveLattice<real>& lattice) {
+  if (lattice.frames <= 0) return minus_infinity<real>();
+  __shared__ real shared_total;
+  walk_stripes<real, topology, frames_run, true, team_warps>(lattice, &shared_total);
+  const real total = shared_total;
+  if (total == minus_infinity<real>()) return total;
+  walk_stripes<real, topology, frames_run, false, team_warps>(lattice, nullptr);
+  return total;
 }
 
 // Teams of two warps: more find no room in shared memory anyway, and fewer get more registers each.

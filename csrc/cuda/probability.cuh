@@ -1,9 +1,10 @@
 // Probabilities of any size, as the recursions over lattices add and multiply them, one operation
 // waiting for the one before. In double they are logarithms. In float they are a factor times a
-// power of 2: adding two takes half as long as a log-add does, and rounds off less.
+// power of 2: adding two takes half as long as a log-add does, and the relative error does not grow
+// with the size of the logarithm.
 #pragma once
 
-#include "cuda/arithmetic.cuh"
+#include "cuda/arc_shares.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
@@ -52,6 +53,29 @@ struct ScaledProbability {
             larger};
   }
 
+  // emitted + stayed, and how they share it.
+  __device__ __forceinline__ static ScaledProbability add_shared(const ScaledProbability& emitted,
+                                                                 const ScaledProbability& stayed,
+                                                                 float& share) {
+    const int32_t larger = max(emitted.exponent, stayed.exponent);
+    const float emit = emitted.factor * power_of_2(emitted.exponent - larger);
+    const float stay = stayed.factor * power_of_2(stayed.exponent - larger);
+    const float sum = emit + stay;
+    // Nodes of which no path comes to the end have shares, too, but never a mass.
+    share = share_of(emit < stay, sum == 0.0f ? 0.0f : divide(fminf(emit, stay), sum));
+    return {sum, larger};
+  }
+
+  // In two places of memory.
+  __device__ __forceinline__ void save(float* first, float* second) const {
+    *first = factor;
+    *second = bits_float(static_cast<uint32_t>(exponent));
+  }
+  __device__ __forceinline__ static ScaledProbability load(const float* first,
+                                                           const float* second) {
+    return {*first, static_cast<int32_t>(float_bits(*second))};
+  }
+
   // Brings the factor back between 1 and 2. A sum or product of two changes it by 2^2 at most.
   __device__ __forceinline__ void normalise() {
     const int32_t power = static_cast<int32_t>(float_bits(factor) >> 23) - 127;
@@ -97,11 +121,44 @@ struct LogProbability {
   __device__ __forceinline__ LogProbability operator+(const LogProbability& other) const {
     return {log_add(value, other.value)};
   }
+  __device__ __forceinline__ static LogProbability add_shared(const LogProbability& emitted,
+                                                              const LogProbability& stayed,
+                                                              double& share) {
+    const double smaller = ::exp(-fabs(emitted.value - stayed.value));
+    share = share_of(emitted.value < stayed.value, smaller / (1 + smaller));
+    return {fmax(emitted.value, stayed.value) + log1p(smaller)};
+  }
+  // The second place is not needed.
+  __device__ __forceinline__ void save(double* first, double*) const { *first = value; }
+  __device__ __forceinline__ static LogProbability load(const double* first, const double*) {
+    return {*first};
+  }
   __device__ __forceinline__ void normalise() {}
   __device__ __forceinline__ LogProbability of_lane(int lane) const {
     return {__shfl_sync(kAllLanes, value, lane)};
   }
   __device__ __forceinline__ LogProbability of_lane_before() const {
+    return {__shfl_up_sync(kAllLanes, value, 1)};
+  }
+};
+
+// Masses of paths (arc_shares.cuh), by the same names.
+struct Occupancy {
+  double value;
+
+  __device__ __forceinline__ static Occupancy zero() { return {0.0}; }
+  __device__ __forceinline__ static Occupancy one() { return {1.0}; }
+  __device__ __forceinline__ Occupancy operator*(const Occupancy& other) const {
+    return {value * other.value};
+  }
+  __device__ __forceinline__ Occupancy operator+(const Occupancy& other) const {
+    return {value + other.value};
+  }
+  __device__ __forceinline__ void normalise() {}
+  __device__ __forceinline__ Occupancy of_lane(int lane) const {
+    return {__shfl_sync(kAllLanes, value, lane)};
+  }
+  __device__ __forceinline__ Occupancy of_lane_before() const {
     return {__shfl_up_sync(kAllLanes, value, 1)};
   }
 };

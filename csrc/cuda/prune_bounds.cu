@@ -21,10 +21,11 @@ struct Sizes {
   bool padded_search, one_arc_a_frame;
 };
 
-// The first s in 0..windows-1 whose score is within kTie of the largest; by one warp, same answer
-// in all lanes. The scores of the first windows stay in registers, others are computed twice.
+// The middle one of the s in 0..windows-1 whose score is within kTie of the largest, of two the
+// first; by one warp, same answer in all lanes. The scores of the first windows stay in registers,
+// others are computed three times.
 template <typename real, typename Score>
-__device__ int32_t first_of_largest(int32_t windows, Score&& score) {
+__device__ int32_t middle_of_largest(int32_t windows, Score&& score) {
   constexpr int kept_turns = 4;
   const int lane = threadIdx.x % 32;
   const real none = minus_infinity<real>();
@@ -42,17 +43,35 @@ __device__ int32_t first_of_largest(int32_t windows, Score&& score) {
     largest = fmax(largest, __shfl_xor_sync(kAllLanes, largest, distance));
   }
   const real least = largest - static_cast<real>(kTie);
+  // Calls work(first window of a turn, lanes whose windows are among the largest), until it is
+  // true.
+  const auto for_turns = [&](auto&& work) {
 #pragma unroll
-  for (int turn = 0; turn < kept_turns; ++turn) {
-    const unsigned lanes = __ballot_sync(kAllLanes, kept[turn] >= least);
-    if (lanes != 0) return 32 * turn + __ffs(lanes) - 1;
-  }
-  for (int32_t begin = 32 * kept_turns; begin < windows; begin += 32) {
-    const int32_t s = begin + lane;
-    const unsigned lanes = __ballot_sync(kAllLanes, s < windows && score(s) >= least);
-    if (lanes != 0) return begin + __ffs(lanes) - 1;
-  }
-  return 0;
+    for (int turn = 0; turn < kept_turns; ++turn) {
+      if (work(32 * turn, __ballot_sync(kAllLanes, kept[turn] >= least))) return;
+    }
+    for (int32_t begin = 32 * kept_turns; begin < windows; begin += 32) {
+      const int32_t s = begin + lane;
+      if (work(begin, __ballot_sync(kAllLanes, s < windows && score(s) >= least))) return;
+    }
+  };
+  int32_t count = 0;
+  for_turns([&](int32_t, unsigned lanes) {
+    count += __popc(lanes);
+    return false;
+  });
+  int32_t before = (count - 1) / 2, middle = 0;
+  for_turns([&](int32_t begin, unsigned lanes) {
+    const int32_t here = __popc(lanes);
+    if (before >= here) {
+      before -= here;
+      return false;
+    }
+    for (; before > 0; --before) lanes &= lanes - 1;
+    middle = begin + __ffs(lanes) - 1;
+    return true;
+  });
+  return middle;
 }
 
 // sums[u] = mass(0) + .. + mass(u-1) for u = 0..width, by one warp.
@@ -117,11 +136,11 @@ __global__ void __launch_bounds__(kSearchThreads)
     const FrameOccupancy<real> frame{gx + offset, gy + offset, sizes.width, S,
                                      sizes.one_arc_a_frame};
     if (S <= kDirectWindow) {
-      s0 = first_of_largest<real>(windows, [&](int32_t s) { return frame.score(s); });
+      s0 = middle_of_largest<real>(windows, [&](int32_t s) { return frame.score(s); });
     } else {
       double* sums = dynamic_shared_memory<double>() + warp * (sizes.width + 1);
       prefix_sums(frame, sums);
-      s0 = first_of_largest<double>(windows, [&](int32_t s) {
+      s0 = middle_of_largest<double>(windows, [&](int32_t s) {
         const double kept = sums[min(s + S, sizes.width)] - sums[s];
         return kept - static_cast<double>(frame.entering(s));
       });

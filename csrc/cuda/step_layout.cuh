@@ -222,9 +222,9 @@ struct WorkLayout {
   }
 
   Slot simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low;
-  Slot product, lattice[5];  // px, py, logz, alpha, beta
+  Slot product, lattice[3];  // px, py, logz
   Slot scratch, weights, lm_stack, am_sum, lm_sum;
-  Slot hidden, logits, band[4];  // px, py, alpha, beta
+  Slot hidden, logits, band[2];  // px, py
   Slot grad_hidden, partial;     // of the backward pass; grad_hidden is as long as hidden
   int64_t bytes, simple_bytes, band_bytes;  // band_bytes: from the band on
   int64_t first_rows = 0;

@@ -1,4 +1,5 @@
-// The warps that feed a stripe of the wave (lattice_wave.cuh) and take away what it makes.
+// The warps that load what a stripe of the wave (lattice_wave.cuh) needs and store what it makes.
+// Backward: px, py to shares. Forward: shares to gx, gy.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
@@ -31,17 +32,23 @@ class Carrier {
     }
   }
 
-  // What there is to do in the period in which the walker does its chunk `chunk`. `turn` is the
-  // period's number modulo `ahead`: what is fetched stays in its registers until its turn comes
-  // again.
+  // Loads for the period in which the walker does its chunk `chunk`. `turn` is the period's number
+  // modulo `ahead`: what is fetched stays in its registers until its turn comes again.
   template <int turn>
-  __device__ __forceinline__ void bring(int32_t chunk) {
+  __device__ __forceinline__ void load(int32_t chunk) {
     fill((chunk + 1) * kChunk, fetched_[turn]);
     fetch((chunk + 1 + ahead) * kChunk, fetched_[turn]);
   }
-  // Of the ring's slots none is both brought and taken in one period: a step's lanes whose values
-  // are taken are the first ones while its last ones are filled.
-  __device__ __forceinline__ void take_away(int32_t chunk) const { store((chunk - kLag) * kChunk); }
+  // Of the ring's slots none is both filled and stored in one period: a step's lanes whose results
+  // are stored are the first ones while its last ones are filled.
+  __device__ __forceinline__ void store(int32_t chunk) const {
+    const int32_t begin = (chunk - kLag) * kChunk;
+    if (ordinary(begin)) {
+      store_chunk<false>(begin);
+    } else if (begin >= 0 && begin < nodes_) {
+      store_chunk<true>(begin);
+    }
+  }
 
  private:
   // What the walk calls (t,u) is (frame(t), symbol(u)) in memory.
@@ -60,6 +67,8 @@ class Carrier {
   }
   __device__ __forceinline__ bool inside(int i) const { return inside_ >> i & 1; }
   __device__ __forceinline__ bool emits(int i) const { return emits_ >> i & 1; }
+  // k2's gx has no column for the last symbol; of rows it is 0 there.
+  __device__ __forceinline__ bool has_gx(int i) const { return frames_run ? emits(i) : inside(i); }
 
   // Whether all frames of a chunk have all arcs: most have, and need no look at each frame.
   __device__ __forceinline__ bool ordinary(int32_t begin) const {
@@ -78,30 +87,45 @@ class Carrier {
     return backward ? -step : step;
   }
 
-  __device__ __forceinline__ void fetch(int32_t begin, ArcPair<real> (&arcs)[kChunk]) const {
+  __device__ __forceinline__ void fetch(int32_t begin, NodePair<real> (&nodes)[kChunk]) const {
     if (ordinary(begin)) {
-      fetch_chunk<false>(begin, arcs);
+      fetch_chunk<false>(begin, nodes);
     } else if (begin + kChunk > 0 && begin < nodes_) {
-      fetch_chunk<true>(begin, arcs);
+      fetch_chunk<true>(begin, nodes);
     }
   }
   template <bool checked>
-  __device__ __forceinline__ void fetch_chunk(int32_t begin, ArcPair<real> (&arcs)[kChunk]) const {
-    const real* px = first_of(lattice_.px, begin);
-    const real* py = first_of(lattice_.py, begin);
-    const int64_t px_step = step_of(lattice_.px), py_step = step_of(lattice_.py);
+  __device__ __forceinline__ void fetch_chunk(int32_t begin,
+                                              NodePair<real> (&nodes)[kChunk]) const {
+    if constexpr (backward) {
+      const real* px = first_of(lattice_.px, begin);
+      const real* py = first_of(lattice_.py, begin);
+      const int64_t px_step = step_of(lattice_.px), py_step = step_of(lattice_.py);
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const int32_t at = frame(begin + frame_in_chunk(i));
-      if (emits(i) && (!checked || (at >= 0 && at < lattice_.emit_frames))) arcs[i].px = *px;
-      if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) arcs[i].py = *py;
-      px += px_step;
-      py += py_step;
+      for (int i = 0; i < kChunk; ++i) {
+        const int32_t at = frame(begin + frame_in_chunk(i));
+        const bool emit_exists = !checked || (at >= 0 && at < lattice_.emit_frames);
+        if (emits(i) && emit_exists) nodes[i].first = *px;
+        if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) nodes[i].second = *py;
+        px += px_step;
+        py += py_step;
+      }
+    } else {
+      const real* share = first_of(lattice_.gx, begin);
+      const int64_t share_step = step_of(lattice_.gx);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int32_t at = frame(begin + frame_in_chunk(i));
+        if (emits(i) && (!checked || (at >= 0 && at < lattice_.gx_frames))) {
+          nodes[i].first = *share;
+        }
+        share += share_step;
+      }
     }
   }
 
   // This lane's i-th slot of a chunk whose first frame begins at step `begin_slot` of the ring.
-  __device__ __forceinline__ ArcPair<real>& slot(int32_t begin_slot, int i) const {
+  __device__ __forceinline__ NodePair<real>& slot(int32_t begin_slot, int i) const {
     int step = begin_slot + frame_in_chunk(i) + column(i);
     if (step >= kRingSteps) step -= kRingSteps;
     return memory_.ring[step * kRingRow<frames_run> + column(i)];
@@ -111,56 +135,57 @@ class Carrier {
   }
 
   // Frames before the first are filled too, with nothing: for the lanes that wait for the wave.
-  __device__ __forceinline__ void fill(int32_t begin, const ArcPair<real> (&arcs)[kChunk]) const {
+  __device__ __forceinline__ void fill(int32_t begin, const NodePair<real> (&nodes)[kChunk]) const {
     if (ordinary(begin)) {
-      fill_chunk<false>(begin, arcs);
+      fill_chunk<false>(begin, nodes);
     } else if (begin < nodes_) {
-      fill_chunk<true>(begin, arcs);
+      fill_chunk<true>(begin, nodes);
     }
   }
   template <bool checked>
   __device__ __forceinline__ void fill_chunk(int32_t begin,
-                                             const ArcPair<real> (&arcs)[kChunk]) const {
+                                             const NodePair<real> (&nodes)[kChunk]) const {
     const int32_t begin_slot = slot_of(begin);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const int32_t t = begin + frame_in_chunk(i), at = frame(t);
       // Before the first step there are no slots.
       if (checked && t + column(i) < 0) continue;
-      const real delay = lattice_.delay * (lattice_.middle - static_cast<real>(at));
-      ArcPair<real> clean;
-      clean.px = emits(i) ? to_log_zero(arcs[i].px + delay) : kLogZero<real>;
-      clean.py = inside(i) ? to_log_zero(arcs[i].py) : kLogZero<real>;
-      if (checked) {
-        if (t < 0 || t >= nodes_ || at >= lattice_.emit_frames) clean.px = kLogZero<real>;
-        if (t < 0 || t >= nodes_) clean.py = kLogZero<real>;
+      const bool outside = checked && (t < 0 || t >= nodes_);
+      NodePair<real> clean;
+      if constexpr (backward) {
+        const real delay = lattice_.delay * (lattice_.middle - static_cast<real>(at));
+        clean.first = emits(i) ? to_log_zero(nodes[i].first + delay) : kLogZero<real>;
+        clean.second = inside(i) ? to_log_zero(nodes[i].second) : kLogZero<real>;
+        if (outside || (checked && at >= lattice_.emit_frames)) clean.first = kLogZero<real>;
+        if (outside) clean.second = kLogZero<real>;
         // The step from the last node costs nothing.
-        if (at == lattice_.frames && inside(i)) clean.py = 0;
+        if (checked && at == lattice_.frames && inside(i)) clean.second = 0;
+      } else {
+        // A share of 0: all by the blank.
+        clean = {emits(i) ? nodes[i].first : real(0), real(0)};
+        if (outside || (checked && at >= lattice_.gx_frames)) clean.first = 0;
       }
       slot(begin_slot, i) = clean;
     }
   }
 
-  __device__ __forceinline__ void store(int32_t begin) const {
-    if (ordinary(begin)) {
-      store_chunk<false>(begin);
-    } else if (begin >= 0 && begin < nodes_) {
-      store_chunk<true>(begin);
-    }
-  }
   template <bool checked>
   __device__ __forceinline__ void store_chunk(int32_t begin) const {
     const int32_t begin_slot = slot_of(begin);
-    real* value = first_of(lattice_.values, begin);
-    const int64_t value_step = step_of(lattice_.values);
+    real* gx = first_of(lattice_.gx, begin);
+    real* gy = first_of(lattice_.gy, begin);
+    const int64_t gx_step = step_of(lattice_.gx), gy_step = step_of(lattice_.gy);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const int32_t at = frame(begin + frame_in_chunk(i));
-      if (inside(i) &&
-          (!checked || (at >= 0 && at <= lattice_.frames && at < lattice_.value_frames))) {
-        *value = from_log_zero(slot(begin_slot, i).px);
+      const bool in_gx = !checked || (at >= 0 && at < lattice_.gx_frames);
+      if (has_gx(i) && in_gx) *gx = slot(begin_slot, i).first;
+      if (!backward && inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) {
+        *gy = slot(begin_slot, i).second;
       }
-      value += value_step;
+      gx += gx_step;
+      gy += gy_step;
     }
   }
 
@@ -170,7 +195,7 @@ class Carrier {
   const int32_t first_column_, nodes_;
   // Bit i: whether this lane's i-th column is one of the lattice's, and whether it has a symbol.
   unsigned inside_ = 0, emits_ = 0;
-  ArcPair<real> fetched_[ahead][kChunk];
+  NodePair<real> fetched_[ahead][kChunk];
 };
 
 }  // namespace cuda

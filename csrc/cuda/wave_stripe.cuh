@@ -1,5 +1,5 @@
-// What the two warps of a stripe of the wave (lattice_wave.cuh) share: the lattice as they see it
-// and the rings between them.
+// What the warps of a stripe of the wave (lattice_wave.cuh) share: the lattice as they see it and
+// the rings between them.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
@@ -28,23 +28,18 @@ struct Plane {
   }
 };
 
-// One utterance as the walk sees it: from node (0,0) to node (frames, symbols).
+// One utterance, from node (0,0) to node (frames, symbols).
 template <typename real>
 struct WaveLattice {
   Plane<const real*> px, py;
-  Plane<real*> values;  // alpha or beta
-  real* edge;           // room for frames + kStripe + kChunk numbers, if there are several passes
-  int32_t frames;       // transitions by frame; 0 or less: there is no path
+  Plane<real*> gx;  // the shares of the nodes' arcs between the two walks
+  Plane<real*> gy;
+  int32_t frames;  // transitions by frame; 0 or less: there is no path
   int32_t symbols;
-  int32_t emit_frames;   // frames below this have px (counted from the lattice's own beginning)
-  int32_t value_frames;  // frames below this have a place in `values`
-  real delay;            // delay * (middle - t) is added to px
+  int32_t emit_frames;  // frames below this have an arc that emits
+  int32_t gx_frames;    // frames below this have a place in gx
+  real delay;           // delay * (middle - t) is added to px
   real middle;
-};
-
-template <typename real>
-struct alignas(2 * sizeof(real)) ArcPair {
-  real px, py;
 };
 
 // frames_run: whether neighbouring elements in memory are frames of one column (k2's layout)
@@ -53,20 +48,23 @@ struct alignas(2 * sizeof(real)) ArcPair {
 template <bool frames_run>
 constexpr int kRingRow = frames_run ? kStripe + 1 : kStripe;
 
-// What the two warps of a stripe and the next walker share.
-template <typename real, bool frames_run>
-struct StripeMemory {
-  ArcPair<real> ring[kRingSteps * kRingRow<frames_run>];  // px and py of a step; then the value
-  Probability<real> edges[kEdgeSteps];                    // what the last lane sends, by step
+// A place for what the last lane of a stripe sends: Probability on the way back, else Occupancy.
+struct alignas(8) EdgeSlot {
+  unsigned char bytes[8];
 };
 
-// Where a stripe gets the values that cross its first edge from, and where it leaves its own: the
-// stripe before in this pass, or global memory between two passes; all null at the lattice's ends.
-template <typename real>
-struct StripeEdges {
-  const Probability<real>* before;
-  const real* in;  // logarithms
-  real* out;
+// What the warps of a stripe and the next walker share.
+template <typename real, bool frames_run>
+struct StripeMemory {
+  // Of a node first what the walker needs, then what it makes.
+  NodePair<real> ring[kRingSteps * kRingRow<frames_run>];
+  EdgeSlot edges[kEdgeSteps];  // by step
+
+  template <typename Number>
+  __device__ __forceinline__ Number* edges_of() {
+    static_assert(sizeof(Number) == sizeof(EdgeSlot));
+    return reinterpret_cast<Number*>(edges);
+  }
 };
 
 }  // namespace cuda

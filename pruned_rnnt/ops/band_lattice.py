@@ -32,8 +32,6 @@ def _band_lattice(
     columns: int,
     rnnt_type: int,
     delay_penalty: float,
-    alpha: Tensor,
-    beta: Tensor,
     total: Tensor,
     gx: Tensor,
     gy: Tensor,
@@ -60,23 +58,17 @@ def _band_lattice(
     boundary = torch.stack([zeros, zeros, target_lengths, logit_lengths], dim=1).long()
     sums = full_lattice(emit, stay, boundary, rnnt_type)
     total.copy_(sums.total)
-    for out, dense, invalid in (
-        (alpha, sums.alpha, NEG_INF),
-        (beta, sums.beta, NEG_INF),
-        (gx, sums.gx, 0.0),
-        (gy, sums.gy, 0.0),
-    ):
-        out.fill_(invalid)
+    for out, dense in ((gx, sums.gx), (gy, sums.gy)):
+        out.zero_()
         out[valid] = dense.reshape(-1)[where]
 
 
-# px, py (R) acc as log_probs writes them; lengths (N) int32. -> alpha, beta (R) for t < T_n,
-# total (N) = log P, gx, gy (R). No path, T_n outside 1..T or (U_n, T_n) outside the band: total =
-# -inf, gx = gy = 0, and nothing is read outside the rows. Invalid nodes: alpha = beta = -inf,
-# gx = gy = 0.
+# px, py (R) acc as log_probs writes them; lengths (N) int32. -> total (N) = log P, gx, gy (R). No
+# path, T_n outside 1..T or (U_n, T_n) outside the band: total = -inf, gx = gy = 0, and nothing is
+# read outside the rows. Invalid nodes: gx = gy = 0.
 band_lattice = define(
     "band_lattice(Tensor px, Tensor py, Tensor logit_lengths, Tensor target_lengths, "
     "Tensor? start, Tensor? row_splits, int T, int S, int rnnt_type, float delay_penalty, "
-    "Tensor(a!) alpha, Tensor(b!) beta, Tensor(c!) total, Tensor(d!) gx, Tensor(e!) gy) -> ()",
+    "Tensor(a!) total, Tensor(b!) gx, Tensor(c!) gy) -> ()",
     _band_lattice,
 )

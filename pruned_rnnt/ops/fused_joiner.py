@@ -220,6 +220,7 @@ def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Ten
     return weight_VD.contiguous(), bias_V.contiguous()
 
 
+@torch.compiler.allow_in_graph
 def fused_loss(problem: RowProblem, plan: RowPlan) -> Tensor:
     """Loss (N,) acc, differentiable in am, lm, weight and bias."""
     loss: Tensor = _FusedLoss.apply(*problem, plan)  # type: ignore[no-untyped-call]

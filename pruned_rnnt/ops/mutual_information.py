@@ -20,11 +20,9 @@ class _MutualInformation(torch.autograd.Function):
     def forward(
         ctx: Any, px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        batch, rows, frames = py.shape
-        alpha, beta = px.new_empty((2, batch, rows, frames + 1)).unbind(0)
-        total = px.new_empty((batch,))
+        total = px.new_empty(py.shape[:1])
         gx, gy = torch.empty_like(px), torch.empty_like(py)
-        lattice(px, py, boundary, rnnt_type, alpha, beta, total, gx, gy)
+        lattice(px, py, boundary, rnnt_type, total, gx, gy)
         ctx.save_for_backward(gx, gy)
         ctx.mark_non_differentiable(gx, gy)
         # Else autograd fills zeros as large as these.
@@ -42,6 +40,7 @@ class _MutualInformation(torch.autograd.Function):
         return grads[0], grads[1], None, None
 
 
+@torch.compiler.allow_in_graph
 def mutual_information_sums(
     px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,8 +9,9 @@ With k = S-1 for `regular` and k = 1 otherwise, and M = max(U_n+1-S, 0) the last
        A path takes one blank a frame in the first two types, and what enters the window from below
        is on a path that the band cuts. In the others a symbol stands in the place of the blank:
        blanks alone would leave a frame that surely emits without a choice.
-       s0(t) = the first s whose score is within 1e-5 of the largest: windows which hold all the
-       mass differ by rounding alone, and every device must choose the same.
+       s0(t) = the middle one of the s whose score is within 1e-5 of the largest (of two the
+       first): windows which hold all the mass differ by rounding alone, and every device must
+       choose the same; the middle one leaves paths room on both sides.
     2. s0(t) = M for t >= T_n - 1, so that the last symbol is reached.
     3. s1(t) = min over t' >= t of s0(t')                                  (monotone)
     4. s(t) = min(k t, max over t' >= t of (s1(t') - k (t' - t)))          (contiguous)
@@ -60,8 +61,9 @@ def _prune_bounds(
     if not padded_search:
         s = torch.arange(score.shape[2], device=device)
         score = score.masked_fill((s > last_N1)[:, None, :], NEG_INF)
-    best = score.amax(2, keepdim=True)
-    s0 = (score >= best - TIE).to(torch.uint8).argmax(2)
+    tied = score >= score.amax(2, keepdim=True) - TIE
+    rank = tied.cumsum(2, dtype=torch.int32)
+    s0 = (rank == (rank[:, :, -1:] + 1) // 2).to(torch.uint8).argmax(2)
     t = torch.arange(frames, device=device)
     s0 = torch.where(t < logit_lengths[:, None] - 1, s0, last_N1)
     s1 = s0.flip(1).cummin(1).values.flip(1)

@@ -51,7 +51,6 @@ def run_recursion(
     delay_penalty: float,
 ) -> Recursion:
     """band_lattice with outputs of its own, for px and py of any shape with R elements."""
-    alpha, beta = px.new_empty((2, *px.shape)).unbind(0)
     gx, gy = px.new_empty((2, *px.shape)).unbind(0)
     total = px.new_empty(logit_lengths.shape)
     band_lattice(
@@ -62,8 +61,6 @@ def run_recursion(
         *geometry,
         rnnt_type,
         delay_penalty,
-        alpha.view(-1),
-        beta.view(-1),
         total,
         gx.view(-1),
         gy.view(-1),
@@ -128,6 +125,7 @@ class _RowLoss(torch.autograd.Function):
         return grad_logits, *[None] * 9
 
 
+@torch.compiler.allow_in_graph
 def row_loss(
     logits_RV: Tensor,
     targets: Tensor,

@@ -241,6 +241,7 @@ class _SimpleLoss(torch.autograd.Function):
         return grad_am, grad_lm, None, None, None, None
 
 
+@torch.compiler.allow_in_graph
 def simple_loss(
     am_NTV: Tensor,
     lm_NUV: Tensor,

@@ -30,7 +30,8 @@ def rule(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -> li
                 emitted = float(px_grad[n, s : s + s_range, t].sum())
                 scores.append(kept - entering if regular else kept + emitted)
             best = max(scores)
-            starts.append(next(s for s, score in enumerate(scores) if score >= best - 1e-5))
+            tied = [s for s, score in enumerate(scores) if score >= best - 1e-5]
+            starts.append(tied[(len(tied) - 1) // 2])
         for t in reversed(range(frames - 1)):
             starts[t] = min(starts[t], starts[t + 1])
         for t in reversed(range(frames - 1)):

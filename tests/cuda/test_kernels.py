@@ -20,6 +20,7 @@ from tests.ops.native_cases import (
     log_softmax_like,
     poison,
     random_start,
+    sloping_start,
     split_simple_calls,
 )
 
@@ -112,9 +113,8 @@ def band_call(
     px, py = log_softmax_like(2, rows, dtype=dtype)
     lengths = (batch.logit_lengths, batch.target_lengths)
     inputs = (px, py, *lengths, start, None, batch.frames, columns, rnnt_type, delay)
-    outputs = [poison(rows, dtype=dtype) for _ in range(4)]
-    outputs.insert(2, poison(batch.size, dtype=dtype))
-    return Call("band_lattice", inputs, tuple(outputs))
+    outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
+    return Call("band_lattice", inputs, outputs)
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
@@ -125,6 +125,18 @@ def test_bands_of_any_width(columns, rnnt_type, dtype, rtol, atol) -> None:
     batch = batch_of([60, 41, 90], [400, 37, 90], 4)
     start = random_start(batch, columns)
     check(band_call(batch, start, columns, rnnt_type, 0.1, dtype), 10 * rtol, 10 * atol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))
+@pytest.mark.parametrize("columns", [1, 2, 5, 8, 9, 32, 33, 64, 100])
+@pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
+def test_bands_with_a_path(columns, rnnt_type, dtype, rtol, atol) -> None:
+    """Bands that move on by a column at most, so that every topology has a path."""
+    torch.manual_seed(columns)
+    batch = batch_of([160, 61, 90], [100, 37, 80], 4)
+    start = sloping_start(batch, columns)
+    call = band_call(batch, start, columns, rnnt_type, 0.1, dtype)
+    check(call, 10 * rtol, 10 * atol)
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES[:2], ids=lambda x: str(x))

@@ -105,10 +105,6 @@ def test_compiles_in_one_graph(name, device) -> None:
         torch.testing.assert_close(grad, want)
 
 
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
-    reason="torch 2.11 fails an assertion of its own on autograd functions of symbolic sizes",
-)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["full", "module_fused"])
 def test_compiles_with_changing_shapes(name, device) -> None:

@@ -132,6 +132,10 @@ SPOILT = [
     ("targets", torch.tensor([[1, 2, 3], [4, 0, 6], [1, 1, 1]])),
     ("targets", torch.tensor([[1, 2, 3], [4, V, 6], [1, 1, 1]])),
     ("targets", torch.tensor([[1, 2, 3], [4, -(2**31), 6], [1, 1, 1]])),
+    # As int32 these would be 5, 2 and 5.
+    ("logit_lengths", torch.tensor([6, 2**32 + 5, 4])),
+    ("target_lengths", torch.tensor([3, 2**32 + 2, 0])),
+    ("targets", torch.tensor([[1, 2, 3], [4, 2**32 + 5, 6], [1, 1, 1]])),
 ]
 
 
@@ -173,6 +177,25 @@ def test_infinity_and_no_gradient(call, name, value, device) -> None:
     for left, right in zip(*grads, strict=True):
         torch.testing.assert_close(left[[0, 2]], right[[0, 2]], rtol=1e-5, atol=1e-7)
         assert not right[1].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("call", [pruned, fused])
+def test_a_band_beyond_32_bits_has_no_path(call, device) -> None:
+    start = arguments()["start"].long()
+    start[1] += 2**32
+    given = {key: x.to(device) for key, x in changed("start", start).items()}
+    with unseen_values(device):
+        loss = call(given, reduction="none")
+    assert loss.isinf().tolist() == [False, True, False]
+    if device == "cpu":
+        refused(call, given, "utterance 1 has no path inside bounds")
+
+
+@pytest.mark.parametrize("s_range", [1, 0])
+def test_constrained_symbols_need_two_columns(s_range) -> None:
+    words = f"s_range is {s_range}; it must be at least 2"
+    refused(bounds, arguments(), words, s_range=s_range, rnnt_type="constrained")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -82,6 +82,15 @@ def random_start(batch: Batch, columns: int) -> Tensor:
     return torch.where(t >= batch.logit_lengths[:, None] - 1, last, start).int()
 
 
+def sloping_start(batch: Batch, columns: int) -> Tensor:
+    """Bands that move on by a column at most, from 0 to the last symbol, where there is time."""
+    last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
+    t = torch.arange(batch.frames)
+    # Two frames are left at the end for what must come behind the last move.
+    slope = last / (batch.logit_lengths[:, None] - 2).clamp_min(1)
+    return torch.minimum((slope * t).int(), last).int()
+
+
 def geometries(
     batch: Batch, bands: tuple[int, ...] = (2, 3, 5)
 ) -> Iterator[tuple[tuple[object, ...], int, int]]:
@@ -142,16 +151,18 @@ def log_probs_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterat
 
 
 def band_lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
-    for geometry, rows, _ in geometries(batch):
+    sizes = [(geometry, rows) for geometry, rows, _ in geometries(batch)]
+    for columns in (2, 5):
+        start = sloping_start(batch, columns)
+        sizes.append(((start, None, batch.frames, columns), start.numel() * columns))
+    for geometry, rows in sizes:
         for rnnt_type in RNNT_TYPES.values():
             for delay in (0.0, 0.1, -0.2):
                 px, py = log_softmax_like(2, rows, dtype=dtype)
                 px[torch.rand(rows) < 0.1] = NEG_INF
                 inputs = (px, py, batch.logit_lengths, batch.target_lengths, *geometry)
-                outputs = tuple(poison(rows, dtype=dtype) for _ in range(5))
-                total = poison(batch.size, dtype=dtype)
-                arrays = (*outputs[:2], total, *outputs[3:])
-                yield Call("band_lattice", (*inputs, rnnt_type, delay), arrays)
+                outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
+                yield Call("band_lattice", (*inputs, rnnt_type, delay), outputs)
 
 
 def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
@@ -165,10 +176,8 @@ def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
             emit_frames = frames + 1 if rnnt_type == RNNT_TYPES["regular"] else frames
             px = log_softmax_like(size, symbols, emit_frames, dtype=dtype)
             py = log_softmax_like(size, symbols + 1, frames, dtype=dtype)
-            nodes = (size, symbols + 1, frames + 1)
-            sums = [poison(*shape, dtype=dtype) for shape in (nodes, nodes, (size,))]
-            gradients = [poison(*x.shape, dtype=dtype) for x in (px, py)]
-            yield Call("lattice", (px, py, boundary, rnnt_type), (*sums, *gradients))
+            outputs = [poison(*shape, dtype=dtype) for shape in ((size,), px.shape, py.shape)]
+            yield Call("lattice", (px, py, boundary, rnnt_type), tuple(outputs))
 
 
 def prune_bounds_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:

@@ -29,10 +29,10 @@ def fused_calls() -> Iterator[Call]:
 
 
 def ctc_calls() -> Iterator[Call]:
-    log_probs = torch.randn(2, 7, 5).log_softmax(-1)
+    logits = torch.randn(2, 7, 5)
     targets, lengths = torch.tensor([[1, 2], [3, 3]]), (torch.tensor([7, 5]), torch.tensor([2, 1]))
-    outputs = (poison(2, dtype=torch.float32), torch.empty_like(log_probs))
-    yield Call("ctc", (log_probs, targets, *lengths, 0), outputs)
+    outputs = (poison(2, dtype=torch.float32), torch.empty_like(logits))
+    yield Call("ctc", (logits, targets, *lengths, 0), outputs)
 
 
 def scale_calls() -> Iterator[Call]:

@@ -24,14 +24,14 @@ def test_sums_of_scores_of_any_size(device, rnnt_type, columns, scale, mask) -> 
     geometry = (BATCH.logit_lengths, BATCH.target_lengths, start, None, BATCH.frames, columns)
 
     def results(function, where: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        outputs = [torch.zeros(rows, dtype=dtype, device=where) for _ in range(4)]
-        outputs.insert(2, torch.zeros(BATCH.size, dtype=dtype, device=where))
+        sizes = (BATCH.size, rows, rows)
+        outputs = [torch.zeros(size, dtype=dtype, device=where) for size in sizes]
         moved = [x.to(where) if isinstance(x, torch.Tensor) else x for x in geometry]
         function(px.to(where, dtype), py.to(where, dtype), *moved, rnnt_type, 0.0, *outputs)
-        return [x.cpu().double() for x in outputs[:3]]
+        return [x.cpu().double() for x in outputs]
 
     want = results(FALLBACKS["band_lattice"], "cpu", torch.float64)
     got = results(torch.ops.pruned_rnnt.band_lattice, device, torch.float32)
-    assert want[2].isfinite().any()
+    assert want[0].isfinite().any()
     for left, right in zip(got, want, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-4)

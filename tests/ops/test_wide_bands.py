@@ -25,8 +25,7 @@ def test_bands_of_any_kind(device, columns, back, rnnt_type) -> None:
     inputs = (px, py, batch.logit_lengths, batch.target_lengths, start, None, batch.frames, columns)
 
     def outputs(where: str) -> list[torch.Tensor]:
-        nodes = [torch.full((rows,), 7.0, dtype=px.dtype, device=where) for _ in range(4)]
-        return [*nodes[:2], torch.full((3,), 7.0, dtype=px.dtype, device=where), *nodes[2:]]
+        return [torch.full((n,), 7.0, dtype=px.dtype, device=where) for n in (3, rows, rows)]
 
     want = outputs("cpu")
     FALLBACKS["band_lattice"](*inputs, rnnt_type, 0.1, *want)
