@@ -102,7 +102,8 @@ void run_lattices(const Geometry& geometry, double delay_penalty, const Arrays<r
 void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_lengths,
                   const Tensor& target_lengths, const OptionalTensor& start,
                   const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const Tensor& total, const Tensor& gx, const Tensor& gy) {
+                  double delay_penalty, const Tensor&, const Tensor& total, const Tensor& gx,
+                  const Tensor& gy) {
   const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);

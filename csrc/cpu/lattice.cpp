@@ -130,7 +130,7 @@ void run_lattices(int64_t N, int64_t U, int64_t T, int64_t px_frames, const int3
 }
 
 void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary, int64_t rnnt_type,
-             const Tensor& total, const Tensor& gx, const Tensor& gy) {
+             const Tensor&, const Tensor& total, const Tensor& gx, const Tensor& gy) {
   const int64_t N = py.size(0), U = py.size(1) - 1, T = py.size(2), px_frames = px.size(2);
   dispatch_accumulator(px.scalar_type(), "lattice", [&](auto zero) {
     using real = decltype(zero);

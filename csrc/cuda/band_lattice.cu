@@ -1,25 +1,19 @@
-// band_lattice: the recursion over lattices kept as rows, both walks of an utterance by one block.
-// Bands of few columns go by segments of their frames (band_segments.cuh), wider ones by a thread
-// for each column (band_walk.cuh), whole lattices as a wave (lattice_wave.cuh). Bands that move
-// back, or are wider than a block, are rare and slower (band_diagonals.cuh). Contract:
+// band_lattice: the recursion over lattices kept as rows. Bands of few columns go by segments of
+// their frames (band_segments.cuh), one block an utterance. Others take a block for each half of an
+// utterance and two launches (halves.cuh): wider bands with a thread for each column
+// (band_walk.cuh), whole lattices as a wave (row_lattice.cu). Bands that move back, or are wider
+// than a block, are rare and slower (band_diagonals.cuh). Contract:
 // pruned_rnnt/ops/band_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
 #include "cuda/band_diagonals.cuh"
 #include "cuda/band_segments.cuh"
 #include "cuda/band_walk.cuh"
-#include "cuda/lattice_wave.cuh"
-#include "cuda/ops.cuh"
+#include "cuda/row_lattice.cuh"
 
 namespace pruned_rnnt {
 namespace cuda {
 namespace {
-
-template <typename real>
-struct LatticeArrays {
-  const real *px, *py;
-  real *total, *gx, *gy;
-};
 
 template <typename real>
 __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
@@ -34,28 +28,6 @@ __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeA
           geometry.target_lengths[n],
           geometry.S,
           delay_penalty};
-}
-
-// Ends an utterance: its log P, and zeros in the rows that the walks have left out: those behind
-// its frames, the columns from `columns` on of each frame, and all if no path leads through.
-// `rows`: of all utterances. Called by all threads of the block, behind a barrier.
-template <typename real>
-__device__ void finish_utterance(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
-                                 int32_t n, int64_t rows, int32_t columns, real total) {
-  if (threadIdx.x == 0) arrays.total[n] = total;
-  const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
-  int64_t count = geometry.utterance_rows;
-  if (geometry.row_splits != nullptr) count = min(rows, geometry.row_splits[n + 1]) - first;
-  const bool has_path = total != minus_infinity<real>();
-  const int64_t frames = has_path ? geometry.frames_of(n) : 0;
-  for (int64_t i = frames * width + threadIdx.x; i < count; i += blockDim.x) {
-    arrays.gx[first + i] = arrays.gy[first + i] = 0;
-  }
-  for (int64_t t = threadIdx.x / 32; t < frames; t += blockDim.x / 32) {
-    for (int64_t j = columns + threadIdx.x % 32; j < width; j += 32) {
-      arrays.gx[first + t * width + j] = arrays.gy[first + t * width + j] = 0;
-    }
-  }
 }
 
 // Bands of up to `most` columns.
@@ -78,57 +50,51 @@ __global__ void __launch_bounds__(kSegmentThreads)
     log_p = total;
   }
   __syncthreads();
-  finish_utterance(geometry, arrays, n, rows, geometry.S, log_p);
+  if (threadIdx.x == 0) arrays.total[n] = log_p;
+  clear_rows(geometry, arrays, n, log_p == minus_infinity<real>(), RowRange::all(band.frames), rows,
+             band.columns);
 }
 
 constexpr int kWidestBlock = 1024;
 // Less than the columns for which any device has room in shared memory.
 constexpr int kFewThreads = 256;
 
-// Bands of any width, with a thread for each column if there can be.
-template <typename real, Topology topology>
+// Bands of any width, with a thread for each column if there can be. The sums of a half
+// (blockIdx.y), then its masses.
+template <typename real, Topology topology, bool sums>
 __global__ void __launch_bounds__(kWidestBlock)
     wide_band_kernel(RowGeometry geometry, int64_t rows, real delay_penalty,
                      LatticeArrays<real> arrays) {
   const int32_t n = blockIdx.x;
+  const bool early = blockIdx.y == 1;
   const BandLattice<real> band = band_of(geometry, arrays, n, delay_penalty);
-  __shared__ real total;
-  if (threadIdx.x == 0) total = minus_infinity<real>();
   const bool decreases = start_decreases(band.start, band.frames);
-  real log_p = minus_infinity<real>();
-  if (band.frames > 0 && (decreases || band.columns > static_cast<int32_t>(blockDim.x))) {
-    log_p = DiagonalWalk<real, topology>(band).run();
+  // These have no halves: one block does all, in the second launch.
+  const bool by_diagonals = decreases || band.columns > static_cast<int32_t>(blockDim.x);
+  if ((sums && band.frames <= 0) || (by_diagonals && (sums || early))) return;
+  double log_p = minus_infinity<double>();
+  if (by_diagonals) {
+    if (band.frames > 0) log_p = DiagonalWalk<real, topology>(band).run();
   } else if (band.frames > 0) {
     const BandMemory<real> memory = BandMemory<real>::make();
-    BandWalk<real, topology, true>(band, memory).run(&total);
-    __syncthreads();
-    log_p = total;
-    if (log_p != minus_infinity<real>()) BandWalk<real, topology, false>(band, memory).run(nullptr);
+    const CutMemory<real> cut(arrays.work, n, geometry.S, geometry.T);
+    if (!sums) log_p = log_total(cut, band.columns);
+    if (sums || log_p != minus_infinity<double>()) {
+      constexpr Walk early_walk = sums ? Walk::kEarlySums : Walk::kEarlyMasses;
+      constexpr Walk late_walk = sums ? Walk::kLateSums : Walk::kLateMasses;
+      if (early) {
+        BandWalk<real, topology, early_walk>(band, memory, cut, log_p).run();
+      } else {
+        BandWalk<real, topology, late_walk>(band, memory, cut, log_p).run();
+      }
+    }
   }
+  if (sums) return;
   __syncthreads();
-  finish_utterance(geometry, arrays, n, rows, geometry.S, log_p);
-}
-
-template <typename real, Topology topology, int team_warps>
-__global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
-    full_lattice_kernel(RowGeometry geometry, int64_t rows, real delay_penalty,
-                        LatticeArrays<real> arrays) {
-  const int32_t n = blockIdx.x;
-  const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
-  const int32_t frames = geometry.frames_of(n), symbols = geometry.target_lengths[n];
-  const WaveLattice<real> lattice{{arrays.px + first, width, 1},
-                                  {arrays.py + first, width, 1},
-                                  {arrays.gx + first, width, 1},
-                                  {arrays.gy + first, width, 1},
-                                  frames,
-                                  symbols,
-                                  topology == Topology::kRna ? frames - 1 : frames,
-                                  frames,
-                                  delay_penalty,
-                                  static_cast<real>(frames - 1) / 2};
-  const real total = walk_lattice<real, topology, false, team_warps>(lattice);
-  __syncthreads();
-  finish_utterance(geometry, arrays, n, rows, symbols + 1, total);
+  if (!early && threadIdx.x == 0) arrays.total[n] = static_cast<real>(log_p);
+  const RowRange range =
+      by_diagonals ? RowRange::all(band.frames) : RowRange::half(band.frames, early);
+  clear_rows(geometry, arrays, n, log_p == minus_infinity<double>(), range, rows, band.columns);
 }
 
 // The usual band is narrower than what goes by segments, and needs fewer registers.
@@ -139,30 +105,24 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
          const LatticeArrays<real>& arrays) {
   const uint32_t N = geometry.N;
   const int64_t S = geometry.S;
-  if (geometry.start != nullptr && S <= kSegmentColumns) {
+  if (S <= kSegmentColumns) {
     const auto kernel = S <= kUsualColumns ? narrow_band_kernel<real, topology, kUsualColumns>
                                            : narrow_band_kernel<real, topology, kSegmentColumns>;
     launch(kernel, N, kSegmentThreads, 0, geometry, rows, delay_penalty, arrays);
     return;
   }
   const DeviceLimits limits = launch.limits();
-  if (geometry.start != nullptr) {
-    int64_t threads = (S + 31) / 32 * 32;
-    size_t bytes = threads * BandMemory<real>::kThreadBytes;
-    if (threads > kWidestBlock || bytes > static_cast<size_t>(limits.shared_bytes)) {
-      // Fewer threads than columns: the kernel goes by diagonals.
-      threads = kFewThreads;
-      bytes = 0;
-    }
-    launch(wide_band_kernel<real, topology>, N, static_cast<uint32_t>(threads), bytes, geometry,
-           rows, delay_penalty, arrays);
-    return;
+  int64_t threads = (S + 31) / 32 * 32;
+  size_t bytes = threads * BandMemory<real>::kThreadBytes;
+  if (threads > kWidestBlock || bytes > static_cast<size_t>(limits.shared_bytes)) {
+    // Fewer threads than columns: the kernel goes by diagonals.
+    threads = kFewThreads;
+    bytes = 0;
   }
-  const WaveBlock<real> block = wave_block<real, false>(S, limits);
-  block.dispatch([&](auto team_warps) {
-    launch(full_lattice_kernel<real, topology, decltype(team_warps)::value>, N, block.threads,
-           block.shared_bytes, geometry, rows, delay_penalty, arrays);
-  });
+  launch(wide_band_kernel<real, topology, true>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
+         geometry, rows, delay_penalty, arrays);
+  launch(wide_band_kernel<real, topology, false>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
+         geometry, rows, delay_penalty, arrays);
 }
 
 }  // namespace
@@ -170,15 +130,21 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
 void band_lattice(const Launcher& launch, const View& px, const View& py, const View& logit_lengths,
                   const View& target_lengths, const OptionalView& start,
                   const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const View& total, const View& gx, const View& gy) {
+                  double delay_penalty, const View& work, const View& total, const View& gx,
+                  const View& gy) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              std::numeric_limits<int32_t>::max() - 1);
   if (geometry.N == 0) return;
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);
-    const LatticeArrays<real> arrays{data_of<real>(px), data_of<real>(py),
-                                     mutable_data_of<real>(total), mutable_data_of<real>(gx),
-                                     mutable_data_of<real>(gy)};
+    const LatticeArrays<real> arrays{
+        data_of<real>(px),         data_of<real>(py),         mutable_data_of<real>(total),
+        mutable_data_of<real>(gx), mutable_data_of<real>(gy), mutable_data_of<real>(work)};
+    if (geometry.start == nullptr) {
+      row_lattice(launch, geometry, px.numel(), rnnt_type, static_cast<real>(delay_penalty),
+                  arrays);
+      return;
+    }
     dispatch_topology(rnnt_type, [&](auto topology) {
       run<real, decltype(topology)::value>(launch, geometry, px.numel(),
                                            static_cast<real>(delay_penalty), arrays);

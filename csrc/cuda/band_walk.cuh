@@ -5,9 +5,9 @@
 // and (t,u+1), both on the diagonal t + u + 1; column j meets the diagonals in order and every
 // diagonal at most once, so that all threads step along diagonals together and find what they need
 // in the last value of another thread. The other topologies need the neighbouring frame only, and
-// step along frames. Back, threads count columns from the last one.
-// What a frame needs comes through a small ring of each thread's own in shared memory, copied some
-// frames ahead.
+// step along frames. Walks that go back count columns from the last one. The early walks
+// (halves.cuh) also take frame M, whose nodes end the sums and begin the masses. What a frame needs
+// comes through a small ring of each thread's own in shared memory, copied some frames ahead.
 //
 // Axes: T frames, S columns; both count from the corner where the walk begins.
 #pragma once
@@ -80,12 +80,18 @@ struct WalkNode {
 };
 
 // Reads the frames of one column in the order of the walk.
-template <typename real, bool backward>
+template <typename real, Walk walk>
 class ColumnReader {
+  static constexpr bool kBack = goes_back(walk), kSums = makes_sums(walk);
+
  public:
   __device__ __forceinline__ ColumnReader(const BandLattice<real>& band, int32_t column,
-                                          const BandMemory<real>& memory)
-      : band_(band), column_(backward ? band.columns - 1 - column : column), memory_(memory) {
+                                          const BandMemory<real>& memory, const real* cut_share)
+      : band_(band),
+        column_(kBack ? band.columns - 1 - column : column),
+        cut_(cut_of(band.frames)),
+        memory_(memory),
+        cut_share_(cut_share) {
     if (column < 0 || column >= band.columns) return;
     for (int32_t f = 0; f < kBandRing<real> - 1; ++f) request(f);
   }
@@ -94,8 +100,16 @@ class ColumnReader {
   __device__ __forceinline__ void request_after(int32_t f) { request(f + kBandRing<real> - 1); }
 
   __device__ __forceinline__ int32_t frame(int32_t f) const {
-    return backward ? band_.frames - 1 - f : f;
+    if (walk == Walk::kEarlySums) return f;
+    if (walk == Walk::kLateSums) return band_.frames - 1 - f;
+    return walk == Walk::kEarlyMasses ? cut_ - f : cut_ + f;
   }
+  // Frames of the walk.
+  __device__ __forceinline__ int32_t count() const {
+    return is_early(walk) ? cut_ + 1 : band_.frames - cut_;
+  }
+  __device__ __forceinline__ int32_t cut() const { return cut_; }
+  __device__ __forceinline__ int32_t column() const { return column_; }
   __device__ __forceinline__ int64_t row(int32_t f) const {
     return static_cast<int64_t>(frame(f)) * band_.columns + column_;
   }
@@ -106,9 +120,9 @@ class ColumnReader {
     const int32_t start = memory_.starts[slot];
     WalkNode<real> node{};
     node.u = start + column_;
-    node.shift = f == 0 ? 0 : (backward ? start_before_ - start : start - start_before_);
+    node.shift = f == 0 ? 0 : (kBack ? start_before_ - start : start - start_before_);
     start_before_ = start;
-    node.numbers = {memory_.first[slot], backward ? memory_.second[slot] : real(0)};
+    node.numbers = {memory_.first[slot], kSums ? memory_.second[slot] : real(0)};
     return node;
   }
 
@@ -117,37 +131,49 @@ class ColumnReader {
     return f % kBandRing<real> * blockDim.x + threadIdx.x;
   }
   __device__ __forceinline__ void request(int32_t f) {
-    if (f >= band_.frames) return;
+    if (f >= count()) return;
     const int slot = slot_of(f);
-    copy_async(memory_.first + slot, (backward ? band_.px : band_.gx) + row(f));
-    if (backward) copy_async(memory_.second + slot, band_.py + row(f));
+    if constexpr (kSums) {
+      copy_async(memory_.first + slot, band_.px + row(f));
+      copy_async(memory_.second + slot, band_.py + row(f));
+    } else {
+      const real* share = (is_early(walk) ? band_.gy : band_.gx) + row(f);
+      if (is_early(walk) && f == 0) share = cut_share_ + column_;
+      copy_async(memory_.first + slot, share);
+    }
     copy_async(memory_.starts + slot, band_.start + frame(f));
   }
 
   const BandLattice<real>& band_;
-  const int32_t column_;
+  const int32_t column_, cut_;
   const BandMemory<real> memory_;
+  const real* const cut_share_;
   int32_t start_before_ = 0;
 };
 
 // One walk of one column, in steps that all threads of the block take together.
-template <typename real, Topology topology, bool backward>
+template <typename real, Topology topology, Walk walk>
 class BandWalk {
-  using Number = std::conditional_t<backward, Probability<real>, Occupancy>;
+  using Number = std::conditional_t<makes_sums(walk), Probability<real>, Occupancy>;
   static constexpr bool kByDiagonal = topology == Topology::kRegular;
 
  public:
-  __device__ __forceinline__ BandWalk(const BandLattice<real>& band, const BandMemory<real>& memory)
+  // log_p: of masses.
+  __device__ __forceinline__ BandWalk(const BandLattice<real>& band, const BandMemory<real>& memory,
+                                      const CutMemory<real>& cut, double log_p)
       : band_(band),
         column_(threadIdx.x),
+        cut_(cut),
+        log_p_(log_p),
         exchange_(memory.exchange),
-        reader_(band, column_, memory) {}
+        reader_(band, column_, memory, cut.share()) {}
 
-  // log P goes to `total` in shared memory, by the thread that walks back through node (0,0).
-  __device__ void run(real* total) {
+  __device__ void run() {
     constexpr int ahead = kBandRing<real> - 2;
-    const int32_t S = band_.columns, frames = band_.frames;
-    const int32_t span = kByDiagonal ? band_.start[frames - 1] - band_.start[0] + S - 1 : 0;
+    const int32_t S = band_.columns, frames = reader_.count();
+    const int32_t moved =
+        abs(band_.start[reader_.frame(frames - 1)] - band_.start[reader_.frame(0)]);
+    const int32_t span = kByDiagonal ? moved + S - 1 : 0;
     commit_copies();
     wait_copies<0>();
     // The frame to do next, the diagonal on which it comes, and what it needs.
@@ -157,7 +183,7 @@ class BandWalk {
     if (f < frames) next = reader_.read(0);
     for (int32_t k = 0; k < frames + span; ++k) {
       const bool active = f < frames && diagonal == k;
-      step(f, next, active, total);
+      step(f, next, active);
       if (active) reader_.request_after(f);
       commit_copies();
       wait_copies<ahead>();
@@ -171,30 +197,76 @@ class BandWalk {
 
  private:
   // Frame f of this column, if it is `active`; all threads must call this.
-  __device__ __forceinline__ void step(int32_t f, const WalkNode<real>& node, bool active,
-                                       real* total) {
+  __device__ __forceinline__ void step(int32_t f, const WalkNode<real>& node, bool active) {
+    // The early sums of `constrained` come by way of the own column, whose blank they need.
+    constexpr bool by_own = topology == Topology::kConstrained && walk == Walk::kEarlySums;
     const int32_t S = band_.columns, own = column_ + node.shift;
     exchange_.offer(by_blank_, by_emit_);
     Number stayed = exchange_.first_of(own, S);
-    Number emitted = exchange_.second_of((kByDiagonal ? column_ : own) - 1, S);
-    const bool begins = f == 0 && node.u == (backward ? band_.symbols : 0);
+    Number emitted = exchange_.second_of(kByDiagonal ? column_ - 1 : by_own ? own : own - 1, S);
     if (f == 0) {
-      stayed = begins ? Number::one() : Number::zero();
+      stayed = beginning(node.u);
+      if (!kByDiagonal) emitted = Number::zero();
       // The last frame may be left by an emit from the symbol before the last.
-      const bool emit_begins =
-          backward && topology == Topology::kModified && node.u + 1 == band_.symbols;
-      if (!kByDiagonal) emitted = emit_begins ? Number::one() : Number::zero();
+      if constexpr (walk == Walk::kLateSums && topology == Topology::kModified) {
+        if (node.u + 1 == band_.symbols) emitted = Number::one();
+      }
     }
-    if constexpr (backward) {
-      step_back(f, node, active, stayed, emitted, total);
+    if constexpr (walk == Walk::kEarlySums) {
+      sum_early(f, node, active, stayed, emitted);
+    } else if constexpr (walk == Walk::kLateSums) {
+      sum_late(f, node, active, stayed, emitted);
+    } else if constexpr (walk == Walk::kEarlyMasses) {
+      // The blank is also part of the emit that leads to this column's next frame.
+      const double used =
+          topology == Topology::kConstrained ? exchange_.second_of(own, S).value : 0;
+      share_early(f, node, active, stayed, emitted, used);
     } else {
-      step_forward(f, node, active, stayed + emitted);
+      share_late(f, node, active, stayed + emitted);
     }
   }
 
-  // From beta of the nodes that a blank and an emit lead to.
-  __device__ __forceinline__ void step_back(int32_t f, const WalkNode<real>& node, bool active,
-                                            Number stayed, Number emitted, real* total) {
+  // With which the walk enters the nodes of its first frame.
+  __device__ __forceinline__ Number beginning(int32_t u) const {
+    if constexpr (makes_sums(walk)) {
+      return u == (walk == Walk::kLateSums ? band_.symbols : 0) ? Number::one() : Number::zero();
+    } else {
+      return cut_mass(cut_, reader_.column(), log_p_);
+    }
+  }
+
+  // alpha of a node, from what its sources hand on.
+  __device__ __forceinline__ void sum_early(int32_t f, const WalkNode<real>& node, bool active,
+                                            const Number& stayed, const Number& emitted) {
+    const bool at_cut = reader_.frame(f) == reader_.cut();
+    const NodePair<real> arcs = band_.template arcs<topology>(
+        reader_.frame(f), node.u, node.numbers.first, node.numbers.second);
+    real share;
+    Number alpha = Number::add_shared(emitted, stayed, share);
+    alpha.normalise();
+    const Number py = Number::exp(arcs.second);
+    // An arc from the cut belongs to the late half.
+    Number emit = at_cut ? Number::zero() : alpha * Number::exp(arcs.first);
+    if (topology == Topology::kConstrained) {
+      exchange_.offer(emit, Number::zero());
+      emit = exchange_.first_of(column_ - 1, band_.columns) * py;
+    }
+    if (!active) return;
+    if (at_cut) {
+      cut_.save(true, reader_.column(), alpha);
+      cut_.share()[reader_.column()] = share;
+    } else {
+      band_.gy[reader_.row(f)] = share;
+    }
+    by_blank_ = alpha * py;
+    by_emit_ = emit;
+    by_blank_.normalise();
+    by_emit_.normalise();
+  }
+
+  // beta of a node, from those of its targets.
+  __device__ __forceinline__ void sum_late(int32_t f, const WalkNode<real>& node, bool active,
+                                           Number stayed, Number emitted) {
     const NodePair<real> arcs = band_.template arcs<topology>(
         reader_.frame(f), node.u, node.numbers.first, node.numbers.second);
     stayed = stayed * Number::exp(arcs.second);
@@ -209,11 +281,26 @@ class BandWalk {
     if (!active) return;
     band_.gx[reader_.row(f)] = share;
     by_blank_ = by_emit_ = beta;
-    if (f == band_.frames - 1 && node.u == 0) *total = from_log_zero(beta.log());
+    if (reader_.frame(f) == reader_.cut()) cut_.save(false, reader_.column(), beta);
   }
 
-  __device__ __forceinline__ void step_forward(int32_t f, const WalkNode<real>& node, bool active,
-                                               const Number& arriving) {
+  // Occupancies of a node's arcs: what their targets hand back.
+  __device__ __forceinline__ void share_early(int32_t f, const WalkNode<real>& node, bool active,
+                                              const Number& stayed, const Number& emitted,
+                                              double used) {
+    if (!active) return;
+    if (f > 0) {
+      band_.gx[reader_.row(f)] = static_cast<real>(emitted.value);
+      band_.gy[reader_.row(f)] = static_cast<real>(stayed.value + used);
+    }
+    const Mass mass = split_mass((stayed + emitted).value, node.numbers.first);
+    by_blank_.value = mass.blank;
+    by_emit_.value = mass.emit;
+  }
+
+  // The same from the mass that arrives.
+  __device__ __forceinline__ void share_late(int32_t f, const WalkNode<real>& node, bool active,
+                                             const Number& arriving) {
     const Mass mass = split_mass(arriving.value, node.numbers.first);
     double used = 0;
     if (topology == Topology::kConstrained) {
@@ -229,9 +316,11 @@ class BandWalk {
 
   const BandLattice<real>& band_;
   const int32_t column_;
+  const CutMemory<real>& cut_;
+  const double log_p_;
   BandExchange<Number> exchange_;
-  ColumnReader<real, backward> reader_;
-  // What this thread's last node hands to those before it, or behind it.
+  ColumnReader<real, walk> reader_;
+  // What this thread's last node hands on: along its blank, and along its emit.
   Number by_blank_ = Number::zero(), by_emit_ = Number::zero();
 };
 

@@ -1,8 +1,4 @@
-// The recursion over whole lattices, both walks of an utterance by one block.
-//
-//   backward  beta(node)  = blank * beta(its target) + emit * beta(its target), and the emit's
-//   share forward   mass(node)  = what the arcs to it carry; gx = mass * share, gy = mass * (1 -
-//   share)
+// The recursion over whole lattices, a half of an utterance (halves.cuh) by a block.
 //
 // A stripe of 32 neighbouring columns belongs to a team of warps. The walker has a column a lane
 // and moves along the frames as a wave: at step k lane l is at frame k - l, so that its neighbour
@@ -38,27 +34,26 @@ template <typename real, typename Number>
 struct StripeEdges {
   const Number* before;
   const real* in;
-  int64_t in_step;    // on the way forward, from one frame to the next
-  int32_t in_frames;  // frames that are there
   real* out;
 };
 
-template <typename real, Topology topology, bool frames_run, bool backward>
+template <typename real, Topology topology, bool frames_run, Walk walk>
 class Walker {
-  using OwnColumn = Column<real, topology, backward>;
+  using OwnColumn = Column<real, topology, walk>;
 
  public:
   using Number = typename OwnColumn::Number;
   using Edges = StripeEdges<real, Number>;
 
-  __device__ __forceinline__ Walker(int32_t nodes, bool first_stripe,
+  // begin: with which the walk enters this lane's column.
+  __device__ __forceinline__ Walker(int32_t nodes, const Number& begin,
                                     StripeMemory<real, frames_run>& memory, const Edges& edges)
-      : nodes_(nodes), memory_(memory), edges_(edges), column_(first_stripe && lane() == 0) {
+      : nodes_(nodes), memory_(memory), edges_(edges), column_(begin) {
     if (edges_.in != nullptr) arriving_later_ = edge_in(0);
   }
 
   // Steps kChunk * chunk and on. Those behind the last frame do no harm.
-  __device__ __forceinline__ void walk(int32_t chunk) {
+  __device__ __forceinline__ void steps(int32_t chunk) {
     if (chunk < 0 || chunk * kChunk >= nodes_ + kStripe - 1) return;
     constexpr int row = kRingRow<frames_run>;
     const int32_t k = chunk * kChunk;
@@ -80,33 +75,33 @@ class Walker {
       Number neighbour = column_.sent().of_lane_before();
       const Number edge = arriving.of_lane(i);
       if (lane() == 0) neighbour = edge;
-      ring[i * row] = column_.step(nodes[i], neighbour);
+      const NodePair<real> made = column_.step(nodes[i], neighbour);
+      ring[i * row] = made;
       if (lane() == kStripe - 1) edges[i] = column_.sent();
-      if (backward && k + i - lane() == nodes_ - 1) corner_ = column_.own();
+      if (makes_sums(walk) && k + i - lane() == nodes_ - 1) {
+        last_ = column_.own();
+        last_share_ = made.first;
+      }
     }
     column_.normalise();
-    if constexpr (backward) {
-      if (edges_.out == nullptr) return;
-      __syncwarp();
-      const int32_t t = k + lane() - (kStripe - 1);
-      if (lane() < kChunk && t >= 0 && t < nodes_)
-        edges[lane()].save(edges_.out + t, edges_.out + nodes_ + t);
+    if (edges_.out == nullptr) return;
+    __syncwarp();
+    const int32_t t = k + lane() - (kStripe - 1);
+    if (lane() < kChunk && t >= 0 && t < nodes_) {
+      edges[lane()].save(edges_.out + t, edges_.out + nodes_ + t);
     }
   }
 
-  // beta of this lane's column at the last frame of the walk.
-  __device__ __forceinline__ const Number& corner() const { return corner_; }
+  // Sum and share of this lane's column at the last node of the walk.
+  __device__ __forceinline__ const Number& last() const { return last_; }
+  __device__ __forceinline__ real last_share() const { return last_share_; }
 
  private:
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ Number edge_in(int32_t begin) const {
     const int32_t t = begin + lane();
-    if (lane() >= kChunk || t >= edges_.in_frames) return Number::zero();
-    if constexpr (backward) {
-      return Number::load(edges_.in + t, edges_.in + nodes_ + t);
-    } else {
-      return Number{static_cast<double>(edges_.in[t * edges_.in_step])};
-    }
+    if (lane() >= kChunk || t >= nodes_) return Number::zero();
+    return Number::load(edges_.in + t, edges_.in + nodes_ + t);
   }
 
   const int32_t nodes_;
@@ -114,16 +109,19 @@ class Walker {
   const Edges edges_;
   OwnColumn column_;
   Number arriving_later_ = Number::zero();
-  Number corner_ = Number::zero();
+  Number last_ = Number::zero();
+  real last_share_ = 0;
 };
 
-// One walk over all stripes of an utterance, by a block of teams of warps: walkers first, then
-// their carriers, of which those that store may be others. The walk back ends with log P in
-// `total`.
-template <typename real, Topology topology, bool frames_run, bool backward, int team_warps>
-__device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice, real* total) {
-  using StripeWalker = Walker<real, topology, frames_run, backward>;
-  using StripeCarrier = Carrier<real, frames_run, backward>;
+// One walk over all stripes of half an utterance, by a block of teams of warps: walkers first, then
+// their carriers, of which those that store may be others.
+template <typename real, Topology topology, bool frames_run, int team_warps, Walk walk>
+__device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice,
+                                             const CutMemory<real>& cut, double log_p) {
+  using StripeWalker = Walker<real, topology, frames_run, walk>;
+  using StripeCarrier = Carrier<real, frames_run, walk>;
+  using Number = typename StripeWalker::Number;
+  constexpr bool early = is_early(walk);
   const int teams = blockDim.x / (32 * team_warps), team = threadIdx.x / 32 % teams;
   const int role = threadIdx.x / 32 / teams;
   const bool walks = role == 0, loads = role == 1, stores = role == team_warps - 1;
@@ -137,20 +135,23 @@ __device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice, r
     const int32_t stripe = group + team;
     const bool takes_part = team < in_pass;
     typename StripeWalker::Edges edges{};
-    if (team > 0)
-      edges.before = memory[team - 1].template edges_of<typename StripeWalker::Number>();
-    if constexpr (backward) {
-      // Occupancies are not there yet: their place holds the edges.
-      real* const between = lattice.gy.base;
-      if (team == 0 && group > 0) edges = {nullptr, between, 1, nodes, nullptr};
-      if (team + 1 == in_pass && stripe + 1 < stripes) edges.out = between;
-    } else if (team == 0 && group > 0) {
-      // What the last column of the pass before emits.
-      edges = {nullptr, lattice.gx.at(0, group * kStripe - 1), lattice.gx.frame_step,
-               lattice.gx_frames, nullptr};
+    if (team > 0) {
+      edges.before = memory[team - 1].template edges_of<Number>();
+    } else if (group > 0) {
+      edges.in = cut.edges(early);
     }
-    StripeWalker walker(nodes, stripe == 0, memory[team], edges);
-    StripeCarrier carrier(lattice, stripe * kStripe, memory[team]);
+    if (team + 1 == in_pass && stripe + 1 < stripes) edges.out = cut.edges(early);
+    const int32_t column = stripe * kStripe + threadIdx.x % 32;
+    const int32_t symbol = goes_back(walk) ? lattice.symbols - column : column;
+    const bool is_column = walks && takes_part && column <= lattice.symbols;
+    Number begin = Number::zero();
+    if constexpr (makes_sums(walk)) {
+      if (column == 0) begin = Number::one();
+    } else {
+      if (is_column) begin = cut_mass(cut, symbol, log_p);
+    }
+    StripeWalker walker(nodes, begin, memory[team], edges);
+    StripeCarrier carrier(lattice, cut.share(), stripe * kStripe, memory[team]);
 
     // From the period in which the first carrier fetches its first frames to that in which the last
     // one stores its last.
@@ -159,7 +160,7 @@ __device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice, r
     const auto one_period = [&](auto turn) {
       if (takes_part) {
         const int32_t chunk = period - kLag * team;
-        if (walks) walker.walk(chunk);
+        if (walks) walker.steps(chunk);
         if (stores) carrier.store(chunk);
         if (loads) carrier.template load<decltype(turn)::value>(chunk);
       }
@@ -170,26 +171,29 @@ __device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice, r
       one_period(std::integral_constant<int, 0>());
       one_period(std::integral_constant<int, 1>());
     }
-    if constexpr (backward) {
-      const bool at_end = stripe * kStripe + threadIdx.x % 32 == lattice.symbols;
-      if (walks && takes_part && at_end) *total = from_log_zero(walker.corner().log());
+    if constexpr (makes_sums(walk)) {
+      if (is_column) {
+        cut.save(early, symbol, walker.last());
+        if (early) cut.share()[symbol] = walker.last_share();
+      }
     }
     // The next pass fills the ring anew.
     __syncthreads();
   }
 }
 
-// Both walks. Returns log P to all threads of the block; if it is -inf, gx and gy hold nothing of
-// use. Needs a barrier before it, and ends with one.
-template <typename real, Topology topology, bool frames_run, int team_warps>
-__device__ real walk_lattice(const WaveLattice<real>& lattice) {
-  if (lattice.frames <= 0) return minus_infinity<real>();
-  __shared__ real shared_total;
-  walk_stripes<real, topology, frames_run, true, team_warps>(lattice, &shared_total);
-  const real total = shared_total;
-  if (total == minus_infinity<real>()) return total;
-  walk_stripes<real, topology, frames_run, false, team_warps>(lattice, nullptr);
-  return total;
+// The sums of a half, or its masses, where there is a path: log_p of log_total.
+template <typename real, Topology topology, bool frames_run, int team_warps, bool sums>
+__device__ __forceinline__ void walk_half(const WaveLattice<real>& lattice, bool early,
+                                          const CutMemory<real>& cut, double log_p) {
+  constexpr Walk early_walk = sums ? Walk::kEarlySums : Walk::kEarlyMasses;
+  constexpr Walk late_walk = sums ? Walk::kLateSums : Walk::kLateMasses;
+  const WaveLattice<real> half = lattice.half(early);
+  if (early) {
+    walk_stripes<real, topology, frames_run, team_warps, early_walk>(half, cut, log_p);
+  } else {
+    walk_stripes<real, topology, frames_run, team_warps, late_walk>(half, cut, log_p);
+  }
 }
 
 // Teams of two warps: more find no room in shared memory anyway, and fewer get more registers each.

@@ -53,7 +53,8 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
 void band_lattice(const Launcher& launch, const View& px, const View& py, const View& logit_lengths,
                   const View& target_lengths, const OptionalView& start,
                   const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const View& total, const View& gx, const View& gy);
+                  double delay_penalty, const View& work, const View& total, const View& gx,
+                  const View& gy);
 
 void prune_bounds(const Launcher& launch, const View& gx, const View& gy, const View& logit_lengths,
                   const View& target_lengths, int64_t s_range, int64_t rnnt_type,

@@ -53,6 +53,11 @@ struct ScaledProbability {
             larger};
   }
 
+  // In double, from the float factor as it is.
+  __device__ __forceinline__ double exact_log() const {
+    return exponent * 0.69314718055994530942 + ::log(static_cast<double>(factor));
+  }
+
   // emitted + stayed, and how they share it.
   __device__ __forceinline__ static ScaledProbability add_shared(const ScaledProbability& emitted,
                                                                  const ScaledProbability& stayed,
@@ -115,6 +120,7 @@ struct LogProbability {
   __device__ __forceinline__ static LogProbability one() { return {0.0}; }
   __device__ __forceinline__ static LogProbability exp(double x) { return {x}; }
   __device__ __forceinline__ double log() const { return value; }
+  __device__ __forceinline__ double exact_log() const { return from_log_zero(value); }
   __device__ __forceinline__ LogProbability operator*(const LogProbability& other) const {
     return {value + other.value};
   }
@@ -153,6 +159,15 @@ struct Occupancy {
   }
   __device__ __forceinline__ Occupancy operator+(const Occupancy& other) const {
     return {value + other.value};
+  }
+  // In one place of memory; the second is not needed.
+  template <typename real>
+  __device__ __forceinline__ void save(real* first, real*) const {
+    *first = static_cast<real>(value);
+  }
+  template <typename real>
+  __device__ __forceinline__ static Occupancy load(const real* first, const real*) {
+    return {static_cast<double>(*first)};
   }
   __device__ __forceinline__ void normalise() {}
   __device__ __forceinline__ Occupancy of_lane(int lane) const {

@@ -131,7 +131,8 @@ void simple_loss(const BandStep& step, const View& encoder, const View& predicto
   simple_log_probs(launch, am, lm, am_max, lm_max, product, smoothing, none, none, step.targets,
                    logit_lengths, target_lengths, s.blank, lm_only, 0.0, px, py, logz);
   band_lattice(launch, px, py, logit_lengths, target_lengths, none, none, s.T, s.W, s.rnnt_type,
-               step.scales.delay_penalty, step.kept.totals.part(0).in(step.saved), gx, gy);
+               step.scales.delay_penalty, layout.lattice_work.in(work),
+               step.kept.totals.part(0).in(step.saved), gx, gy);
   if (s.exact_bounds) {
     prune_bounds_exact(launch, gx, gy, logit_lengths, target_lengths, s.S, s.rnnt_type,
                        layout.scratch.in(work), start);
@@ -169,8 +170,8 @@ void pruned_loss(const BandStep& step, const View& start) {
               s.blank, s.mode, px, py, lse);
   }
   band_lattice(step.launch, px, py, step.logit_lengths, step.target_lengths, start, step.row_splits,
-               s.T, s.S, s.rnnt_type, step.scales.delay_penalty, step.kept.totals.part(1).in(saved),
-               step.kept.gx.in(saved), step.kept.gy.in(saved));
+               s.T, s.S, s.rnnt_type, step.scales.delay_penalty, step.layout.band_work.in(work),
+               step.kept.totals.part(1).in(saved), step.kept.gx.in(saved), step.kept.gy.in(saved));
 }
 
 void pruned_step_forward(const Launcher& launch, const View& encoder, const View& predictor,

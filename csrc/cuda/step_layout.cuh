@@ -8,6 +8,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "cuda/halves.cuh"
 #include "cuda/step_sizes.cuh"
 
 namespace pruned_rnnt {
@@ -183,6 +184,7 @@ struct WorkLayout {
     }
     product = carver.take(s.acc, {s.N, s.T, s.stored_W});
     for (Slot& slot : lattice) slot = carver.take(s.acc, {s.N, s.T, s.W});
+    lattice_work = carver.take(s.acc, {s.N * CutMemory<float>::elements(s.W, s.T)});
     if (s.exact_bounds) scratch = carver.take(ScalarType::Int, {s.N, s.T, s.W});
     if (s.differentiable) {
       weights = carver.take(s.stored, {s.N, s.T, s.parts, s.stored_W});
@@ -203,6 +205,7 @@ struct WorkLayout {
     }
     logits = carver.take(s.type, {s.chunk_rows, s.padded_V});
     for (Slot& slot : band) slot = carver.take(s.acc, {s.rows});
+    band_work = carver.take(s.acc, {s.N * CutMemory<float>::elements(s.S, s.T)});
     if (s.differentiable) {
       partial = carver.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
     }
@@ -225,6 +228,7 @@ struct WorkLayout {
   Slot product, lattice[3];  // px, py, logz
   Slot scratch, weights, lm_stack, am_sum, lm_sum;
   Slot hidden, logits, band[2];  // px, py
+  Slot lattice_work, band_work;  // of the recursions
   Slot grad_hidden, partial;     // of the backward pass; grad_hidden is as long as hidden
   int64_t bytes, simple_bytes, band_bytes;  // band_bytes: from the band on
   int64_t first_rows = 0;

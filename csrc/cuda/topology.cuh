@@ -1,11 +1,11 @@
 // The four transducer topologies (`rnnt_type` of the ops), as steps of the recursion stated in
 // pruned_rnnt/ops/lattice.py: a column u of the lattice as a thread walks along its frames.
 //
-// A thread meets its column's frames in order, and for each gets what the neighbouring column
-// (u+1 on the way back, u-1 on the way forward) `sends` from the same frame.
+// A thread meets its column's frames in the order of the walk (halves.cuh), and for each gets what
+// the neighbouring column (u+1 where the walk goes back, else u-1) `sends` from the same frame.
 #pragma once
 
-#include "cuda/probability.cuh"
+#include "cuda/halves.cuh"
 #include "topology.h"
 
 namespace pruned_rnnt {
@@ -18,17 +18,20 @@ struct alignas(2 * sizeof(real)) NodePair {
   real first, second;
 };
 
+// What a column is between two steps; sent() is for the neighbour's step at the frame of the last
+// step.
+template <typename real, Topology topology, Walk walk>
+class Column;
+
+// beta, from the logarithms of a node's arcs; the pair returned begins with the share.
 template <typename real, Topology topology>
-class BackwardColumn {
+class Column<real, topology, Walk::kLateSums> {
  public:
   using Number = Probability<real>;
 
-  // `first`: whether the walk begins in this column, at the node before its first step.
-  __device__ __forceinline__ explicit BackwardColumn(bool first)
-      : own_(first ? Number::one() : Number::zero()) {}
+  // `begin`: 1 where the walk begins, at the node before its first step, else 0.
+  __device__ __forceinline__ explicit Column(const Number& begin) : own_(begin) {}
 
-  // beta of the next node, from the logarithms of its arcs; the pair returned begins with the
-  // share.
   __device__ __forceinline__ NodePair<real> step(const NodePair<real>& arcs,
                                                  const Number& neighbour) {
     // Only `regular` emits inside a frame, and the emit of `constrained` has a blank of the same
@@ -45,9 +48,8 @@ class BackwardColumn {
     return result;
   }
 
-  // For the neighbour's step at the frame of the last step.
   __device__ __forceinline__ const Number& sent() const { return sent_; }
-  // beta of the last node.
+  // The sum of the last node.
   __device__ __forceinline__ const Number& own() const { return own_; }
 
   // To be called every few steps.
@@ -63,15 +65,54 @@ class BackwardColumn {
   Number sent_ = Number::zero();
 };
 
+// alpha, likewise; the share is that of the emit among the arcs that lead to the node.
 template <typename real, Topology topology>
-class ForwardColumn {
+class Column<real, topology, Walk::kEarlySums> {
+ public:
+  using Number = Probability<real>;
+
+  __device__ __forceinline__ explicit Column(const Number& begin) : stayed_(begin) {}
+
+  __device__ __forceinline__ NodePair<real> step(const NodePair<real>& arcs,
+                                                 const Number& neighbour) {
+    const Number px = Number::exp(arcs.first), py = Number::exp(arcs.second);
+    Number emitted = topology == Topology::kRegular ? neighbour : neighbour_before_;
+    if (topology == Topology::kConstrained) emitted = emitted * py_before_;
+    neighbour_before_ = neighbour;
+    py_before_ = py;
+    NodePair<real> result{};
+    own_ = Number::add_shared(emitted, stayed_, result.first);
+    stayed_ = own_ * py;
+    sent_ = own_ * px;
+    return result;
+  }
+
+  __device__ __forceinline__ const Number& sent() const { return sent_; }
+  __device__ __forceinline__ const Number& own() const { return own_; }
+  __device__ __forceinline__ void normalise() {
+    own_.normalise();
+    stayed_.normalise();
+    neighbour_before_.normalise();
+    sent_.normalise();
+  }
+
+ private:
+  Number stayed_;
+  Number own_ = Number::zero();
+  Number neighbour_before_ = Number::zero();
+  Number sent_ = Number::zero();
+  Number py_before_ = Number::one();
+};
+
+// Occupancies of a node's arcs, from its share and the mass that arrives.
+template <typename real, Topology topology>
+class Column<real, topology, Walk::kLateMasses> {
  public:
   using Number = Occupancy;
 
-  __device__ __forceinline__ explicit ForwardColumn(bool first)
-      : blank_(first ? Number::one() : Number::zero()) {}
+  // `begin`: the mass of this column's node at the cut.
+  __device__ __forceinline__ explicit Column(const Number& begin) : blank_(begin) {}
 
-  // Occupancies of the arcs of the next node, from their share.
   __device__ __forceinline__ NodePair<real> step(const NodePair<real>& share,
                                                  const Number& neighbour) {
     const Number arriving = topology == Topology::kRegular ? neighbour : neighbour_before_;
@@ -94,9 +135,37 @@ class ForwardColumn {
   Number sent_ = Number::zero();
 };
 
-template <typename real, Topology topology, bool backward>
-using Column =
-    std::conditional_t<backward, BackwardColumn<real, topology>, ForwardColumn<real, topology>>;
+// Occupancies of a node's arcs are what their targets hand back; the node hands their sum back in
+// turn, by its share.
+template <typename real, Topology topology>
+class Column<real, topology, Walk::kEarlyMasses> {
+ public:
+  using Number = Occupancy;
+
+  __device__ __forceinline__ explicit Column(const Number& begin) : blank_(begin) {}
+
+  __device__ __forceinline__ NodePair<real> step(const NodePair<real>& share,
+                                                 const Number& neighbour) {
+    const double emit = (topology == Topology::kRegular ? neighbour : neighbour_before_).value;
+    neighbour_before_ = neighbour;
+    // The blank is also part of the emit that leads to this column's next frame.
+    const double used = topology == Topology::kConstrained ? sent_.value : 0;
+    const double blank = blank_.value;
+    const Mass mass = split_mass(emit + blank, share.first);
+    sent_.value = mass.emit;
+    blank_.value = mass.blank;
+    return {static_cast<real>(emit), static_cast<real>(blank + used)};
+  }
+
+  __device__ __forceinline__ const Number& sent() const { return sent_; }
+  __device__ __forceinline__ const Number& own() const { return blank_; }
+  __device__ __forceinline__ void normalise() {}
+
+ private:
+  Number blank_;
+  Number neighbour_before_ = Number::zero();
+  Number sent_ = Number::zero();
+};
 
 }  // namespace cuda
 }  // namespace pruned_rnnt

@@ -1,5 +1,7 @@
 // The warps that load what a stripe of the wave (lattice_wave.cuh) needs and store what it makes.
-// Backward: px, py to shares. Forward: shares to gx, gy.
+// Sums: px, py to shares. Masses: shares to gx, gy. The shares are kept in the place of gx where
+// the half is late, else in that of gy, which alone has a place for all columns and frames below
+// the cut.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
@@ -11,15 +13,20 @@ namespace cuda {
 
 // A lane's nodes of a chunk of frames and all columns are numbered so that 32 lanes lie along
 // memory.
-template <typename real, bool frames_run, bool backward>
+template <typename real, bool frames_run, Walk walk>
 class Carrier {
+  static constexpr bool kEarly = is_early(walk), kSums = makes_sums(walk);
+  static constexpr bool kBack = goes_back(walk);
+
  public:
   // Chunks that are fetched before they are needed: about a microsecond.
   static constexpr int ahead = 2;
 
-  __device__ __forceinline__ Carrier(const WaveLattice<real>& lattice, int32_t first_column,
-                                     StripeMemory<real, frames_run>& memory)
+  // cut_share: of the nodes at the end of an early half.
+  __device__ __forceinline__ Carrier(const WaveLattice<real>& lattice, const real* cut_share,
+                                     int32_t first_column, StripeMemory<real, frames_run>& memory)
       : lattice_(lattice),
+        cut_share_(cut_share),
         memory_(memory),
         lane_frame_(frames_run ? threadIdx.x % kChunk : 0),
         lane_column_(threadIdx.x % 32 / (frames_run ? kChunk : 1)),
@@ -53,10 +60,10 @@ class Carrier {
  private:
   // What the walk calls (t,u) is (frame(t), symbol(u)) in memory.
   __device__ __forceinline__ int32_t frame(int32_t t) const {
-    return backward ? lattice_.frames - t : t;
+    return kBack ? lattice_.frames - t : t;
   }
   __device__ __forceinline__ int32_t symbol(int32_t u) const {
-    return backward ? lattice_.symbols - u : u;
+    return kBack ? lattice_.symbols - u : u;
   }
   // Frame (from the chunk's first on) and column (of the stripe) of this lane's i-th node.
   __device__ __forceinline__ int frame_in_chunk(int i) const {
@@ -69,10 +76,17 @@ class Carrier {
   __device__ __forceinline__ bool emits(int i) const { return emits_ >> i & 1; }
   // k2's gx has no column for the last symbol; of rows it is 0 there.
   __device__ __forceinline__ bool has_gx(int i) const { return frames_run ? emits(i) : inside(i); }
+  __device__ __forceinline__ bool has_share(int i) const { return kEarly ? inside(i) : emits(i); }
+  __device__ __forceinline__ const Plane<real*>& shares() const {
+    return kEarly ? lattice_.gy : lattice_.gx;
+  }
+  __device__ __forceinline__ int32_t share_frames() const {
+    return kEarly ? lattice_.frames : lattice_.gx_frames;
+  }
 
   // Whether all frames of a chunk have all arcs: most have, and need no look at each frame.
   __device__ __forceinline__ bool ordinary(int32_t begin) const {
-    const int32_t first = backward ? frame(begin + kChunk - 1) : begin;
+    const int32_t first = kBack ? frame(begin + kChunk - 1) : begin;
     return first >= 0 && first + kChunk < lattice_.frames;
   }
 
@@ -84,7 +98,7 @@ class Carrier {
   template <typename pointer>
   __device__ __forceinline__ int64_t step_of(const Plane<pointer>& plane) const {
     const int64_t step = frames_run ? kStripe / kChunk * plane.column_step : plane.frame_step;
-    return backward ? -step : step;
+    return kBack ? -step : step;
   }
 
   __device__ __forceinline__ void fetch(int32_t begin, NodePair<real> (&nodes)[kChunk]) const {
@@ -97,7 +111,7 @@ class Carrier {
   template <bool checked>
   __device__ __forceinline__ void fetch_chunk(int32_t begin,
                                               NodePair<real> (&nodes)[kChunk]) const {
-    if constexpr (backward) {
+    if constexpr (kSums) {
       const real* px = first_of(lattice_.px, begin);
       const real* py = first_of(lattice_.py, begin);
       const int64_t px_step = step_of(lattice_.px), py_step = step_of(lattice_.py);
@@ -111,13 +125,17 @@ class Carrier {
         py += py_step;
       }
     } else {
-      const real* share = first_of(lattice_.gx, begin);
-      const int64_t share_step = step_of(lattice_.gx);
+      const real* share = first_of(shares(), begin);
+      const int64_t share_step = step_of(shares());
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         const int32_t at = frame(begin + frame_in_chunk(i));
-        if (emits(i) && (!checked || (at >= 0 && at < lattice_.gx_frames))) {
-          nodes[i].first = *share;
+        if (has_share(i)) {
+          if (!checked || (at >= 0 && at < share_frames())) {
+            nodes[i].first = *share;
+          } else if (kEarly && at == lattice_.frames) {
+            nodes[i].first = cut_share_[symbol(first_column_ + column(i))];
+          }
         }
         share += share_step;
       }
@@ -153,18 +171,20 @@ class Carrier {
       if (checked && t + column(i) < 0) continue;
       const bool outside = checked && (t < 0 || t >= nodes_);
       NodePair<real> clean;
-      if constexpr (backward) {
+      if constexpr (kSums) {
         const real delay = lattice_.delay * (lattice_.middle - static_cast<real>(at));
         clean.first = emits(i) ? to_log_zero(nodes[i].first + delay) : kLogZero<real>;
         clean.second = inside(i) ? to_log_zero(nodes[i].second) : kLogZero<real>;
         if (outside || (checked && at >= lattice_.emit_frames)) clean.first = kLogZero<real>;
         if (outside) clean.second = kLogZero<real>;
-        // The step from the last node costs nothing.
-        if (checked && at == lattice_.frames && inside(i)) clean.second = 0;
+        // The step from the last node costs nothing; no arc of an early half leaves the cut.
+        if (checked && at == lattice_.frames) {
+          clean.second = !kEarly && inside(i) ? real(0) : kLogZero<real>;
+        }
       } else {
         // A share of 0: all by the blank.
-        clean = {emits(i) ? nodes[i].first : real(0), real(0)};
-        if (outside || (checked && at >= lattice_.gx_frames)) clean.first = 0;
+        clean = {has_share(i) ? nodes[i].first : real(0), real(0)};
+        if (outside || (checked && !kEarly && at >= lattice_.gx_frames)) clean.first = 0;
       }
       slot(begin_slot, i) = clean;
     }
@@ -173,23 +193,34 @@ class Carrier {
   template <bool checked>
   __device__ __forceinline__ void store_chunk(int32_t begin) const {
     const int32_t begin_slot = slot_of(begin);
-    real* gx = first_of(lattice_.gx, begin);
-    real* gy = first_of(lattice_.gy, begin);
-    const int64_t gx_step = step_of(lattice_.gx), gy_step = step_of(lattice_.gy);
+    if constexpr (kSums) {
+      real* share = first_of(shares(), begin);
+      const int64_t share_step = step_of(shares());
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const int32_t at = frame(begin + frame_in_chunk(i));
-      const bool in_gx = !checked || (at >= 0 && at < lattice_.gx_frames);
-      if (has_gx(i) && in_gx) *gx = slot(begin_slot, i).first;
-      if (!backward && inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) {
-        *gy = slot(begin_slot, i).second;
+      for (int i = 0; i < kChunk; ++i) {
+        const int32_t at = frame(begin + frame_in_chunk(i));
+        const bool exists = !checked || (at >= 0 && at < share_frames());
+        if (has_share(i) && exists) *share = slot(begin_slot, i).first;
+        share += share_step;
       }
-      gx += gx_step;
-      gy += gy_step;
+    } else {
+      real* gx = first_of(lattice_.gx, begin);
+      real* gy = first_of(lattice_.gy, begin);
+      const int64_t gx_step = step_of(lattice_.gx), gy_step = step_of(lattice_.gy);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int32_t at = frame(begin + frame_in_chunk(i));
+        const NodePair<real> node = slot(begin_slot, i);
+        if (has_gx(i) && (!checked || (at >= 0 && at < lattice_.gx_frames))) *gx = node.first;
+        if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) *gy = node.second;
+        gx += gx_step;
+        gy += gy_step;
+      }
     }
   }
 
   const WaveLattice<real>& lattice_;
+  const real* const cut_share_;
   StripeMemory<real, frames_run>& memory_;
   const int lane_frame_, lane_column_;
   const int32_t first_column_, nodes_;

@@ -28,18 +28,35 @@ struct Plane {
   }
 };
 
-// One utterance, from node (0,0) to node (frames, symbols).
+// One utterance, or a half of it, from node (0,0) to node (frames, symbols).
 template <typename real>
 struct WaveLattice {
   Plane<const real*> px, py;
-  Plane<real*> gx;  // the shares of the nodes' arcs between the two walks
-  Plane<real*> gy;
-  int32_t frames;  // transitions by frame; 0 or less: there is no path
+  Plane<real*> gx, gy;  // between the two walks, one of them holds shares
+  int32_t frames;       // transitions by frame; 0 or less: there is no path
   int32_t symbols;
   int32_t emit_frames;  // frames below this have an arc that emits
   int32_t gx_frames;    // frames below this have a place in gx
   real delay;           // delay * (middle - t) is added to px
   real middle;
+
+  __device__ __forceinline__ WaveLattice half(bool early) const {
+    WaveLattice result = *this;
+    const int32_t cut = cut_of(frames);
+    if (early) {
+      result.frames = result.emit_frames = result.gx_frames = cut;
+      return result;
+    }
+    result.px.base = px.at(cut, 0);
+    result.py.base = py.at(cut, 0);
+    result.gx.base = gx.at(cut, 0);
+    result.gy.base = gy.at(cut, 0);
+    result.frames -= cut;
+    result.emit_frames -= cut;
+    result.gx_frames -= cut;
+    result.middle -= static_cast<real>(cut);
+    return result;
+  }
 };
 
 // frames_run: whether neighbouring elements in memory are frames of one column (k2's layout)
@@ -48,7 +65,7 @@ struct WaveLattice {
 template <bool frames_run>
 constexpr int kRingRow = frames_run ? kStripe + 1 : kStripe;
 
-// A place for what the last lane of a stripe sends: Probability on the way back, else Occupancy.
+// A place for what the last lane of a stripe sends: a Probability or an Occupancy.
 struct alignas(8) EdgeSlot {
   unsigned char bytes[8];
 };

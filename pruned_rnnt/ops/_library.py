@@ -9,6 +9,7 @@ devices it implements because the dispatcher prefers a kernel of the device itse
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -21,6 +22,16 @@ REGULAR, MODIFIED, CONSTRAINED, RNA = RNNT_TYPES.values()
 # Names of all ops in the order of definition, each with its fallback: for the backend report, and
 # for tests that compare a compiled kernel with its fallback.
 FALLBACKS: dict[str, Callable[..., None]] = {}
+
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def opaque_to_compile(function: AnyFunction) -> AnyFunction:
+    """Leaves calls of `function` in torch.compile's graph as they are, for AOTAutograd to trace:
+    Dynamo of torch 2.11 fails on autograd functions whose arguments are optional tensors, or whose
+    sizes are symbolic."""
+    return cast(AnyFunction, torch.compiler.allow_in_graph(function))
 
 
 def _no_outputs(*_: object) -> None:

@@ -32,6 +32,7 @@ def _band_lattice(
     columns: int,
     rnnt_type: int,
     delay_penalty: float,
+    work: Tensor,
     total: Tensor,
     gx: Tensor,
     gy: Tensor,
@@ -65,10 +66,10 @@ def _band_lattice(
 
 # px, py (R) acc as log_probs writes them; lengths (N) int32. -> total (N) = log P, gx, gy (R). No
 # path, T_n outside 1..T or (U_n, T_n) outside the band: total = -inf, gx = gy = 0, and nothing is
-# read outside the rows. Invalid nodes: gx = gy = 0.
+# read outside the rows. Invalid nodes: gx = gy = 0. work: as cut_memory makes it, for S and T.
 band_lattice = define(
     "band_lattice(Tensor px, Tensor py, Tensor logit_lengths, Tensor target_lengths, "
     "Tensor? start, Tensor? row_splits, int T, int S, int rnnt_type, float delay_penalty, "
-    "Tensor(a!) total, Tensor(b!) gx, Tensor(c!) gy) -> ()",
+    "Tensor(a!) work, Tensor(b!) total, Tensor(c!) gx, Tensor(d!) gy) -> ()",
     _band_lattice,
 )

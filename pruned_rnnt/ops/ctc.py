@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import accumulator, define
+from pruned_rnnt.ops._library import accumulator, define, opaque_to_compile
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 
 NEG_INF = float("-inf")
@@ -96,7 +96,7 @@ class _Ctc(torch.autograd.Function):
         return (grad_loss[:, None, None] * grad).to(ctx.dtype), None, None, None, None
 
 
-@torch.compiler.allow_in_graph
+@opaque_to_compile
 def ctc_losses(
     logits_NTV: Tensor,
     targets_NU: Tensor,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops._library import accumulator, opaque_to_compile
 from pruned_rnnt.ops.fused_log_probs import fused_log_probs, fused_log_probs_backward
 from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.row_loss import LossOptions, run_recursion
@@ -220,7 +220,7 @@ def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Ten
     return weight_VD.contiguous(), bias_V.contiguous()
 
 
-@torch.compiler.allow_in_graph
+@opaque_to_compile
 def fused_loss(problem: RowProblem, plan: RowPlan) -> Tensor:
     """Loss (N,) acc, differentiable in am, lm, weight and bias."""
     loss: Tensor = _FusedLoss.apply(*problem, plan)  # type: ignore[no-untyped-call]

@@ -159,11 +159,18 @@ def full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> La
     return LatticeSums(total, gx, gy)
 
 
+def cut_memory(px: Tensor, batch: int, columns: int, frames: int) -> Tensor:
+    """Memory in which the CUDA kernels join the two halves of each utterance (cuda/halves.cuh), for
+    up to that many nodes of a frame."""
+    return px.new_empty((batch * (5 * columns + 4 * (frames + 2)),))
+
+
 def _lattice(
     px: Tensor,
     py: Tensor,
     boundary: Tensor | None,
     rnnt_type: int,
+    work: Tensor,
     total: Tensor,
     gx: Tensor,
     gy: Tensor,
@@ -182,9 +189,9 @@ def _lattice(
 
 # px (N,U,T+1) regular, (N,U,T) otherwise, py (N,U+1,T), both acc and contiguous; boundary (N,4)
 # int32 [u_begin, t_begin, u_end, t_end]. -> total (N), gx like px and gy like py, 0 outside the
-# boundary.
+# boundary. work: as cut_memory makes it, for U+1 columns and T frames.
 lattice = define(
-    "lattice(Tensor px, Tensor py, Tensor? boundary, int rnnt_type, Tensor(a!) total, "
-    "Tensor(b!) gx, Tensor(c!) gy) -> ()",
+    "lattice(Tensor px, Tensor py, Tensor? boundary, int rnnt_type, Tensor(a!) work, "
+    "Tensor(b!) total, Tensor(c!) gx, Tensor(d!) gy) -> ()",
     _lattice,
 )

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.lattice import lattice
+from pruned_rnnt.ops._library import opaque_to_compile
+from pruned_rnnt.ops.lattice import cut_memory, lattice
 from pruned_rnnt.ops.scale import scale
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
 
@@ -22,7 +23,9 @@ class _MutualInformation(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         total = px.new_empty(py.shape[:1])
         gx, gy = torch.empty_like(px), torch.empty_like(py)
-        lattice(px, py, boundary, rnnt_type, total, gx, gy)
+        batch, rows, frames = py.shape
+        work = cut_memory(px, batch, rows, frames)
+        lattice(px, py, boundary, rnnt_type, work, total, gx, gy)
         ctx.save_for_backward(gx, gy)
         ctx.mark_non_differentiable(gx, gy)
         # Else autograd fills zeros as large as these.
@@ -40,7 +43,7 @@ class _MutualInformation(torch.autograd.Function):
         return grads[0], grads[1], None, None
 
 
-@torch.compiler.allow_in_graph
+@opaque_to_compile
 def mutual_information_sums(
     px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
 ) -> tuple[Tensor, Tensor, Tensor]:

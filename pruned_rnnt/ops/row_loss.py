@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops._library import accumulator, opaque_to_compile
 from pruned_rnnt.ops.band_lattice import band_lattice
+from pruned_rnnt.ops.lattice import cut_memory
 from pruned_rnnt.ops.log_probs import log_probs, log_probs_backward
 from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
@@ -52,7 +53,8 @@ def run_recursion(
 ) -> Recursion:
     """band_lattice with outputs of its own, for px and py of any shape with R elements."""
     gx, gy = px.new_empty((2, *px.shape)).unbind(0)
-    total = px.new_empty(logit_lengths.shape)
+    batch = logit_lengths.shape[0]
+    total = px.new_empty((batch,))
     band_lattice(
         px.view(-1),
         py.view(-1),
@@ -61,6 +63,7 @@ def run_recursion(
         *geometry,
         rnnt_type,
         delay_penalty,
+        cut_memory(px, batch, geometry.columns, geometry.frames),
         total,
         gx.view(-1),
         gy.view(-1),
@@ -125,7 +128,7 @@ class _RowLoss(torch.autograd.Function):
         return grad_logits, *[None] * 9
 
 
-@torch.compiler.allow_in_graph
+@opaque_to_compile
 def row_loss(
     logits_RV: Tensor,
     targets: Tensor,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops._library import accumulator, opaque_to_compile
 from pruned_rnnt.ops.row_geometry import RowGeometry
 from pruned_rnnt.ops.row_loss import Recursion, run_recursion
 from pruned_rnnt.ops.second_derivative import refuses_second_derivative
@@ -241,7 +241,7 @@ class _SimpleLoss(torch.autograd.Function):
         return grad_am, grad_lm, None, None, None, None
 
 
-@torch.compiler.allow_in_graph
+@opaque_to_compile
 def simple_loss(
     am_NTV: Tensor,
     lm_NUV: Tensor,

@@ -65,7 +65,8 @@ def test_occupancies(kind, frames, symbols, device) -> None:
     emit[:, :, -1] = -torch.inf
     exact = pruned_rnnt.mutual_information(emit.double(), blank.double())
     got = pruned_rnnt.mutual_information(emit.to(device), blank.to(device))
-    torch.testing.assert_close(got.total.cpu().double(), exact.total, rtol=1e-6, atol=0)
+    # P is rounded at every frame, by 2^-25 of itself in the mean.
+    torch.testing.assert_close(got.total.cpu().double(), exact.total, rtol=1e-6, atol=3e-8 * frames)
     mass = got.occupancy.blank.double().sum(1)
     assert float((mass - 1).abs().max()) < MASS_ERROR
     for part, wanted in zip(got.occupancy, exact.occupancy, strict=True):

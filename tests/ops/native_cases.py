@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops._library import RNNT_TYPES, accumulator
 from pruned_rnnt.ops.column_sums import parts_of
+from pruned_rnnt.ops.lattice import cut_memory
 
 NEG_INF = float("-inf")
 
@@ -162,7 +163,8 @@ def band_lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
                 px[torch.rand(rows) < 0.1] = NEG_INF
                 inputs = (px, py, batch.logit_lengths, batch.target_lengths, *geometry)
                 outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
-                yield Call("band_lattice", (*inputs, rnnt_type, delay), outputs)
+                work = cut_memory(px, batch.size, geometry[3], geometry[2])
+                yield Call("band_lattice", (*inputs, rnnt_type, delay, work), outputs)
 
 
 def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
@@ -177,7 +179,8 @@ def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
             px = log_softmax_like(size, symbols, emit_frames, dtype=dtype)
             py = log_softmax_like(size, symbols + 1, frames, dtype=dtype)
             outputs = [poison(*shape, dtype=dtype) for shape in ((size,), px.shape, py.shape)]
-            yield Call("lattice", (px, py, boundary, rnnt_type), tuple(outputs))
+            work = cut_memory(px, size, symbols + 1, frames)
+            yield Call("lattice", (px, py, boundary, rnnt_type, work), tuple(outputs))
 
 
 def prune_bounds_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pruned_rnnt.ops._library import FALLBACKS, RNNT_TYPES
+from pruned_rnnt.ops.lattice import cut_memory
 from tests.ops.native_cases import NEG_INF, batch_of, log_softmax_like, random_start
 
 
@@ -27,10 +28,11 @@ def test_bands_of_any_kind(device, columns, back, rnnt_type) -> None:
     def outputs(where: str) -> list[torch.Tensor]:
         return [torch.full((n,), 7.0, dtype=px.dtype, device=where) for n in (3, rows, rows)]
 
+    work = cut_memory(px, batch.size, columns, batch.frames)
     want = outputs("cpu")
-    FALLBACKS["band_lattice"](*inputs, rnnt_type, 0.1, *want)
+    FALLBACKS["band_lattice"](*inputs, rnnt_type, 0.1, work, *want)
     got = outputs(device)
     moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
-    torch.ops.pruned_rnnt.band_lattice(*moved, rnnt_type, 0.1, *got)
+    torch.ops.pruned_rnnt.band_lattice(*moved, rnnt_type, 0.1, work.to(device), *got)
     for left, right in zip(got, want, strict=True):
         torch.testing.assert_close(left.cpu(), right, rtol=1e-9, atol=1e-10)
