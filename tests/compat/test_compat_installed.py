@@ -1,26 +1,14 @@
 """Names that compat.k2 and compat.torchaudio lack: from the installed package, or a stand-in."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from pruned_rnnt.compat import installed, k2, ragged
+from pruned_rnnt.compat import k2, ragged
 
-
-@pytest.fixture(autouse=True)
-def _forget_imports() -> Iterator[None]:
-    installed._imported.cache_clear()
-    yield
-    installed._imported.cache_clear()
-
-
-@pytest.fixture
-def no_k2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if k2 were not installed: Python then raises ImportError for it."""
-    monkeypatch.setitem(sys.modules, "k2", None)
+pytestmark = pytest.mark.usefixtures("fresh_imports")
 
 
 def package(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

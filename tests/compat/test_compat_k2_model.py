@@ -5,25 +5,18 @@ are resolved when the file is imported, RaggedTensor, ragged.cat, the row_splits
 the three steps of the pruned loss.
 """
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.compat import installed, k2
+from pruned_rnnt.compat import k2
 from pruned_rnnt.compat.ragged import RaggedTensor
 
 BLANK = 0
 SIZE = 20
 
 
-@pytest.fixture(autouse=True)
-def _no_k2(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "k2", None)
-    installed._imported.cache_clear()
-    yield
-    installed._imported.cache_clear()
+pytestmark = pytest.mark.usefixtures("no_k2")
 
 
 def with_start(tokens: k2.RaggedTensor, start: int) -> k2.RaggedTensor:

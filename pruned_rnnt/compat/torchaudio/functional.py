@@ -1,14 +1,17 @@
-"""`torchaudio.functional.rnnt_loss` and `torchaudio.transforms.RNNTLoss`.
+"""`torchaudio.functional` with this package's `rnnt_loss`.
 
 Axes: N batch, T frames, U symbols, V vocabulary.
 """
 
-from __future__ import annotations
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt import loss as losses
+from pruned_rnnt.compat.installed import attribute_of
+
+__all__ = ["rnnt_loss"]
 
 
 def rnnt_loss(
@@ -23,6 +26,9 @@ def rnnt_loss(
 ) -> Tensor:
     """Transducer loss (Graves 2012) as torchaudio has it.
 
+    torch.jit.script runs it as a call to Python: scripted code trains, but a scripted module that
+    computes the loss cannot be saved (torch.jit.save says 'Could not export Python function call').
+
     Args:
         logits: (N, T, U + 1, V).
         targets: (N, U) integers.
@@ -33,14 +39,40 @@ def rnnt_loss(
         fused_log_softmax: False if logits are log-probabilities already.
 
     Returns:
-        (N,) for reduction 'none', else a scalar; float32 for half-precision logits.
+        (N,) for reduction 'none', else a scalar. The dtype is that of logits, but for bfloat16
+        (which torchaudio does not take) float32. Float16 logits are summed in float32.
 
     Raises:
         ValueError: an unknown reduction, and what `pruned_rnnt.rnnt_loss` refuses.
     """
+    return _rnnt_loss(
+        logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        blank,
+        clamp,
+        reduction,
+        fused_log_softmax,
+    )
+
+
+# TorchScript compiles the function above, fills in its defaults, and calls this one in Python. It
+# reads the annotations of both, so that those of this file must not be postponed.
+@torch.jit.ignore
+def _rnnt_loss(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    clamp: float,
+    reduction: str,
+    fused_log_softmax: bool,
+) -> Tensor:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'none', 'mean' or 'sum'")
-    return losses.rnnt_loss(
+    costs = losses.rnnt_loss(
         logits,
         targets,
         logit_lengths,
@@ -50,34 +82,8 @@ def rnnt_loss(
         reduction=reduction,
         from_log_probs=not fused_log_softmax,
     )
+    return costs.half() if logits.dtype == torch.float16 else costs
 
 
-class RNNTLoss(torch.nn.Module):
-    """`rnnt_loss` as a module; the arguments are those of the function."""
-
-    def __init__(
-        self,
-        blank: int = -1,
-        clamp: float = -1.0,
-        reduction: str = "mean",
-        fused_log_softmax: bool = True,
-    ) -> None:
-        super().__init__()
-        self.blank = blank
-        self.clamp = clamp
-        self.reduction = reduction
-        self.fused_log_softmax = fused_log_softmax
-
-    def forward(
-        self, logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor
-    ) -> Tensor:
-        return rnnt_loss(
-            logits,
-            targets,
-            logit_lengths,
-            target_lengths,
-            self.blank,
-            self.clamp,
-            self.reduction,
-            self.fused_log_softmax,
-        )
+def __getattr__(name: str) -> Any:
+    return attribute_of("torchaudio.functional", name, __name__)
