@@ -29,7 +29,7 @@ def test_stand_ins_without_k2() -> None:
 
 @pytest.mark.usefixtures("no_k2")
 def test_classes_of_k2_are_names_without_k2() -> None:
-    def annotated(lattice: k2.Fsa, symbols: k2.SymbolTable) -> k2.Nbest:
+    def annotated(lattice: k2.Fsa, symbols: k2.SymbolTable | None) -> list[k2.Nbest]:
         raise NotImplementedError
 
     assert annotated.__annotations__["lattice"] is k2.Fsa

@@ -3,6 +3,7 @@
 Axes: N batch, T frames, U symbols, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def rnnt_loss(
     Raises:
         ValueError: an unknown reduction, and what `pruned_rnnt.rnnt_loss` refuses.
     """
-    return _rnnt_loss(
+    return _call_in_python(
         logits,
         targets,
         logit_lengths,
@@ -57,9 +58,6 @@ def rnnt_loss(
     )
 
 
-# TorchScript compiles the function above, fills in its defaults, and calls this one in Python. It
-# reads the annotations of both, so that those of this file must not be postponed.
-@torch.jit.ignore
 def _rnnt_loss(
     logits: Tensor,
     targets: Tensor,
@@ -83,6 +81,11 @@ def _rnnt_loss(
         from_log_probs=not fused_log_softmax,
     )
     return costs.half() if logits.dtype == torch.float16 else costs
+
+
+# TorchScript compiles rnnt_loss, fills in its defaults, and calls this in Python. It reads the
+# annotations of both functions, so that those of this file must not be postponed.
+_call_in_python: Callable[..., Tensor] = torch.jit.ignore(_rnnt_loss)
 
 
 def __getattr__(name: str) -> Any:
