@@ -2,11 +2,14 @@
 
 | module | stands in for |
 | --- | --- |
-| `k2` | `k2` and `fast_rnnt`: simple, smoothed, pruned and full loss, ranges, pruning, recursions |
+| `k2` | `k2`: simple, smoothed, pruned and full loss, ranges, pruning, recursions, RaggedTensor |
+| `fast_rnnt` | `fast_rnnt`: the same losses, in its argument order |
 | `torchaudio` | `torchaudio.functional.rnnt_loss`, `torchaudio.transforms.RNNTLoss` |
-| `warp_rnnt` | `warp_rnnt.rnnt_loss` |
+| `warprnnt_pytorch` | `warprnnt_pytorch.rnnt_loss`, `RNNTLoss` |
+| `warp_rnnt` | `warp_rnnt.rnnt_loss`, `RNNTLoss` |
 | `optimized_transducer` | `optimized_transducer.transducer_loss`, `TransducerLoss` |
 
-`from pruned_rnnt.compat import k2` instead of `import k2` is the whole change in a recipe. Nothing
-here computes a loss of its own: the functions translate arguments and layouts.
+`from pruned_rnnt.compat import k2` instead of `import k2` is the whole change in a recipe;
+docs/compat.md has the differences. Nothing here computes a loss of its own: the functions translate
+arguments and layouts. Other names of k2 and torchaudio come from the installed packages.
 """

@@ -89,15 +89,15 @@ def get_rnnt_logprobs_joint(
     logits: Tensor,
     symbols: Tensor,
     termination_symbol: int,
-    boundary: Tensor | None = None,
     rnnt_type: str = "regular",
+    boundary: Tensor | None = None,
     use_hat_loss: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """px, py of a joiner's logits.
 
     Args:
         logits: (B, T, S + 1, C), unnormalised.
-        symbols, termination_symbol, boundary, rnnt_type: as in `get_rnnt_logprobs`.
+        symbols, termination_symbol, rnnt_type, boundary: as in `get_rnnt_logprobs`.
         use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
 
     Returns:
@@ -144,6 +144,7 @@ def get_rnnt_logprobs_pruned(
         f"ranges has shape {tuple(ranges.shape)}; it must be {tuple(logits.shape[:3])}",
     )
     _check_symbols(symbols, (batch, symbols.shape[-1]))
+    ranges = ranges.long()
     columns = symbols.shape[1] + 1
     # Column S has no symbol; whatever stands there is cut off below.
     padded = torch.nn.functional.pad(symbols.long(), (0, 1), value=termination_symbol)
@@ -153,6 +154,20 @@ def get_rnnt_logprobs_pruned(
     px = outside.scatter(2, ranges, emit)[:, :, :-1]
     py = outside.scatter(2, ranges, blank)
     return _finish(px.transpose(1, 2), py.transpose(1, 2), boundary, rnnt_type)
+
+
+def get_hat_logprobs_pruned(
+    logits: Tensor,
+    symbols: Tensor,
+    ranges: Tensor,
+    termination_symbol: int,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+) -> tuple[Tensor, Tensor]:
+    """`get_rnnt_logprobs_pruned` with use_hat_loss=True."""
+    return get_rnnt_logprobs_pruned(
+        logits, symbols, ranges, termination_symbol, boundary, rnnt_type, use_hat_loss=True
+    )
 
 
 def _finish(

@@ -14,6 +14,7 @@ from torch import Tensor
 from pruned_rnnt import loss as losses
 from pruned_rnnt.ops._library import MODIFIED, REGULAR
 from pruned_rnnt.ops.prune_bounds import prune_bounds
+from pruned_rnnt.ops.saturated import as_int32
 
 
 def get_rnnt_prune_ranges(
@@ -23,9 +24,9 @@ def get_rnnt_prune_ranges(
 
     s_range is raised to what the longest reference of the batch needs per frame ('regular'), with
     a warning the first time, and lowered to S + 1. Of windows whose scores differ by less than
-    1e-5 the first is taken, so that every device chooses the same; k2 takes the largest. Where a
-    symbol takes a frame (not 'regular'), symbols count beside blanks: k2 counts blanks alone, which
-    leaves a frame that surely emits without a choice.
+    1e-5 the middle one is taken, so that every device chooses the same and paths have room on both
+    sides; k2 takes the largest. Where a symbol takes a frame (not 'regular'), symbols count beside
+    blanks: k2 counts blanks alone, which leaves a frame that surely emits without a choice.
 
     Args:
         px_grad: (B, S, T + 1) or (B, S, T), py_grad: (B, S + 1, T), from return_grad.
@@ -38,6 +39,28 @@ def get_rnnt_prune_ranges(
     Raises:
         ValueError: shapes that do not fit, or s_range below 2 ('regular') or 1.
     """
+    is_regular, s_range = _checked(px_grad, py_grad, boundary, s_range)
+    emit, blank = _in_rows(px_grad, py_grad)
+    return _ranges(emit, blank, boundary, s_range, REGULAR if is_regular else MODIFIED)
+
+
+def get_rnnt_prune_ranges_deprecated(
+    px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int
+) -> Tensor:
+    """`get_rnnt_prune_ranges` by k2's first rule: a window counts all symbols and blanks inside.
+
+    Args, Returns and Raises: as `get_rnnt_prune_ranges`.
+    """
+    is_regular, s_range = _checked(px_grad, py_grad, boundary, s_range)
+    emit, blank = _in_rows(px_grad, py_grad)
+    if not is_regular:
+        return _ranges(emit, blank, boundary, s_range, MODIFIED)
+    # With no symbols to subtract, the regular score is the sum over the window.
+    return _ranges(torch.zeros_like(emit), blank + emit, boundary, s_range, REGULAR)
+
+
+def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -> tuple[bool, int]:
+    """Whether px_grad is of the 'regular' type, and s_range as it is used."""
     batch, symbol_count, last = px_grad.shape
     frame_count = py_grad.shape[2]
     if py_grad.shape != (batch, symbol_count + 1, frame_count) or last - frame_count not in (0, 1):
@@ -60,18 +83,29 @@ def get_rnnt_prune_ranges(
         raise ValueError(
             f"s_range is {s_range}; it must be at least {smallest}, or no path is left"
         )
-    s_range = min(s_range, symbol_count + 1)
-    steps = torch.arange(s_range, device=px_grad.device)
-    if s_range == symbol_count + 1:
+    return is_regular, min(s_range, symbol_count + 1)
+
+
+def _in_rows(px_grad: Tensor, py_grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Occupancies of symbols (0 in the last column) and blanks, both (B, T, S + 1)."""
+    emit = px_grad[:, :, : py_grad.shape[2]].transpose(1, 2)
+    return torch.nn.functional.pad(emit, (0, 1)), py_grad.transpose(1, 2)
+
+
+def _ranges(emit: Tensor, blank: Tensor, boundary: Tensor, s_range: int, kind: int) -> Tensor:
+    """The ranges of a checked batch from occupancies in rows."""
+    batch, frame_count, columns = blank.shape
+    steps = torch.arange(s_range, device=blank.device)
+    if s_range == columns:
         return steps.expand(batch, frame_count, s_range).contiguous()
-    start = torch.empty(batch, frame_count, dtype=torch.int32, device=px_grad.device)
+    start = torch.empty(batch, frame_count, dtype=torch.int32, device=blank.device)
     prune_bounds(
-        torch.nn.functional.pad(px_grad[:, :, :frame_count].transpose(1, 2), (0, 1)).contiguous(),
-        py_grad.transpose(1, 2).contiguous(),
-        boundary[:, 3].to(torch.int32).contiguous(),
-        boundary[:, 2].to(torch.int32).contiguous(),
+        emit.contiguous(),
+        blank.contiguous(),
+        as_int32(boundary[:, 3]),
+        as_int32(boundary[:, 2]),
         s_range,
-        REGULAR if is_regular else MODIFIED,
+        kind,
         True,  # k2 searches up to the padded S
         start,
     )
@@ -97,12 +131,12 @@ def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> tuple[Tensor, Ten
 
 def bounds_of_ranges(ranges: Tensor) -> losses.Bounds:
     """k2's ranges are contiguous: their first column says it all."""
-    return losses.Bounds(ranges[:, :, 0].to(torch.int32), ranges.shape[2])
+    return losses.Bounds(as_int32(ranges[:, :, 0]), ranges.shape[2])
 
 
 def _needed_s_range(boundary: Tensor) -> int:
     """Columns a frame that let the longest reference of the batch pass: max ceil(S_n / T_n) + 1."""
-    symbols, frames = boundary[:, 2], boundary[:, 3]
+    symbols, frames = boundary[:, 2], boundary[:, 3].clamp_min(1)
     return int(((symbols + frames - 1) // frames).max().clamp_min(1)) + 1
 
 
@@ -112,5 +146,5 @@ def _warn_of_small_s_range(s_range: int) -> None:
     warnings.warn(
         f"s_range={s_range} cannot reach the last symbol of every reference of this batch; "
         "such batches use the smallest s_range that can",
-        stacklevel=3,
+        stacklevel=4,
     )

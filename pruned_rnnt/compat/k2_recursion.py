@@ -42,16 +42,57 @@ def mutual_information_recursion(
 
     Returns:
         scores (B,), differentiable in px and py; with return_grad (scores, (px_grad, py_grad)).
+        A box without frames (t_begin = t_end) has one path at most: its symbols, which the second
+        recursion has no frames for. Without symbols, too, its score is 0.
 
     Raises:
         ValueError: what `pruned_rnnt.mutual_information` refuses.
     """
     symbol_takes_frame = px.shape[-1] == py.shape[-1]
     rnnt_type = "modified" if symbol_takes_frame else "regular"
-    scores, occupancy = losses.mutual_information(px, py, boundary, rnnt_type=rnnt_type)
+    is_frameless = _frameless(px, py, boundary)
+    if is_frameless is None:
+        scores, (emit, blank) = losses.mutual_information(px, py, boundary, rnnt_type=rnnt_type)
+    else:
+        assert boundary is not None
+        # One frame and no symbol stand in for those boxes, whose results are put in afterwards.
+        one_frame = torch.tensor([0, 0, 0, 1], dtype=boundary.dtype, device=boundary.device)
+        boxes = torch.where(is_frameless[:, None], one_frame, boundary)
+        scores, (emit, blank) = losses.mutual_information(px, py, boxes, rnnt_type=rnnt_type)
+        box_scores, box_emit = _frameless_scores(px.to(scores), boundary, symbol_takes_frame)
+        rows = is_frameless.to(px.device)
+        scores = torch.where(rows, box_scores, scores)
+        emit = torch.where(rows[:, None, None], box_emit, emit)
+        blank = blank.masked_fill(rows[:, None, None], 0.0)
     if not return_grad:
         return scores
-    return scores, (occupancy.emit.detach(), occupancy.blank.detach())
+    return scores, (emit.detach(), blank.detach())
+
+
+def _frameless(px: Tensor, py: Tensor, boundary: Tensor | None) -> Tensor | None:
+    """(B,) bool: the boxes inside the lattice that have no frames; None if there are none."""
+    if boundary is None or boundary.shape != (px.shape[0], 4):
+        return None
+    s_begin, t_begin, s_end, t_end = boundary.unbind(1)
+    inside = (s_begin >= 0) & (s_begin <= s_end) & (s_end <= px.shape[1]) & (t_begin >= 0)
+    is_frameless = inside & (t_begin == t_end) & (t_end <= py.shape[2])
+    return is_frameless if bool(is_frameless.any()) else None
+
+
+def _frameless_scores(
+    px: Tensor, boundary: Tensor, symbol_takes_frame: bool
+) -> tuple[Tensor, Tensor]:
+    """Scores (B,) of boxes as if all were without frames, and the occupancy of px."""
+    s_begin, frame, s_end, _ = boundary.to(px.device).long().unbind(1)
+    symbol = torch.arange(px.shape[1], device=px.device)
+    is_used = (symbol >= s_begin[:, None]) & (symbol < s_end[:, None])
+    if symbol_takes_frame:
+        scores = px.new_zeros(px.shape[0])
+        return scores.masked_fill(is_used.any(1), -torch.inf), torch.zeros_like(px)
+    time = torch.arange(px.shape[2], device=px.device)
+    is_used = is_used[:, :, None] & (time == frame[:, None, None])
+    scores = px.masked_fill(~is_used, 0.0).sum((1, 2))
+    return scores, (is_used & scores.isfinite()[:, None, None]).to(px)
 
 
 def joint_mutual_information_recursion(

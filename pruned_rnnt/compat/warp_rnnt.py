@@ -1,5 +1,7 @@
 """`warp_rnnt.rnnt_loss`, with its checks and their wording; it runs on the CPU as well.
 
+Also `RNNTLoss.apply` and `RNNTLossCompact.apply`, the autograd functions below it.
+
 Its names for the arguments in those messages: xs log_probs, ys labels, xn frames_lengths,
 yn labels_lengths.
 
@@ -90,6 +92,55 @@ def rnnt_loss(
     if reduction == "mean":
         return costs.mean()
     return costs
+
+
+class RNNTLoss:
+    """The function that warp_rnnt.rnnt_loss applies to padded log-probabilities."""
+
+    @staticmethod
+    def apply(
+        log_probs: Tensor,
+        labels: Tensor,
+        frames_lengths: Tensor,
+        labels_lengths: Tensor,
+        blank: int = 0,
+        fastemit_lambda: float = 0.0,
+    ) -> Tensor:
+        """Costs (N,); arguments and errors as of `rnnt_loss`."""
+        return rnnt_loss(
+            log_probs,
+            labels,
+            frames_lengths,
+            labels_lengths,
+            blank=blank,
+            fastemit_lambda=fastemit_lambda,
+        )
+
+
+class RNNTLossCompact:
+    """The function that warp_rnnt.rnnt_loss applies to packed log-probabilities."""
+
+    @staticmethod
+    def apply(
+        log_probs: Tensor,
+        labels: Tensor,
+        frames_lengths: Tensor,
+        labels_lengths: Tensor,
+        blank: int = 0,
+        fastemit_lambda: float = 0.0,
+        enable_grad: bool = True,
+    ) -> Tensor:
+        """Costs (N,); arguments and errors as of `rnnt_loss` with compact. Without enable_grad they
+        carry no gradient."""
+        return rnnt_loss(
+            log_probs if enable_grad else log_probs.detach(),
+            labels,
+            frames_lengths,
+            labels_lengths,
+            blank=blank,
+            fastemit_lambda=fastemit_lambda,
+            compact=True,
+        )
 
 
 def _padded_labels(labels: Tensor, labels_lengths: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def other_losses(device: str) -> list[Tensor]:
         ]
     )
     results = [
-        torchaudio.rnnt_loss(logits, targets, frames, symbols, BLANK, reduction="sum"),
+        torchaudio.functional.rnnt_loss(logits, targets, frames, symbols, BLANK, reduction="sum"),
         warp_rnnt.rnnt_loss(
             logits.log_softmax(-1), targets, frames, symbols, True, "sum", BLANK, True
         ),

@@ -1,10 +1,10 @@
-"""compat.k2 beside fast_rnnt, which carries k2's functions: same inputs, same numbers."""
+"""compat.fast_rnnt beside fast_rnnt, which has k2's functions: same inputs, same numbers."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.compat import k2
+from pruned_rnnt.compat import fast_rnnt as ours
 
 fast_rnnt = pytest.importorskip("fast_rnnt")
 
@@ -23,7 +23,7 @@ def example(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def both(function: str, tensors: list[Tensor], *arguments: object, **options: object) -> None:
     """The two modules' results and gradients (of a random weighting of all results) agree."""
     outcomes = []
-    for module in (fast_rnnt, k2):
+    for module in (fast_rnnt, ours):
         leaves = [x.clone().requires_grad_() for x in tensors]
         results = _flat(getattr(module, function)(*leaves, *arguments, **options))
         weighted = sum(
@@ -86,16 +86,16 @@ def test_log_probs(rnnt_type: str) -> None:
 def test_pruned_losses(rnnt_type: str, s_range: int, seed: int) -> None:
     lm, am, symbols, boundary = example(seed)
     # Soft scores: with sharp ones many windows hold all the mass. Their scores differ by less than
-    # 1e-5; k2 takes the largest, this package the first.
-    _, grads = k2.rnnt_loss_simple(
+    # 1e-5; k2 takes the largest, this package the middle one.
+    _, grads = ours.rnnt_loss_simple(
         0.3 * lm, 0.3 * am, symbols, 0, boundary, rnnt_type, return_grad=True
     )
-    ranges = k2.get_rnnt_prune_ranges(*grads, boundary, s_range)
+    ranges = ours.get_rnnt_prune_ranges(*grads, boundary, s_range)
     if rnnt_type == "regular":  # elsewhere symbols count beside blanks, on purpose
         theirs = fast_rnnt.get_rnnt_prune_ranges(*grads, boundary, s_range)
         assert ranges.tolist() == theirs.tolist()
     both("do_rnnt_pruning", [am, lm], ranges)
-    pruned = k2.do_rnnt_pruning(am, lm, ranges)
+    pruned = ours.do_rnnt_pruning(am, lm, ranges)
     logits = pruned[0] + pruned[1]
     options = {"boundary": boundary, "rnnt_type": rnnt_type}
     both("get_rnnt_logprobs_pruned", [logits], symbols, ranges, 0, **options)
@@ -117,7 +117,7 @@ def test_recursions(symbol_takes_frame: bool, boundary: list[list[int]] | None) 
     edges = None if boundary is None else torch.tensor(boundary)
     both("mutual_information_recursion", [px, py], edges, return_grad=True)
     outcomes = []
-    for module in (fast_rnnt, k2):
+    for module in (fast_rnnt, ours):
         leaves = [px.clone().requires_grad_(), py.clone().requires_grad_()]
         parts = module.joint_mutual_information_recursion(
             (leaves[0], 0.5 * leaves[0]), (leaves[1], leaves[1]), edges

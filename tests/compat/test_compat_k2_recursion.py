@@ -101,7 +101,7 @@ def test_joint_recursion_needs_terms() -> None:
 def test_joint_log_probs(rnnt_type: str, hat: bool) -> None:
     data = batch()
     px, py = k2.get_rnnt_logprobs_joint(
-        data.logits, data.targets, BLANK, data.boundary, rnnt_type, hat
+        data.logits, data.targets, BLANK, rnnt_type, data.boundary, hat
     )
     assert py.shape == (4, 4, 4)
     assert px.shape == (4, 3, 5 if rnnt_type == "regular" else 4)
@@ -122,7 +122,7 @@ def test_joint_log_probs(rnnt_type: str, hat: bool) -> None:
 def test_simple_log_probs_are_those_of_the_joint(rnnt_type: str) -> None:
     data = batch()
     logits = data.am[:, :, None] + data.lm[:, None]
-    joint = k2.get_rnnt_logprobs_joint(logits, data.targets, BLANK, data.boundary, rnnt_type)
+    joint = k2.get_rnnt_logprobs_joint(logits, data.targets, BLANK, rnnt_type, data.boundary)
     simple = k2.get_rnnt_logprobs(data.lm, data.am, data.targets, BLANK, rnnt_type, data.boundary)
     smoothed = k2.get_rnnt_logprobs_smoothed(
         data.lm, data.am, data.targets, BLANK, 0.0, 0.0, data.boundary, rnnt_type
@@ -153,7 +153,7 @@ def test_pruned_log_probs_are_the_joints_inside_the_band(rnnt_type: str) -> None
         data.logits.gather(2, index), data.targets, ranges, BLANK, data.boundary, rnnt_type
     )
     full_px, full_py = k2.get_rnnt_logprobs_joint(
-        data.logits, data.targets, BLANK, data.boundary, rnnt_type
+        data.logits, data.targets, BLANK, rnnt_type, data.boundary
     )
     torch.testing.assert_close(py, full_py.where(kept, -torch.inf))
     allowed = kept[:, :3]

@@ -192,3 +192,18 @@ def test_float64_oracle_of_the_gradient() -> None:
     (got,) = torch.autograd.grad(costs, exact, upstream)
     (want,) = torch.autograd.grad(expected, exact, upstream.double())
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_functions_that_are_applied() -> None:
+    log_probs, labels = example()
+    arguments = (log_probs, labels, XN, YN)
+    costs = warp_rnnt.RNNTLoss.apply(*arguments, BLANK, 0.25)
+    expected = warp_rnnt.rnnt_loss(*arguments, blank=BLANK, fastemit_lambda=0.25)
+    torch.testing.assert_close(costs, expected)
+    got, wanted = (torch.autograd.grad(x.sum(), log_probs)[0] for x in (costs, expected))
+    torch.testing.assert_close(got, wanted)
+    rows, words = packed(log_probs, labels)
+    costs = warp_rnnt.RNNTLossCompact.apply(rows, words, XN, YN, BLANK)
+    torch.testing.assert_close(costs, warp_rnnt.rnnt_loss(*arguments, blank=BLANK))
+    assert costs.requires_grad
+    assert not warp_rnnt.RNNTLossCompact.apply(rows, words, XN, YN, BLANK, 0.0, False).requires_grad

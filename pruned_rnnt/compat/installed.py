@@ -1,0 +1,59 @@
+"""Names that a compat module has not: they come from the package that it stands in for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+# Python asks modules for many special names; of these only this one is passed on.
+_SPECIAL = ("__version__",)
+
+
+class NotThereError(AttributeError):
+    """Neither the compat module nor the package has the name."""
+
+
+def attribute_of(
+    package: str, name: str, module: str, stand_in: Callable[[str], Any] | None = None
+) -> Any:
+    """package.name, or a stand-in for it where the package cannot be imported.
+
+    Args:
+        package: the package, or one of its modules, as it is imported.
+        name: the attribute.
+        module: the compat module that was asked, for the message.
+        stand_in: returns what takes the place of a name, raises KeyError where nothing does.
+
+    Raises:
+        NotThereError: an AttributeError, which says why the package could not be imported.
+    """
+    if name.startswith("__") and name not in _SPECIAL:
+        raise NotThereError(f"module {module!r} has no attribute {name!r}")
+    found = _imported(package)
+    if isinstance(found, ModuleType):
+        return getattr(found, name)
+    if stand_in is not None:
+        try:
+            return stand_in(name)
+        except KeyError:
+            pass
+    raise NotThereError(
+        f"module {module!r} has no {name!r} of its own, and {package}, which may have it, could "
+        f"not be imported: {found}"
+    )
+
+
+@functools.cache
+def _imported(package: str) -> ModuleType | str:
+    """The package, or why it cannot be imported. Cached: a failed import takes long and is not
+    remembered by Python."""
+    try:
+        found = importlib.import_module(package)
+    except (ImportError, OSError) as error:  # OSError: a library built for another torch
+        return str(error)
+    if found.__name__.startswith("pruned_rnnt."):
+        return f"the name {package} stands for {found.__name__} here"
+    return found

@@ -1,0 +1,278 @@
+"""The losses of k2 and fast_rnnt: simple, smoothed, full and pruned.
+
+A batch runs on the native losses where these take it: its boundaries begin at [0, 0] and hold
+frames, and no target is the blank. The others go by their log-probabilities and the recursion, as
+k2 computes all of them. To see which is which the batch is looked at once a call, which waits for a
+GPU.
+
+Axes: B batch, S symbols, T frames, C vocabulary, R kept columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt import loss as losses
+from pruned_rnnt.compat.k2_log_probs import (
+    get_rnnt_logprobs_joint,
+    get_rnnt_logprobs_pruned,
+    get_rnnt_logprobs_smoothed,
+)
+from pruned_rnnt.compat.k2_pruning import bounds_of_ranges
+from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
+from pruned_rnnt.ops.saturated import as_int32
+
+LossAndGrads = tuple[Tensor, tuple[Tensor, Tensor]]
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def rnnt_loss_simple(
+    lm: Tensor,
+    am: Tensor,
+    symbols: Tensor,
+    termination_symbol: int,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+    delay_penalty: float = 0.0,
+    reduction: str = "mean",
+    return_grad: bool = False,
+) -> Tensor | LossAndGrads:
+    """Loss of the trivial joiner am + lm.
+
+    Args:
+        lm: (B, S + 1, C) and am: (B, T, C), unnormalised.
+        symbols: (B, S) integers.
+        termination_symbol: the blank.
+        boundary: (B, 4) integers [s_begin, t_begin, s_end, t_end]; default [0, 0, S, T]. A box
+            without frames and symbols scores 0, one with symbols alone -inf.
+        rnnt_type: 'regular', 'modified' or 'constrained'.
+        delay_penalty: favours early symbols if positive.
+        reduction: 'none', 'mean' (over utterances) or 'sum'.
+        return_grad: also return the occupation probabilities, which carry no gradient.
+
+    Returns:
+        The loss; with return_grad (loss, (px_grad, py_grad)) with px_grad (B, S, T + 1), or
+        (B, S, T) for types other than 'regular', and py_grad (B, S + 1, T).
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown rnnt_type or reduction.
+    """
+    return rnnt_loss_smoothed(
+        lm,
+        am,
+        symbols,
+        termination_symbol,
+        lm_only_scale=0.0,
+        am_only_scale=0.0,
+        boundary=boundary,
+        rnnt_type=rnnt_type,
+        delay_penalty=delay_penalty,
+        reduction=reduction,
+        return_grad=return_grad,
+    )
+
+
+def rnnt_loss_smoothed(
+    lm: Tensor,
+    am: Tensor,
+    symbols: Tensor,
+    termination_symbol: int,
+    lm_only_scale: float = 0.1,
+    am_only_scale: float = 0.1,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+    delay_penalty: float = 0.0,
+    reduction: str = "mean",
+    return_grad: bool = False,
+) -> Tensor | LossAndGrads:
+    """Loss of the trivial joiner mixed with those of lm alone and of am alone.
+
+    Args, Returns and Raises: as `rnnt_loss_simple`, and
+        lm_only_scale, am_only_scale: the weights of the two parts.
+    """
+    _check_reduction(reduction)
+    # The native loss averages the am part over real positions; k2 over all of them.
+    if am_only_scale != 0.0 or not _is_native(symbols, termination_symbol, boundary):
+        px, py = get_rnnt_logprobs_smoothed(
+            lm,
+            am,
+            symbols,
+            termination_symbol,
+            lm_only_scale,
+            am_only_scale,
+            boundary,
+            rnnt_type,
+        )
+        return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
+    logit_lengths, target_lengths = _lengths(boundary, am, symbols)
+    loss, occupancy = losses.rnnt_loss_simple(
+        am,
+        lm,
+        symbols,
+        logit_lengths,
+        target_lengths,
+        blank=termination_symbol,
+        lm_only_scale=lm_only_scale,
+        rnnt_type=rnnt_type,
+        delay_penalty=max(delay_penalty, 0.0),
+        reduction=reduction,
+    )
+    if not return_grad:
+        return loss
+    px_grad = occupancy.emit[:, :, :-1].detach().transpose(1, 2)
+    py_grad = occupancy.blank.detach().transpose(1, 2)
+    if rnnt_type == "regular":
+        px_grad = torch.nn.functional.pad(px_grad, (0, 1))
+    elif rnnt_type == "constrained":
+        # k2 counts the blank that follows a symbol with the symbol.
+        py_grad = py_grad - torch.nn.functional.pad(px_grad, (0, 0, 1, 0))
+    return loss, (px_grad.contiguous(), py_grad.contiguous())
+
+
+def rnnt_loss(
+    logits: Tensor,
+    symbols: Tensor,
+    termination_symbol: int,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+    delay_penalty: float = 0.0,
+    reduction: str = "mean",
+    use_hat_loss: bool = False,
+    return_grad: bool = False,
+) -> Tensor | LossAndGrads:
+    """Loss of a joiner's logits over the whole lattice.
+
+    Args, Returns and Raises: as `rnnt_loss_simple`, and
+        logits: (B, T, S + 1, C), unnormalised.
+        use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
+    """
+    _check_reduction(reduction)
+    if return_grad or not _is_native(symbols, termination_symbol, boundary):
+        px, py = get_rnnt_logprobs_joint(
+            logits, symbols, termination_symbol, rnnt_type, boundary, use_hat_loss
+        )
+        return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
+    logit_lengths, target_lengths = _lengths(boundary, logits, symbols)
+    return losses.rnnt_loss(
+        logits,
+        symbols,
+        logit_lengths,
+        target_lengths,
+        blank=termination_symbol,
+        rnnt_type=rnnt_type,
+        delay_penalty=max(delay_penalty, 0.0),
+        hat=use_hat_loss,
+        reduction=reduction,
+    )
+
+
+def rnnt_loss_pruned(
+    logits: Tensor,
+    symbols: Tensor,
+    ranges: Tensor,
+    termination_symbol: int,
+    boundary: Tensor | None = None,
+    rnnt_type: str = "regular",
+    delay_penalty: float = 0.0,
+    reduction: str = "mean",
+    use_hat_loss: bool = False,
+    return_grad: bool = False,
+) -> Tensor | LossAndGrads:
+    """Loss of a joiner's logits over the kept columns of each frame.
+
+    Args, Returns and Raises: as `rnnt_loss_simple`, and
+        logits: (B, T, R, C), unnormalised.
+        ranges: (B, T, R) integers from `get_rnnt_prune_ranges`.
+        use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
+    """
+    _check_reduction(reduction)
+    if not return_grad and ranges.shape[2] == symbols.shape[1] + 1:
+        # Nothing is cut; this also holds for references that are all empty, R = 1.
+        return rnnt_loss(
+            logits,
+            symbols,
+            termination_symbol,
+            boundary,
+            rnnt_type,
+            delay_penalty,
+            reduction,
+            use_hat_loss,
+        )
+    # The native loss refuses one column where a symbol needs two ('constrained'); k2's is inf.
+    by_rows = return_grad or ranges.shape[2] == 1
+    if by_rows or not _is_native(symbols, termination_symbol, boundary):
+        px, py = get_rnnt_logprobs_pruned(
+            logits, symbols, ranges, termination_symbol, boundary, rnnt_type, use_hat_loss
+        )
+        return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
+    logit_lengths, target_lengths = _lengths(boundary, logits, symbols)
+    return losses.rnnt_loss_pruned(
+        logits,
+        symbols,
+        bounds_of_ranges(ranges),
+        logit_lengths,
+        target_lengths,
+        blank=termination_symbol,
+        rnnt_type=rnnt_type,
+        delay_penalty=max(delay_penalty, 0.0),
+        hat=use_hat_loss,
+        reduction=reduction,
+    )
+
+
+def _loss_of_rows(
+    px: Tensor,
+    py: Tensor,
+    boundary: Tensor | None,
+    delay_penalty: float,
+    reduction: str,
+    return_grad: bool,
+) -> Tensor | LossAndGrads:
+    """The loss from log-probabilities in k2's layout."""
+    if delay_penalty > 0.0:
+        frame_count = py.shape[2]
+        last = frame_count - 1 if boundary is None else boundary[:, 3, None, None].to(px) - 1
+        time = torch.arange(px.shape[2], dtype=px.dtype, device=px.device)
+        px = px + delay_penalty * (last / 2 - time)
+    scores, grads = mutual_information_recursion(px, py, boundary, return_grad=True)
+    loss = _reduce(-scores, reduction)
+    return (loss, grads) if return_grad else loss
+
+
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "mean":
+        return losses.mean()
+    return losses.sum() if reduction == "sum" else losses
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction should be ('none' | 'mean' | 'sum'), given {reduction}")
+
+
+def _is_native(symbols: Tensor, blank: int, boundary: Tensor | None) -> bool:
+    """Whether the native losses take this batch (or say what is wrong with it)."""
+    if symbols.ndim != 2:
+        return True
+    is_blank = symbols == blank
+    if boundary is None:
+        return not bool(is_blank.any())
+    if boundary.shape != (symbols.shape[0], 4):
+        raise ValueError(
+            f"boundary has shape {tuple(boundary.shape)}; it must be (B, 4) = "
+            f"{(symbols.shape[0], 4)} by the shape of symbols"
+        )
+    boundary = boundary.to(symbols.device)
+    inside = torch.arange(symbols.shape[1], device=symbols.device) < boundary[:, 2, None]
+    other = (is_blank & inside).any() | (boundary[:, :2] != 0).any() | (boundary[:, 3] == 0).any()
+    return not bool(other)
+
+
+def _lengths(boundary: Tensor | None, am: Tensor, symbols: Tensor) -> tuple[Tensor, Tensor]:
+    """logit_lengths and target_lengths (B,) int32; am is anything (B, T, ...)."""
+    if boundary is not None:
+        return as_int32(boundary[:, 3]), as_int32(boundary[:, 2])
+    batch = am.shape[0]
+    frames = torch.full((batch,), am.shape[1], dtype=torch.int32, device=am.device)
+    return frames, torch.full_like(frames, symbols.shape[1])

@@ -1,0 +1,92 @@
+"""`torchaudio.functional` with this package's `rnnt_loss`.
+
+Axes: N batch, T frames, U symbols, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt import loss as losses
+from pruned_rnnt.compat.installed import attribute_of
+
+__all__ = ["rnnt_loss"]
+
+
+def rnnt_loss(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = -1,
+    clamp: float = -1,
+    reduction: str = "mean",
+    fused_log_softmax: bool = True,
+) -> Tensor:
+    """Transducer loss (Graves 2012) as torchaudio has it.
+
+    torch.jit.script runs it as a call to Python: scripted code trains, but a scripted module that
+    computes the loss cannot be saved (torch.jit.save says 'Could not export Python function call').
+
+    Args:
+        logits: (N, T, U + 1, V).
+        targets: (N, U) integers.
+        logit_lengths, target_lengths: (N,) integers.
+        blank: a negative index counts from the end of the vocabulary.
+        clamp: gradients are clamped to [-clamp, clamp]; negative: not at all.
+        reduction: 'none', 'mean' (over utterances) or 'sum'.
+        fused_log_softmax: False if logits are log-probabilities already.
+
+    Returns:
+        (N,) for reduction 'none', else a scalar. The dtype is that of logits, but for bfloat16
+        (which torchaudio does not take) float32. Float16 logits are summed in float32.
+
+    Raises:
+        ValueError: an unknown reduction, and what `pruned_rnnt.rnnt_loss` refuses.
+    """
+    return _call_in_python(
+        logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        blank,
+        clamp,
+        reduction,
+        fused_log_softmax,
+    )
+
+
+def _rnnt_loss(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    clamp: float,
+    reduction: str,
+    fused_log_softmax: bool,
+) -> Tensor:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}; it must be 'none', 'mean' or 'sum'")
+    costs = losses.rnnt_loss(
+        logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        blank=logits.shape[-1] + blank if blank < 0 else blank,
+        clamp=clamp if clamp > 0 else None,
+        reduction=reduction,
+        from_log_probs=not fused_log_softmax,
+    )
+    return costs.half() if logits.dtype == torch.float16 else costs
+
+
+# TorchScript compiles rnnt_loss, fills in its defaults, and calls this in Python. It reads the
+# annotations of both functions, so that those of this file must not be postponed.
+_call_in_python: Callable[..., Tensor] = torch.jit.ignore(_rnnt_loss)
+
+
+def __getattr__(name: str) -> Any:
+    return attribute_of("torchaudio.functional", name, __name__)
