@@ -6,6 +6,7 @@
 | `torchaudio` | `torchaudio.functional.rnnt_loss`, `torchaudio.transforms.RNNTLoss` |
 | `warp_rnnt` | `warp_rnnt.rnnt_loss` |
 | `optimized_transducer` | `optimized_transducer.transducer_loss`, `TransducerLoss` |
+| `nemo_loss` | adds `loss_name: pruned_rnnt` to NVIDIA NeMo |
 
 `from pruned_rnnt.compat import k2` instead of `import k2` is the whole change in a recipe. Nothing
 here computes a loss of its own: the functions translate arguments and layouts.
