@@ -7,6 +7,7 @@
 | `warp_rnnt` | `warp_rnnt.rnnt_loss` |
 | `optimized_transducer` | `optimized_transducer.transducer_loss`, `TransducerLoss` |
 | `nemo_loss` | adds `loss_name: pruned_rnnt` to NVIDIA NeMo |
+| `transformers_loss` | the RNN-T loss of Hugging Face transformers' `ParakeetForRNNT` |
 
 `from pruned_rnnt.compat import k2` instead of `import k2` is the whole change in a recipe. Nothing
 here computes a loss of its own: the functions translate arguments and layouts.

@@ -18,7 +18,6 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -133,7 +132,7 @@ def register(*, default: bool = False) -> None:
         resolver["default"] = resolver[LOSS_NAME]
 
 
-def _nemo_rnnt() -> ModuleType:
+def _nemo_rnnt() -> Any:
     try:
         module = importlib.import_module(_LOSS_MODULE)
     except ImportError as error:
