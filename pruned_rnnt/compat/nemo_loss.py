@@ -6,7 +6,9 @@
 
 and in the model's YAML `loss: {loss_name: pruned_rnnt, pruned_rnnt_kwargs: {...}}`. NeMo's
 `RNNTLoss` and its joint with `fuse_loss_wer: true` then compute with `pruned_rnnt.rnnt_loss`;
-padding and reductions stay NeMo's own. NeMo is imported by `register` alone.
+padding and reductions stay NeMo's own. `nemo_loss.use(model)` changes a model that is built
+already. NeMo is imported by these two functions alone. Only RNN-T: TDT and multi-blank models keep
+NeMo's losses.
 
 Axes: N batch, T frames, U symbols, V vocabulary with blank.
 """
@@ -130,6 +132,37 @@ def register(*, default: bool = False) -> None:
         nemo_rnnt.resolve_rnnt_loss = _resolving(nemo_rnnt.resolve_rnnt_loss, resolver)
     if default:
         resolver["default"] = resolver[LOSS_NAME]
+
+
+def use(model: Any, **kwargs: Any) -> None:
+    """Make a model that is built or restored already compute its loss here.
+
+    Its config, and so a .nemo file saved from it, keeps the name of the old loss. Call it after
+    `model.change_vocabulary`, which builds the loss anew from the config.
+
+    Args:
+        model: an RNN-T model of NeMo, with `loss` and `joint`; the reduction stays.
+        kwargs: fastemit_lambda and the others of `NemoRNNTLoss`.
+
+    Raises:
+        ImportError: as `register`.
+        ValueError: a TDT or multi-blank model, or an unknown keyword.
+    """
+    extra = model.joint.num_extra_outputs
+    if extra:
+        raise ValueError(
+            f"model's joint has {extra} outputs beside the symbols and the blank (TDT durations or "
+            "big blanks); pruned_rnnt computes RNN-T losses only, so leave NeMo's own loss in place"
+        )
+    register()
+    model.loss = _nemo_rnnt().RNNTLoss(
+        num_classes=model.joint.num_classes_with_blank - 1,
+        reduction=model.loss.reduction,
+        loss_name=LOSS_NAME,
+        loss_kwargs=kwargs,
+    )
+    if model.joint.fuse_loss_wer:
+        model.joint.set_loss(model.loss)
 
 
 def _nemo_rnnt() -> Any:

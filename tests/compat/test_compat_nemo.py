@@ -163,6 +163,38 @@ def test_register_as_the_default(nemo: Any) -> None:
     assert isinstance(nemo.resolve_rnnt_loss("warprnnt_numba", 1), nemo_stand_in.RecordedLoss)
 
 
+class Joint:
+    """The properties of NeMo's RNNTJoint that tell which loss fits."""
+
+    num_classes_with_blank = 6
+
+    def __init__(self, num_extra_outputs: int = 0, fuse_loss_wer: bool = False) -> None:
+        self.num_extra_outputs, self.fuse_loss_wer = num_extra_outputs, fuse_loss_wer
+        self.loss: Any = None
+
+    def set_loss(self, loss: Any) -> None:
+        self.loss = loss
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_use_changes_a_built_model(nemo: Any, fused: bool) -> None:
+    old = nemo.RNNTLoss(5, reduction="mean_volume")
+    model = types.SimpleNamespace(joint=Joint(fuse_loss_wer=fused), loss=old)
+    nemo_loss.use(model, fastemit_lambda=0.25)
+    assert isinstance(model.loss.loss, NemoRNNTLoss)
+    assert (model.loss.loss.blank, model.loss.loss.fastemit_lambda) == (5, 0.25)
+    assert model.loss.reduction == "mean_volume"
+    assert model.joint.loss is (model.loss if fused else None)
+
+
+def test_use_refuses_tdt(nemo: Any) -> None:
+    old = nemo.RNNTLoss(5)
+    model = types.SimpleNamespace(joint=Joint(num_extra_outputs=5), loss=old)
+    with pytest.raises(ValueError, match=r"model's joint has 5 outputs .*RNN-T losses only"):
+        nemo_loss.use(model)
+    assert model.loss is old
+
+
 def test_half_precision_logits_are_not_copied_to_float32(nemo: Any) -> None:
     nemo_loss.register()
     loss = nemo.RNNTLoss(0, reduction="mean_batch", loss_name="pruned_rnnt")

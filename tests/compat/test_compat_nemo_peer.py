@@ -1,5 +1,6 @@
 """compat.nemo_loss inside an installed NeMo: its RNNTLoss and its joints (skipped without NeMo)."""
 
+import types
 from typing import Any
 
 import pytest
@@ -120,3 +121,68 @@ def test_kwargs_of_omegaconf() -> None:
     loss = nemo_rnnt.RNNTLoss(5, loss_name="pruned_rnnt", loss_kwargs=kwargs)._loss
     assert (loss.clamp, loss.fastemit_lambda) == (0.5, 0.5)
     assert type(loss.clamp) is float
+
+
+MODEL = """
+labels: [a, b, c, d, e]
+preprocessor:
+  _target_: nemo.collections.asr.modules.AudioToMelSpectrogramPreprocessor
+  features: 16
+  dither: 0.0
+encoder:
+  _target_: nemo.collections.asr.modules.ConformerEncoder
+  feat_in: 16
+  n_layers: 1
+  d_model: 16
+  n_heads: 2
+  conv_kernel_size: 5
+decoder:
+  _target_: nemo.collections.asr.modules.RNNTDecoder
+  vocab_size: 5
+  prednet: {pred_hidden: 12, pred_rnn_layers: 1}
+joint:
+  _target_: nemo.collections.asr.modules.RNNTJoint
+  num_classes: 5
+  vocabulary: ${labels}
+  fuse_loss_wer: true
+  fused_batch_size: 2
+  jointnet: {encoder_hidden: 16, pred_hidden: 12, joint_hidden: 10, activation: relu}
+decoding: {strategy: greedy_batch, greedy: {max_symbols: 3, use_cuda_graph_decoder: false}}
+model_defaults: {enc_hidden: 16, pred_hidden: 12}
+"""
+
+
+def training_step(model: Any) -> tuple[float, list[Tensor]]:
+    """Loss and gradients of one of NeMo's own training steps, without a trainer."""
+    model.eval()  # no dropout
+    model._optimizer = types.SimpleNamespace(param_groups=[{"lr": 0.1}])
+    model._trainer = types.SimpleNamespace(global_step=0, log_every_n_steps=100)
+    model.log_dict = lambda values: None
+    audio = torch.randn(3, 16000, generator=torch.Generator().manual_seed(1))
+    seconds = torch.tensor([16000, 14000, 12000])
+    loss = model.training_step((audio, seconds, TARGETS, LENGTHS["target_lengths"]), batch_nb=0)[
+        "loss"
+    ]
+    used = [p for p in model.parameters() if p.requires_grad]
+    return loss.item(), list(torch.autograd.grad(loss, used, materialize_grads=True))
+
+
+@needs_numba
+def test_training_step_of_a_model() -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    models = pytest.importorskip("nemo.collections.asr.models", exc_type=ImportError)
+
+    def built(name: str) -> Any:
+        torch.manual_seed(0)
+        config = omegaconf.OmegaConf.create(MODEL)
+        config.loss = {"loss_name": name, f"{name}_kwargs": {"fastemit_lambda": 0.5}}
+        return models.EncDecRNNTModel(config)
+
+    theirs, their_gradients = training_step(built("warprnnt_numba"))
+    changed = built("warprnnt_numba")
+    nemo_loss.use(changed, fastemit_lambda=0.5)
+    for model in (built("pruned_rnnt"), changed):
+        value, gradients = training_step(model)
+        assert 1.5 * value == pytest.approx(theirs, rel=1e-5)
+        for got, expected in zip(gradients, their_gradients, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
