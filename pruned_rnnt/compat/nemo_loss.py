@@ -32,7 +32,7 @@ _LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
 
 
 class NemoRNNTLoss(torch.nn.Module):
-    """What NeMo's resolver returns: the transducer loss under NeMo's argument names.
+    """The transducer loss as NeMo resolves it by name, under NeMo's argument names.
 
     Args:
         blank: column of the blank; NeMo passes the last one.

@@ -85,7 +85,7 @@ def rnnt_loss(
 
 
 def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
-    """`ParakeetForRNNTLoss`: what `ParakeetForRNNT` calls as its `loss_function`.
+    """The `loss_function` of `ParakeetForRNNT`; stands in for `ParakeetForRNNTLoss`.
 
     Args:
         arguments: logits, labels, logit_lengths, label_lengths, blank_token_id and optionally

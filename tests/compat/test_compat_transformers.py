@@ -23,7 +23,7 @@ def loss_utils(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def call_arguments() -> dict[str, Any]:
-    """What ParakeetForRNNT passes to its loss function, and the Trainer beside it."""
+    """The arguments that ParakeetForRNNT and the Trainer pass to the loss function."""
     example = batch()
     return {
         "logits": example.logits,
