@@ -8,6 +8,8 @@
 | `warprnnt_pytorch` | `warprnnt_pytorch.rnnt_loss`, `RNNTLoss` |
 | `warp_rnnt` | `warp_rnnt.rnnt_loss`, `RNNTLoss` |
 | `optimized_transducer` | `optimized_transducer.transducer_loss`, `TransducerLoss` |
+| `nemo_loss` | adds `loss_name: pruned_rnnt` to NVIDIA NeMo |
+| `transformers_loss` | the RNN-T loss of Hugging Face transformers' `ParakeetForRNNT` |
 
 `from pruned_rnnt.compat import k2` instead of `import k2` is the whole change in a recipe;
 docs/compat.md has the differences. Nothing here computes a loss of its own: the functions translate

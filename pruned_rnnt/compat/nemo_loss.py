@@ -1,0 +1,215 @@
+"""`loss_name: pruned_rnnt` for NVIDIA NeMo's RNN-T models.
+
+    from pruned_rnnt.compat import nemo_loss
+
+    nemo_loss.register()                 # before the model is built or restored
+
+and in the model's YAML `loss: {loss_name: pruned_rnnt, pruned_rnnt_kwargs: {...}}`. NeMo's
+`RNNTLoss` and its joint with `fuse_loss_wer: true` then compute with `pruned_rnnt.rnnt_loss`;
+padding and reductions stay NeMo's own. `nemo_loss.use(model)` changes a model that is built
+already. NeMo is imported by these two functions alone. Only RNN-T: TDT and multi-blank models keep
+NeMo's losses.
+
+Axes: N batch, T frames, U symbols, V vocabulary with blank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt import loss as losses
+
+LOSS_NAME = "pruned_rnnt"
+_LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
+
+
+class NemoRNNTLoss(torch.nn.Module):
+    """The transducer loss as NeMo resolves it by name, under NeMo's argument names.
+
+    Args:
+        blank: column of the blank; NeMo passes the last one.
+        reduction: None or `none`, `mean` (over utterances), `sum`. NeMo asks for none and reduces
+            by itself.
+        fastemit_lambda: f scales the gradient through symbols by 1 + f (FastEmit, arXiv
+            2010.11148). The value stays -log P, unless fastemit_scales_value.
+        clamp: bound of each element of d loss_n / d logits; 0 or less: none.
+        fastemit_scales_value: multiply the value, not the gradient, by 1 + fastemit_lambda, as
+            warprnnt_numba does, so that logged losses compare with older runs.
+        delay_penalty: as of `pruned_rnnt.rnnt_loss`; above 0 favours early symbols.
+        in_place: write the gradient over the logits, which saves their size in memory. For joints
+            with `log_softmax: false`, and on GPUs also with `log_softmax: null`; with others,
+            torch refuses the backward pass.
+        validate: on GPUs, wait and check labels and lengths as on CPUs, so that an utterance
+            without a path is an error and not a loss of +inf.
+    """
+
+    def __init__(
+        self,
+        blank: int,
+        reduction: str | None = "none",
+        *,
+        fastemit_lambda: float = 0.0,
+        clamp: float = -1.0,
+        fastemit_scales_value: bool = False,
+        delay_penalty: float = 0.0,
+        in_place: bool = False,
+        validate: bool = False,
+    ) -> None:
+        super().__init__()
+        # NeMo overwrites both from outside: SampledRNNTJoint the blank, RNNTLoss the reduction.
+        self.blank = blank
+        self.reduction = reduction
+        self.fastemit_lambda = float(fastemit_lambda)
+        self.clamp = float(clamp)
+        self.fastemit_scales_value = fastemit_scales_value
+        self.delay_penalty = float(delay_penalty)
+        self.in_place = in_place
+        self.validate = validate
+
+    def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
+        """Transducer loss.
+
+        Args:
+            acts: (N, T, U + 1, V) logits or log-probabilities; float32, float64, float16 or
+                bfloat16.
+            labels: (N, U) integers.
+            act_lens, label_lens: (N,) integers.
+
+        Returns:
+            (N,) without reduction, else a scalar; float64 for float64 acts, else float32.
+
+        Raises:
+            ValueError: what `pruned_rnnt.rnnt_loss` refuses.
+        """
+        loss = losses.rnnt_loss(
+            acts,
+            labels,
+            act_lens,
+            label_lens,
+            blank=self.blank,
+            delay_penalty=self.delay_penalty,
+            fastemit_lambda=self.fastemit_lambda,
+            clamp=self.clamp if self.clamp > 0 else None,
+            reduction=self.reduction or "none",
+            in_place=self.in_place,
+            validate=self.validate,
+        )
+        if self.fastemit_scales_value:
+            loss = loss + self.fastemit_lambda * loss.detach()
+        return loss
+
+
+def register(*, default: bool = False) -> None:
+    """Add `pruned_rnnt` to the losses that NeMo resolves by name. Calling it again is harmless.
+
+    Args:
+        default: also let `loss_name: default`, and models without a loss section, mean
+            `pruned_rnnt`. NeMo then reads `pruned_rnnt_kwargs`, not `warprnnt_numba_kwargs`.
+
+    Raises:
+        ImportError: NeMo's ASR collection is not installed, or has no loss resolver.
+    """
+    nemo_rnnt = _nemo_rnnt()
+    resolver = nemo_rnnt.RNNT_LOSS_RESOLVER
+    if LOSS_NAME not in resolver:
+        resolver[LOSS_NAME] = nemo_rnnt.RNNTLossConfig(
+            loss_name=LOSS_NAME,
+            lib_name="pruned_rnnt",
+            is_available=True,
+            installation_msg="pip install pruned_rnnt",
+            min_version=None,
+            # float16 and bfloat16 logits need no float32 copy: the recursion is in float32 anyway.
+            force_float32=False,
+        )
+        nemo_rnnt.resolve_rnnt_loss = _resolving(nemo_rnnt.resolve_rnnt_loss, resolver)
+    if default:
+        resolver["default"] = resolver[LOSS_NAME]
+
+
+def use(model: Any, **kwargs: Any) -> None:
+    """Make a model that is built or restored already compute its loss here.
+
+    Its config, and so a .nemo file saved from it, keeps the name of the old loss. Call it after
+    `model.change_vocabulary`, which builds the loss anew from the config.
+
+    Args:
+        model: an RNN-T model of NeMo, with `loss` and `joint`; the reduction stays.
+        kwargs: fastemit_lambda and the others of `NemoRNNTLoss`.
+
+    Raises:
+        ImportError: as `register`.
+        ValueError: a TDT or multi-blank model, or an unknown keyword.
+    """
+    extra = model.joint.num_extra_outputs
+    if extra:
+        raise ValueError(
+            f"model's joint has {extra} outputs beside the symbols and the blank (TDT durations or "
+            "big blanks); pruned_rnnt computes RNN-T losses only, so leave NeMo's own loss in place"
+        )
+    register()
+    model.loss = _nemo_rnnt().RNNTLoss(
+        num_classes=model.joint.num_classes_with_blank - 1,
+        reduction=model.loss.reduction,
+        loss_name=LOSS_NAME,
+        loss_kwargs=kwargs,
+    )
+    if model.joint.fuse_loss_wer:
+        model.joint.set_loss(model.loss)
+
+
+def _nemo_rnnt() -> Any:
+    try:
+        module = importlib.import_module(_LOSS_MODULE)
+    except ImportError as error:
+        raise ImportError(
+            f"nemo_loss.register() needs NeMo's ASR collection, and {_LOSS_MODULE} could not be "
+            f"imported ({error}); install it with: pip install 'nemo_toolkit[asr]'"
+        ) from error
+    needed = ("RNNT_LOSS_RESOLVER", "RNNTLossConfig", "resolve_rnnt_loss")
+    missing = [name for name in needed if not hasattr(module, name)]
+    if missing:
+        raise ImportError(
+            f"{_LOSS_MODULE} has no {', '.join(missing)}; nemo_loss needs a NeMo that resolves "
+            "its RNN-T losses by name (tested with nemo_toolkit 3.0)"
+        )
+    return module
+
+
+def _resolving(original: Callable[..., Any], resolver: Mapping[str, Any]) -> Callable[..., Any]:
+    """NeMo's resolve_rnnt_loss, which knows its own names only, with ours added."""
+
+    @functools.wraps(original)
+    def resolve_rnnt_loss(
+        loss_name: str, blank_idx: int, loss_kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        config = resolver.get(loss_name)
+        if config is None or config.loss_name != LOSS_NAME:
+            return original(loss_name, blank_idx, loss_kwargs)
+        return _loss_of(blank_idx, dict(loss_kwargs or {}))
+
+    return resolve_rnnt_loss
+
+
+def _loss_of(blank: int, kwargs: dict[str, Any]) -> NemoRNNTLoss:
+    known = [
+        name
+        for name, parameter in inspect.signature(NemoRNNTLoss).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for name in kwargs:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(
+                f"pruned_rnnt_kwargs has the unknown key {name!r}; {hint}The keys are "
+                f"{', '.join(known)}"
+            )
+    return NemoRNNTLoss(blank, **kwargs)

@@ -1,0 +1,85 @@
+"""The part of NeMo's loss module that compat.nemo_loss touches, in its calling convention.
+
+NeMo resolves a name and a blank to a module, sets that module's reduction to None, calls it with
+acts, labels, act_lens, label_lens, and reduces the values itself. NeMo's own resolver is a chain of
+fixed names, so a name that is only in the table is refused.
+"""
+
+import dataclasses
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass
+class RNNTLossConfig:
+    loss_name: str
+    lib_name: str
+    is_available: bool = False
+    installation_msg: str = ""
+    min_version: str | None = None
+    force_float32: bool = True
+
+
+class RecordedLoss(torch.nn.Module):
+    """The loss of a name that NeMo knows itself; it only remembers how it was made."""
+
+    def __init__(self, loss_name: str, blank: int, kwargs: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.loss_name, self.blank, self.kwargs = loss_name, blank, kwargs
+
+
+def loss_module() -> types.ModuleType:
+    """A fresh module with NeMo's names."""
+    module: Any = types.ModuleType("nemo.collections.asr.losses.rnnt")
+    numba = RNNTLossConfig("warprnnt_numba", "numba", is_available=True, force_float32=False)
+    module.RNNTLossConfig = RNNTLossConfig
+    module.RNNT_LOSS_RESOLVER = {"warprnnt_numba": numba, "default": numba}
+
+    def resolve_rnnt_loss(
+        loss_name: str, blank_idx: int, loss_kwargs: dict[str, Any] | None = None
+    ) -> torch.nn.Module:
+        known = module.RNNT_LOSS_RESOLVER[loss_name].loss_name
+        if known != "warprnnt_numba":
+            raise ValueError(f"Invalid value of `loss_name`: {loss_name}")
+        return RecordedLoss(known, blank_idx, loss_kwargs)
+
+    class RNNTLoss(torch.nn.Module):
+        def __init__(
+            self,
+            num_classes: int,
+            reduction: str | None = "mean_batch",
+            loss_name: str = "default",
+            loss_kwargs: dict[str, Any] | None = None,
+        ) -> None:
+            super().__init__()
+            self.reduction = reduction
+            self.loss = module.resolve_rnnt_loss(loss_name, num_classes, loss_kwargs)
+            self.force_float32 = module.RNNT_LOSS_RESOLVER[loss_name].force_float32
+
+        def forward(
+            self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
+        ) -> Tensor:
+            if self.force_float32:
+                log_probs = log_probs.float()
+            log_probs = log_probs[:, : int(input_lengths.max())].contiguous()
+            targets = targets[:, : int(target_lengths.max())].contiguous()
+            kept, self.loss.reduction = self.loss.reduction, None
+            loss = self.loss(
+                acts=log_probs, labels=targets, act_lens=input_lengths, label_lens=target_lengths
+            )
+            self.loss.reduction = kept
+            return self.reduce(loss, target_lengths)
+
+        def reduce(self, losses: Tensor, target_lengths: Tensor) -> Tensor:
+            if self.reduction == "mean_batch":
+                return losses.mean()
+            if self.reduction == "mean_volume":
+                return losses.sum() / target_lengths.sum()
+            return losses
+
+    module.resolve_rnnt_loss = resolve_rnnt_loss
+    module.RNNTLoss = RNNTLoss
+    return module

@@ -1,0 +1,136 @@
+"""compat.transformers_loss: values, reductions, and how it replaces ParakeetForRNNT's loss."""
+
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
+
+from pruned_rnnt.compat import transformers_loss
+
+LOSS_MODULE = "transformers.loss.loss_utils"
+
+
+@pytest.fixture
+def loss_utils(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for transformers' table of loss functions, fresh and importable."""
+    module: Any = types.ModuleType(LOSS_MODULE)
+    module.LOSS_MAPPING = {"ParakeetForRNNT": None, "ParakeetForTDT": "its own"}
+    monkeypatch.setitem(sys.modules, LOSS_MODULE, module)
+    return module
+
+
+def call_arguments() -> dict[str, Any]:
+    """The arguments that ParakeetForRNNT and the Trainer pass to the loss function."""
+    example = batch()
+    return {
+        "logits": example.logits,
+        "labels": example.targets,
+        "logit_lengths": FRAMES,
+        "label_lengths": SYMBOLS,
+        "blank_token_id": BLANK,
+        "num_items_in_batch": 7,
+    }
+
+
+class Model:
+    """As transformers' models: loss_function is looked up when it is called, and can be set."""
+
+    def __init__(self, loss_utils: Any = None, config: Any = None) -> None:
+        self.config = config or types.SimpleNamespace()
+        self.loss_utils = loss_utils
+        self.own: Any = None
+
+    @property
+    def loss_function(self) -> Any:
+        return self.own or self.loss_utils.LOSS_MAPPING["ParakeetForRNNT"]
+
+    @loss_function.setter
+    def loss_function(self, value: Any) -> None:
+        self.own = value
+
+
+def test_values_and_gradients_against_all_paths() -> None:
+    example = batch()
+    got = transformers_loss.rnnt_loss(
+        example.logits, example.targets, FRAMES, SYMBOLS, BLANK, reduction="none"
+    )
+    assert_same_gradients(got, oracle_losses(example.logits, example.targets), [example.logits])
+
+
+def test_reductions() -> None:
+    example = batch()
+    each = oracle_losses(example.logits, example.targets)
+    full = SYMBOLS > 0
+    for reduction, rows, expected in (
+        ("mean_volume", slice(None), each.sum() / SYMBOLS.sum()),
+        ("mean_batch", slice(None), each.mean()),
+        ("mean", full, (each[full] / SYMBOLS[full]).mean()),
+        ("sum", slice(None), each.sum()),
+    ):
+        got = transformers_loss.rnnt_loss(
+            example.logits[rows],
+            example.targets[rows],
+            FRAMES[rows],
+            SYMBOLS[rows],
+            BLANK,
+            reduction,
+        )
+        torch.testing.assert_close(got, expected)
+
+
+def test_register_serves_models_built_before(loss_utils: Any) -> None:
+    model = Model(loss_utils)
+    transformers_loss.register()
+    expected = oracle_losses(batch().logits, batch().targets)
+    value = model.loss_function(**call_arguments())
+    torch.testing.assert_close(value, expected.sum() / SYMBOLS.sum())
+    assert loss_utils.LOSS_MAPPING["ParakeetForTDT"] == "its own"
+
+
+def test_options_reach_the_loss(loss_utils: Any) -> None:
+    transformers_loss.register(reduction="sum", clamp=0.05)
+    arguments = call_arguments()
+    value = Model(loss_utils).loss_function(**arguments)
+    torch.testing.assert_close(value, oracle_losses(arguments["logits"], arguments["labels"]).sum())
+    (gradient,) = torch.autograd.grad(value, arguments["logits"])
+    assert gradient.abs().max() == 0.05
+    with pytest.raises(ValueError, match="'clip' is no option of the RNN-T loss"):
+        transformers_loss.register(clip=1)
+
+
+def test_use_serves_one_model(loss_utils: Any) -> None:
+    one, other = Model(loss_utils), Model(loss_utils)
+    transformers_loss.use(one, reduction="mean_batch")
+    arguments = call_arguments()
+    expected = oracle_losses(arguments["logits"], arguments["labels"]).mean()
+    torch.testing.assert_close(one.loss_function(**arguments), expected)
+    assert other.loss_function is None
+
+
+def test_tdt_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model is a Model: .* RNN-T losses only; the TDT loss"):
+        transformers_loss.use(Model(config=types.SimpleNamespace(durations=[0, 1, 2])))
+    with pytest.raises(ValueError, match=r"duration_logits is given: .* RNN-T losses only"):
+        transformers_loss.parakeet_rnnt_loss(token_logits=1, duration_logits=2, labels=3)
+
+
+def test_another_calling_convention_is_refused() -> None:
+    with pytest.raises(ValueError, match="without logit_lengths, label_lengths, blank_token_id"):
+        transformers_loss.parakeet_rnnt_loss(logits=1, labels=2, encoder_outputs=3)
+
+
+def test_unknown_reduction() -> None:
+    with pytest.raises(ValueError, match="reduction is 'max'; it must be one of"):
+        transformers_loss.parakeet_rnnt_loss(**call_arguments(), reduction="max")
+
+
+def test_without_a_fitting_transformers(loss_utils: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    del loss_utils.LOSS_MAPPING["ParakeetForRNNT"]
+    with pytest.raises(ImportError, match="has no ParakeetForRNNT loss to replace"):
+        transformers_loss.register()
+    monkeypatch.setitem(sys.modules, LOSS_MODULE, None)
+    with pytest.raises(ImportError, match=r"needs transformers, .*pip install transformers"):
+        transformers_loss.register()

@@ -1,0 +1,108 @@
+"""compat.transformers_loss inside installed transformers (skipped without ParakeetForRNNT)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pruned_rnnt import rnnt_loss
+from pruned_rnnt.compat import transformers_loss
+
+transformers = pytest.importorskip("transformers", exc_type=ImportError)
+try:
+    from transformers import ParakeetForRNNT, ParakeetForTDT, ParakeetRNNTConfig, ParakeetTDTConfig
+    from transformers.loss import loss_utils
+except ImportError:
+    pytest.skip("needs a transformers that has ParakeetForRNNT", allow_module_level=True)
+
+BLANK = 8
+LABELS = torch.tensor([[1, 3, 4], [5, BLANK, BLANK]])  # padded with the blank
+LABEL_LENGTHS = torch.tensor([3, 1])
+
+
+@pytest.fixture(autouse=True)
+def restored_losses() -> Iterator[None]:
+    kept = dict(loss_utils.LOSS_MAPPING)
+    yield
+    loss_utils.LOSS_MAPPING.update(kept)
+
+
+def model_of(kind: Any, config: Any) -> Any:
+    torch.manual_seed(0)
+    encoder = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "num_mel_bins": 16,
+        "subsampling_conv_channels": 8,
+    }
+    return kind(
+        config(
+            vocab_size=BLANK + 1,
+            blank_token_id=BLANK,
+            pad_token_id=2,
+            decoder_hidden_size=12,
+            num_decoder_layers=1,
+            encoder_config=encoder,
+        )
+    )
+
+
+def batch() -> dict[str, torch.Tensor]:
+    mask = torch.ones(2, 80, dtype=torch.long)
+    mask[1, 60:] = 0
+    return {
+        "input_features": torch.randn(2, 80, 16, generator=torch.Generator().manual_seed(1)),
+        "attention_mask": mask,
+        "labels": LABELS,
+        "decoder_input_ids": torch.cat([torch.full((2, 1), BLANK), LABELS], 1),
+    }
+
+
+def expected_loss(logits: torch.Tensor) -> torch.Tensor:
+    frames = torch.tensor([10, 8])  # 80 and 60 frames, subsampled by 8
+    each = rnnt_loss(logits, LABELS, frames, LABEL_LENGTHS, blank=BLANK, reduction="none")
+    return each.sum() / LABEL_LENGTHS.sum()
+
+
+def test_a_model_trains_with_the_registered_loss() -> None:
+    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig)
+    transformers_loss.register()
+    output = model(**batch())
+    torch.testing.assert_close(output.loss, expected_loss(output.logits))
+    output.loss.backward()
+    assert model.joint.head.weight.grad.norm() > 0
+    assert all(p.grad is not None for p in model.encoder_projector.parameters())
+
+
+def test_bfloat16_model() -> None:
+    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig).to(torch.bfloat16)
+    transformers_loss.use(model)
+    arguments = batch()
+    arguments["input_features"] = arguments["input_features"].to(torch.bfloat16)
+    output = model(**arguments)
+    assert output.logits.dtype == torch.bfloat16
+    torch.testing.assert_close(output.loss, expected_loss(output.logits))
+
+
+def test_the_same_as_torchaudios() -> None:
+    """transformers' own loss of this model needs torchaudio."""
+    try:
+        import torchaudio  # noqa: F401
+    except (ImportError, OSError):
+        pytest.skip("needs torchaudio")
+    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig)
+    theirs = model(**batch()).loss
+    transformers_loss.use(model)
+    torch.testing.assert_close(model(**batch()).loss, theirs)
+
+
+def test_tdt_keeps_its_own_loss() -> None:
+    model = model_of(ParakeetForTDT, ParakeetTDTConfig)
+    before = model(**batch()).loss
+    transformers_loss.register()
+    torch.testing.assert_close(model(**batch()).loss, before)
+    with pytest.raises(ValueError, match=r"model is a ParakeetForTDT: .* TDT loss .*not available"):
+        transformers_loss.use(model)
