@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
+from pruned_rnnt.data.corpus_builder import build_corpus
 from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
 from pruned_rnnt.data.own_sources import open_source
 from pruned_rnnt.data.preparation import PrepareReport
 from pruned_rnnt.data.repeated_ids import IdCheck
+from pruned_rnnt.data.replacement import plain_options
 from pruned_rnnt.data.splits import OneSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the prepared folder at `options.output`."""
-    config = build_config(options)
+    config = build_config("own", options)
     if options.only_test and options.tokenizer_from is None:
         raise ValueError(
             "--only-test needs --tokenizer-from: the data that the model was trained on"
