@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare own`: a user's own audio and texts, in any of four shapes."""
+"""`pruned-rnnt prepare own`: a user's own audio and texts, in any of the usual shapes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="SOURCE",
-        help="a folder of audio with .txt files beside, a .tsv or .csv table of path and text, a "
-        "Kaldi data directory, or a lhotse manifest (.jsonl, .jsonl.gz)",
+        help="a folder of audio with .txt files beside; a .tsv or .csv table of path and text, "
+        "SpeechBrain's as well; a Kaldi data directory; a manifest of NeMo or lhotse (.json, "
+        ".jsonl, .gz); a Hugging Face audio folder with metadata.csv or metadata.jsonl; LJSpeech's "
+        "metadata.csv beside wavs/",
     )
     parser.add_argument(
         "--supervisions",
         type=Path,
         metavar="FILE",
         help="when SOURCE is a lhotse manifest of recordings",
+    )
+    parser.add_argument(
+        "--data-root",
+        type=Path,
+        metavar="DIR",
+        help="the folder that $data_root (or another $NAME) at the beginning of paths of a "
+        "SpeechBrain table stands for",
     )
     for split, share in (("dev", 0.05), ("test", 0.05)):
         parser.add_argument(
@@ -66,7 +75,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         raise ValueError(
             "--only-test needs --tokenizer-from: the data that the model was trained on"
         )
-    kind, source = open_source(options.source, options.supervisions)
+    kind, source = open_source(options.source, options.supervisions, options.data_root)
     entries = IdCheck(source)
     console.print(
         f"{options.source}: {kind}, counting utterances ...", markup=False, soft_wrap=True
