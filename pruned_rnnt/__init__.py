@@ -49,7 +49,7 @@ from pruned_rnnt.loss import (
     rnnt_loss_simple,
     row_splits_to_row_ids,
 )
-from pruned_rnnt.ops import backend_report
+from pruned_rnnt.ops import backend_report, backend_summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +69,7 @@ __all__ = [
     "SimpleLoss",
     "TransducerLosses",
     "backend_report",
+    "backend_summary",
     "ctc_loss",
     "load",
     "mutual_information",

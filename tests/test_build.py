@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 
 needs_cpu_library = pytest.mark.skipif(
     not has_native_kernel("log_probs", "cpu"), reason="the CPU library is not built"
+)
+needs_build_backend = pytest.mark.skipif(
+    importlib.util.find_spec("scikit_build_core") is None, reason="needs scikit-build-core"
 )
 needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
 
@@ -117,6 +122,49 @@ def test_broken_library_falls_back_with_a_warning(tmp_path: Path) -> None:
     assert "UserWarning: pruned_rnnt runs plain torch on cpu" in result.stderr
 
 
+CALLS = """
+import torch, pruned_rnnt, warnings
+from torch._subclasses.fake_tensor import FakeTensorMode
+warnings.simplefilter("always")
+targets = torch.ones(1, 2, dtype=torch.int64)
+def loss(logits):
+    return pruned_rnnt.rnnt_loss(logits, targets.to(logits.device))
+def gather(device):
+    start = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    am = torch.zeros(1, 4, 5, device=device)
+    pruned_rnnt.prune(am, am[:, :3], pruned_rnnt.Bounds(start, 2))
+with FakeTensorMode():
+    gather("cpu")
+gather("meta")
+print("traced", flush=True)
+compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+for call in (compiled, loss, compiled):
+    with warnings.catch_warnings(record=True) as caught:
+        call(torch.zeros(1, 4, 3, 5))
+    print(*[w.message for w in caught if "plain torch" in str(w.message)] or ["silent"])
+"""
+
+
+def test_missing_library_is_warned_of_once_at_the_first_fallback(tmp_path: Path) -> None:
+    """Not at import, nor by what traces; then by the first call, also of a compiled function."""
+    (tmp_path / "build_notes.txt").write_text("cpu: not built: no C++ compiler found\n")
+    result = run_python(CALLS, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
+    assert "plain torch" not in result.stderr
+    traced, warning, *silent = result.stdout.splitlines()
+    assert traced == "traced"
+    assert silent == ["silent", "silent"]
+    assert "pruned_rnnt runs plain torch on cpu, several times slower" in warning
+    assert "(not built: no C++ compiler found)" in warning
+    assert "PRUNED_RNNT_REQUIRE_NATIVE=1 PRUNED_RNNT_TORCH_DIR=" in warning
+    assert "PRUNED_RNNT_BACKEND=fallback silences" in warning
+
+
+def test_no_warning_where_the_fallback_was_asked_for() -> None:
+    result = run_python(CALLS, PRUNED_RNNT_BACKEND="fallback")
+    assert result.stdout.splitlines() == ["traced", "silent", "silent", "silent"], result.stderr
+    assert "plain torch" not in result.stderr
+
+
 def configure(build: Path, *options: str, **environment: str) -> str:
     command = ["cmake", "-S", str(ROOT / "csrc"), "-B", str(build), *options]
     subprocess.run(
@@ -139,3 +187,49 @@ def test_configuring_without_a_compiler_succeeds_and_says_so(tmp_path: Path) -> 
 def test_configuring_without_torch_succeeds_and_says_so(tmp_path: Path) -> None:
     notes = configure(tmp_path, f"-DPRUNED_RNNT_TORCH_DIR={tmp_path}")
     assert "cpu: not built: no torch 2.11 or later" in notes
+    assert "set PRUNED_RNNT_TORCH_DIR to the folder of the installed torch package" in notes
+
+
+def build_wheel(output: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """With no torch to be found."""
+    code = (
+        "import os; from scikit_build_core.build import build_wheel;"
+        f"build_wheel({str(output)!r}, {{'build-dir': {str(output / 'build')!r}}})"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PRUNED_RNNT_TORCH_DIR": str(output), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_cmake
+@needs_build_backend
+def test_wheel_without_libraries_is_for_any_platform(tmp_path: Path) -> None:
+    result = build_wheel(tmp_path)
+    wheels = [path.name for path in tmp_path.glob("*.whl")]
+    assert [name.split("-", 2)[2] for name in wheels] == ["py3-none-any.whl"], result.stderr
+    assert "this wheel has no native libraries" in result.stdout + result.stderr
+
+
+@needs_cmake
+@needs_build_backend
+def test_wheel_without_libraries_is_refused_on_request(tmp_path: Path) -> None:
+    result = build_wheel(tmp_path, PRUNED_RNNT_REQUIRE_NATIVE="1")
+    assert result.returncode != 0
+    assert "native libraries not built: no torch 2.11 or later" in " ".join(result.stderr.split())
+    assert list(tmp_path.glob("*.whl")) == []
+
+
+def test_torch_of_the_activated_environment_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As uv and build isolate: the interpreter knows another environment than the shell."""
+    torch_folder = tmp_path / "venv/lib/python3.11/site-packages/torch"
+    torch_folder.mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"/no/such/bin{os.pathsep}{tmp_path / 'venv/bin'}")
+    find_torch = runpy.run_path(str(ROOT / "csrc/cmake/find_torch.py"), run_name="find_torch")
+    assert torch_folder in find_torch["candidates"]()

@@ -3,9 +3,13 @@
 CMake runs this with the interpreter that the package is built for. torch is not imported: that
 would take seconds and needs whatever torch itself needs. Under pip's build isolation the
 interpreter's site folders are hidden from `import`, so they are also looked up by `sysconfig`.
+uv and build isolate by an environment of their own, in which `sysconfig` does not know the one
+that the package is for: where that is activated it is on PATH, and uv's default is `.venv`. Any
+torch from 2.11 on will do, because the libraries serve all of them.
 """
 
 import importlib.util
+import os
 import site
 import sysconfig
 from pathlib import Path
@@ -18,7 +22,14 @@ def candidates() -> list[Path]:
     if spec is not None and spec.origin is not None:
         found.append(Path(spec.origin).parent)
     names = [sysconfig.get_path(key) for key in ("platlib", "purelib")]
-    return found + [Path(name) / "torch" for name in (*names, site.getusersitepackages())]
+    found += [Path(name) / "torch" for name in (*names, site.getusersitepackages())]
+    programs = [Path(entry) for entry in os.get_exec_path() if entry]
+    for environment in (
+        *(folder.parent for folder in programs),
+        Path(__file__).parents[2] / ".venv",
+    ):
+        found += sorted(environment.glob("lib/python3.*/site-packages/torch"))
+    return found
 
 
 for folder in candidates():

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 
@@ -246,9 +246,3 @@ class _TextSample:
             place = self._rng.randrange(self._seen)
             if place < self.most:
                 self.texts[place] = text
-
-
-def plain_options(options: Any) -> dict[str, Any]:
-    """Parsed options as JSON can hold them."""
-    values = vars(options).items()
-    return {name: str(v) if isinstance(v, Path) else v for name, v in values}

@@ -8,7 +8,8 @@ from pathlib import Path
 from pruned_rnnt.data.corpus_builder import BuildConfig
 from pruned_rnnt.data.entries import Limits
 from pruned_rnnt.data.preparation import add_common_arguments
-from pruned_rnnt.data.prepared import PreparedFolder, check_output
+from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.replacement import check_replaceable
 from pruned_rnnt.data.shard_writer import ShardConfig
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -91,14 +92,19 @@ def add_corpus_arguments(
     )
 
 
-def build_config(options: argparse.Namespace) -> BuildConfig:
-    """Raises ValueError for values out of range or combinations that make no sense."""
+def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
+    """What the options of `recipe` ask for.
+
+    Raises:
+        ValueError: values out of range, combinations that make no sense, or an output folder that
+            must not be replaced.
+    """
     if options.shard_size < 1:
         raise ValueError(f"--shard-size must be at least 1, got {options.shard_size}")
     if options.num_jobs < 1:
         raise ValueError(f"--num-jobs must be at least 1, got {options.num_jobs}")
     # Now, and not after hours of work.
-    check_output(options.output)
+    check_replaceable(recipe, options)
     if options.tokenizer_from is not None:
         PreparedFolder(options.tokenizer_from).tokenizer()
     return BuildConfig(

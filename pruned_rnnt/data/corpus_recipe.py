@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from pruned_rnnt.data.augmentation import derived_seed
-from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
+from pruned_rnnt.data.corpus_builder import build_corpus
 from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
 from pruned_rnnt.data.entries import Entry, last_line
 from pruned_rnnt.data.manifest_source import paired_entries
 from pruned_rnnt.data.preparation import PrepareReport
+from pruned_rnnt.data.replacement import plain_options
 from pruned_rnnt.data.splits import NamedSplits
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -90,7 +91,7 @@ def run_recipe(recipe: CorpusRecipe, description: str, arguments: Sequence[str])
 
 def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console) -> None:
     """Makes the prepared folder at `options.output`."""
-    config = build_config(options)
+    config = build_config(recipe.name, options)
     folder = corpus_folder(recipe.download or lhotse_download(recipe.name), options, console)
     read = recipe.manifests or _lhotse_manifests(recipe.name)
     manifests = read_manifests(recipe.name, read, folder, options)

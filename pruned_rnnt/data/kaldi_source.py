@@ -39,7 +39,7 @@ class KaldiSource:
                 problem = problem or "text is not UTF-8"
             command = audio.get(recording, "")
             if command and not command.endswith("|"):
-                command = str(_from_here_or(self.folder, command))
+                command = str(from_here_or(self.folder, command))
             yield Entry(
                 id=name.replace("/", "-"),
                 origin=origin,
@@ -65,7 +65,7 @@ def _kaldi_lines(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield number, key, value[0].strip() if value else ""
 
 
-def _from_here_or(folder: Path, path: str) -> Path:
+def from_here_or(folder: Path, path: str) -> Path:
     """Relative paths of manifests start where the program runs, or else at the manifest."""
     return Path(path) if Path(path).exists() else folder / path
 

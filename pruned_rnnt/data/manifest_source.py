@@ -58,19 +58,27 @@ def paired_entries(
 
 def manifest_items(path: Path) -> Iterator[tuple[int, Any]]:
     """The objects of a manifest with their lines. Raises ValueError naming a line that is none."""
+    for number, line in text_lines(path):
+        try:
+            item = deserialize_item(json.loads(line))
+        except Exception as error:  # whatever a foreign object makes of it
+            raise ValueError(
+                f"{path}:{number} is no line of a lhotse manifest: {last_line(error)}"
+            ) from error
+        yield number, item
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file, gzipped or not, that are not blank, with their numbers.
+
+    Raises ValueError naming the line after which the file is broken.
+    """
     number = 0
     try:
         with open_best(path) as lines:
             for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    item = deserialize_item(json.loads(line))
-                except Exception as error:  # whatever a foreign object makes of it
-                    raise ValueError(
-                        f"{path}:{number} is no line of a lhotse manifest: {last_line(error)}"
-                    ) from error
-                yield number, item
+                if line.strip():
+                    yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is broken after line {number}: {last_line(error)}") from error
 

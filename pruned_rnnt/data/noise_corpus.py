@@ -10,10 +10,11 @@ from typing import Any
 from lhotse.utils import fastcopy
 from rich.console import Console
 
-from pruned_rnnt.data.corpus_builder import BuildConfig, build_corpus, plain_options
+from pruned_rnnt.data.corpus_builder import BuildConfig, build_corpus
 from pruned_rnnt.data.entries import Entry
 from pruned_rnnt.data.manifest_source import with_paths_found
 from pruned_rnnt.data.preparation import PrepareReport
+from pruned_rnnt.data.replacement import add_replace_argument, plain_options
 from pruned_rnnt.data.shard_writer import ShardConfig
 from pruned_rnnt.data.splits import NamedSplits
 
@@ -35,6 +36,7 @@ def add_noise_arguments(parser: argparse.ArgumentParser, output: str) -> None:
         help="as the speech has them (default stored)",
     )
     parser.add_argument("--num-jobs", "--jobs", type=int, default=2, metavar="N", help="default 2")
+    add_replace_argument(parser)
 
 
 def prepare_noises(

@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare own`: a user's own audio and texts, in any of four shapes."""
+"""`pruned-rnnt prepare own`: a user's own audio and texts, in any of the usual shapes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pruned_rnnt.data.corpus_builder import build_corpus, plain_options
+from pruned_rnnt.data.corpus_builder import build_corpus
 from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
 from pruned_rnnt.data.own_sources import open_source
 from pruned_rnnt.data.preparation import PrepareReport
 from pruned_rnnt.data.repeated_ids import IdCheck
+from pruned_rnnt.data.replacement import plain_options
 from pruned_rnnt.data.splits import OneSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.text import TextConfig
 from pruned_rnnt.data.tokens import TokenizerConfig
@@ -24,14 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="SOURCE",
-        help="a folder of audio with .txt files beside, a .tsv or .csv table of path and text, a "
-        "Kaldi data directory, or a lhotse manifest (.jsonl, .jsonl.gz)",
+        help="a folder of audio with .txt files beside; a .tsv or .csv table of path and text, "
+        "SpeechBrain's as well; a Kaldi data directory; a manifest of NeMo or lhotse (.json, "
+        ".jsonl, .gz); a Hugging Face audio folder with metadata.csv or metadata.jsonl; LJSpeech's "
+        "metadata.csv beside wavs/",
     )
     parser.add_argument(
         "--supervisions",
         type=Path,
         metavar="FILE",
         help="when SOURCE is a lhotse manifest of recordings",
+    )
+    parser.add_argument(
+        "--data-root",
+        type=Path,
+        metavar="DIR",
+        help="the folder that $data_root (or another $NAME) at the beginning of paths of a "
+        "SpeechBrain table stands for",
     )
     for split, share in (("dev", 0.05), ("test", 0.05)):
         parser.add_argument(
@@ -60,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the prepared folder at `options.output`."""
-    config = build_config(options)
+    config = build_config("own", options)
     if options.only_test and options.tokenizer_from is None:
         raise ValueError(
             "--only-test needs --tokenizer-from: the data that the model was trained on"
         )
-    kind, source = open_source(options.source, options.supervisions)
+    kind, source = open_source(options.source, options.supervisions, options.data_root)
     entries = IdCheck(source)
     console.print(
         f"{options.source}: {kind}, counting utterances ...", markup=False, soft_wrap=True

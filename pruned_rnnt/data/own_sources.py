@@ -1,4 +1,4 @@
-"""Four shapes of a user's own data, each read as a stream of entries.
+"""Every shape of a user's own data, each read as a stream of entries.
 
 A source is an object that can be iterated any number of times and gives the same entries each
 time. Only one entry is in memory at a time, except what a Kaldi directory or a pair of manifests
@@ -9,28 +9,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pruned_rnnt.data.bars_source import BarsSource, is_bars_table
 from pruned_rnnt.data.entries import Entry
+from pruned_rnnt.data.json_source import JsonSource, json_object, names_audio
 from pruned_rnnt.data.kaldi_source import KaldiSource
-from pruned_rnnt.data.manifest_source import ManifestSource
+from pruned_rnnt.data.manifest_source import ManifestSource, text_lines
+from pruned_rnnt.data.splits import split_name
 from pruned_rnnt.data.table_source import TableSource
 
-Kind = Literal["folder", "table", "kaldi", "manifest"]
+Kind = Literal["folder", "table", "JSON lines", "LJSpeech table", "metadata", "kaldi", "manifest"]
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
-_MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz")
+_MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
+# Of Hugging Face's audio folders and of LJSpeech, beside the audio.
+_METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
 
 
-def open_source(path: Path, supervisions: Path | None = None) -> tuple[Kind, Iterable[Entry]]:
+def open_source(
+    path: Path, supervisions: Path | None = None, data_root: Path | None = None
+) -> tuple[Kind, Iterable[Entry]]:
     """The source at `path`, by what it is.
 
-    A directory with `text` and `wav.scp` is Kaldi's; any other directory holds audio with .txt
-    files beside; a `.jsonl[.gz]` file is a lhotse manifest of cuts, or of recordings when
-    `supervisions` names theirs; any other file is a table.
+    A directory with `text` and `wav.scp` is Kaldi's; one with metadata.csv or metadata.jsonl, or
+    with one in folders named like splits, holds what these list; any other directory holds audio
+    with .txt files beside. A file of JSON lines is a lhotse manifest of cuts, or of recordings when
+    `supervisions` names theirs, unless its first line has a path of audio, as NeMo's manifests
+    have. Any other file is a table, LJSpeech's where it looks so and has a folder wavs beside.
+
+    data_root: see TableSource.
 
     Raises:
         FileNotFoundError: nothing at `path`.
@@ -40,18 +51,72 @@ def open_source(path: Path, supervisions: Path | None = None) -> tuple[Kind, Ite
         raise FileNotFoundError(f"no data at {path}")
     if supervisions is not None and not supervisions.is_file():
         raise FileNotFoundError(f"no supervisions at {supervisions}")
+    if data_root is not None and not data_root.is_dir():
+        raise FileNotFoundError(f"no folder for --data-root at {data_root}")
     if path.is_dir():
         if (path / "wav.scp").is_file() and (path / "text").is_file():
             return "kaldi", KaldiSource(path)
-        return "folder", FolderSource(path)
+        listed = _listed_by_metadata(path)
+        return ("folder", FolderSource(path)) if listed is None else ("metadata", listed)
     if path.name.endswith(_MANIFEST_SUFFIXES):
+        first = next((line for _, line in text_lines(path)), "")
+        item = json_object(first)
+        if item is None and first:
+            raise ValueError(
+                f"{path}:1 is no JSON object: needs one on each line, as manifests of NeMo and of "
+                f"lhotse have, got {first.strip()[:100]!r}"
+            )
+        if supervisions is None and names_audio(item):
+            return "JSON lines", JsonSource(path)
         return "manifest", ManifestSource(path, supervisions)
     if path.suffix.lower() not in _TABLE_SUFFIXES:
         raise ValueError(
             f"{path} is no source: needs a folder, a Kaldi directory, a table "
             f"({', '.join(_TABLE_SUFFIXES)}) or a manifest ({', '.join(_MANIFEST_SUFFIXES)})"
         )
-    return "table", TableSource(path)
+    if is_bars_table(path):
+        return "LJSpeech table", BarsSource(path)
+    return "table", TableSource(path, data_root)
+
+
+def _listed_by_metadata(folder: Path) -> Iterable[Entry] | None:
+    """What metadata files list in `folder` or in its folders of splits; None without any."""
+    whole = _metadata_source(folder)
+    if whole is not None:
+        return whole
+    named = sorted(child for child in folder.iterdir() if child.name and split_name(child.name))
+    parts = {child.name: _metadata_source(child) for child in named if child.is_dir()}
+    listed = {split: part for split, part in parts.items() if part is not None}
+    return SplitFolders(listed) if listed else None
+
+
+def _metadata_source(folder: Path) -> Iterable[Entry] | None:
+    for name in _METADATA_NAMES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        # Other files may have such a name, beside audio with .txt files.
+        if path.suffix == ".jsonl":
+            first = next((line for _, line in text_lines(path)), "")
+            if names_audio(json_object(first)):
+                return JsonSource(path)
+        elif is_bars_table(path):
+            return BarsSource(path)
+        elif TableSource(path).names_columns():
+            return TableSource(path)
+    return None
+
+
+@dataclass(frozen=True)
+class SplitFolders:
+    """Sources by the names of their splits."""
+
+    sources: dict[str, Iterable[Entry]]
+
+    def __iter__(self) -> Iterator[Entry]:
+        for split, source in self.sources.items():
+            for entry in source:
+                yield replace(entry, id=f"{split}-{entry.id}", split=entry.split or split)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rich.table import Table
 from pruned_rnnt.data.corpus_writer import write_cuts
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import write_report
+from pruned_rnnt.data.replacement import add_replace_argument
 from pruned_rnnt.data.tokens import TOKENIZER_KINDS, Tokenizer, TokenizerConfig
 
 SHOWN_SKIPPED = 5
@@ -120,10 +121,11 @@ class PrepareReport:
 def add_common_arguments(
     parser: argparse.ArgumentParser, *, output: str, tokenizer: TokenizerConfig
 ) -> None:
-    """--output, --seed, --num-jobs, --tokens and --vocab-size, the same in every recipe."""
+    """--output, --replace, --seed, --num-jobs, --tokens, --vocab-size, the same in every recipe."""
     parser.add_argument(
         "--output", type=Path, default=Path(output), metavar="DIR", help=f"default: {output}"
     )
+    add_replace_argument(parser)
     parser.add_argument("--seed", type=int, default=42, help="of everything random (default 42)")
     parser.add_argument(
         "--num-jobs", "--jobs", type=int, default=2, metavar="N", help="processes (default 2)"

@@ -15,6 +15,7 @@ from pruned_rnnt.loss.checks import (
     check_s_range,
     check_same,
     check_shape,
+    check_tensor,
     check_utterances,
     first_bad,
     readable,
@@ -55,9 +56,15 @@ def prune_bounds(
         Bounds: start (N, T) int32 and s_range.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: what does not fit; on the CPU or with validate also an utterance whose symbols
             do not fit into any band of that width, s_range < ceil(U_n / T_n) + 1 (`regular`).
     """
+    if not isinstance(occupancy, tuple) or len(occupancy) != 2:
+        raise TypeError(
+            f"occupancy is a {type(occupancy).__name__}; it must be the occupancy that "
+            "rnnt_loss_simple returns, two tensors emit and blank"
+        )
     emit, blank = occupancy
     check_floating("occupancy.emit", emit, "(N, T, U+1)", 3)
     check_floating("occupancy.blank", blank, "(N, T, U+1)", 3)
@@ -112,6 +119,15 @@ def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: in
                 f"utterance {n} has no path: with {symbols} symbols in {frames} frames s_range "
                 f"must be at least {-(-symbols // frames) + 1}, and is {s_range}"
             )
+
+
+def check_bounds_type(bounds: Bounds) -> None:
+    """TypeError for what is no Bounds, for instance k2's ranges."""
+    if not isinstance(bounds, Bounds):
+        raise TypeError(
+            f"bounds is a {type(bounds).__name__}; it must be the Bounds that prune_bounds returns"
+        )
+    check_tensor("bounds.start", bounds.start)
 
 
 def check_bounds(
@@ -181,11 +197,13 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
         lm[n, t, j] = lm[n, start[n, t] + j], zeros where that lies beyond U.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: shapes, dtypes or devices that do not fit.
     """
     check_floating("am", am, "(N, T, D)", 3)
     check_floating("lm", lm, "(N, U+1, D)", 3)
     check_same("lm", lm, "am", am)
+    check_bounds_type(bounds)
     check_shape("bounds.start", bounds.start, tuple(am.shape[:2]), "(N, T) by the shape of am")
     check_same("bounds.start", bounds.start, "am", am)
     if lm.shape[0] != am.shape[0]:

@@ -27,8 +27,15 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)
 
 
+def check_tensor(name: str, x: object) -> None:
+    """TypeError for lists, arrays and whatever else has no dtype and device of torch's."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+
+
 def check_floating(name: str, x: Tensor, shape: str, dims: int) -> None:
     """A floating tensor of `dims` dimensions, `shape` in words."""
+    check_tensor(name, x)
     if x.dtype not in FLOATS:
         raise ValueError(f"{name} is {x.dtype}; it must be float64, float32, float16 or bfloat16")
     if x.dim() != dims:
@@ -44,6 +51,7 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def check_shape(name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    check_tensor(name, x)
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
 
@@ -124,6 +132,7 @@ def _lengths(
         if full is None:
             raise ValueError(f"{name} is missing; packed rows need it")
         return torch.full((batch,), full, dtype=torch.int32, device=device)
+    check_tensor(name, lengths)
     if lengths.dtype not in INTEGERS:
         raise ValueError(f"{name} is {lengths.dtype}; it must be int32 or int64")
     check_shape(name, lengths, (batch,), "(N,)")
@@ -160,6 +169,7 @@ def check_batch(
     For packed rows, which do not tell: batch and symbols None take any N and U, frames None bounds
     logit_lengths from below only.
     """
+    check_tensor("targets", targets)
     if targets.dtype not in INTEGERS:
         raise ValueError(f"targets is {targets.dtype}; it must be int32 or int64")
     if targets.dim() != 2:

@@ -45,6 +45,7 @@ def ctc_loss(
         all paths) has loss 0 and gradient 0. float64 for float64 logits, else float32.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: what does not fit, by name.
     """
     check_floating("logits", logits, "(N, T, V)", 3)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pruned_rnnt.loss.checks import (
     check_floating,
     check_options,
+    check_tensor,
     check_utterances,
     reduced,
 )
@@ -64,10 +65,12 @@ def rnnt_loss(
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
+        TypeError: an argument that must be a tensor and is none.
         ValueError: what does not fit, by name. Values (lengths, targets, an utterance without a
             path) are checked on the CPU or with validate; elsewhere the loss of such an utterance
             is +inf and its gradient 0.
     """
+    check_tensor("logits", logits)
     packed = logits.dim() == 2
     check_floating("logits", logits, "(N, T, U+1, V) or packed (rows, V)", 2 if packed else 4)
     vocabulary = logits.shape[-1]

@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.bounds import check_bounds
+from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.checks import (
     check_floating,
     check_options,
@@ -72,7 +72,7 @@ def rnnt_loss_fused(
         (N,) or a scalar; float64 for float64 inputs, else float32.
 
     Raises:
-        ValueError: as rnnt_loss and rnnt_loss_pruned.
+        TypeError, ValueError: as rnnt_loss and rnnt_loss_pruned.
     """
     check_floating("am", am, "(N, T, D)", 3)
     check_floating("lm", lm, "(N, U+1, D)", 3)
@@ -80,11 +80,14 @@ def rnnt_loss_fused(
     batch, frames, width = am.shape
     check_shape("lm", lm, (batch, max(lm.shape[1], 1), width), "(N, U+1, D) by the shape of am")
     check_shape("weight", weight, (weight.shape[0], width), "(V, D) with the D of am")
+    if bias is not None:
+        check_floating("bias", bias, "(V,)", 1)
+    if bounds is not None:
+        check_bounds_type(bounds)
     for name, x in (("lm", lm), ("weight", weight), ("bias", bias)):
         if x is not None:
             check_same(name, x, "am", am)
     if bias is not None:
-        check_floating("bias", bias, "(V,)", 1)
         check_shape("bias", bias, (weight.shape[0],), "(V,)")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; it must be one of {list(ACTIVATIONS)}")

@@ -47,3 +47,18 @@ class Joiner(nn.Module):
             hidden = torch.relu(hidden)
         logits: Tensor = self.output_linear(hidden)
         return logits
+
+
+def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_size: int) -> None:
+    """ValueError for a joiner of other widths; layers that replace Linear need not name theirs."""
+    for name, wanted, layer, size in (
+        ("encoder_dim", encoder_dim, "encoder_proj", "in_features"),
+        ("predictor_dim", predictor_dim, "decoder_proj", "in_features"),
+        ("vocab_size", vocab_size, "output_linear", "out_features"),
+    ):
+        got = getattr(getattr(joiner, layer), size, wanted)
+        if got != wanted:
+            raise ValueError(
+                f"{name} is {wanted} but joiner.{layer}.{size} is {got}; they must be equal: give "
+                f"Joiner and PrunedTransducerLoss the same {name}"
+            )

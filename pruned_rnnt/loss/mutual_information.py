@@ -14,6 +14,7 @@ from pruned_rnnt.loss.checks import (
     check_rnnt_type,
     check_same,
     check_shape,
+    check_tensor,
     first_bad,
     readable,
 )
@@ -48,6 +49,7 @@ def mutual_information(
         like px and py; float64 for float64 inputs, else float32.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: shapes, dtypes, devices, or a boundary outside the lattice.
     """
     check_floating("px", px, "(N, U, T+1) or (N, U, T)", 3)
@@ -59,6 +61,7 @@ def mutual_information(
     meaning = f"(N, U, {'T+1' if kind == REGULAR else 'T'}) by the shape of py"
     check_shape("px", px, (batch, rows - 1, last), meaning)
     if boundary is not None:
+        check_tensor("boundary", boundary)
         if boundary.dtype not in INTEGERS:
             raise ValueError(f"boundary is {boundary.dtype}; it must be int32 or int64")
         check_shape("boundary", boundary, (batch, 4), "(N, 4)")

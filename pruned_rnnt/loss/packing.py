@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import INTEGERS, readable
+from pruned_rnnt.loss.checks import INTEGERS, check_tensor, readable
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.row_geometry import RowGeometry, cumulated
 from pruned_rnnt.ops.utterances import Utterances
@@ -23,6 +23,8 @@ def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
     Returns:
         (N+1,) int64 on that device; the last element is the number of rows.
     """
+    check_tensor("logit_lengths", logit_lengths)
+    check_tensor("target_lengths", target_lengths)
     return cumulated(logit_lengths.long() * (target_lengths.long() + 1))
 
 
@@ -36,6 +38,7 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
     Returns:
         (R,) of the dtype of row_splits; utterance n has row_splits[n+1] - row_splits[n] rows.
     """
+    check_tensor("row_splits", row_splits)
     if row_splits.dtype not in INTEGERS or row_splits.dim() != 1 or row_splits.numel() < 1:
         raise ValueError(
             f"row_splits is {row_splits.dtype} of shape {tuple(row_splits.shape)}; it must be "

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pruned_rnnt.loss.bounds import check_bounds
+from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.checks import (
     check_floating,
     check_options,
     check_shape,
+    check_tensor,
     check_utterances,
     reduced,
 )
@@ -51,8 +52,10 @@ def rnnt_loss_pruned(
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        ValueError: as rnnt_loss, and a band without a path.
+        TypeError, ValueError: as rnnt_loss, and a band without a path.
     """
+    check_tensor("logits", logits)
+    check_bounds_type(bounds)
     packed = logits.dim() == 2
     check_floating("logits", logits, "(N, T, S, V) or packed (rows, V)", 2 if packed else 4)
     vocabulary = logits.shape[-1]

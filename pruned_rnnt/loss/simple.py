@@ -56,7 +56,7 @@ def rnnt_loss_simple(
         float32.
 
     Raises:
-        ValueError: as rnnt_loss.
+        TypeError, ValueError: as rnnt_loss.
     """
     check_floating("am", am, "(N, T, V)", 3)
     check_floating("lm", lm, "(N, U+1, V)", 3)

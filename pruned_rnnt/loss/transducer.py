@@ -17,11 +17,13 @@ from pruned_rnnt.loss.checks import (
     check_floating,
     check_options,
     check_s_range,
+    check_same,
+    check_shape,
     readable,
     reduced,
 )
 from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
-from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses
 from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
@@ -61,6 +63,9 @@ class PrunedTransducerLoss(nn.Module):
             pruned loss.
         lm_only_scale, am_only_scale: see rnnt_loss_simple.
         simple_scale, pruned_scale_start, warm_up_steps: see above.
+
+    Raises:
+        ValueError: options out of range; a Joiner of other widths or another vocabulary.
     """
 
     def __init__(
@@ -105,7 +110,11 @@ class PrunedTransducerLoss(nn.Module):
             fastemit_lambda=fastemit_lambda,
         )
         check_s_range(s_range, self.options.rnnt_type)
+        if isinstance(joiner, Joiner):
+            check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
         self.joiner = joiner
+        self.encoder_dim = encoder_dim
+        self.predictor_dim = predictor_dim
         self.vocab_size = vocab_size
         self.s_range = s_range
         self.rnnt_type = rnnt_type
@@ -147,17 +156,23 @@ class PrunedTransducerLoss(nn.Module):
             step: optimiser steps done so far, for the warm-up.
 
         Raises:
-            ValueError: see rnnt_loss and prune_bounds.
+            TypeError, ValueError: see rnnt_loss and prune_bounds; widths that are not E and P.
         """
         check_floating("encoder_out", encoder_out, "(N, T, E)", 3)
         check_floating("predictor_out", predictor_out, "(N, U+1, P)", 3)
+        batch, frames, rows = *encoder_out.shape[:2], max(predictor_out.shape[1], 1)
+        wanted = (batch, frames, self.encoder_dim)
+        check_shape("encoder_out", encoder_out, wanted, "(N, T, encoder_dim)")
+        wanted = (batch, rows, self.predictor_dim)
+        check_shape("predictor_out", predictor_out, wanted, "(N, U+1, predictor_dim)")
+        check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
         utterances = check_batch(
             targets,
             logit_lengths,
             target_lengths,
-            batch=encoder_out.shape[0],
-            frames=encoder_out.shape[1],
-            symbols=predictor_out.shape[1] - 1,
+            batch=batch,
+            frames=frames,
+            symbols=rows - 1,
             vocabulary=self.vocab_size,
             blank=self.options.blank,
             rnnt_type=self.options.rnnt_type,
@@ -281,8 +296,11 @@ class PrunedTransducerLoss(nn.Module):
                 self.options,
             )
         am_NTSE, lm_NTSP = prune(encoder_out, predictor_out, bounds)
+        logits_NTSV = self.joiner(am_NTSE, lm_NTSP)
+        shape = (*am_NTSE.shape[:3], self.vocab_size)
+        check_shape("what joiner returns", logits_NTSV, shape, "logits (N, T, S, vocab_size)")
         return rnnt_loss_pruned(
-            self.joiner(am_NTSE, lm_NTSP),
+            logits_NTSV,
             utterances.targets,
             bounds,
             utterances.logit_lengths,

@@ -16,12 +16,13 @@ from pruned_rnnt.ops import (
     prune_bounds,
     simple_log_probs,
 )
-from pruned_rnnt.ops._native import backend_report, load_native
+from pruned_rnnt.ops._native import backend_report, backend_summary, load_native
 
 load_native()
 
 __all__ = [
     "backend_report",
+    "backend_summary",
     "band_gather",
     "band_lattice",
     "column_sums",

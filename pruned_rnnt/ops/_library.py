@@ -8,10 +8,13 @@ devices it implements because the dispatcher prefers a kernel of the device itse
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 NAMESPACE = "pruned_rnnt"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -22,6 +25,10 @@ REGULAR, MODIFIED, CONSTRAINED, RNA = RNNT_TYPES.values()
 # Names of all ops in the order of definition, each with its fallback: for the backend report, and
 # for tests that compare a compiled kernel with its fallback.
 FALLBACKS: dict[str, Callable[..., None]] = {}
+
+# For a device type whose compiled kernels should be there and are not: the warning that its first
+# fallback is to give. Filled in by load_native, emptied by the warning.
+MISSING_KERNELS: dict[str, str] = {}
 
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -42,11 +49,33 @@ def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
     """Adds an op `name(...) -> ()` with its fallback; returns the overload to call."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
-    LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, _with_warning(fallback), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", _no_outputs, lib=LIBRARY)
     FALLBACKS[name] = fallback
     overload: torch._ops.OpOverload = getattr(torch.ops.pruned_rnnt, name).default
     return overload
+
+
+def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
+    """The fallback, which says once for each device that compiled kernels are missing there."""
+
+    @functools.wraps(fallback)
+    def run(*arguments: Any) -> None:
+        if MISSING_KERNELS:
+            _warn_of_missing_kernels(arguments)
+        fallback(*arguments)
+
+    return run
+
+
+def _warn_of_missing_kernels(arguments: tuple[Any, ...]) -> None:
+    # Fake tensors of a compiler that traces have a device too, but nothing runs there yet.
+    if torch.compiler.is_compiling():
+        return
+    device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
+    message = MISSING_KERNELS.pop(device, "")
+    if message:
+        warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.ops._library import FALLBACKS, NAMESPACE
+from pruned_rnnt.ops._library import FALLBACKS, MISSING_KERNELS, NAMESPACE
 
 BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
@@ -110,8 +110,30 @@ def load_native() -> None:
         _STATE[device] = f"fallback ({reason})"
         if "does not load" in reason:
             warnings.warn(f"pruned_rnnt runs plain torch on {device}: {reason}", stacklevel=2)
+        elif device == "cpu" or torch.version.cuda is not None:
+            MISSING_KERNELS[device] = _advice(device, reason)
     for device, state in _STATE.items():
         logger.info("%s: %s", device, state)
+
+
+def _advice(device: str, reason: str) -> str:
+    """What to do where a library is missing that could be there."""
+    tools = "a C++ compiler" if device == "cpu" else "nvcc"
+    torch_folder = Path(torch.__file__).parent
+    return (
+        f"pruned_rnnt runs plain torch on {device}, several times slower than its compiled kernels "
+        f"({reason}). To build them, have {tools} on the path and run, in pruned_rnnt's source "
+        f"folder: PRUNED_RNNT_REQUIRE_NATIVE=1 PRUNED_RNNT_TORCH_DIR={torch_folder} pip install "
+        "--force-reinstall --no-deps . (PRUNED_RNNT_BACKEND=fallback silences this warning)"
+    )
+
+
+def backend_summary(device: str) -> str:
+    """Where the kernels for a device type come from: "native (FILE)" or "fallback (REASON)".
+
+    device: "cpu", "cuda" or another type of torch's, which has no compiled kernels.
+    """
+    return _STATE.get(device, "fallback (no compiled kernels for this kind of device)")
 
 
 @cache
@@ -128,7 +150,7 @@ def backend_report() -> str:
     "composed" an op that calls other ops and torch's own kernels.
     """
     lines = [f"torch {torch.__version__}, PRUNED_RNNT_BACKEND={requested_backend()}"]
-    lines += [f"{device}: {_STATE.get(device, 'not loaded')}" for device in DEVICES]
+    lines += [f"{device}: {backend_summary(device)}" for device in DEVICES]
     width = max(map(len, FALLBACKS), default=0) + 2
     lines.append("op".ljust(width) + "".join(device.ljust(10) for device in DEVICES).rstrip())
     for op in FALLBACKS:

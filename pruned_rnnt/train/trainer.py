@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
+from pruned_rnnt import backend_summary
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.data.folder_lock import only_one
 from pruned_rnnt.train.average import RunningAverage
@@ -270,6 +271,8 @@ class Trainer:
             self.stepper.device,
             self.ranks.world_size,
         )
+        device = self.stepper.device.type
+        logger.info("kernels of the losses on %s: %s", device, backend_summary(device))
 
     @contextmanager
     def _stopping_at_sigterm(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from pruned_rnnt.data.corpus_writer import UtteranceWriter
 from pruned_rnnt.data.preparation import PrepareReport, save_tokenizer, write_splits
 from pruned_rnnt.data.prepared import PreparedFolder, building
+from pruned_rnnt.data.replacement import check_replaceable, plain_options
 from pruned_rnnt.data.shards import run_shards
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 from recipes.fsdd.connected import DigitPool, Variation, draw_utterance
@@ -64,12 +65,13 @@ def make_shard(shard: Shard) -> list[Any]:
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the corpus at `options.output`."""
     check_options(options)
+    check_replaceable("fsdd", options)
     source = download(options.download) if options.download is not None else options.source
     recordings, skipped = read_recordings(source)
     missing = missing_recordings(recordings)
     report = PrepareReport(
         recipe="fsdd",
-        options={name: _plain(value) for name, value in vars(options).items()},
+        options=plain_options(options),
         skipped=skipped,
         details={"recordings": len(recordings), "missing_count": len(missing), "missing": missing},
     )
@@ -100,14 +102,6 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     report.show(options.output, console)
     if missing:
         console.print(f"{len(missing)} recordings are missing, the first of them {missing[0]}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, range):
-        return f"{value.start}-{value.stop - 1}"
-    return value
 
 
 def _tokenizer(options: argparse.Namespace) -> Tokenizer:

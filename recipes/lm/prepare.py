@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import PreparedFolder, building, write_report
+from pruned_rnnt.data.replacement import add_replace_argument, check_replaceable, plain_options
 from pruned_rnnt.data.texts import write_texts
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="more texts to train on, one a line, .gz as well; written as those of DATA are",
     )
     parser.add_argument("--output", type=Path, default=Path("data/lm"), metavar="DIR")
+    add_replace_argument(parser)
     parser.add_argument("--train", default="train", metavar="SPLIT", help="of DATA to train on")
     parser.add_argument("--valid", default="dev", metavar="SPLIT", help="of DATA to validate with")
     parser.add_argument(
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the folder at `options.output`."""
+    check_replaceable("lm", options)
     data = PreparedFolder(options.data)
     tokenizer = data.tokenizer()
     for path in options.text:
@@ -67,7 +70,8 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             if write_texts(folder, split, ids) == 0:
                 raise ValueError(f"no texts for the {split} split are left in {options.data}")
             counts[split] = encoder.counts
-        write_report(folder, {"recipe": "lm", "data": str(options.data), "splits": counts})
+        report = {"recipe": "lm", "options": plain_options(options), "splits": counts}
+        write_report(folder, report)
     for split, found in counts.items():
         console.print(
             f"{split}: {found['texts']:,} texts, {found['symbols']:,} symbols "

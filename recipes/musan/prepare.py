@@ -16,6 +16,7 @@ from pruned_rnnt.data.corpus_recipe import (
     read_manifests,
 )
 from pruned_rnnt.data.noise_corpus import add_noise_arguments, prepare_noises
+from pruned_rnnt.data.replacement import check_replaceable
 
 
 def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         help="default: all three",
     )
     options = parser.parse_args(arguments)
+    check_replaceable("musan", options)
     console = Console()
     folder = corpus_folder(lhotse_download("musan"), options, console)
     manifests = read_manifests("musan", _manifests, folder, options)

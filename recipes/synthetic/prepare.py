@@ -18,7 +18,6 @@ from rich.console import Console
 
 from pruned_rnnt.data.augmentation import derived_seed
 from pruned_rnnt.data.batch import AlignedWord
-from pruned_rnnt.data.corpus_builder import plain_options
 from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter
 from pruned_rnnt.data.preparation import (
     PrepareReport,
@@ -28,6 +27,7 @@ from pruned_rnnt.data.preparation import (
     write_splits,
 )
 from pruned_rnnt.data.prepared import building
+from pruned_rnnt.data.replacement import check_replaceable, plain_options
 from pruned_rnnt.data.shards import run_shards
 from pruned_rnnt.data.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
@@ -123,6 +123,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     for split, count in counts.items():
         if count < 1:
             raise ValueError(f"--{split} must be at least 1, got {count}")
+    check_replaceable("synthetic", options)
     report = PrepareReport(recipe="synthetic", options=plain_options(options))
     with building(options.output) as folder:
         shards = [

@@ -35,7 +35,7 @@ def test_a_source_without_dev_gets_one(audio: Path, tmp_path: Path) -> None:
         ("0.2", {"train": 8, "dev": 2, "test": 4}),
         ("0", {"train": 10, "test": 4}),
     ):
-        folder = prepare(table, tmp_path / "out", "--dev-share", share)
+        folder = prepare(table, tmp_path / "out", "--dev-share", share, "--replace")
         assert {split: len(folder.cuts(split)) for split in folder.splits()} == wanted
         drawn = "splits as the source names them; 2 of train became dev"
         assert (drawn in (folder.path / "report.txt").read_text()) == ("dev" in wanted)

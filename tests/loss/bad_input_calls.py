@@ -83,8 +83,18 @@ def ctc(a: dict, **options):
     return pruned_rnnt.ctc_loss(a["am"], a["targets"], *lengths, **options)
 
 
+def module(a: dict, **options):
+    torch.manual_seed(0)
+    joiner = options.pop("joiner", pruned_rnnt.Joiner(V, V, 8, V))
+    criterion = pruned_rnnt.PrunedTransducerLoss(joiner, V, V, V, s_range=S, **options)
+    lengths = (a["logit_lengths"], a["target_lengths"])
+    return criterion(a["am"], a["lm"], a["targets"], *lengths, 0).loss
+
+
 LOSSES = [full, simple, pruned, fused, ctc]
-CALLS = [*LOSSES, full_packed, bounds, prune, information]
+
+
+CALLS = [*LOSSES, full_packed, bounds, prune, information, module]
 
 
 def changed(name: str, value) -> dict[str, Tensor]:
@@ -93,6 +103,6 @@ def changed(name: str, value) -> dict[str, Tensor]:
     return given
 
 
-def refused(call, given: dict, words: str, **options) -> None:
-    with pytest.raises(ValueError, match=words):
+def refused(call, given: dict, words: str, error: type = ValueError, **options) -> None:
+    with pytest.raises(error, match=words):
         call(given, **options)

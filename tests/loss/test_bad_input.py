@@ -4,6 +4,7 @@ import pytest
 import torch
 from bad_input_calls import (
     CALLS,
+    S,
     V,
     arguments,
     bounds,
@@ -13,11 +14,16 @@ from bad_input_calls import (
     full_packed,
     fused,
     information,
+    module,
     prune,
     pruned,
     refused,
     simple,
 )
+
+import pruned_rnnt
+
+LENGTHS = ("logit_lengths", "target_lengths")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -70,6 +76,15 @@ SHAPES_AND_DTYPES = [
         r"px has shape \(3, 3, 6\); it must be \(N, U, T\+1\)",
     ),
     (information, "py", lambda x: x[0], r"py has shape \(4, 6\)"),
+    (
+        module,
+        "am",
+        lambda x: x[..., 1:],
+        r"encoder_out has shape \(3, 6, 6\); it must be \(N, T, encoder_dim\) = \(3, 6, 7\)",
+    ),
+    (module, "lm", lambda x: x[..., 1:], r"predictor_out has shape .*= \(3, 4, 7\)"),
+    (module, "lm", lambda x: x[:2], r"predictor_out has shape \(2, 4, 7\); .*= \(3, 4, 7\)"),
+    (module, "lm", lambda x: x[:, :0], r"predictor_out has shape \(3, 0, 7\); .*U\+1"),
     (ctc, "am", lambda x: x[0], r"logits has shape \(6, 7\)"),
     (ctc, "targets", lambda x: x.float(), "targets is torch.float32"),
 ]
@@ -78,6 +93,89 @@ SHAPES_AND_DTYPES = [
 @pytest.mark.parametrize(("call", "name", "value", "words"), SHAPES_AND_DTYPES)
 def test_shapes_and_dtypes(call, name, value, words) -> None:
     refused(call, changed(name, value), words)
+
+
+# --- types: the same for lists, arrays and numbers -----------------------------------------------
+TYPES = [
+    *((call, name) for call in (full, simple, pruned, fused, ctc, module) for name in LENGTHS),
+    *((call, "targets") for call in (full, full_packed, simple, pruned, fused, ctc, module)),
+    *((bounds, name) for name in LENGTHS),
+    (full, "logits"),
+    (simple, "lm"),
+    (fused, "am"),
+    (fused, "bias"),
+    (prune, "lm"),
+    (information, "py"),
+]
+
+
+@pytest.mark.parametrize(("call", "name"), TYPES)
+def test_lists_are_refused(call, name) -> None:
+    words = f"{name} is a list; it must be a torch.Tensor"
+    refused(call, changed(name, lambda x: x.tolist()), words, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "argument"),
+    [
+        (pruned, "band", "logits"),
+        (pruned, "start", "bounds.start"),
+        (prune, "start", "bounds.start"),
+        (ctc, "am", "logits"),
+        (module, "am", "encoder_out"),
+        (module, "lm", "predictor_out"),
+    ],
+)
+def test_arrays_are_refused(call, name, argument) -> None:
+    words = f"{argument} is a ndarray; it must be a torch.Tensor"
+    refused(call, changed(name, lambda x: x.numpy()), words, TypeError)
+
+
+def test_what_is_no_band_is_refused() -> None:
+    a = arguments()
+    ranges = pruned_rnnt.Bounds(a["start"], S).ranges
+    words = "bounds is a Tensor; it must be the Bounds that prune_bounds returns"
+    with pytest.raises(TypeError, match=words):
+        pruned_rnnt.rnnt_loss_pruned(a["band"], a["targets"], ranges)
+    with pytest.raises(TypeError, match=words):
+        pruned_rnnt.rnnt_loss_fused(a["am"], a["lm"], a["weight"], None, a["targets"], ranges)
+    with pytest.raises(TypeError, match=words):
+        pruned_rnnt.prune(a["am"], a["lm"], ranges)
+    with pytest.raises(TypeError, match="occupancy is a Tensor; it must be the occupancy"):
+        pruned_rnnt.prune_bounds(a["am"])
+
+
+def test_other_helpers_refuse_lists() -> None:
+    lengths = torch.tensor([3, 2])
+    with pytest.raises(TypeError, match="target_lengths is a list"):
+        pruned_rnnt.packed_row_splits(lengths, [1, 2])
+    with pytest.raises(TypeError, match="row_splits is a list"):
+        pruned_rnnt.row_splits_to_row_ids([0, 2])
+    with pytest.raises(TypeError, match="boundary is a list"):
+        information({**arguments(), "boundary": [[0, 0, 3, 6]] * 3})
+
+
+# --- a joiner that does not fit ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((V, V, 8, V + 1), "vocab_size is 7 but joiner.output_linear.out_features is 8"),
+        ((V + 1, V, 8, V), "encoder_dim is 7 but joiner.encoder_proj.in_features is 8"),
+        ((V, V + 1, 8, V), "predictor_dim is 7 but joiner.decoder_proj.in_features is 8"),
+    ],
+)
+def test_a_joiner_of_other_sizes(sizes, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        pruned_rnnt.PrunedTransducerLoss(pruned_rnnt.Joiner(*sizes), V, V, V)
+
+
+def test_a_callable_joiner_of_another_vocabulary() -> None:
+    words = r"what joiner returns has shape \(3, 6, 3, 8\); .* vocab_size\) = \(3, 6, 3, 7\)"
+    pad = torch.nn.functional.pad
+    refused(module, arguments(), words, joiner=lambda am, lm: pad(am + lm, (0, 1)))
+    refused(
+        module, arguments(), "what joiner returns is a list", TypeError, joiner=lambda am, lm: [am]
+    )
 
 
 def test_packed_band_must_add_up() -> None:
@@ -91,6 +189,7 @@ def test_devices_must_agree() -> None:
     """Seen without touching data: here the other device has none."""
     for call, name in ((simple, "lm"), (full, "targets"), (fused, "weight"), (prune, "start")):
         refused(call, changed(name, lambda x: x.to("meta")), f"{name} is on meta")
+    refused(module, changed("lm", lambda x: x.to("meta")), "predictor_out is on meta")
 
 
 # --- scalars -------------------------------------------------------------------------------------

@@ -208,7 +208,9 @@ def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:
     folder = config.folder
     assert (folder / "config.yaml").is_file()
     assert (folder / "tokens/tokens.txt").is_file()
-    assert "validation: loss" in (folder / "train.log").read_text()
+    log = (folder / "train.log").read_text()
+    assert "validation: loss" in log
+    assert re.search(r"INFO kernels of the losses on cpu: (native|fallback) \(.+\)", log)
     train = [line for line in read_metrics(folder) if line["group"] == "train"]
     assert [line["step"] for line in train] == [1, 2, 3, 4]
     assert {"simple_per_frame", "pruned_per_symbol", "gradient_norm", "learning_rate"} <= set(

@@ -1,0 +1,196 @@
+"""`prepare own` on the manifests of NeMo, SpeechBrain, Hugging Face and LJSpeech as they are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_audio
+from recorded_speech import text_of, write_audio
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.entries import Entry
+from pruned_rnnt.data.filters import cut_text
+from pruned_rnnt.data.own_sources import open_source
+
+TEXTS = Counter(text_of(i) for i in range(COUNT))
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mixed_audio(tmp_path_factory.mktemp("audio"))
+
+
+def write_lines(path: Path, items: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def entries_of(path: Path, **options: Path) -> list[Entry]:
+    return list(open_source(path, **options)[1])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], source: Path, *options: str) -> str:
+    output = source.parent / "out"
+    assert pruned_rnnt(["prepare", "own", str(source), "--output", str(output), *options]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert not output.exists()
+    return error
+
+
+# --- NeMo ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.jsonl"])
+def test_nemo_manifest(audio: Path, tmp_path: Path, name: str) -> None:
+    items: list[dict[str, Any]] = [
+        {
+            "audio_filepath": str(path_of(audio, i)),
+            "duration": round(0.5 + 0.053 * i, 2),
+            "text": text_of(i),
+        }
+        for i in range(COUNT)
+    ]
+    write_audio(tmp_path / "long.wav", 3.0)
+    part = {"audio_filepath": "long.wav", "offset": 0.5, "duration": 1.25, "text": "part"}
+    spoilt: list[dict[str, Any]] = [
+        {**part, "duration": 2.75},
+        {**part, "offset": "0.5"},
+        {**part, "offset": -1},
+        {"duration": 1.0, "text": "no path"},
+        {**part, "audio_filepath": "gone.wav"},
+        {**part, "text": ["a"]},
+        {**part, "text": None},
+    ]
+    source = write_lines(tmp_path / name, [*items, part, *spoilt])
+    folder = prepare(source, tmp_path / "out", "--dev-share", "0", "--test-share", "0")
+    cuts = {cut_text(cut): cut for cut in folder.cuts("train")}
+    assert Counter(everyone(folder).values()) == TEXTS + Counter(["part"])
+    assert (cuts["part"].start, cuts["part"].duration) == (0.5, 1.25)
+    reasons = [
+        "segment ends after its recording",
+        "offset is no number of seconds from 0 on",
+        "offset is no number of seconds from 0 on",
+        "line without a path (audio_filepath or file_name)",
+        "audio file not found",
+        "text is no string",
+        "empty text",
+    ]
+    first = COUNT + 2
+    assert left_out(folder) == {f"{name}:{first + i}": reason for i, reason in enumerate(reasons)}
+
+
+def test_broken_json_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "manifest.json"
+    source.write_text('{"audio_filepath": "a.wav", "text": "a"}\n\n{"audio_filepath": "b.w\n')
+    assert 'manifest.json:3 is no JSON object: \'{"audio_filepath"' in refusal(capsys, source)
+    source.write_text('{\n  "a": {"wav": "a.wav"}\n}\n')
+    assert "manifest.json:1 is no JSON object: needs one on each line" in refusal(capsys, source)
+
+
+# --- SpeechBrain ---------------------------------------------------------------------------------
+def speechbrain_table(folder: Path, audio: Path, root: str = "$data_root") -> Path:
+    rows = [
+        f'utt{i},{0.5 + 0.053 * i:.2f},{root}/{path_of(audio, i).name},spk{i % 2}, "{text_of(i)}"'
+        for i in range(COUNT)
+    ]
+    folder.mkdir(exist_ok=True)
+    table = folder / "train.csv"
+    table.write_text("\n".join(["ID,duration,wav,spk_id,wrd", *rows, ""]))
+    return table
+
+
+def test_speechbrain_table(audio: Path, tmp_path: Path) -> None:
+    table = speechbrain_table(tmp_path, audio)
+    folder = prepare(table, tmp_path / "out", "--data-root", str(audio))
+    assert everyone(folder) == {f"utt{i}": text_of(i) for i in range(COUNT)}
+    speakers = {
+        cut.id: cut.supervisions[0].speaker
+        for split in folder.splits()
+        for cut in folder.cuts(split)
+    }
+    assert speakers == {f"utt{i}": f"spk{i % 2}" for i in range(COUNT)}
+
+
+def test_speechbrain_variables_need_the_data_root(
+    audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = speechbrain_table(tmp_path, audio, "$data_folder")
+    error = refusal(capsys, table)
+    assert f"{table}:2: the path $data_folder/u0.flac begins with a variable" in error
+    assert "add --data-root DIR with the folder that $data_folder stands for" in error
+    assert "no folder for --data-root" in refusal(capsys, table, "--data-root", str(table))
+    assert entries_of(speechbrain_table(tmp_path, audio, "x"))[0].audio == f"{tmp_path}/x/u0.flac"
+
+
+def test_speechbrain_segments_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "train.csv"
+    table.write_text("ID,duration,wav,start,stop,wrd\na,1.0,a.wav,0,16000,hello\n")
+    assert f"{table}:1: the columns `start` and `stop`" in refusal(capsys, table)
+
+
+# --- Hugging Face --------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+@pytest.mark.parametrize("text", ["transcription", "text", "sentence"])
+def test_hugging_face_folder(audio: Path, tmp_path: Path, name: str, text: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for split in ("train", "validation"):
+        (source / split).symlink_to(audio)
+    items = [
+        {"file_name": f"{'validation' if i < 3 else 'train'}/{path_of(audio, i).name}",
+         "duration": 9.0, text: text_of(i)} for i in range(COUNT)
+    ]  # fmt: skip
+    if name == "metadata.jsonl":
+        write_lines(source / name, items)
+    else:
+        rows = [",".join(items[0]), *(",".join(map(str, item.values())) for item in items)]
+        (source / name).write_text("\n".join(rows))
+    folder = prepare(source, tmp_path / "out")
+    assert Counter(everyone(folder).values()) == TEXTS
+    assert folder.splits() == ["dev", "train"]
+    assert len(folder.cuts("dev")) == 3
+    assert [e.split for e in entries_of(source / name)] == ["validation"] * 3 + ["train"] * 9
+
+
+def test_hugging_face_folders_of_splits(audio: Path, tmp_path: Path) -> None:
+    for split, chosen in (("train", range(6)), ("test", range(6, 8)), ("notes", range(8, 9))):
+        items = [{"file_name": str(path_of(audio, i)), "transcription": text_of(i)} for i in chosen]
+        write_lines(tmp_path / split / "metadata.jsonl", items)
+    found = entries_of(tmp_path)
+    assert Counter(entry.split for entry in found) == {"train": 6, "test": 2}
+    assert len({entry.id for entry in found}) == 8
+
+
+def test_a_foreign_metadata_file_lists_nothing(audio: Path, tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.wav").with_suffix(".txt").write_text("hello")
+    for content in ("recorded with,Zoom H4\n", "camera\n", ""):
+        (tmp_path / "metadata.csv").write_text(content)
+        assert [(e.id, e.text) for e in entries_of(tmp_path)] == [("a", "hello")]
+
+
+# --- LJSpeech ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", ["folder", "table"])
+def test_ljspeech(audio: Path, tmp_path: Path, given: str) -> None:
+    source = tmp_path / "LJSpeech-1.1"
+    source.mkdir()
+    (source / "wavs").symlink_to(audio)
+    lines = [f'u{i}|Dr. "Who, {i}|{text_of(i)}' for i in range(COUNT)]
+    lines[3] = f"u3|{text_of(3)}|"
+    lines[4] = f"u4|{text_of(4)}"
+    lines += ["gone|a|a", "u0", "|text", "u1|x|y"]
+    table = source / "metadata.csv"
+    table.write_text("\n".join(lines) + "\n")
+    folder = prepare(source if given == "folder" else table, tmp_path / "out")
+    assert everyone(folder) == {f"u{i}": text_of(i) for i in range(COUNT)}
+    assert left_out(folder) == {
+        f"metadata.csv:{COUNT + 1}": "audio file not found",
+        f"metadata.csv:{COUNT + 2}": "line is not `id|text` or `id|text|normalised text`",
+        f"metadata.csv:{COUNT + 3}": "line without an id",
+        f"metadata.csv:{COUNT + 4}": "second entry of the same id",
+    }
