@@ -1,0 +1,218 @@
+"""How much of the paths' mass a trained model's band keeps, by the rule that chooses its windows.
+
+    python -m scripts.benchmark.band_rules RUN [--s-range 3 5 8] [--keep]
+
+takes the test set of a run and for each width prints a row for every rule:
+
+    first    of the windows within 1e-5 of the largest score
+    argmax   the largest score alone, as k2 does: rounding decides between equal windows
+    middle   of the tied windows: prune_bounds
+    exact    the best sum of scores over all frames: prune_bounds(exact=True)
+
+retained: share of the simple loss's occupancy inside the band; pruned - full: by how many nats an
+utterance's pruned loss exceeds its exact loss, with the same joiner (mean, 95th percentile,
+largest). --keep adds rows to results/band_rules.jsonl.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.diagnostics import retained_mass
+from pruned_rnnt.loss.results import Bounds, Occupancy
+from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.train.run import load_model, run_config
+from scripts.benchmark.results import FOLDER, commit
+
+TIE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Means over the utterances of one set; losses in nats an utterance."""
+
+    run: str
+    s_range: int
+    rule: str
+    utterances: int
+    tied_frames: float
+    retained: float
+    excess_mean: float
+    excess_95: float
+    excess_most: float
+    commit: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lattices:
+    """A batch as the losses take it: encoder_NTE, predictor_NUP, targets_NU, lengths (N,) int32,
+    and the occupancy of its simple loss."""
+
+    encoder_NTE: Tensor
+    predictor_NUP: Tensor
+    targets_NU: Tensor
+    frames_N: Tensor
+    symbols_N: Tensor
+    occupancy: Occupancy
+
+
+def window_scores(lattices: Lattices, s_range: int) -> Tensor:
+    """score (N,T,W) of step 1 in ops/prune_bounds.py, -inf behind an utterance's last window."""
+    emit, blank = lattices.occupancy
+    windows = max(blank.shape[2] - s_range, 0) + 1
+    wide = torch.nn.functional.pad(blank, (0, max(s_range - blank.shape[2], 0)))
+    score = wide.unfold(2, s_range, 1).sum(-1)
+    score = score - torch.nn.functional.pad(emit, (1, 0))[:, :, :windows]
+    last_N = (lattices.symbols_N.long() + 1 - s_range).clamp_min(0)
+    behind = torch.arange(windows) > last_N[:, None]
+    return score.masked_fill(behind[:, None, :], -torch.inf)
+
+
+def band_of(choice_NT: Tensor, lattices: Lattices, s_range: int) -> Bounds:
+    """Steps 2 to 4 in ops/prune_bounds.py: from a window a frame to a band."""
+    t, k = torch.arange(choice_NT.shape[1]), s_range - 1
+    last_N1 = (lattices.symbols_N.long()[:, None] + 1 - s_range).clamp_min(0)
+    s0 = torch.where(t < lattices.frames_N[:, None] - 1, choice_NT, last_N1)
+    s1 = s0.flip(1).cummin(1).values.flip(1)
+    reach = (s1 - k * t).flip(1).cummax(1).values.flip(1) + k * t
+    return Bounds(torch.minimum(reach, k * t).int(), s_range)
+
+
+def tied_windows(lattices: Lattices, s_range: int) -> Tensor:
+    score = window_scores(lattices, s_range)
+    return score >= score.amax(2, keepdim=True) - TIE
+
+
+def by_first(lattices: Lattices, s_range: int) -> Bounds:
+    tied = tied_windows(lattices, s_range)
+    return band_of(tied.to(torch.uint8).argmax(2), lattices, s_range)
+
+
+def by_argmax(lattices: Lattices, s_range: int) -> Bounds:
+    return band_of(window_scores(lattices, s_range).argmax(2), lattices, s_range)
+
+
+def by_library(exact: bool) -> Callable[[Lattices, int], Bounds]:
+    def bounds(lattices: Lattices, s_range: int) -> Bounds:
+        lengths = lattices.frames_N, lattices.symbols_N
+        return pruned_rnnt.prune_bounds(lattices.occupancy, *lengths, s_range, exact=exact)
+
+    return bounds
+
+
+RULES: dict[str, Callable[[Lattices, int], Bounds]] = {
+    "first": by_first,
+    "argmax": by_argmax,
+    "middle": by_library(exact=False),
+    "exact": by_library(exact=True),
+}
+
+
+def joiner_loss(model: TransducerModel, lattices: Lattices, bounds: Bounds | None) -> Tensor:
+    """Loss (N,) of the model's joiner, inside a band or everywhere."""
+    joiner = model.joiner
+    return pruned_rnnt.rnnt_loss_fused(
+        joiner.encoder_proj(lattices.encoder_NTE),
+        joiner.decoder_proj(lattices.predictor_NUP),
+        joiner.output_linear.weight,
+        joiner.output_linear.bias,
+        lattices.targets_NU,
+        bounds,
+        lattices.frames_N,
+        lattices.symbols_N,
+        activation=joiner.activation,
+        reduction="none",
+    )
+
+
+@torch.no_grad()
+def measured(run: Path, widths: list[int]) -> list[Row]:
+    config = run_config(run, ["train.device=cpu"])
+    model = load_model(config).model
+    if model.pruned_loss is None or config.loss.rnnt_type != "regular":
+        raise SystemExit(f"{run}: needs a model of the pruned loss, regular topology")
+    retained, excess, tied = (defaultdict(list) for _ in range(3))
+    for batch in DataModule(config.data).test_loader():
+        encoder_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
+        predictor_NUP = model.predictor.forward_targets(batch.targets_NU)
+        losses = model.pruned_loss(
+            encoder_NTE,
+            predictor_NUP,
+            batch.targets_NU,
+            frames_N.int(),
+            batch.target_lengths_N.int(),
+            config.loss.warm_up_steps,
+        )
+        lattices = Lattices(
+            encoder_NTE=encoder_NTE,
+            predictor_NUP=predictor_NUP,
+            targets_NU=batch.targets_NU,
+            frames_N=frames_N.int(),
+            symbols_N=batch.target_lengths_N.int(),
+            occupancy=losses.occupancy,
+        )
+        lengths = lattices.frames_N, lattices.symbols_N
+        full_N = joiner_loss(model, lattices, None)
+        for s_range in widths:
+            inside = torch.arange(encoder_NTE.shape[1]) < frames_N[:, None]
+            tied[s_range].append((tied_windows(lattices, s_range).sum(2) > 1)[inside])
+            for rule, choose in RULES.items():
+                bounds = choose(lattices, s_range)
+                kept = retained_mass(losses.occupancy, bounds, *lengths).total
+                retained[s_range, rule].append(kept)
+                excess[s_range, rule].append(joiner_loss(model, lattices, bounds) - full_N)
+    rows = []
+    for s_range in widths:
+        for rule in RULES:
+            more = torch.cat(excess[s_range, rule])
+            rows.append(
+                Row(
+                    run=run.name,
+                    s_range=s_range,
+                    rule=rule,
+                    utterances=len(more),
+                    tied_frames=float(torch.cat(tied[s_range]).double().mean()),
+                    retained=float(torch.cat(retained[s_range, rule]).double().mean()),
+                    excess_mean=float(more.mean()),
+                    excess_95=float(more.quantile(0.95)),
+                    excess_most=float(more.max()),
+                    commit=commit(),
+                    date=datetime.date.today().isoformat(),
+                )
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path, help="the folder of a trained run")
+    parser.add_argument("--s-range", type=int, nargs="+", default=[3, 5, 8])
+    parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
+    options = parser.parse_args()
+    print("S  rule    tied frames  retained  pruned - full: mean  95%     largest")
+    for row in measured(options.run, options.s_range):
+        print(
+            f"{row.s_range:<2} {row.rule:7} {row.tied_frames:11.1%}  {row.retained:8.5f}  "
+            f"{row.excess_mean:19.4f}  {row.excess_95:.4f}  {row.excess_most:.4f}"
+        )
+        if options.keep:
+            with (FOLDER / "band_rules.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
