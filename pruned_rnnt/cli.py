@@ -1,7 +1,8 @@
 """The command line: `pruned-rnnt prepare | train | decode | average | export | ...`.
 
 Exit codes: 0 done; 1 the task failed (bad data, no checkpoint, training diverged); 2 wrong usage
-or configuration; 130 interrupted from the keyboard; 143 preempted by SIGTERM after saving.
+or configuration; 130 interrupted from the keyboard; `train` that saved at a signal: 128 and the
+signal's number (143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP, 138 for SIGUSR1).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_PREEMPTED = 143
+# A shell says the same of a process that a signal ended.
+EXIT_BY_SIGNAL = 128
 
 
 class UsageError(ValueError):
@@ -61,8 +63,10 @@ def train(options: argparse.Namespace, console: Console) -> int:
         )
         outcome = trainer.run()
     if outcome == "preempted":
-        print("pruned-rnnt train: stopped by SIGTERM, checkpoint saved", file=sys.stderr)
-        return EXIT_PREEMPTED
+        by = trainer.stop_signals.received
+        name = by.name if by is not None else "another process"
+        print(f"pruned-rnnt train: stopped by {name}, checkpoint saved", file=sys.stderr)
+        return EXIT_BY_SIGNAL + (by or signal.SIGTERM)
     return 0
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.cuts_to_batch import CutsToBatch
-from pruned_rnnt.data.worker_signals import leave_signals_to_the_parent
+from pruned_rnnt.data.worker_signals import WorkerDiedError, leave_signals_to_the_parent
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,10 @@ class BatchLoader:
         self.dataset = dataset
         self.world_size = world_size
         self.left_out = 0
+        self._epoch_sampler = _EpochSampler(sampler, agree)
         self._loader: DataLoader[Batch] = DataLoader(
             dataset,
-            sampler=_EpochSampler(sampler, agree),
+            sampler=self._epoch_sampler,
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
@@ -82,6 +83,14 @@ class BatchLoader:
                 logger.warning("bad audio, left out (number %d): %s", self.left_out, line)
             if len(batch) > 0:
                 yield batch
+
+    def keep_pace(self, batches: int) -> None:
+        """Agree with the other processes as fetching so many batches does, but fetch none.
+
+        For a process that has lost a worker, while the others fetch once more.
+        """
+        for _ in range(batches):
+            self._epoch_sampler.keep_pace()
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
         """State after `consumed_batches` batches since the beginning of the current epoch.
@@ -113,9 +122,16 @@ class BatchLoader:
 
 
 def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """A worker's ValueError, which torch wraps into its traceback, with its message alone."""
+    """A worker's ValueError, which torch wraps into its traceback, with its message alone.
+
+    A worker that is gone is a WorkerDiedError.
+    """
     try:
         yield from batches
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise WorkerDiedError(str(error).strip()) from error
     except ValueError as error:
         _, worker, message = str(error).strip().rpartition("\nValueError: ")
         if not worker:
@@ -129,14 +145,23 @@ class _EpochSampler(Sampler[Any]):
     def __init__(self, sampler: Any, agree: Callable[[bool], bool] | None) -> None:
         self.sampler = sampler
         self.agree = agree
+        self._ended = False
 
     def __iter__(self) -> Iterator[tuple[int, CutSet]]:
+        self._ended = False
         for cuts in self.sampler:
             if self.agree is not None and not self.agree(True):
+                self._ended = True
                 return
             yield self.sampler.epoch, cuts
+        self._ended = True
         if self.agree is not None:
             self.agree(False)
+
+    def keep_pace(self) -> None:
+        """Agree once more, as with the next batch of an epoch that goes on."""
+        if self.agree is not None and not self._ended:
+            self._ended = not self.agree(True)
 
 
 def all_processes(own: bool) -> bool:

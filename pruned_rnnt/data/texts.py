@@ -153,6 +153,9 @@ class TextLoader:
                 )
         self.epoch, self._skip = state["epoch"], state["batches"]
 
+    def keep_pace(self, batches: int) -> None:
+        """Nothing: processes go through their texts without asking each other."""
+
     def _own(self) -> Iterator[NDArray[np.int64]]:
         """This process's share: batches are dealt out in rounds."""
         batches: list[NDArray[np.int64]] = []

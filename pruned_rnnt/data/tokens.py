@@ -58,19 +58,31 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
-        """Reads `folder`/tokens.model. Raises FileNotFoundError naming the missing file."""
+        """Reads `folder`/tokens.model.
+
+        Raises FileNotFoundError naming the missing file; ValueError naming one that is damaged.
+        """
         path = Path(folder) / "tokens.model"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer at {path}: run `pruned-rnnt prepare` first")
-        return cls(path.read_bytes())
+        try:
+            return cls(path.read_bytes())
+        except (RuntimeError, ValueError) as error:  # SentencePiece raises the former
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{path} is damaged, or no tokenizer ({reason})") from error
 
     def save(self, folder: Path | str) -> None:
-        """Writes `folder`/tokens.model and `folder`/tokens.txt (`SYMBOL ID` lines)."""
+        """Writes `folder`/tokens.model and `folder`/tokens.txt (`SYMBOL ID` lines).
+
+        tokens.model is written last and whole: where it is, everything is.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokens.model").write_bytes(self._model)
         lines = (f"{symbol} {index}\n" for index, symbol in enumerate(self.symbols))
         (folder / "tokens.txt").write_text("".join(lines), encoding="utf-8")
+        unfinished = folder / ".tokens.model.tmp"
+        unfinished.write_bytes(self._model)
+        unfinished.replace(folder / "tokens.model")
 
     def __len__(self) -> int:
         return int(self._processor.get_piece_size())

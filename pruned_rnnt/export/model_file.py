@@ -12,7 +12,6 @@ A dictionary of tensors and plain values, read with `weights_only`:
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +21,14 @@ from pruned_rnnt.config import ConfigError, from_dict, to_dict
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.onnx_folder import check_tokens
+from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
 FORMAT = "pruned_rnnt model"
 VERSION = 1
 FILE_NAME = "model.pt"
+_NEEDED = ("vocab_size", "state", "tokenizer")
 
 
 class ModelFile(NamedTuple):
@@ -67,12 +69,15 @@ def load_model(path: Path | str) -> ModelFile:
         path: the file, or the folder that `pruned-rnnt export --format torch` wrote.
 
     Raises:
-        ExportError: missing, foreign or newer file, or one that does not fit this program.
+        ExportError: missing, damaged, foreign or newer file, one that does not fit this program, or
+            one with NaN, infinite or absurdly large parameters.
     """
     path = Path(path)
     if path.is_dir():
         path = path / FILE_NAME
     values = _read(path)
+    if broken := describe_broken(values["state"]):
+        raise ExportError(f"{path} cannot be used: {broken}. Export an earlier checkpoint")
     try:
         config = from_dict(ModelConfig, values["config"]["model"], str(path))
         loss = from_dict(LossConfig, values["config"]["loss"], str(path))
@@ -91,17 +96,17 @@ def _read(path: Path) -> dict[str, Any]:
             f"no model at {path}: write one with `pruned-rnnt export RUN --format torch`"
         )
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError, OSError) as error:
-        raise ExportError(f"{path} is truncated or no model file") from error
+        values = read_saved(path, "model file")
+    except UnusableFileError as error:
+        raise ExportError(str(error)) from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         kind = values.get("format") if isinstance(values, dict) else type(values).__name__
         raise ExportError(
             f"{path} is no exported model but {kind or 'something else'}: "
             "write one with `pruned-rnnt export RUN --format torch`"
         )
-    if values["version"] > VERSION:
-        raise ExportError(
-            f"{path} has version {values['version']}, this program reads up to {VERSION}"
-        )
+    try:
+        check_contents(values, path, VERSION, _NEEDED)
+    except UnusableFileError as error:
+        raise ExportError(str(error)) from error
     return values

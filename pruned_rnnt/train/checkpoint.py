@@ -17,26 +17,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
+
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
-_UNREADABLE = (
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    ValueError,
-    KeyError,
-    OSError,
-    zipfile.BadZipFile,
-)
+# Without these a file cannot be used for anything.
+_NEEDED = ("vocab_size", "model", "average", "counters")
 
 logger = logging.getLogger(__name__)
 
@@ -61,28 +55,23 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint to CPU tensors; the file can hold no code.
 
     Raises:
-        CheckpointError: missing, truncated, damaged or foreign file, or one of a newer version.
+        CheckpointError: missing, truncated, damaged or foreign file, one of a newer version, or one
+            whose parameters are NaN, infinite or absurdly large.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}")
     try:
-        # torch writes checksums, but does not look at them.
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
-        values = torch.load(path, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except _UNREADABLE as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path} is truncated or no checkpoint ({reason})") from error
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a {FORMAT}")
-    if values["version"] > VERSION:
-        raise CheckpointError(
-            f"{path} has version {values['version']}, this program reads up to {VERSION}"
-        )
+        values = read_saved(path, "checkpoint")
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is not a {FORMAT}")
+        check_contents(values, path, VERSION, _NEEDED)
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from error
+    for state in (values["model"], values["average"]):
+        if state is not None and (broken := describe_broken(state)):
+            raise CheckpointError(
+                f"{path} cannot be used, as training had diverged: {broken}. Take an earlier one"
+            )
     return values
 
 
@@ -105,11 +94,12 @@ class CheckpointFolder:
         """All checkpoints, oldest first."""
         return sorted(self.folder.glob("step-*.pt"))
 
-    def save(self, step: int, values: dict[str, Any]) -> Path:
+    def save(self, step: int, values: dict[str, Any], *, keep_all: bool = False) -> Path:
         """Write the checkpoint of a step, then remove those which are not to be kept.
 
-        Later ones, which could not be read when the run went on from an earlier one, stay as they
-        are until the run comes to them.
+        With `keep_all` none is removed: the new one may be worse than those before it. Later ones,
+        which could not be read when the run went on from an earlier one, stay as they are until the
+        run comes to them.
         """
         path = self.path(step)
         save_checkpoint(path, values)
@@ -121,20 +111,21 @@ class CheckpointFolder:
         passed = [p for p in self.paths() if p.name <= path.name]
         kept = {p.name for p in passed[-max(1, self.keep_last) :]}
         kept.update(sorted(scores, key=lambda name: scores[name])[: self.keep_best])
-        text = json.dumps({name: scores[name] for name in sorted(scores) if name in kept})
-        _write_whole(self.folder / _SCORES_NAME, lambda file: file.write(text.encode()))
+        if keep_all:
+            kept.update(p.name for p in passed)
+        self._write_scores({name: score for name, score in scores.items() if name in kept})
         for old in passed:
             if old.name not in kept:
                 old.unlink()
         return path
 
     def load_newest(self) -> dict[str, Any] | None:
-        """The newest checkpoint that can be read, None if there are none at all.
+        """The newest checkpoint that can be used, None if there are none at all.
 
-        Those that cannot be read are named in the log.
+        Those that cannot be used are named in the log.
 
         Raises:
-            CheckpointError: none of them can be read.
+            CheckpointError: none of them can be used.
         """
         paths = self.paths()
         for path in reversed(paths):
@@ -144,7 +135,7 @@ class CheckpointFolder:
                 logger.warning("%s", error)
         if paths:
             raise CheckpointError(
-                f"none of the {len(paths)} checkpoints in {self.folder} can be read: move them "
+                f"none of the {len(paths)} checkpoints in {self.folder} can be used: move them "
                 "away to start anew"
             )
         return None
@@ -157,11 +148,33 @@ class CheckpointFolder:
         return self.folder / min(scores, key=lambda name: scores[name]) if scores else None
 
     def _scores(self) -> dict[str, float]:
+        """Scores by file name; of the checkpoints themselves where the file is damaged."""
         path = self.folder / _SCORES_NAME
         if not path.is_file():
             return {}
-        scores: dict[str, float] = json.loads(path.read_text())
+        try:
+            scores = json.loads(path.read_bytes())
+        except ValueError:
+            scores = None
+        if isinstance(scores, dict) and all(isinstance(s, int | float) for s in scores.values()):
+            return scores
+        logger.warning("%s is damaged: reading the scores from the checkpoints themselves", path)
+        return self._scores_of_checkpoints()
+
+    def _scores_of_checkpoints(self) -> dict[str, float]:
+        scores = {}
+        for path in self.paths():
+            try:
+                score = load_checkpoint(path)["score"]
+            except (CheckpointError, KeyError):
+                continue
+            if score is not None:
+                scores[path.name] = score
         return scores
+
+    def _write_scores(self, scores: dict[str, float]) -> None:
+        text = json.dumps(dict(sorted(scores.items())))
+        _write_whole(self.folder / _SCORES_NAME, lambda file: file.write(text.encode()))
 
 
 def _write_whole(path: Path, write: Any) -> None:

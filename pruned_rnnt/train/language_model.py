@@ -31,6 +31,7 @@ from pruned_rnnt.train.log import RunLog
 from pruned_rnnt.train.memory import out_of_memory_in
 from pruned_rnnt.train.optimiser import OptimiserConfig
 from pruned_rnnt.train.run import find_checkpoint
+from pruned_rnnt.train.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.schedule import ScheduleConfig
 from pruned_rnnt.train.task import BatchSize, Utterance
 
@@ -152,8 +153,11 @@ class LanguageModelTask:
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": self.model.vocab_size}
 
+    def check_files(self, folder: Path) -> None:
+        check_tokens(self.tokenizer, folder, self.config.data.path)
+
     def save_files(self, folder: Path) -> None:
-        self.tokenizer.save(folder / "tokens")
+        save_tokens(self.tokenizer, folder)
 
     def _loader(self, texts: TextFiles, *, shuffle: bool) -> TextLoader:
         return TextLoader(

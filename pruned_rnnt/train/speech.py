@@ -25,6 +25,7 @@ from pruned_rnnt.train.pictures import (
     samples_as_markdown,
     spectrogram_of_example,
 )
+from pruned_rnnt.train.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.task import BatchSize, Utterance
 from pruned_rnnt.train.validate import ValidationReport, validate
 
@@ -147,6 +148,9 @@ class SpeechTask:
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": self.model.vocab_size}
 
+    def check_files(self, folder: Path) -> None:
+        check_tokens(self.data.tokenizer, folder, self.config.data.path)
+
     def save_files(self, folder: Path) -> None:
-        self.data.tokenizer.save(folder / "tokens")
+        save_tokens(self.data.tokenizer, folder)
         save_usual_longest(folder, self.data.usual_longest)

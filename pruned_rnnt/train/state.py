@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from pruned_rnnt.config import ConfigError, differences, from_dict, to_dict
+from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.train.average import RunningAverage
+from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.random_state import capture_random_state, restore_random_state
@@ -67,7 +69,14 @@ class TrainingState:
     _random: dict[str, Any] | None = None
 
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
-        """Write a checkpoint (first process only; all have to call). `score`: validation WER."""
+        """Write a checkpoint (first process only; all have to call). `score`: validation WER.
+
+        While steps are being skipped, it takes no other's place.
+
+        Raises:
+            TrainingStopped: as `stop_if_diverged`; nothing is written.
+        """
+        self.stop_if_diverged(folder)
         # What is still to be restored is where the run is, not what loading has drawn meanwhile.
         random_states = self.ranks.gather(self._random or capture_random_state())
         # Processes change their buffers each by its own batches.
@@ -93,9 +102,28 @@ class TrainingState:
                 "counters": dataclasses.asdict(self.counters),
                 "score": score,
             },
+            keep_all=self.counters.bad_in_row > 0,
         )
         logger.info("saved %s%s", path, "" if score is None else " with its validation")
         return path
+
+    def stop_if_diverged(self, folder: CheckpointFolder) -> None:
+        """Look at the parameters; all processes have to call.
+
+        Raises:
+            TrainingStopped: one of them is NaN, infinite or absurdly large.
+        """
+        broken = describe_broken(self.task.model.state_dict())
+        found = next((text for text in self.ranks.gather(broken) if text), "")
+        if not found:
+            return
+        paths = folder.paths()
+        kept = f"the newest checkpoint is {paths[-1]}" if paths else "there is no checkpoint"
+        raise TrainingStopped(
+            f"training stopped at step {self.counters.step}, because it has diverged: {found}. "
+            f"Nothing was saved, {kept}. Lower optimiser.learning_rate (now "
+            f"{self.config.optimiser.learning_rate:g}) and continue with --allow-changes"
+        )
 
     def restore_newest(self, folder: CheckpointFolder, *, allow_changes: bool) -> None:
         """Go to the newest readable checkpoint, if there is one; see `restore`.
@@ -119,7 +147,8 @@ class TrainingState:
         Random generators follow in `restore_random`, once nothing else will draw from them.
 
         Raises:
-            ConfigError: the checkpoint is of another configuration; it names the keys.
+            ConfigError: the checkpoint is of another configuration (the message names the keys) or
+                of another model.
             CheckpointError: the checkpoint is that of an imported model.
         """
         if "optimiser" not in values:
@@ -142,7 +171,7 @@ class TrainingState:
             )
         for line in changed:
             logger.warning("configuration changed: %s", line)
-        self.task.model.load_state_dict(values["model"])
+        self._load_model(values)
         self.optimiser.load_state_dict(values["optimiser"])
         self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters(**values["counters"])
@@ -155,6 +184,23 @@ class TrainingState:
         buffers = values.get("buffers", [])  # checkpoints of version 0.1 have none
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
+
+    def _load_model(self, values: dict[str, Any]) -> None:
+        """Parameters of a checkpoint; ConfigError where they are of a model of other sizes."""
+        own = self.task.checkpoint_values()["vocab_size"]
+        if values["vocab_size"] != own:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run with {values['vocab_size']} symbols, and "
+                f"the data have {own}: use the run's own data, or choose another train.folder"
+            )
+        try:
+            self.task.model.load_state_dict(values["model"])
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run of another model, which this one cannot "
+                f"continue: choose another train.folder ({reason})"
+            ) from error
 
     def _restore_place(self, sampler: dict[str, Any], processes: int, allow_changes: bool) -> None:
         """Go to the place in the epoch; with another number of processes, to about the same."""

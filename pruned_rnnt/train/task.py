@@ -48,6 +48,7 @@ class Loader(Protocol):
     def __iter__(self) -> Any: ...
     def state_dict(self, consumed_batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def keep_pace(self, batches: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,9 @@ class Task(Protocol):
 
     def checkpoint_values(self) -> dict[str, Any]:
         """What a checkpoint needs besides the states, to make the model again."""
+
+    def check_files(self, folder: Path) -> None:
+        """Refuse a run's folder whose files do not go with the task's data; it may not exist."""
 
     def save_files(self, folder: Path) -> None:
         """Files that the run's folder needs, to be used without the data."""

@@ -49,19 +49,17 @@ class Totals:
     def averages(self, ranks: Ranks) -> dict[str, float]:
         """Losses per encoder frame and per symbol, throughput, gradient norm."""
         elapsed = max(time.perf_counter() - self._started - self._paused, 1e-9)
-        names = sorted(self.losses)
-        sums = ranks.sum(
-            [
-                self.frames,
-                self.symbols,
-                self.utterances,
-                self.audio_seconds,
-                *(self.losses[name] for name in names),
-            ]
+        # A process that had no batch has no losses.
+        everywhere = ranks.gather(self.losses)
+        losses = {
+            name: sum(own.get(name, 0.0) for own in everywhere)
+            for name in sorted({name for own in everywhere for name in own})
+        }
+        frames, symbols, utterances, audio_seconds = ranks.sum(
+            [self.frames, self.symbols, self.utterances, self.audio_seconds]
         )
-        frames, symbols, utterances, audio_seconds, *losses = sums
         values = {}
-        for name, loss in zip(names, losses, strict=True):
+        for name, loss in losses.items():
             values[f"{name}_per_frame"] = loss / max(frames, 1.0)
             values[f"{name}_per_symbol"] = loss / max(symbols, 1.0)
         return {

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -18,18 +15,22 @@ from rich.console import Console
 from pruned_rnnt import backend_summary
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.data.folder_lock import only_one
+from pruned_rnnt.data.worker_signals import WorkerDiedError
 from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
+from pruned_rnnt.train.batch_groups import BatchGroups, stopped_without_worker
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
 from pruned_rnnt.train.log import RunLog, log_file, progress_bar, progress_line
+from pruned_rnnt.train.memory import OUT_OF_MEMORY
 from pruned_rnnt.train.optimiser import build_optimiser
 from pruned_rnnt.train.random_state import seed_everything
 from pruned_rnnt.train.schedule import learning_rate_scale
 from pruned_rnnt.train.speech import SpeechTask
 from pruned_rnnt.train.state import TrainingState
 from pruned_rnnt.train.steps import Stepper, StepReport
+from pruned_rnnt.train.stop_signals import StopSignals
 from pruned_rnnt.train.task import Task
 from pruned_rnnt.train.totals import Totals
 
@@ -72,6 +73,7 @@ class Trainer:
         seed_everything(config.train.seed)
         device = pick_device(config.train, self.ranks.local_rank)
         self.task = make_task(config, self.ranks, device)
+        self.task.check_files(self.folder)
         self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
         self.optimiser = build_optimiser(self.model, config.optimiser)
@@ -99,54 +101,77 @@ class Trainer:
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
         self.totals = Totals()
         self.log: RunLog | None = None
-        self._stop_requested = False
+        self.stop_signals = StopSignals(show_note=self.ranks.is_first)
+        self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
 
     def run(self) -> Outcome:
-        """Train until `train.steps`, or until SIGTERM asks to stop."""
-        config, counters = self.config.train, self.state.counters
+        """Train until `train.steps`, or until `stop_signals` has received one in some process.
+
+        Raises:
+            TrainingStopped: training cannot go on.
+            KeyboardInterrupt: a second Ctrl-C.
+        """
         with ExitStack() as stack:
-            stack.enter_context(self._stopping_at_sigterm())
+            stack.enter_context(self.stop_signals)
             self._open_logs(stack)
-            if counters.validation_due:
-                self._validate_and_save()
-            while counters.step < config.steps:
-                for batches in self._steps_of_epoch():
-                    self._set_learning_rate()
-                    report = self.stepper(
-                        batches, counters.step, stop_requested=self._stop_requested
-                    )
-                    self._account(report, batches)
-                    if self._due(config.log_every):
-                        self._log_training()
-                    at_end = counters.step >= config.steps
-                    counters.validation_due = at_end or self._due(config.validate_every)
-                    if report.stop_requested:
-                        self.state.save(self.checkpoints, score=None)
-                        logger.warning("stopped by SIGTERM after step %d", counters.step)
-                        return "preempted"
-                    if counters.validation_due:
-                        self._save_and_validate()
-                    else:
-                        if self._due(config.picture_every):
-                            self._show()
-                        if self._due(config.save_every):
-                            self.state.save(self.checkpoints, score=None)
-                    if at_end:
-                        break
+            try:
+                return self._train(stack)
+            except WorkerDiedError as error:
+                if self.ranks.world_size == 1:
+                    self.state.save(self.checkpoints, score=None)
+                reason = self.groups.reason(error)
+                raise stopped_without_worker(self.state.counters.step, reason) from error
+
+    def _train(self, stack: ExitStack) -> Outcome:
+        config, counters = self.config.train, self.state.counters
+        if counters.validation_due:
+            self._validate_and_save()
+        while counters.step < config.steps:
+            for batches in self._steps_of_epoch(stack):
+                self._set_learning_rate()
+                stop = self.stop_signals.received is not None or bool(self.groups.lost_worker)
+                report = self.stepper(batches, counters.step, stop_requested=stop)
+                self._account(report, batches)
+                if self._due(config.log_every):
+                    self._log_training()
+                at_end = counters.step >= config.steps
+                counters.validation_due = at_end or self._due(config.validate_every)
+                if report.stop_requested:
+                    return self._stop()
+                if counters.validation_due:
+                    self._save_and_validate()
                 else:
-                    self._end_epoch()
+                    if self._due(config.picture_every):
+                        self._show()
+                    if self._due(config.save_every):
+                        self.state.save(self.checkpoints, score=None)
+                if at_end:
+                    break
+            else:
+                self._end_epoch()
         return "finished"
 
-    def _steps_of_epoch(self) -> Iterator[list[Any]]:
+    def _stop(self) -> Outcome:
+        """Save between two steps, in all processes, because one of them was asked to stop."""
+        self.state.save(self.checkpoints, score=None)
+        if self.groups.lost_worker:
+            raise stopped_without_worker(self.state.counters.step, self.groups.lost_worker)
+        by = self.stop_signals.received
+        name = by.name if by is not None else "another process"
+        logger.warning("stopped by %s after step %d", name, self.state.counters.step)
+        return "preempted"
+
+    def _steps_of_epoch(self, stack: ExitStack) -> Iterator[list[Any]]:
         """Batches of each step which is left of this epoch."""
         self.state.loader.set_epoch(self.state.counters.epoch)
         # Making workers draws from torch's generator; the run must not depend on when that is.
         with torch.random.fork_rng(devices=[]):
             batches = iter(self.state.loader)
+        self.groups.watch_workers(stack)
         self.state.restore_random()
         self.model.train()
-        while group := list(itertools.islice(batches, self.config.train.accumulate)):
-            self.state.counters.batch += len(group)
+        for group, count in self.groups.groups(batches):
+            self.state.counters.batch += count
             yield group
 
     def _set_learning_rate(self) -> None:
@@ -170,6 +195,9 @@ class Trainer:
             return
         counters.bad_steps += 1
         counters.bad_in_row += 1
+        if not report.problem.startswith(OUT_OF_MEMORY):
+            # No utterance is to blame for what broken parameters make of it.
+            self.state.stop_if_diverged(self.checkpoints)
         folder = self.folder / BAD_STEPS
         shapes = [self.task.shapes(batch) for batch in batches]
         dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
@@ -198,6 +226,7 @@ class Trainer:
             self.state.save(self.checkpoints, score=None)
 
     def _log_training(self) -> None:
+        self.state.stop_if_diverged(self.checkpoints)
         counters = self.state.counters
         values = self.totals.averages(self.ranks)
         self.totals = Totals()
@@ -273,14 +302,3 @@ class Trainer:
         )
         device = self.stepper.device.type
         logger.info("kernels of the losses on %s: %s", device, backend_summary(device))
-
-    @contextmanager
-    def _stopping_at_sigterm(self) -> Iterator[None]:
-        def request_stop(signum: int, frame: FrameType | None) -> None:
-            self._stop_requested = True
-
-        before = signal.signal(signal.SIGTERM, request_stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)

@@ -82,6 +82,14 @@ def test_files(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokens\.model"):
         Tokenizer.load(tmp_path)
+    good = make("char").model
+    for content in (b"", b"no tokenizer", good[:50], good[:-30]):
+        (tmp_path / "tokens.model").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"tokens\.model is damaged, or no tokenizer"
+        ) as caught:
+            Tokenizer.load(tmp_path)
+        assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ValueError, match="at least one text"):
         make("char", texts=[" ", ""])
     with pytest.raises(ValueError, match="kind must be one of"):

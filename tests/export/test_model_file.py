@@ -102,12 +102,15 @@ def test_foreign_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None
     other = {"model": {"encoder": {"dimension": 3}}, "loss": {}}
     state = dict(values["state"])
     state.pop("predictor.embedding.weight")
+    broken = {name: value * float("nan") for name, value in values["state"].items()}
     for path, message in (
         (tmp_path / "absent.pt", "no model at"),
         (tmp_path / "folder", "no model at"),
-        (truncated, "truncated or no model file"),
+        (truncated, "truncated or damaged"),
         (written("checkpoint.pt", format="pruned_rnnt checkpoint"), "but pruned_rnnt checkpoint"),
         (written("newer.pt", version=99), "version 99"),
+        (written("nan.pt", state=broken), "cannot be used: parameter .* has NaN values"),
+        (written("code.pt", source=Path("x")), "refused: it holds an object of pathlib"),
         (written("config.pt", config=other), "architecture this program lacks"),
         (written("state.pt", state=state), "architecture this program lacks"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,14 @@ from pruned_rnnt.train.checkpoint import (
 
 
 def values(step: int, score: float | None = None) -> dict[str, object]:
-    return {"model": {"w": torch.full((300,), float(step))}, "score": score}
+    return {
+        "config": {},
+        "vocab_size": 3,
+        "model": {"w": torch.full((300,), float(step))},
+        "average": None,
+        "counters": {"step": step},
+        "score": score,
+    }
 
 
 def truncated(path: Path) -> None:
@@ -38,8 +46,34 @@ def foreign(path: Path) -> None:
     torch.save({"model": {}}, path)
 
 
+def change(path: Path, **changes: object) -> None:
+    """Write a checkpoint anew with other values; those that are `...` are left out."""
+    values = {**torch.load(path, weights_only=True), **changes}
+    torch.save({key: value for key, value in values.items() if value is not ...}, path)
+
+
+def without_version(path: Path) -> None:
+    change(path, version=...)
+
+
+def without_config(path: Path) -> None:
+    change(path, config=...)
+
+
+def with_nan(path: Path) -> None:
+    change(path, model={"w": torch.tensor([1.0, float("nan")])})
+
+
+def with_infinite_average(path: Path) -> None:
+    change(path, average={"w": torch.tensor([1.0, float("inf")])})
+
+
+def with_absurd_values(path: Path) -> None:
+    change(path, model={"w": torch.tensor([1.0, 1e29])})
+
+
 def newer(path: Path) -> None:
-    torch.save({"format": "pruned_rnnt checkpoint", "version": 99}, path)
+    change(path, version=99)
 
 
 class Code:
@@ -50,7 +84,7 @@ class Code:
 
 
 def with_code(path: Path) -> None:
-    torch.save({"format": "pruned_rnnt checkpoint", "version": 1, "model": Code()}, path)
+    change(path, model=Code())
 
 
 def bare_pickle(path: Path) -> None:
@@ -64,7 +98,29 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
-SPOIL = [truncated, empty, text, foreign, newer, with_code, bare_pickle, flipped]
+def compressed(path: Path) -> None:
+    """A bit that says how the archive is compressed: zlib fails."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 10] ^= 8
+    path.write_bytes(content)
+
+
+SPOIL = {
+    truncated: "is truncated or damaged",
+    empty: "is empty",
+    text: "is damaged, or no checkpoint",
+    foreign: "is not a pruned_rnnt checkpoint",
+    newer: "has version 99",
+    without_version: "is damaged: it has no 'version'",
+    without_config: "is damaged: it has no 'config'",
+    with_code: r"is refused: it holds an object of (builtins\.)?print, which can run code",
+    bare_pickle: "is damaged, or no checkpoint",
+    flipped: "is damaged: the checksum",
+    compressed: "is truncated or damaged",
+    with_nan: r"parameter w has NaN values \(1 of 2\)",
+    with_infinite_average: r"parameter w has infinite values \(1 of 2\)",
+    with_absurd_values: r"parameter w has values up to 1\.0e\+29",
+}
 
 
 @pytest.mark.parametrize("spoil", SPOIL, ids=lambda f: f.__name__)
@@ -74,8 +130,10 @@ def test_unusable_files_are_refused_with_their_name(
     path = tmp_path / "step-00000003.pt"
     save_checkpoint(path, values(3))
     spoil(path)  # type: ignore[operator]
-    with pytest.raises(CheckpointError, match=r"step-00000003\.pt"):
+    with pytest.raises(CheckpointError, match=rf"step-00000003\.pt.*{SPOIL[spoil]}") as caught:
         load_checkpoint(path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "weights_only" not in str(caught.value)
     assert "code from a checkpoint" not in capsys.readouterr().out
 
 
@@ -90,6 +148,45 @@ def test_the_one_before_is_used(
     assert loaded is not None
     assert loaded["model"]["w"][0] == 1.0
     assert "step-00000003.pt" in caplog.text
+
+
+def test_any_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000003.pt"
+    save_checkpoint(path, values(3))
+    content = path.read_bytes()
+    draw = random.Random(0)
+    # The directory at the end of the archive is where readers fail in the most ways.
+    directory = range(content.index(b"PK\x01\x02"), len(content))
+    places = [*draw.sample(range(len(content)), 60), *draw.sample(directory, 120)]
+    refused = 0
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            loaded = load_checkpoint(path)
+        except CheckpointError:
+            refused += 1
+        else:
+            assert torch.equal(loaded["model"]["w"], torch.full((300,), 3.0))
+    assert refused > 50
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step-0', b"[1]", b'{"a": "b"}', b"\xff\x00"])
+def test_a_damaged_list_of_scores_is_made_again(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)
+    for step, score in [(1, 0.1), (2, 0.5)]:
+        folder.save(step, values(step, score))
+    (tmp_path / "scores.json").write_bytes(content)
+    assert folder.best() == folder.path(1)
+    assert f"{tmp_path}/scores.json is damaged" in caplog.text
+    folder.save(3, values(3, 0.7))
+    assert folder.paths() == [folder.path(1), folder.path(3)]
+    caplog.clear()
+    assert folder.best() == folder.path(1)
+    assert not caplog.text
 
 
 def test_a_run_never_starts_anew_over_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:

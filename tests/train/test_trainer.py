@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
-import os
 import re
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -168,36 +163,6 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     assert "step-00000004.pt is truncated" in caplog.text
     trainer.run()
     assert load_checkpoint(newest)["counters"]["step"] == 4
-
-
-def test_sigterm_saves_and_the_run_goes_on(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The signal reaches the workers, too, as from a scheduler that ends a job."""
-    straight = tiny_experiment(corpus, tmp_path / "straight", "data.num_workers=2")
-    Trainer(straight).run()
-    set_learning_rate = Trainer._set_learning_rate
-
-    def signal_before_the_third_step(self: Trainer) -> None:
-        set_learning_rate(self)
-        if self.state.counters.step == 2:
-            workers = [worker.pid for worker in multiprocessing.active_children()]
-            assert len(workers) >= 2
-            # By somebody else: from their parent they would take it as their end.
-            subprocess.run(["kill", "-TERM", *map(str, (*workers, os.getpid()))], check=True)
-            time.sleep(0.2)
-
-    config = tiny_experiment(corpus, tmp_path / "run", "data.num_workers=2")
-    handler = signal.getsignal(signal.SIGTERM)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_set_learning_rate", signal_before_the_third_step)
-        assert Trainer(config).run() == "preempted"
-    assert signal.getsignal(signal.SIGTERM) == handler
-    assert "stopped by SIGTERM after step 3" in (config.folder / "train.log").read_text()
-    trainer = Trainer(config)
-    assert trainer.state.counters.step == 3
-    assert trainer.run() == "finished"
-    assert losses_of(config.folder) == losses_of(straight.folder)
 
 
 def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:

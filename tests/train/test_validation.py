@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_a_validation_that_was_cut_short_is_made_again(
 def test_preemption_does_not_wait_for_a_validation(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "train.steps=2", "train.validate_every=1")
     trainer = Trainer(config)
-    trainer._stop_requested = True
+    trainer.stop_signals.received = signal.SIGTERM
     assert trainer.run() == "preempted"
     assert trainer.state.counters.step == 1
     assert [line["group"] for line in read_metrics(config.folder)] == ["train"]

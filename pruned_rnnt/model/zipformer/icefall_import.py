@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.saved_file import objects_in
 from pruned_rnnt.model.zipformer.config import SIZES, ZipformerConfig
 from pruned_rnnt.model.zipformer.encoder import Zipformer
 
@@ -151,8 +152,8 @@ def _load(path: str | pathlib.Path, trust: bool) -> dict[str, Any]:
         if "GLOBAL" not in str(error):
             raise ValueError(f"{path} is no file of torch, or truncated") from error
         raise ValueError(
-            f"{path} holds more than tensors and plain values; if you know where it is from, "
-            f"read it with trust=True ({str(error).splitlines()[0]})"
+            f"{path} holds {objects_in(error)}, which can run code when it is read; if you know "
+            "where the file is from, read it with trust=True (--trust)"
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} has no `model`: needs a pretrained.pt or epoch-N.pt")

@@ -1,0 +1,119 @@
+"""Parameters that are NaN, infinite or absurd: named, never saved, and refused by every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_ranks
+from test_bad_steps import spoil_batches
+from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.train.bad_steps import TrainingStopped
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.trainer import Trainer
+
+SAVING = ("train.save_every=1", "train.validate_every=99", "train.keep_last=3")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_good_checkpoints_outlive_a_divergence(
+    corpus: Path, tmp_path: Path, log_every: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    settings = tiny_overrides(corpus, run, *SAVING, "train.steps=3", f"train.log_every={log_every}")
+    assert main(["train", *settings]) == 0
+    good = contents(run)
+    assert {f"step-0000000{step}.pt" for step in (1, 2, 3)} <= set(good)
+    capsys.readouterr()
+    settings += ["train.steps=30", "optimiser.learning_rate=1e30", "--allow-changes"]
+    assert main(["train", *settings]) == EXIT_FAILED
+    shown = capsys.readouterr().err
+    last = shown.splitlines()[-1]
+    assert "training stopped at step 4, because it has diverged: parameter " in last
+    assert "has values up to " in last
+    assert "step-00000003.pt" in last
+    assert "optimiser.learning_rate (now 1e+30)" in last
+    assert "Traceback" not in shown
+    assert "utterances" not in shown
+    assert contents(run) == good
+    assert not (run / "bad_steps").exists()
+    # What the message asks for.
+    settings += ["train.steps=4", "optimiser.learning_rate=1e-3"]
+    assert main(["train", *settings]) == 0
+
+
+def test_no_utterance_is_blamed_for_broken_parameters(corpus: Path, tmp_path: Path) -> None:
+    """Nothing is saved or logged for long: the loss shows it."""
+    config = tiny_experiment(corpus, tmp_path / "run", "train.log_every=99", "train.save_every=99")
+    trainer = Trainer(config)
+    with torch.no_grad():
+        trainer.model.joiner.output_linear.bias[1] = float("nan")  # type: ignore[union-attr,operator]
+    message = r"at step 1, .* joiner\.output_linear\.bias has NaN values \(1 of .*no checkpoint"
+    with pytest.raises(TrainingStopped, match=message):
+        trainer.run()
+    assert not (config.folder / "bad_steps").exists()
+    assert not trainer.checkpoints.paths()
+
+
+def test_checkpoints_of_skipped_steps_take_no_place(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil_batches(monkeypatch, [3, 4])
+    settings = ["train.save_every=1", "train.keep_last=1", "train.keep_best=0"]
+    run = tmp_path / "run"
+    for steps, kept in ((2, [2]), (4, [2, 3, 4]), (5, [5])):
+        config = tiny_experiment(corpus, run, *settings, f"train.steps={steps}")
+        trainer = Trainer(config, allow_changes=True)
+        trainer.run()
+        assert trainer.checkpoints.paths() == [trainer.checkpoints.path(step) for step in kept]
+
+
+def diverge(ranks: Ranks, config: ExperimentConfig) -> str:
+    with pytest.raises(TrainingStopped) as caught:
+        Trainer(config, ranks).run()
+    return str(caught.value)
+
+
+def test_all_processes_stop_together(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = [*SAVING, "data.max_duration=3", "optimiser.learning_rate=1e30"]
+    first, second = run_ranks(2, diverge, tiny_experiment(corpus, run, *settings))
+    assert first == second
+    assert "at step 1, because it has diverged: parameter " in first
+
+
+@pytest.fixture(scope="module")
+def broken_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("exp") / "run"
+    Trainer(tiny_experiment(corpus, run, "train.steps=1")).run()
+    path = run / "checkpoints/step-00000001.pt"
+    values = torch.load(path, weights_only=True)
+    for state in (values["model"], values["average"]):
+        state["joiner.output_linear.weight"][0] = float("nan")
+    torch.save(values, path)
+    return run
+
+
+@pytest.mark.parametrize("command", ["transcribe", "decode", "export", "align", "average"])
+def test_every_command_names_the_broken_parameter(
+    broken_run: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"transcribe": ["a.wav"], "export": ["--format", "torch"], "average": ["--last=1"]}
+    assert main([command, str(broken_run), *arguments.get(command, [])]) == EXIT_FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step-00000001.pt cannot be used" in line
+    assert "parameter joiner.output_linear.weight has NaN values (32 of " in line

@@ -1,0 +1,83 @@
+"""A run keeps the tokens it began with: training on data with others is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_corpus import make_corpus, tiny_overrides
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def run(corpus: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    assert main(["train", *tiny_overrides(corpus, folder, "train.steps=1")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "text", ["black white grey", "red green"], ids=["as many tokens", "fewer tokens"]
+)
+@pytest.mark.parametrize("allow", [[], ["--allow-changes"]], ids=["", "changes allowed"])
+def test_data_with_other_tokens_are_refused(
+    corpus: Path,
+    run: Path,
+    text: str,
+    allow: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(corpus, other)
+    tokenizer = train_tokenizer([text], TokenizerConfig(kind="word"))
+    tokenizer.save(other / "tokens")
+    before = {path.name: path.read_bytes() for path in (run / "tokens").iterdir()}
+    capsys.readouterr()
+    settings = tiny_overrides(other, run, "train.steps=2")
+    assert main(["train", *settings, *allow]) == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the tokens of data.path={other} ({len(tokenizer)} symbols) differ" in line
+    assert f"of the run {run}" in line
+    assert {path.name: path.read_bytes() for path in (run / "tokens").iterdir()} == before
+    assert main(["decode", str(run)]) == 0
+
+
+def test_damaged_tokens_of_a_run_are_named(
+    corpus: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "tokens/tokens.model"
+    path.write_bytes(path.read_bytes()[:50])
+    settings = tiny_overrides(corpus, run, "train.steps=2", "--allow-changes")
+    for command in (["train", *settings], ["decode", str(run)], ["transcribe", str(run), "a.wav"]):
+        capsys.readouterr()
+        assert main(command) == EXIT_FAILED
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{path} is damaged" in line
+
+
+def test_a_run_of_other_sizes_is_not_continued(
+    corpus: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_overrides(corpus, run, "model.joiner_dim=16", "--allow-changes")
+    capsys.readouterr()
+    assert main(["train", *settings]) == EXIT_USAGE
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{run} holds a run of another model" in line
+    shutil.rmtree(run / "tokens")
+    other = train_tokenizer(["red"], TokenizerConfig(kind="char"))
+    data = run.parent / "other"
+    shutil.copytree(corpus, data)
+    other.save(data / "tokens")
+    assert main(["train", *tiny_overrides(data, run, "train.steps=1")]) == EXIT_USAGE
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"holds a run with 6 symbols, and the data have {len(other)}" in line

@@ -1,0 +1,200 @@
+"""Signals, and the death of a data worker, end training after it has saved."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from processes import run_ranks
+from run_files import losses_of
+from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED
+from pruned_rnnt.train.bad_steps import TrainingStopped
+from pruned_rnnt.train.checkpoint import load_checkpoint
+from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.trainer import Trainer
+
+# Few batches are loaded ahead, so that a dead worker is missed soon.
+WITH_WORKER = ("data.num_workers=1", "data.prefetch_factor=1", "data.max_duration=3")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
+    config = tiny_experiment(corpus, tmp_path_factory.mktemp("exp") / "straight")
+    Trainer(config).run()
+    return config
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers() -> Iterator[None]:
+    """No test leaves a handler behind, not even one that fails."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    handlers = [(number, signal.getsignal(number)) for number in numbers]
+    yield
+    for number, handler in handlers:
+        signal.signal(number, handler)
+
+
+def before_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Do something once a step (from 1) has its batches and is about to be made."""
+    set_learning_rate = Trainer._set_learning_rate
+
+    def act_first(self: Trainer) -> None:
+        if self.state.counters.step + 1 == step:
+            act()
+        set_learning_rate(self)
+
+    monkeypatch.setattr(Trainer, "_set_learning_rate", act_first)
+
+
+def worker_pids() -> list[int]:
+    return [worker.pid for worker in multiprocessing.active_children() if worker.pid is not None]
+
+
+def signal_job(names: Sequence[str]) -> None:
+    """As a scheduler or a terminal does it: to every process of the job, from outside."""
+    pids = [*worker_pids(), os.getpid()]
+    assert len(pids) > 2
+    for name in names:
+        # From their parent the workers would take SIGTERM as their end.
+        subprocess.run(["kill", f"-{name}", *map(str, pids)], check=True)
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "USR1"])
+def test_signals_save_and_the_run_goes_on(
+    corpus: Path,
+    tmp_path: Path,
+    straight: ExperimentConfig,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    settings = tiny_overrides(corpus, run, "data.num_workers=2")
+    number = signal.Signals[f"SIG{name}"]
+    handler = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        before_step(patch, 3, lambda: signal_job([name]))
+        assert main(["train", *settings]) == 128 + number
+    assert signal.getsignal(number) == handler
+    shown = capfd.readouterr().err
+    assert shown.endswith(f"pruned-rnnt train: stopped by SIG{name}, checkpoint saved\n")
+    assert ("Ctrl-C again ends it without saving" in shown) == (name == "INT")
+    assert f"stopped by SIG{name} after step 3" in (run / "train.log").read_text()
+    assert load_checkpoint(run / "checkpoints/step-00000003.pt")["counters"]["step"] == 3
+    assert main(["train", *settings]) == 0
+    assert losses_of(run) == losses_of(straight.folder)
+
+
+def test_a_second_ctrl_c_ends_training_without_saving(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def press_twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before_step(monkeypatch, 2, press_twice)
+    assert main(["train", *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_INTERRUPTED
+    assert "pruned-rnnt: interrupted" in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob("checkpoints/*.pt"))
+
+
+def test_what_is_ignored_stays_ignored(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before_step(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    assert Trainer(tiny_experiment(corpus, tmp_path / "run")).run() == "finished"
+
+
+def train_signalled(ranks: Ranks, config: ExperimentConfig) -> tuple[str, str | None, int]:
+    """The second process is signalled before its second step."""
+    trainer = Trainer(config, ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == 1:
+            before_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        outcome = trainer.run()
+    by = trainer.stop_signals.received
+    return outcome, by.name if by is not None else None, trainer.state.counters.step
+
+
+def test_all_processes_save_at_the_signal_of_one(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=3")
+    results = run_ranks(2, train_signalled, config)
+    assert results == [("preempted", None, 2), ("preempted", "SIGUSR1", 2)]
+    assert "stopped by another process after step 2" in (config.folder / "train.log").read_text()
+    saved = load_checkpoint(config.folder / "checkpoints/step-00000002.pt")
+    assert len(saved["random"]) == 2
+
+
+def kill_a_worker() -> None:
+    os.kill(worker_pids()[0], signal.SIGKILL)
+
+
+def test_a_killed_worker_ends_training_in_one_line_after_saving(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = [*WITH_WORKER, "train.steps=8"]
+    whole = tiny_experiment(corpus, tmp_path / "whole", *settings)
+    Trainer(whole).run()
+    run = tmp_path / "run"
+    arguments = ["train", *tiny_overrides(corpus, run, *settings)]
+    with monkeypatch.context() as patch:
+        before_step(patch, 2, kill_a_worker)
+        capsys.readouterr()
+        assert main(arguments) == EXIT_FAILED
+    shown = capsys.readouterr().err
+    last = shown.splitlines()[-1]
+    assert "pruned-rnnt train: training stopped after step " in last
+    assert "is killed by signal: Killed. The same command continues" in last
+    assert "Traceback" not in shown
+    (saved,) = run.glob("checkpoints/*.pt")
+    assert 2 <= load_checkpoint(saved)["counters"]["step"] < 8
+    assert main(arguments) == 0
+    assert losses_of(run) == losses_of(whole.folder)
+
+
+def train_without_worker(ranks: Ranks, config: ExperimentConfig) -> tuple[str, int]:
+    """The worker of the second process dies before its first step."""
+    trainer = Trainer(config, ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == 1:
+            before_step(patch, 1, kill_a_worker)
+        try:
+            outcome: str = trainer.run()
+        except TrainingStopped as error:
+            outcome = str(error)
+    return outcome, trainer.state.counters.step
+
+
+def test_all_processes_save_when_one_loses_a_worker(corpus: Path, tmp_path: Path) -> None:
+    # Processes that stream their data ask each other for every batch whether there is one.
+    settings = [*WITH_WORKER, "data.lazy=true", "train.accumulate=2", "train.steps=8"]
+    config = tiny_experiment(corpus, tmp_path / "run", *settings)
+    (outcome, step), (reason, last_step) = run_ranks(2, train_without_worker, config)
+    assert outcome == "preempted"
+    assert f"training stopped after step {last_step}: DataLoader worker" in reason
+    assert step == last_step
+    saved = load_checkpoint(config.folder / f"checkpoints/step-{step:08d}.pt")
+    assert saved["counters"]["batch"] == 2 * step
+    assert Trainer(config, allow_changes=True).state.counters.step == step
