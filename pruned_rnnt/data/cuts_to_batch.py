@@ -48,6 +48,7 @@ class CutsToBatch(Dataset[Batch]):
         augmenter: FeatureAugmenter | None,
         bad_audio: BadAudioPolicy = "skip",
         spares: Sequence[Any] = (),
+        allow_commands: bool = False,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
 
@@ -56,6 +57,7 @@ class CutsToBatch(Dataset[Batch]):
         spares: cuts of which the first that can be read stands in for a batch that has nothing
             left, since processes need equally many batches; its id ends in `_dup0`. Without
             spares such a batch is empty.
+        allow_commands: of the noises, as of `manifest_items`.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
@@ -63,7 +65,7 @@ class CutsToBatch(Dataset[Batch]):
         self.spares = tuple(spares)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
-        self._noise_cuts = _read_noises(Path(noise), stored) if noise else []
+        self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
 
     def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
         epoch, cuts = item
@@ -166,11 +168,11 @@ class CutsToBatch(Dataset[Batch]):
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
 
 
-def _read_noises(path: Path, stored: bool) -> list[Any]:
+def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
     """The cuts to mix in; errors name the setting and what is wrong with its file."""
     setting = f"data.augmentation.noise_cuts={path}"
     try:
-        noises = list(read_cuts(path))
+        noises = list(read_cuts(path, allow_commands))
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{setting}: {error}") from error
     if not noises:

@@ -21,6 +21,7 @@ from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.filters import cut_text
+from pruned_rnnt.data.manifest_checks import runs_shell
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -44,7 +45,8 @@ class Entry:
     """One utterance as its source names it.
 
     id: unique in the corpus. origin: "FILE:LINE" or the file which says so. text: raw.
-    audio: a file, or a command that ends in "|" and writes audio (Kaldi's wav.scp); "" with `cut`.
+    audio: a file; "" with `cut`. is_command: it is a command instead, which ends in "|" and writes
+        audio (Kaldi's wav.scp); a shell runs it.
     start, duration: the part of the audio, in seconds; duration None is all of it.
     problem: why the source itself is wrong, if it is; such an entry is only reported. The words
         are the same for the same cause; `details` has what is particular about this one.
@@ -55,6 +57,7 @@ class Entry:
     origin: str
     text: str = ""
     audio: str = ""
+    is_command: bool = False
     speaker: str = ""
     split: str = ""
     start: float = 0.0
@@ -87,7 +90,7 @@ def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
     if entry.cut is not None:
         cut = _with_text(entry, text, limits)
     else:
-        recording = _recording(entry.audio)
+        recording = _recording(entry.audio, entry.is_command)
         duration = entry.duration
         if duration is None:
             duration = round(recording.duration - entry.start, 8)
@@ -171,25 +174,25 @@ def _with_text(entry: Entry, text: str, limits: Limits) -> MonoCut:
     return fastcopy(cut, supervisions=[whole])
 
 
-def _recording(audio: str) -> Recording:
+def _recording(audio: str, is_command: bool) -> Recording:
     """Of a file or a command. Raises LeftOut."""
-    found = _recording_or_reason(audio)
+    found = _recording_or_reason(audio, is_command)
     if isinstance(found, LeftOut):
         raise LeftOut(found.reason, found.details)
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def _recording_or_reason(audio: str) -> Recording | LeftOut:
+def _recording_or_reason(audio: str, is_command: bool) -> Recording | LeftOut:
     """Cached, since many segments may be of one recording, also of one that cannot be used."""
     try:
-        return _open_recording(audio)
+        return _open_recording(audio, is_command)
     except LeftOut as reason:
         return reason
 
 
-def _open_recording(audio: str) -> Recording:
-    if audio.rstrip().endswith("|"):
+def _open_recording(audio: str, is_command: bool) -> Recording:
+    if is_command:
         return _recording_of_command(audio.rstrip()[:-1])
     # Relative paths in a prepared folder start there, so this one must not be relative.
     path = Path(audio).absolute()
@@ -259,6 +262,8 @@ def _check_file(path: Path) -> None:
         raise LeftOut("audio file cannot be opened", f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise LeftOut("not a file", str(path))
+    if runs_shell(str(path)):
+        raise LeftOut("name of a .sph file has characters that a shell interprets", str(path))
     size = status.st_size
     if size == 0:
         raise LeftOut("empty audio file", str(path))

@@ -25,12 +25,17 @@ _MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
 
 
-def open_source(path: Path, supervisions: Path | None = None) -> tuple[Kind, Iterable[Entry]]:
+def open_source(
+    path: Path, supervisions: Path | None = None, allow_commands: bool = False
+) -> tuple[Kind, Iterable[Entry]]:
     """The source at `path`, by what it is.
 
     A directory with `text` and `wav.scp` is Kaldi's; any other directory holds audio with .txt
     files beside; a `.jsonl[.gz]` file is a lhotse manifest of cuts, or of recordings when
     `supervisions` names theirs; any other file is a table.
+
+    allow_commands: a shell may run the commands which a Kaldi directory or a manifest has instead
+        of audio files.
 
     Raises:
         FileNotFoundError: nothing at `path`.
@@ -42,10 +47,10 @@ def open_source(path: Path, supervisions: Path | None = None) -> tuple[Kind, Ite
         raise FileNotFoundError(f"no supervisions at {supervisions}")
     if path.is_dir():
         if (path / "wav.scp").is_file() and (path / "text").is_file():
-            return "kaldi", KaldiSource(path)
+            return "kaldi", KaldiSource(path, allow_commands)
         return "folder", FolderSource(path)
     if path.name.endswith(_MANIFEST_SUFFIXES):
-        return "manifest", ManifestSource(path, supervisions)
+        return "manifest", ManifestSource(path, supervisions, allow_commands)
     if path.suffix.lower() not in _TABLE_SUFFIXES:
         raise ValueError(
             f"{path} is no source: needs a folder, a Kaldi directory, a table "
