@@ -20,11 +20,14 @@ import numpy.typing as npt
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 from lhotse.utils import fastcopy
 
+from pruned_rnnt.data.audio_file import HIGHEST_RATE
+from pruned_rnnt.data.decoder_notes import without_decoder_notes
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.manifest_checks import runs_shell
 
 FloatArray = npt.NDArray[np.float32]
 
+# Of what a model learns from; recognition takes lower ones.
 LOWEST_RATE = 8000
 
 
@@ -124,6 +127,8 @@ def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
         raise LeftOut(f"longer than {limits.max_duration} s", f"{cut.duration:.1f} s")
     if cut.sampling_rate < LOWEST_RATE:
         raise LeftOut(f"sampling rate below {LOWEST_RATE} Hz", f"{cut.sampling_rate} Hz")
+    if cut.sampling_rate > HIGHEST_RATE:
+        raise LeftOut(f"sampling rate above {HIGHEST_RATE:,} Hz", f"{cut.sampling_rate:,} Hz")
     return cut
 
 
@@ -132,7 +137,8 @@ def read_samples(cut: Any) -> FloatArray:
     for path in audio_files(cut):
         _check_file(path)
     try:
-        samples_S: FloatArray = _with_output_of_commands(cut).load_audio()[0]
+        with without_decoder_notes(may_be_mp3(cut)):
+            samples_S: FloatArray = _with_output_of_commands(cut).load_audio()[0]
     except Exception as error:  # lhotse's backends raise errors of every kind
         raise LeftOut("audio cannot be read", last_line(error)) from error
     if samples_S.size == 0:
@@ -151,6 +157,12 @@ def audio_files(cut: Any) -> list[Path]:
     recording = getattr(cut, "recording", None)
     sources = recording.sources if recording is not None else []
     return [Path(source.source) for source in sources if source.type == "file"]
+
+
+def may_be_mp3(cut: Any) -> bool:
+    """Whether libmpg123 may print notes while the cut's audio is read."""
+    files = audio_files(cut)
+    return not files or any(path.suffix.lower() in (".mp3", ".mp2") for path in files)
 
 
 def last_line(error: BaseException) -> str:
@@ -198,7 +210,8 @@ def _open_recording(audio: str, is_command: bool) -> Recording:
     path = Path(audio).absolute()
     _check_file(path)
     try:
-        return Recording.from_file(path, recording_id=path.stem)
+        with without_decoder_notes():
+            return Recording.from_file(path, recording_id=path.stem)
     except Exception as error:  # backends raise errors of every kind
         raise LeftOut("audio cannot be read", f"{audio}: {_cause(path, error)}") from error
 
@@ -208,7 +221,8 @@ def _cause(path: Path, error: Exception) -> str:
     import soundfile
 
     try:
-        soundfile.info(path)
+        with without_decoder_notes():
+            soundfile.info(path)
     except soundfile.LibsndfileError as own_error:
         return str(own_error.error_string)
     return last_line(error)
@@ -218,7 +232,9 @@ def _recording_of_command(command: str) -> Recording:
     import soundfile
 
     try:
-        info = soundfile.info(io.BytesIO(_output(command)))
+        data = _output(command)
+        with without_decoder_notes():
+            info = soundfile.info(io.BytesIO(data))
     except soundfile.LibsndfileError as error:
         raise LeftOut("command of wav.scp wrote no audio", f"{command}: {error}") from error
     return Recording(

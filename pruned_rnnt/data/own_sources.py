@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pruned_rnnt.data.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.entries import Entry
 from pruned_rnnt.data.kaldi_source import KaldiSource
 from pruned_rnnt.data.manifest_source import ManifestSource
@@ -20,7 +21,6 @@ from pruned_rnnt.data.table_source import TableSource
 
 Kind = Literal["folder", "table", "kaldi", "manifest"]
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 _MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
 
