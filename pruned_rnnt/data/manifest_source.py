@@ -86,7 +86,7 @@ def manifest_items(path: Path, allow_commands: bool = False) -> Iterator[tuple[i
                 f"{path}:{number}: reading this recording would run a shell command, "
                 f"{commands[0][:100]!r} (the manifest has {_count_commands(path)}): if you trust "
                 "all of them, allow them with --allow-commands (prepare) or "
-                "data.allow_commands=true (train, decode, align, inspect)"
+                "data.allow_commands=true (train, decode, align)"
             )
         yield number, item
 
