@@ -18,11 +18,11 @@ from pruned_rnnt.model.transducer import TransducerModel
 logger = logging.getLogger(__name__)
 
 _NAMED = 20
-# Natural log-probability a word, by scripts/align_scores.py. On 300 recorded strings of digits (a
-# model of 3% WER) right texts had -1.95 and more, 99% of the texts of other utterances -4.3 and
-# less, and texts with one word of five wrong -1.8 in the median. Of speakers that the same model
-# makes 64% errors on, nearly all texts of other utterances were below, and 40% of the right ones,
-# whose times are as doubtful.
+# Natural log-probability a word, by scripts/align_scores.py. On 300 recorded strings of digits,
+# with models of 2 and 3% WER over characters and words, right texts had -2.28 and more, 99% of the
+# texts of other utterances -4.3 and less, and texts with one word of five wrong -1.8 and -2.8 in
+# the median. Of speakers that the word model makes 64% errors on, 95% of the texts of other
+# utterances were below -3, and 40% of the right ones, whose times are as doubtful.
 _DOUBTFUL = -3.0
 
 
