@@ -99,7 +99,7 @@ def _is_for_people(error: Exception) -> bool:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    from pruned_rnnt.train.memory import is_out_of_memory
+    from pruned_rnnt.out_of_memory import is_out_of_memory
 
     return is_out_of_memory(error)
 
@@ -197,10 +197,11 @@ def _parser() -> argparse.ArgumentParser:
         commands.transcribe,
         "recognise audio files of any length and rate",
         "MODEL is a run's folder, or what `pruned-rnnt export --format torch` wrote. Reads wav,\n"
-        "flac, ogg, opus and mp3, in blocks. Files that cannot be read are named; exit code 1.\n"
+        "flac, ogg, opus, mp3 and sph, with ffmpeg also m4a, aac, wma and webm, in blocks; of a\n"
+        "folder all audio files in it. Files that cannot be read are named; exit code 1.\n"
         "Settings as of `pruned-rnnt decode` say how to search: decode.method=modified_beam.\n"
-        "With --microphone, or - for AUDIO, a causal model hears while it is said (- reads raw\n"
-        "16-bit samples at 16 kHz):\n"
+        "With --microphone, or - for AUDIO, a causal model transcribes live (- reads raw 16-bit\n"
+        "samples of one channel at 16 kHz; a wav header in front of them is skipped):\n"
         "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",
     )
     add_transcribe_arguments(transcribe)

@@ -213,11 +213,12 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.export.live import LiveRecogniser
     from pruned_rnnt.export.microphone import microphone
     from pruned_rnnt.export.recogniser import Recogniser
+    from pruned_rnnt.export.standard_input import open_samples
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
 
     settings = take_settings(options)
-    check_transcribe(options, settings)
+    inputs = check_transcribe(options, settings)
     if not options.model.exists():
         raise UsageError(f"neither a run nor an exported model at {options.model}")
     if (options.model / CONFIG_NAME).is_file():
@@ -239,13 +240,13 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         language_model=_language_model(config.decode, model, tokenizer),
     )
     if not options.microphone and options.audio != ["-"]:
-        return 0 if run_transcribe(recogniser, options) else EXIT_FAILED
+        return 0 if run_transcribe(recogniser, inputs, options) else EXIT_FAILED
     live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:
             print_live(live, source)
     else:
-        print_live(live, sys.stdin.buffer)
+        print_live(live, open_samples(sys.stdin.buffer))
     return 0
 
 

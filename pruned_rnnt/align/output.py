@@ -21,9 +21,13 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 class AlignmentWriter:
     """Writes utterances in one format; a context manager.
 
-    textgrid: DIR/SET/UTTERANCE.TextGrid with the tiers `words` and `tokens`.
+    textgrid: DIR/SET/UTTERANCE.TextGrid with the tiers `words`, `confidence` (of each word) and
+        `tokens`.
     ctm: DIR/SET-words.ctm and DIR/SET-tokens.ctm, times from the start of each utterance.
     lhotse: DIR/SET_cuts.jsonl.gz, the cuts with `word` and `token` alignments.
+
+    Beside each of them DIR/SET-scores.tsv has a line `utterance score words` for each utterance:
+    how probable its text is, as `AlignedUtterance.word_score`, and the number of its words.
 
     Args:
         folder: DIR, made where it is missing.
@@ -38,12 +42,16 @@ class AlignmentWriter:
         self.name = name
         self.cuts = cuts
         self._open = ExitStack()
+        self._scores: TextIO
         self._words: TextIO
         self._tokens: TextIO
         self._manifest: Any = None
 
     def __enter__(self) -> AlignmentWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._scores = self._open.enter_context(
+            (self.folder / f"{self.name}-scores.tsv").open("w", encoding="utf-8")
+        )
         if self.kind == "textgrid":
             (self.folder / self.name).mkdir(exist_ok=True)
         elif self.kind == "ctm":
@@ -62,10 +70,16 @@ class AlignmentWriter:
         self._open.close()
 
     def add(self, utterance: AlignedUtterance) -> None:
+        name = " ".join(utterance.id.split())
+        self._scores.write(f"{name}\t{utterance.word_score:.4f}\t{len(utterance.words)}\n")
         words = [(w.word, w.start, w.end, w.confidence) for w in utterance.words]
         tokens = [(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
         if self.kind == "textgrid":
-            tiers = [("words", [w[:3] for w in words]), ("tokens", [t[:3] for t in tokens])]
+            tiers = [
+                ("words", [w[:3] for w in words]),
+                ("confidence", [(f"{w.confidence:.4f}", w.start, w.end) for w in utterance.words]),
+                ("tokens", [t[:3] for t in tokens]),
+            ]
             path = self.folder / self.name / f"{file_name(utterance.id)}.TextGrid"
             path.write_text(textgrid(tiers, utterance.seconds), encoding="utf-8")
         elif self.kind == "ctm":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ from pruned_rnnt.align.words import TimedToken, TimedWord, timed_tokens, timed_w
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.model.transducer import TransducerModel
+
+# Scripts that are written without spaces (kana, Han), and words between spaces.
+_NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORDS = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,11 @@ class AlignedUtterance:
     words: tuple[TimedWord, ...]
     score: float
     has_unknown: bool
+
+    @property
+    def word_score(self) -> float:
+        """`score` by the number of words; a Chinese or Japanese character counts as one."""
+        return self.score / max(1, len(_WORDS.findall(self.text)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,45 +5,20 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.audio_file import FloatArray, open_audio
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.waveform import resample
 
-if TYPE_CHECKING:
-    import soundfile
-
-FloatArray = npt.NDArray[np.float32]
 # The extractor cannot make a frame of fewer samples: 15 ms.
 _SHORTEST = 240
-
-
-@contextmanager
-def open_audio(path: Path | str) -> Iterator[soundfile.SoundFile]:
-    """An open wav, flac, ogg, opus or mp3 file, `soundfile.SoundFile`.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not an audio file, or, also while it is read, a broken one.
-    """
-    import soundfile
-
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"audio file not found: {path}")
-    try:
-        with soundfile.SoundFile(path) as file:
-            yield file
-    except soundfile.LibsndfileError as error:
-        raise ValueError(f"{path} cannot be read as audio: {error.error_string}") from error
+# Samples of a file read at a time.
+_BLOCK = 2**20
 
 
 def read_audio(path: Path | str) -> FloatArray:
@@ -53,10 +28,11 @@ def read_audio(path: Path | str) -> FloatArray:
         FileNotFoundError, ValueError: as `open_audio`; also for no samples, and for NaN.
     """
     with open_audio(path) as file:
-        samples_SC, rate = file.read(dtype="float32", always_2d=True), file.samplerate
-    if len(samples_SC) == 0:
+        parts = [mono(block_SC, path) for block_SC in file.blocks(_BLOCK)]
+        rate = file.sampling_rate
+    if not parts:
         raise ValueError(f"{path} has no samples")
-    return resample(mono(samples_SC, path), rate, SAMPLING_RATE)
+    return resample(np.concatenate(parts), rate, SAMPLING_RATE)
 
 
 def mono(samples_SC: FloatArray, path: Path | str) -> FloatArray:

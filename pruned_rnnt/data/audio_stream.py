@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio import FloatArray, audio_features, mono, open_audio
+from pruned_rnnt.data.audio import audio_features, mono
+from pruned_rnnt.data.audio_file import FloatArray, open_audio
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.waveform import resample
 
@@ -31,12 +32,10 @@ def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray
         FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`.
     """
     with open_audio(path) as file:
-        stream = ResampledStream(file.samplerate, SAMPLING_RATE)
+        stream = ResampledStream(file.sampling_rate, SAMPLING_RATE)
         empty = True
-        for block_SC in file.blocks(
-            max(1, round(seconds * file.samplerate)), dtype="float32", always_2d=True
-        ):
-            empty = empty and not len(block_SC)
+        for block_SC in file.blocks(max(1, round(seconds * file.sampling_rate))):
+            empty = False
             yield stream.accept(mono(block_SC, path))
         if empty:
             raise ValueError(f"{path} has no samples")

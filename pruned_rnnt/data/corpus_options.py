@@ -131,7 +131,11 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
 
 def train_options(options: argparse.Namespace) -> tuple[str, ...]:
     """Settings that training on the result needs."""
-    return ("data.features=waveform",) if options.features == "waveform" else ()
+    if options.features != "waveform":
+        return ()
+    # Audio in tar files has been read from its commands.
+    commands = getattr(options, "allow_commands", False) and not options.shar
+    return ("data.features=waveform", *(("data.allow_commands=true",) if commands else ()))
 
 
 def _speeds(text: str) -> tuple[float, ...]:

@@ -17,9 +17,11 @@ from lhotse.utils import LOG_EPSILON, fastcopy
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from pruned_rnnt.data.audio_file import rate_problem
 from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed, kept_global_rngs
 from pruned_rnnt.data.batch import AlignedWord, Batch, pad_features, pad_targets
-from pruned_rnnt.data.entries import audio_files, last_line
+from pruned_rnnt.data.decoder_notes import without_decoder_notes
+from pruned_rnnt.data.entries import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import read_cuts
@@ -48,6 +50,7 @@ class CutsToBatch(Dataset[Batch]):
         augmenter: FeatureAugmenter | None,
         bad_audio: BadAudioPolicy = "skip",
         spares: Sequence[Any] = (),
+        allow_commands: bool = False,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
 
@@ -56,6 +59,7 @@ class CutsToBatch(Dataset[Batch]):
         spares: cuts of which the first that can be read stands in for a batch that has nothing
             left, since processes need equally many batches; its id ends in `_dup0`. Without
             spares such a batch is empty.
+        allow_commands: of the noises, as of `manifest_items`.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
@@ -63,7 +67,7 @@ class CutsToBatch(Dataset[Batch]):
         self.spares = tuple(spares)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
-        self._noise_cuts = _read_noises(Path(noise), stored) if noise else []
+        self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
 
     def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
         epoch, cuts = item
@@ -161,16 +165,19 @@ class CutsToBatch(Dataset[Batch]):
     def _load_unchecked(self, cut: Any) -> Tensor:
         if self._fbank is None:
             return torch.from_numpy(cut.load_features())
-        samples_S = with_audio_of_shar(cut).load_audio()[0]
+        if rate_problem(cut.sampling_rate):
+            raise ValueError(rate_problem(cut.sampling_rate))
+        with without_decoder_notes(may_be_mp3(cut)):
+            samples_S = with_audio_of_shar(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
 
 
-def _read_noises(path: Path, stored: bool) -> list[Any]:
+def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
     """The cuts to mix in; errors name the setting and what is wrong with its file."""
     setting = f"data.augmentation.noise_cuts={path}"
     try:
-        noises = list(read_cuts(path))
+        noises = list(read_cuts(path, allow_commands))
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{setting}: {error}") from error
     if not noises:
@@ -182,6 +189,8 @@ def _read_noises(path: Path, stored: bool) -> list[Any]:
                 f"{setting}: {noise.id} is no cut with {wanted}, which data.features="
                 f"{'stored' if stored else 'waveform'} needs"
             )
+        if not stored and rate_problem(noise.sampling_rate):
+            raise ValueError(f"{setting}: {noise.id}: {rate_problem(noise.sampling_rate)}")
     return noises
 
 

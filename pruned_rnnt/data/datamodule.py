@@ -52,6 +52,8 @@ class DataConfig:
         in shards is always streamed, each process reading its own shards.
     bad_audio: an utterance that cannot be read (a truncated or missing file, NaN) is left out of
         its batch, logged and counted ("skip"), or training stops ("stop").
+    allow_commands: audio may come from shell commands that the manifests name. They run when it is
+        read: only for manifests which you trust.
     num_workers, prefetch_factor: worker processes, and batches each prepares ahead. With 0 the
         training process does the work itself.
     seed: of the order of the batches and of all augmentation.
@@ -70,6 +72,7 @@ class DataConfig:
     buffer_size: int = 20000
     lazy: bool = False
     bad_audio: Literal["skip", "stop"] = "skip"
+    allow_commands: bool = False
     num_workers: int = 1
     prefetch_factor: int = 4
     seed: int = 42
@@ -98,7 +101,7 @@ class DataModule:
         self.config = config
         self.rank = rank
         self.world_size = world_size
-        self.folder = PreparedFolder(Path(config.path))
+        self.folder = PreparedFolder(Path(config.path), config.allow_commands)
         self.tokenizer = self.folder.tokenizer()
         self.usual_longest = 0.0
 
@@ -126,6 +129,7 @@ class DataModule:
                 seed=config.seed,
                 rank=self.rank,
                 world_size=self.world_size,
+                allow_commands=config.allow_commands,
             )
             beginning = list(islice(cuts.beginning(), _CUTS_FOR_BINS))
         else:
@@ -212,6 +216,7 @@ class DataModule:
             augmenter=augmenter,
             bad_audio=config.bad_audio,
             spares=spares,
+            allow_commands=config.allow_commands,
         )
         return BatchLoader(
             sampler,

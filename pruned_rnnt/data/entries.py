@@ -20,10 +20,14 @@ import numpy.typing as npt
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 from lhotse.utils import fastcopy
 
+from pruned_rnnt.data.audio_file import HIGHEST_RATE
+from pruned_rnnt.data.decoder_notes import without_decoder_notes
 from pruned_rnnt.data.filters import cut_text
+from pruned_rnnt.data.manifest_checks import runs_shell
 
 FloatArray = npt.NDArray[np.float32]
 
+# Of what a model learns from; recognition takes lower ones.
 LOWEST_RATE = 8000
 
 
@@ -44,7 +48,8 @@ class Entry:
     """One utterance as its source names it.
 
     id: unique in the corpus. origin: "FILE:LINE" or the file which says so. text: raw.
-    audio: a file, or a command that ends in "|" and writes audio (Kaldi's wav.scp); "" with `cut`.
+    audio: a file; "" with `cut`. is_command: it is a command instead, which ends in "|" and writes
+        audio (Kaldi's wav.scp); a shell runs it.
     start, duration: the part of the audio, in seconds; duration None is all of it.
     problem: why the source itself is wrong, if it is; such an entry is only reported. The words
         are the same for the same cause; `details` has what is particular about this one.
@@ -55,6 +60,7 @@ class Entry:
     origin: str
     text: str = ""
     audio: str = ""
+    is_command: bool = False
     speaker: str = ""
     split: str = ""
     start: float = 0.0
@@ -87,7 +93,7 @@ def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
     if entry.cut is not None:
         cut = _with_text(entry, text, limits)
     else:
-        recording = _recording(entry.audio)
+        recording = _recording(entry.audio, entry.is_command)
         duration = entry.duration
         if duration is None:
             duration = round(recording.duration - entry.start, 8)
@@ -121,6 +127,8 @@ def entry_cut(entry: Entry, text: str, limits: Limits) -> MonoCut:
         raise LeftOut(f"longer than {limits.max_duration} s", f"{cut.duration:.1f} s")
     if cut.sampling_rate < LOWEST_RATE:
         raise LeftOut(f"sampling rate below {LOWEST_RATE} Hz", f"{cut.sampling_rate} Hz")
+    if cut.sampling_rate > HIGHEST_RATE:
+        raise LeftOut(f"sampling rate above {HIGHEST_RATE:,} Hz", f"{cut.sampling_rate:,} Hz")
     return cut
 
 
@@ -129,7 +137,8 @@ def read_samples(cut: Any) -> FloatArray:
     for path in audio_files(cut):
         _check_file(path)
     try:
-        samples_S: FloatArray = _with_output_of_commands(cut).load_audio()[0]
+        with without_decoder_notes(may_be_mp3(cut)):
+            samples_S: FloatArray = _with_output_of_commands(cut).load_audio()[0]
     except Exception as error:  # lhotse's backends raise errors of every kind
         raise LeftOut("audio cannot be read", last_line(error)) from error
     if samples_S.size == 0:
@@ -148,6 +157,12 @@ def audio_files(cut: Any) -> list[Path]:
     recording = getattr(cut, "recording", None)
     sources = recording.sources if recording is not None else []
     return [Path(source.source) for source in sources if source.type == "file"]
+
+
+def may_be_mp3(cut: Any) -> bool:
+    """Whether libmpg123 may print notes while the cut's audio is read."""
+    files = audio_files(cut)
+    return not files or any(path.suffix.lower() in (".mp3", ".mp2") for path in files)
 
 
 def last_line(error: BaseException) -> str:
@@ -171,31 +186,32 @@ def _with_text(entry: Entry, text: str, limits: Limits) -> MonoCut:
     return fastcopy(cut, supervisions=[whole])
 
 
-def _recording(audio: str) -> Recording:
+def _recording(audio: str, is_command: bool) -> Recording:
     """Of a file or a command. Raises LeftOut."""
-    found = _recording_or_reason(audio)
+    found = _recording_or_reason(audio, is_command)
     if isinstance(found, LeftOut):
         raise LeftOut(found.reason, found.details)
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def _recording_or_reason(audio: str) -> Recording | LeftOut:
+def _recording_or_reason(audio: str, is_command: bool) -> Recording | LeftOut:
     """Cached, since many segments may be of one recording, also of one that cannot be used."""
     try:
-        return _open_recording(audio)
+        return _open_recording(audio, is_command)
     except LeftOut as reason:
         return reason
 
 
-def _open_recording(audio: str) -> Recording:
-    if audio.rstrip().endswith("|"):
+def _open_recording(audio: str, is_command: bool) -> Recording:
+    if is_command:
         return _recording_of_command(audio.rstrip()[:-1])
     # Relative paths in a prepared folder start there, so this one must not be relative.
     path = Path(audio).absolute()
     _check_file(path)
     try:
-        return Recording.from_file(path, recording_id=path.stem)
+        with without_decoder_notes():
+            return Recording.from_file(path, recording_id=path.stem)
     except Exception as error:  # backends raise errors of every kind
         raise LeftOut("audio cannot be read", f"{audio}: {_cause(path, error)}") from error
 
@@ -205,7 +221,8 @@ def _cause(path: Path, error: Exception) -> str:
     import soundfile
 
     try:
-        soundfile.info(path)
+        with without_decoder_notes():
+            soundfile.info(path)
     except soundfile.LibsndfileError as own_error:
         return str(own_error.error_string)
     return last_line(error)
@@ -215,7 +232,9 @@ def _recording_of_command(command: str) -> Recording:
     import soundfile
 
     try:
-        info = soundfile.info(io.BytesIO(_output(command)))
+        data = _output(command)
+        with without_decoder_notes():
+            info = soundfile.info(io.BytesIO(data))
     except soundfile.LibsndfileError as error:
         raise LeftOut("command of wav.scp wrote no audio", f"{command}: {error}") from error
     return Recording(
@@ -259,6 +278,8 @@ def _check_file(path: Path) -> None:
         raise LeftOut("audio file cannot be opened", f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise LeftOut("not a file", str(path))
+    if runs_shell(str(path)):
+        raise LeftOut("name of a .sph file has characters that a shell interprets", str(path))
     size = status.st_size
     if size == 0:
         raise LeftOut("empty audio file", str(path))

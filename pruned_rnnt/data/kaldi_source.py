@@ -15,12 +15,17 @@ class KaldiSource:
     """A Kaldi data directory: wav.scp, text, and where they exist segments and utt2spk.
 
     wav.scp may hold commands that end in "|". wav.scp, segments and utt2spk are held in memory.
+
+    allow_commands: a shell may run them.
+
+    Raises ValueError naming the first command when they may not run.
     """
 
     folder: Path
+    allow_commands: bool = False
 
     def __iter__(self) -> Iterator[Entry]:
-        audio = {key: value for _, key, value in _kaldi_lines(self.folder / "wav.scp")}
+        audio = self._audio()
         speakers = {key: value for _, key, value in self._optional("utt2spk")}
         segments = {key: (line, value) for line, key, value in self._optional("segments")}
         for line, name, text in _kaldi_lines(self.folder / "text"):
@@ -44,6 +49,7 @@ class KaldiSource:
                 id=name.replace("/", "-"),
                 origin=origin,
                 audio=command,
+                is_command=command.endswith("|"),
                 text=text,
                 speaker=speakers.get(name, ""),
                 start=start,
@@ -51,6 +57,20 @@ class KaldiSource:
                 problem=problem,
                 details=details,
             )
+
+    def _audio(self) -> dict[str, str]:
+        """Files and commands by recording."""
+        path = self.folder / "wav.scp"
+        lines = list(_kaldi_lines(path))
+        commands = [(line, value) for line, _, value in lines if value.endswith("|")]
+        if commands and not self.allow_commands:
+            line, first = commands[0]
+            count = "1 command" if len(commands) == 1 else f"{len(commands):,} commands"
+            raise ValueError(
+                f"{path} has {count} that a shell would run, the first in line {line}: "
+                f"{first[:100]!r}; if you trust all of them, allow them with --allow-commands"
+            )
+        return {key: value for _, key, value in lines}
 
     def _optional(self, name: str) -> Iterator[tuple[int, str, str]]:
         path = self.folder / name

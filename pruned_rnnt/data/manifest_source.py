@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lhotse.serialization import deserialize_item, open_best
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.entries import Entry, last_line
+from pruned_rnnt.data.manifest_checks import check_values, commands_of
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,22 @@ class ManifestSource:
     """A lhotse manifest of cuts, or of recordings and supervisions; one entry a supervision.
 
     Recordings are held in memory when they come apart from their supervisions.
+
+    allow_commands: as of `manifest_items`.
     """
 
     path: Path
     supervisions: Path | None = None
+    allow_commands: bool = False
 
     def __iter__(self) -> Iterator[Entry]:
         if self.supervisions is None:
-            for line, item in manifest_items(self.path):
+            for line, item in manifest_items(self.path, self.allow_commands):
                 yield from _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
             return
         listed = manifest_items(self.supervisions)
         yield from paired_entries(
-            (recording for _, recording in manifest_items(self.path)),
+            (recording for _, recording in manifest_items(self.path, self.allow_commands)),
             ((f"{self.supervisions}:{line}", supervision) for line, supervision in listed),
             self.path.parent,
         )
@@ -56,15 +61,33 @@ def paired_entries(
             yield entry_of_cut(with_paths_found(cut, folder), origin)
 
 
-def manifest_items(path: Path) -> Iterator[tuple[int, Any]]:
-    """The objects of a manifest with their lines. Raises ValueError naming a line that is none."""
+def manifest_items(path: Path, allow_commands: bool = False) -> Iterator[tuple[int, Any]]:
+    """The objects of a manifest with their lines.
+
+    allow_commands: audio and features may come from commands, which a shell runs when they are
+        loaded.
+
+    Raises:
+        ValueError: naming a line that is none, one with a rate or a time that cannot be, or one
+            with a command that is not allowed.
+    """
     for number, line in text_lines(path):
         try:
-            item = deserialize_item(json.loads(line))
+            values = json.loads(line)
+            check_values(values)
+            commands = [] if allow_commands else commands_of(values)
+            item = None if commands else deserialize_item(values)
         except Exception as error:  # whatever a foreign object makes of it
             raise ValueError(
                 f"{path}:{number} is no line of a lhotse manifest: {last_line(error)}"
             ) from error
+        if commands:
+            raise ValueError(
+                f"{path}:{number}: reading this recording would run a shell command, "
+                f"{commands[0][:100]!r} (the manifest has {_count_commands(path)}): if you trust "
+                "all of them, allow them with --allow-commands (prepare) or "
+                "data.allow_commands=true (train, decode, align)"
+            )
         yield number, item
 
 
@@ -81,6 +104,16 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is broken after line {number}: {last_line(error)}") from error
+
+
+def _count_commands(path: Path) -> int:
+    """Different commands in the lines of a manifest that can be read."""
+    found: set[str] = set()
+    with suppress(ValueError):
+        for _, line in text_lines(path):
+            with suppress(ValueError):
+                found.update(commands_of(json.loads(line)))
+    return len(found)
 
 
 def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[Entry]:

@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder that $data_root (or another $NAME) at the beginning of paths of a "
         "SpeechBrain table stands for",
     )
+    parser.add_argument(
+        "--allow-commands",
+        action="store_true",
+        help="run the shell commands that SOURCE has instead of audio files (wav.scp entries which "
+        "end in |, lhotse sources of type command); only for a SOURCE which you trust",
+    )
     for split, share in (("dev", 0.05), ("test", 0.05)):
         parser.add_argument(
             f"--{split}-share",
@@ -75,7 +81,12 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         raise ValueError(
             "--only-test needs --tokenizer-from: the data that the model was trained on"
         )
-    kind, source = open_source(options.source, options.supervisions, options.data_root)
+    kind, source = open_source(
+        options.source,
+        options.supervisions,
+        data_root=options.data_root,
+        allow_commands=options.allow_commands,
+    )
     entries = IdCheck(source)
     console.print(
         f"{options.source}: {kind}, counting utterances ...", markup=False, soft_wrap=True

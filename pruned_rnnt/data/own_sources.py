@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pruned_rnnt.data.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.bars_source import BarsSource, is_bars_table
 from pruned_rnnt.data.entries import Entry
 from pruned_rnnt.data.json_source import JsonSource, json_object, names_audio
@@ -23,7 +24,6 @@ from pruned_rnnt.data.table_source import TableSource
 
 Kind = Literal["folder", "table", "JSON lines", "LJSpeech table", "metadata", "kaldi", "manifest"]
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 _MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
 # Of Hugging Face's audio folders and of LJSpeech, beside the audio.
@@ -31,7 +31,11 @@ _METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
 
 
 def open_source(
-    path: Path, supervisions: Path | None = None, data_root: Path | None = None
+    path: Path,
+    supervisions: Path | None = None,
+    *,
+    data_root: Path | None = None,
+    allow_commands: bool = False,
 ) -> tuple[Kind, Iterable[Entry]]:
     """The source at `path`, by what it is.
 
@@ -42,6 +46,9 @@ def open_source(
     have. Any other file is a table, LJSpeech's where it looks so and has a folder wavs beside.
 
     data_root: see TableSource.
+
+    allow_commands: a shell may run the commands which a Kaldi directory or a manifest has instead
+        of audio files.
 
     Raises:
         FileNotFoundError: nothing at `path`.
@@ -55,7 +62,7 @@ def open_source(
         raise FileNotFoundError(f"no folder for --data-root at {data_root}")
     if path.is_dir():
         if (path / "wav.scp").is_file() and (path / "text").is_file():
-            return "kaldi", KaldiSource(path)
+            return "kaldi", KaldiSource(path, allow_commands)
         listed = _listed_by_metadata(path)
         return ("folder", FolderSource(path)) if listed is None else ("metadata", listed)
     if path.name.endswith(_MANIFEST_SUFFIXES):
@@ -68,7 +75,7 @@ def open_source(
             )
         if supervisions is None and names_audio(item):
             return "JSON lines", JsonSource(path)
-        return "manifest", ManifestSource(path, supervisions)
+        return "manifest", ManifestSource(path, supervisions, allow_commands)
     if path.suffix.lower() not in _TABLE_SUFFIXES:
         raise ValueError(
             f"{path} is no source: needs a folder, a Kaldi directory, a table "

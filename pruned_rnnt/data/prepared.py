@@ -33,9 +33,10 @@ _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """Reads a prepared folder at `path`."""
+    """Reads a prepared folder at `path`. allow_commands: as of `manifest_items`."""
 
     path: Path
+    allow_commands: bool = False
 
     def splits(self) -> list[str]:
         """Names of the splits on disk, sorted."""
@@ -67,7 +68,8 @@ class PreparedFolder:
         Raises FileNotFoundError naming the file and the splits that exist; ValueError naming the
         line of a manifest that cannot be read.
         """
-        cuts = CutSet(_Chain(self.manifests(split))).map(self.make_absolute())
+        chain = _Chain(self.manifests(split), self.allow_commands)
+        cuts = CutSet(chain).map(self.make_absolute())
         return cuts if lazy else cuts.to_eager()
 
     def make_absolute(self) -> PathPrefix:
@@ -87,12 +89,13 @@ class PreparedFolder:
 class _Chain:
     """The cuts of manifests one after the other, read as they are needed."""
 
-    def __init__(self, manifests: Sequence[Path]) -> None:
+    def __init__(self, manifests: Sequence[Path], allow_commands: bool) -> None:
         self.manifests = manifests
+        self.allow_commands = allow_commands
 
     def __iter__(self) -> Iterator[Any]:
         for manifest in self.manifests:
-            for _, cut in manifest_items(manifest):
+            for _, cut in manifest_items(manifest, self.allow_commands):
                 yield cut
 
 
@@ -110,14 +113,16 @@ class PathPrefix:
         return cut
 
 
-def read_cuts(path: Path) -> CutSet:
+def read_cuts(path: Path, allow_commands: bool = False) -> CutSet:
     """The cuts of a manifest, lazily; relative paths start at its folder if that is a prepared one.
+
+    allow_commands: as of `manifest_items`.
 
     Raises FileNotFoundError naming the manifest; ValueError naming a line that cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no manifest of cuts at {path}")
-    cuts = CutSet(_Chain([path]))
+    cuts = CutSet(_Chain([path], allow_commands))
     if (path.parent / REPORT_NAME).is_file():
         cuts = cuts.map(PreparedFolder(path.parent).make_absolute())
     return cuts

@@ -152,7 +152,7 @@ class ManifestShards:
     processes have different cuts and nearly equally many.
 
     keep: which cuts are for training. change: what is done to each cut that is read.
-    speeds: further copies of each cut.
+    speeds: further copies of each cut. allow_commands: as of `manifest_items`.
     """
 
     def __init__(
@@ -165,8 +165,10 @@ class ManifestShards:
         seed: int,
         rank: int,
         world_size: int,
+        allow_commands: bool = False,
     ) -> None:
         self.manifests = list(manifests)
+        self.allow_commands = allow_commands
         self.change = change
         self.keep = keep
         self.speeds = [speed for speed in speeds if speed != 1.0]
@@ -195,7 +197,8 @@ class ManifestShards:
             yield from self._cuts(manifest, 0, 1)
 
     def _cuts(self, manifest: Path, first: int, step: int) -> Iterator[Any]:
-        for _, cut in islice(manifest_items(manifest), first, None, step):
+        items = manifest_items(manifest, self.allow_commands)
+        for _, cut in islice(items, first, None, step):
             cut = self.change(cut)
             copies = [cut, *(cut.perturb_speed(speed) for speed in self.speeds)]
             yield from (copy for copy in copies if self.keep(copy))

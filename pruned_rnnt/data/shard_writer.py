@@ -164,8 +164,11 @@ def _with_features(cut: Any, samples_S: FloatArray, extractor: Any, storage: Any
         samples_S[None], storage=storage, sampling_rate=SAMPLING_RATE, offset=cut.start
     )
     path = features.storage_path
+    # With features stored the command is not needed again: training need not allow it.
+    commands = any(source.type == "command" for source in cut.recording.sources)
     return fastcopy(
         cut,
+        recording=None if commands else cut.recording,
         features=replace(
             features,
             recording_id=cut.recording.id,

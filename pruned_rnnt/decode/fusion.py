@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.hotwords import HotwordScorer, read_hotwords
+from pruned_rnnt.decode.hotwords import HotwordScorer, check_bonus, read_hotwords
 from pruned_rnnt.decode.neural_lm import NeuralScorer
 from pruned_rnnt.decode.ngram import NgramScorer
 from pruned_rnnt.decode.scorer import TokenScorer
@@ -33,6 +34,15 @@ class FusionConfig:
     ilm_scale: float = 0.0
     hotwords: str = ""
     hotword_bonus: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("ngram_scale", "lm_scale", "ilm_scale"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
+        try:
+            check_bonus(self.hotword_bonus)
+        except ValueError as error:
+            raise ValueError(f"hotword_bonus {error}") from error
 
     @property
     def enabled(self) -> bool:

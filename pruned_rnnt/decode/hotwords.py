@@ -13,8 +13,9 @@ and nothing else, whatever it began and did not finish.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,13 @@ from torch import Tensor
 
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.rows import Rows
+
+# A phrase, its bonus and spaces, in bytes.
+_LONGEST_LINE = 1000
+# Nothing outweighs a hundred of these, nor does a sum of them leave the range of float32.
+_LARGEST_BONUS = 1000.0
+# 2 GB of the scorer's table.
+_MOST_ENTRIES = 2**29
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +45,66 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
     """One phrase a line, its own bonus after a colon if it has one: `NEW YORK :2.5`.
 
     Raises:
-        ValueError: a bonus which is no number, a phrase which the tokenizer cannot write; the
-            message names file and line.
+        ValueError: a bonus which is no finite number or beyond 1000, a phrase which the tokenizer
+            cannot write, one of more than 1000 bytes, another encoding than UTF-8, or more phrases
+            than the scorer can hold; the message names file and line.
         FileNotFoundError: no such file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no hotwords at {path}")
     hotwords = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    entries = 0
+    for number, line in _lines(path):
+        where = f"{path}:{number}"
         phrase, colon, own_bonus = line.rpartition(" :")
         try:
-            value = float(own_bonus) if colon else bonus
+            value = check_bonus(float(own_bonus)) if colon else bonus
         except ValueError as error:
-            raise ValueError(f"{path}:{number}: bonus {own_bonus!r} is not a number") from error
+            raise ValueError(
+                f"{where}: bonus {own_bonus!r} is not a number from {-_LARGEST_BONUS:g} to "
+                f"{_LARGEST_BONUS:g}"
+            ) from error
         symbols = tokenizer.encode(phrase if colon else line)
         if UNKNOWN_ID in symbols:
-            raise ValueError(f"{path}:{number}: {line!r} has characters which the model lacks")
+            raise ValueError(f"{where}: {line!r} has characters which the model lacks")
+        entries += len(symbols) * len(tokenizer)
+        if entries > _MOST_ENTRIES:
+            raise ValueError(
+                f"{where}: the phrases up to here have {entries // len(tokenizer):,} symbols; with "
+                f"a vocabulary of {len(tokenizer)} the table holds "
+                f"{_MOST_ENTRIES // len(tokenizer):,} at most: use fewer or shorter phrases"
+            )
         if symbols:
             hotwords.append(Hotword(symbols=tuple(symbols), bonus=value))
     return hotwords
+
+
+def check_bonus(bonus: float) -> float:
+    """A bonus that sums can hold. Raises ValueError for another."""
+    if not math.isfinite(bonus) or abs(bonus) > _LARGEST_BONUS:
+        raise ValueError(
+            f"needs a number from {-_LARGEST_BONUS:g} to {_LARGEST_BONUS:g}, got {bonus}"
+        )
+    return bonus
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, of which no more is read than a phrase may have."""
+    number = 0
+    with path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE + 2):
+            number += 1
+            text = line.rstrip(b"\r\n")
+            if len(text) > _LONGEST_LINE:
+                shown = text[:40].decode("utf-8", errors="replace")
+                raise ValueError(
+                    f"{path}:{number}: phrase longer than {_LONGEST_LINE} bytes, {shown!r}...: "
+                    "needs a phrase a line"
+                )
+            try:
+                yield number, text.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number} is not UTF-8") from error
 
 
 class HotwordScorer:

@@ -42,6 +42,11 @@ def frame_energies(features_TF: Tensor) -> Tensor:
     return nn.functional.avg_pool1d(energies_T[None, None], SUBSAMPLING_FACTOR)[0, 0]
 
 
+def is_digital_silence(features_TF: Tensor) -> Tensor:
+    """(T,) whether a frame of (T, F) features is of samples that are all zero."""
+    return features_TF.mean(dim=1) < _NOTHING
+
+
 class SilenceFinder:
     """Finds silence in a stream by what was heard in its last minute."""
 

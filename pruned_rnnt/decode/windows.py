@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.search import FRAME_SECONDS
-from pruned_rnnt.decode.silence import SilenceFinder, frame_energies
+from pruned_rnnt.decode.silence import SilenceFinder, frame_energies, is_digital_silence
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
 
@@ -76,7 +76,7 @@ class WindowEncoder:
     Args:
         window, overlap: in encoder frames; at least 1 and 0.
         skip_silence: windows end in long silence, wherever it begins, and hold little of it; in
-            audio of one window it stays.
+            audio of one window it stays, unless there is nothing but digital silence.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class WindowEncoder:
             while self._left(kept) > need:
                 yield from self._next(kept, finder)
         if kept is not None and kept.begin == 0:
-            yield self._only_window(kept.features_TF)
+            if finder is None or not is_digital_silence(kept.features_TF).all():
+                yield self._only_window(kept.features_TF)
         elif kept is not None:
             while self._left(kept) > 0:
                 yield from self._next(kept, finder)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.diagnostics.alignment import Alignment
+from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,8 +81,9 @@ def lattice_figure(
     if frame_seconds is not None:
         _add_seconds(axes, frame_seconds)
     if title is not None:
-        axes.set_title(title, color=INK, fontsize=10.5, loc="left", pad=8)
+        axes.set_title(printable(title), color=INK, fontsize=10.5, loc="left", pad=8)
     add_colour_bar(figure, image, axes)
+    use_fonts_of_labels(figure)
     return figure
 
 
@@ -282,8 +284,3 @@ def _add_seconds(axes: Axes, frame_seconds: float) -> None:
     seconds.set_xlabel("seconds", color=FAINT_INK, fontsize=8)
     seconds.tick_params(colors=FAINT_INK, labelsize=7, length=2.5)
     seconds.spines["top"].set_color("#d4d7dd")
-
-
-def printable(token: str) -> str:
-    """A token as it should stand on an axis: a light word boundary, no mathtext."""
-    return token.replace("\u2581", "_").replace("$", r"\$")

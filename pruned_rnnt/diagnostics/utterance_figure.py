@@ -22,8 +22,8 @@ from pruned_rnnt.diagnostics.figure import (
     lattice_size,
     lattice_visits,
     plain_axes,
-    printable,
 )
+from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,10 +100,10 @@ def utterance_figure(
     lines = [
         part
         for line in title.splitlines()
-        for part in wrap(line, int(width * _LETTERS), max_lines=3, placeholder=" ...")
+        for part in wrap(printable(line), int(width * _LETTERS), max_lines=3, placeholder=" ...")
     ]
-    text = "\n".join(lines).replace("$", r"\$")
-    figure.suptitle(text, color=INK, fontsize=10, x=0.01, ha="left")
+    figure.suptitle("\n".join(lines), color=INK, fontsize=10, x=0.01, ha="left")
+    use_fonts_of_labels(figure)
     return figure
 
 

@@ -39,8 +39,8 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         "audio",
         nargs="*",
         metavar="AUDIO | decode.key=value",
-        help="files; how to search them, as of `decode`: decode.method=modified_beam "
-        "decode.fusion.hotwords=phrases.txt",
+        help="files, or folders of them; how to search them, as of `decode`: "
+        "decode.method=modified_beam decode.fusion.hotwords=phrases.txt",
     )
     parser.add_argument(
         "--format",

@@ -14,6 +14,7 @@ from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
 from pruned_rnnt.export.icefall_folder import export_icefall
+from pruned_rnnt.export.inputs import AudioInput, audio_inputs
 from pruned_rnnt.export.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.recogniser import Recogniser
@@ -21,6 +22,7 @@ from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.transcripts import transcript
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.out_of_memory import is_out_of_memory
 
 # Suffixes of files that are not called like their format.
 _SUFFIXES = {"text": "txt"}
@@ -93,26 +95,35 @@ def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
     print()
 
 
-def run_transcribe(recogniser: Recogniser, options: argparse.Namespace) -> bool:
-    """Print or write what is heard in each file; False where a file could not be read.
+def run_transcribe(
+    recogniser: Recogniser, inputs: Sequence[AudioInput], options: argparse.Namespace
+) -> bool:
+    """Print or write the transcript of each file; False where a file could not be read.
 
     Such files are named, and the others are done.
     """
     done = True
-    for path in map(Path, options.audio):
+    for path, short_name in inputs:
         try:
             heard = recogniser.transcribe(path)
-        except (FileNotFoundError, ValueError) as error:
+        except (OSError, ValueError) as error:
             print(f"pruned-rnnt transcribe: {error}", file=sys.stderr)
             done = False
             continue
-        name = path.stem if options.format == "ctm" else str(path)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            print(f"pruned-rnnt transcribe: {path}: memory ran out: {reason}", file=sys.stderr)
+            done = False
+            continue
+        name = short_name if options.format == "ctm" else str(path)
         text = transcript(heard, name, options.format, options.times)
         if options.output is None:
             print(text, end="", flush=True)
             continue
-        options.output.mkdir(parents=True, exist_ok=True)
-        target = options.output / f"{path.stem}.{_SUFFIXES.get(options.format, options.format)}"
+        target = options.output / f"{short_name}.{_SUFFIXES.get(options.format, options.format)}"
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
         print(f"wrote {target}")
     return done
@@ -125,20 +136,23 @@ def take_settings(options: argparse.Namespace) -> list[str]:
     return settings
 
 
-def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> None:
-    """Refuse what cannot be done before the model is loaded.
+def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> list[AudioInput]:
+    """Refuse what cannot be done before the model is loaded; the files to transcribe.
 
     Args:
         settings: `decode.key=value`.
 
     Raises:
-        ExportError: options that do not go together, or files that would be written twice.
+        ExportError: options that do not go together, a folder without audio, or files that would
+            be written twice.
     """
     live = options.microphone or options.audio == ["-"]
     if options.microphone and options.audio:
         raise ExportError("--microphone goes without audio files")
     if not options.microphone and not options.audio:
-        raise ExportError("name audio files, - for raw samples on standard input, or --microphone")
+        raise ExportError(
+            "name audio files or folders, - for raw samples on standard input, or --microphone"
+        )
     if "-" in options.audio and len(options.audio) > 1:
         raise ExportError("- for standard input goes without audio files")
     if live and (options.format != "text" or options.output or options.times):
@@ -152,11 +166,13 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         raise ExportError(f"--window is {options.window:g}, needs {needs}")
     if options.times and options.format != "text":
         raise ExportError("--times is for --format text; the others have times")
+    inputs = [] if live else audio_inputs(options.audio)
     if options.output is None:
-        if options.format == "srt" and len(options.audio) > 1:
+        if options.format == "srt" and len(inputs) > 1:
             raise ExportError("--format srt of several files needs --output FOLDER")
-        return
-    stems = Counter(Path(path).stem for path in options.audio)
-    for stem, count in stems.items():
+        return inputs
+    names = Counter(item.name for item in inputs)
+    for name, count in names.items():
         if count > 1:
-            raise ExportError(f"{count} audio files are called {stem}: {options.output} has one")
+            raise ExportError(f"{count} audio files are called {name}: {options.output} has one")
+    return inputs

@@ -10,18 +10,21 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pruned_rnnt.data.audio import FloatArray
+from pruned_rnnt.data.audio_file import FloatArray
 from pruned_rnnt.data.audio_stream import FeatureStream
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.silence import is_digital_silence
 from pruned_rnnt.decode.streaming import StreamingTransducer
 from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.model.transducer import TransducerModel
 
 # Encoder frames without a symbol, one second, after which the next word starts a new line.
 _PAUSE_FRAMES = 25
+# Feature frames of digital silence kept before the first sound: 0.2 s.
+_SILENT_FRAMES = 20
 
 
 class RawSource(Protocol):
@@ -53,13 +56,14 @@ class LiveRecogniser:
         self._state = self.stream.start(1)
         self._frames = FeatureStream()
         self._waiting_TF = torch.zeros(0, FEATURE_DIM)
+        self._started = False
         self._line: list[int] = []
         self._shown = ""
         self._pause = 0
 
     def accept(self, samples_S: FloatArray) -> str:
         """Take (S,) samples at 16 kHz; the text they add, a line break after each long pause."""
-        self._waiting_TF = torch.cat((self._waiting_TF, self._frames.accept(samples_S)))
+        self._wait_for(self._frames.accept(samples_S))
         added = ""
         while len(self._waiting_TF) >= self.stream.encoder.input_frames:
             added += self._hear()
@@ -67,11 +71,24 @@ class LiveRecogniser:
 
     def finish(self) -> str:
         """The text of what was not yet a full chunk: all is heard as if it had come at once."""
-        self._waiting_TF = torch.cat((self._waiting_TF, self._frames.finish()))
+        self._wait_for(self._frames.finish())
         added = ""
         while len(self._waiting_TF) > 0:
             added += self._hear()
         return added
+
+    def _wait_for(self, features_TF: Tensor) -> None:
+        """Keep (T, F) features for the next chunks, but for digital silence at the beginning.
+
+        No model has learned from audio without any noise; some make words of it.
+        """
+        if not self._started:
+            sounds = (~is_digital_silence(features_TF)).nonzero()[:, 0]
+            if not len(sounds):
+                return
+            self._started = True
+            features_TF = features_TF[max(0, int(sounds[0]) - _SILENT_FRAMES) :]
+        self._waiting_TF = torch.cat((self._waiting_TF, features_TF))
 
     def _hear(self) -> str:
         """The text of the next chunk; at the end of the stream it need not be full."""

@@ -3,14 +3,18 @@
     python recognise.py a.wav b.flac
 
 Prints one line of JSON a file: text, tokens with their times in seconds, and the seconds that
-recognising took.
+recognising took. A file that cannot be read is named, and the others are done; exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,11 @@ import numpy as np
 import sherpa_onnx
 import soundfile
 
+# Nothing that records speech has a rate outside these; resampling from others takes much memory.
+LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
 
-def main() -> None:
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("audio", nargs="+", help="wav, flac, ogg or mp3 files")
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="of the model")
@@ -43,29 +50,70 @@ def main() -> None:
         decoding_method=options.method,
         model_type=settings["model_type"],
     )
+    code = 0
     for path in options.audio:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        try:
+            samples, rate = _read(path)
+        except (OSError, ValueError, MemoryError, soundfile.SoundFileError) as error:
+            print(f"{path} cannot be read: {error or type(error).__name__}", file=sys.stderr)
+            code = 1
+            continue
         started = time.perf_counter()
-        stream = recogniser.create_stream()
-        stream.accept_waveform(rate, samples.mean(axis=1))
-        # Less than one frame of the encoder would end the process.
-        missing = int(settings["shortest_seconds"] * rate) + 1 - len(samples)
-        if missing > 0:
-            stream.accept_waveform(rate, np.zeros(missing, dtype=np.float32))
-        if settings["streaming"]:
-            result = _finish_stream(recogniser, stream, rate, settings["tail_seconds"])
-        else:
-            recogniser.decode_stream(stream)
-            result = stream.result
+        result = None
+        # Of audio without any noise a model may make words.
+        if samples.any():
+            result = _recognise(recogniser, samples, rate, settings)
         line = {
             "file": path,
-            "text": result.text.strip(),
-            "tokens": list(result.tokens),
-            "timestamps": [round(second, 3) for second in result.timestamps],
+            "text": result.text.strip() if result else "",
+            "tokens": list(result.tokens) if result else [],
+            "timestamps": [round(second, 3) for second in result.timestamps] if result else [],
             "audio_seconds": round(len(samples) / rate, 3),
             "elapsed_seconds": round(time.perf_counter() - started, 4),
         }
         print(json.dumps(line, ensure_ascii=False), flush=True)
+    return code
+
+
+def _read(path: str) -> tuple[Any, int]:
+    """Samples of one channel, and their rate."""
+    with _without_decoder_notes(), soundfile.SoundFile(path) as file:
+        rate = file.samplerate
+        if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            limits = f"{LOWEST_RATE:,} to {HIGHEST_RATE:,} Hz"
+            raise ValueError(f"sampling rate is {rate:,} Hz, needs {limits}")
+        samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
+    if not len(samples):
+        raise ValueError("no samples")
+    if not np.isfinite(samples).all():
+        raise ValueError("NaN or infinite samples")
+    return samples, rate
+
+
+@contextmanager
+def _without_decoder_notes() -> Iterator[None]:
+    """Drops what libmpg123 prints on standard error about damaged mp3."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _recognise(recogniser: Any, samples: Any, rate: int, settings: dict[str, Any]) -> Any:
+    stream = recogniser.create_stream()
+    stream.accept_waveform(rate, samples)
+    # Less than one frame of the encoder would end the process.
+    missing = int(settings["shortest_seconds"] * rate) + 1 - len(samples)
+    if missing > 0:
+        stream.accept_waveform(rate, np.zeros(missing, dtype=np.float32))
+    if settings["streaming"]:
+        return _finish_stream(recogniser, stream, rate, settings["tail_seconds"])
+    recogniser.decode_stream(stream)
+    return stream.result
 
 
 def _finish_stream(recogniser: Any, stream: Any, rate: int, tail_seconds: float) -> Any:
@@ -82,4 +130,4 @@ def _finish_stream(recogniser: Any, stream: Any, rate: int, tail_seconds: float)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.align.words import TimedWord, timed_tokens, timed_words
-from pruned_rnnt.data.audio import FloatArray
+from pruned_rnnt.data.audio_file import FloatArray
 from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import FRAME_SECONDS, DecodeConfig, build_search
@@ -83,7 +83,9 @@ class Recogniser:
         self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
 
     def transcribe(self, audio: Path | str | FloatArray) -> Transcription:
-        """Text and times of a wav, flac, ogg, opus or mp3 file, or of (S,) samples at 16 kHz.
+        """Text and times of an audio file (as of `open_audio`), or of (S,) samples at 16 kHz.
+
+        Audio of nothing but digital silence has no words.
 
         Raises:
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`.

@@ -7,6 +7,7 @@ from typing import Any
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import FRAME_SECONDS, Decoded
 from pruned_rnnt.diagnostics import lattice_figure
+from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.train.validate import ValidationReport
 
 
@@ -46,7 +47,9 @@ def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
     axes = figure.subplots()
     image = axes.imshow(features_TF.T.numpy(), origin="lower", aspect="auto", vmin=-14.0, vmax=4.0)
     figure.colorbar(image, label="log energy")
-    axes.set(title=f"{title}: {batch.ids[index]}", xlabel="frame of 10 ms", ylabel="mel bin")
+    name = printable(f"{title}: {batch.ids[index]}")
+    axes.set(title=name, xlabel="frame of 10 ms", ylabel="mel bin")
+    use_fonts_of_labels(figure)
     return figure
 
 

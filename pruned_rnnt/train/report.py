@@ -109,7 +109,8 @@ def draw_curves(
 
 def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: Console) -> None:
     """Print the sizes of a configuration's model, and histograms of its prepared data."""
-    folder = PreparedFolder(Path(config.data.path))
+    # Only texts and durations are read here, so that no command runs.
+    folder = PreparedFolder(Path(config.data.path), allow_commands=True)
     is_speech = isinstance(config, ExperimentConfig)
     prepared = config.data.train in (folder.splits() if is_speech else text_splits(folder.path))
     vocab_size = len(folder.tokenizer()) if prepared else _ASSUMED_VOCABULARY

@@ -27,6 +27,7 @@ _FREE_KEYS = (
     "data.num_workers",
     "data.prefetch_factor",
     "data.path",
+    "data.allow_commands",
     "data.valid",
     "train.folder",
     "train.log_every",

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import TrainConfig
 from pruned_rnnt.train.gradients import gradients_of
-from pruned_rnnt.train.memory import OUT_OF_MEMORY, is_out_of_memory, out_of_memory_in
+from pruned_rnnt.train.memory import OUT_OF_MEMORY, out_of_memory_in
 from pruned_rnnt.train.task import BatchSize, Task, Utterance, total_size
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Makes the folder at `options.output`."""
     check_replaceable("lm", options)
-    data = PreparedFolder(options.data)
+    # Only texts are read here, so that no command runs.
+    data = PreparedFolder(options.data, allow_commands=True)
     tokenizer = data.tokenizer()
     for path in options.text:
         if not path.is_file():

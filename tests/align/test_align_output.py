@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lhotse import CutSet, MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
+from pruned_rnnt.align.command import write_alignments
 from pruned_rnnt.align.manifest import cut_with_alignment
 from pruned_rnnt.align.output import AlignmentWriter, file_name
 from pruned_rnnt.align.textgrid import textgrid
@@ -96,11 +99,34 @@ def test_textgrid_comes_back_with_its_gaps() -> None:
 def test_textgrid_files(tmp_path: Path) -> None:
     with AlignmentWriter(tmp_path / "x", "textgrid", "dev", {}) as writer:
         writer.add(utterance())
+    assert (tmp_path / "x/dev-scores.tsv").read_text() == "a/b 1\t-0.5000\t2\n"
     (path,) = (tmp_path / "x/dev").iterdir()
     assert path.name == "a_b_1.TextGrid"
     tiers = read_textgrid(path.read_text(encoding="utf-8"))
     assert [item[0] for item in tiers["words"]] == ["", "one", 't"wo', ""]
+    assert [item[0] for item in tiers["confidence"]] == ["", "0.2500", "0.2500", ""]
     assert [item[0] for item in tiers["tokens"] if item[0]] == ["▁one", '▁t"wo']
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("one two", 2), ("今天天气", 4), ("ガス one", 3), ("오늘 날씨", 2), ("", 1)]
+)
+def test_scores_are_by_word(text: str, words: int) -> None:
+    assert replace(utterance(), text=text, score=-6.0).word_score == -6.0 / words
+
+
+def test_texts_that_do_not_fit_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    results = [replace(utterance(f"u{i}"), score=-2.5 * i) for i in range(4)]
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("pruned_rnnt").propagate = True
+        assert write_alignments(results, tmp_path, "ctm", "dev", {})
+    assert caplog.messages == ["u3: the text may not be what is said: score -3.75 a word, below -3"]
+    shown = capsys.readouterr().out.splitlines()
+    assert "aligned 4 utterances, 8 words, 5.0 s, score -1.88 a word" in shown[0]
+    assert shown[1].startswith("doubtful: 1, which ")
+    assert (tmp_path / "dev-scores.tsv").read_text().splitlines()[3] == "u3\t-3.7500\t2"
 
 
 def test_ctm_lines(tmp_path: Path) -> None:

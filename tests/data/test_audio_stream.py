@@ -9,7 +9,8 @@ import pytest
 import soundfile
 import torch
 
-from pruned_rnnt.data.audio import FloatArray, audio_features, read_audio
+from pruned_rnnt.data.audio import audio_features, read_audio
+from pruned_rnnt.data.audio_file import FloatArray
 from pruned_rnnt.data.audio_stream import (
     FeatureStream,
     ResampledStream,

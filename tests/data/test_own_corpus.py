@@ -139,7 +139,8 @@ def test_kaldi_directory(audio: Path, tmp_path: Path) -> None:
     (source / "segments").write_text("".join(f"{k} {v}\n" for k, v in segments.items()))
     (source / "text").write_text("".join(f"{key} HELLO YOU\n" for key in segments) + "h-1 NO\n")
     (source / "utt2spk").write_text("".join(f"{key} {key[0]}\n" for key in segments))
-    folder = prepare(source, tmp_path / "out", "--dev-share", "0", "--test-share", "0")
+    all_train = ("--dev-share", "0", "--test-share", "0")
+    folder = prepare(source, tmp_path / "out", *all_train, "--allow-commands")
     cuts = {cut.id: cut for cut in folder.cuts("train")}
     assert {key: (cut.start, cut.duration) for key, cut in cuts.items()} == {
         "a-1": (0.5, 1.0), "a-2": (2.0, 1.0), "b-1": (0.0, 0.3),

@@ -167,7 +167,7 @@ def test_a_command_runs_once_for_all_segments(tmp_path: Path, wav: Path) -> None
     names = [f"r{r}-{i}" for r in (1, 2) for i in range(4)]
     (source / "segments").write_text("".join(f"{n} {n[:2]} 0 0.{n[-1]}5\n" for n in names))
     (source / "text").write_text("".join(f"{n} go\n" for n in names))
-    assert prepare(source, tmp_path / "out", "--min-duration", "0.04") == 0
+    assert prepare(source, tmp_path / "out", "--min-duration", "0.04", "--allow-commands") == 0
     assert len(runs.read_text().splitlines()) == 2
     left_out = reasons(tmp_path / "out")
     assert [reason for _, reason, _ in left_out] == ["command of wav.scp failed"] * 4

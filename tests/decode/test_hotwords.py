@@ -10,6 +10,7 @@ import torch
 
 from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.beam import modified_beam_search
+from pruned_rnnt.decode.fusion import FusionConfig
 from pruned_rnnt.decode.hotwords import Hotword, HotwordScorer, read_hotwords
 from tests.decode.search_model import VOCAB, encoded, make_model
 
@@ -88,5 +89,40 @@ def test_file_of_phrases(tmp_path: Path) -> None:
     path.write_text("Zürich\n")
     with pytest.raises(ValueError, match=r"hotwords\.txt:1: 'Zürich' has characters"):
         read_hotwords(path, tokenizer, 1.5)
+    for bonus in ("nan", "inf", "-inf", "1e30", "2,5"):
+        path.write_text(f"new\nwork :{bonus}\n")
+        with pytest.raises(ValueError, match=rf"hotwords\.txt:2: bonus '{bonus}' is not a number"):
+            read_hotwords(path, tokenizer, 1.5)
+    path.write_text("new\n" + "work " * 10**6)
+    with pytest.raises(
+        ValueError, match=r"hotwords\.txt:2: phrase longer than 1000 bytes"
+    ) as error:
+        read_hotwords(path, tokenizer, 1.5)
+    assert len(str(error.value)) < 300
+    path.write_bytes(b"new\n\xffwork\n")
+    with pytest.raises(ValueError, match=r"hotwords\.txt:2 is not UTF-8"):
+        read_hotwords(path, tokenizer, 1.5)
+    path.write_bytes(b"\xef\xbb\xbfnew\r\n" + b"work" * 250)
+    assert [len(hotword.symbols) for hotword in read_hotwords(path, tokenizer, 1.5)] == [4, 1001]
     with pytest.raises(FileNotFoundError, match=r"no hotwords at .*absent\.txt"):
         read_hotwords(tmp_path / "absent.txt", tokenizer, 1.5)
+
+
+def test_more_phrases_than_the_table_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = train_tokenizer(["new york", "work"], TokenizerConfig(kind="char", vocab_size=30))
+    path = tmp_path / "hotwords.txt"
+    path.write_text("new\n" * 10)
+    monkeypatch.setattr("pruned_rnnt.decode.hotwords._MOST_ENTRIES", 12 * len(tokenizer))
+    with pytest.raises(
+        ValueError, match=r"hotwords\.txt:4: the phrases up to here have 16 symbols"
+    ):
+        read_hotwords(path, tokenizer, 1.5)
+
+
+@pytest.mark.parametrize("name", ["hotword_bonus", "ngram_scale", "lm_scale", "ilm_scale"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_scales_are_finite(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} .*, got {value}"):
+        FusionConfig(**{name: float(value)})

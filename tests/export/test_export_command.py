@@ -119,7 +119,7 @@ def test_windows_are_by_default_as_long_as_utterances_of_training(
 ) -> None:
     windows = []
 
-    def spy(recogniser: Recogniser, _: object) -> bool:
+    def spy(recogniser: Recogniser, *_: object) -> bool:
         windows.append(recogniser._windows.window)
         return True
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny_encoders import tiny_conformer, tiny_zipformer
 
-from pruned_rnnt.data.audio import FloatArray, audio_features
+from pruned_rnnt.data.audio import audio_features
+from pruned_rnnt.data.audio_file import FloatArray
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw

@@ -12,43 +12,22 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from tiny_encoders import tiny_conformer
+from random_model import save_random_model, sound
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data import audio_stream
 from pruned_rnnt.data.audio import audio_features
-from pruned_rnnt.data.tokens import UNKNOWN_ID, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens import UNKNOWN_ID
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.windows import WindowEncoder
-from pruned_rnnt.export.model_file import load_model, save_model
+from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.export.recogniser import Recogniser, load
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A causal model with random parameters: it hears the sounds as some letters."""
-    torch.manual_seed(0)
-    tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
-    config = ModelConfig(
-        encoder=tiny_conformer(causal=True), predictor=PredictorConfig(dim=8), joiner_dim=16
-    )
-    network = TransducerModel(config, len(tokenizer), LossConfig(kind="full", ctc_scale=0.0))
-    with torch.no_grad():
-        for parameter in network.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    folder = tmp_path_factory.mktemp("model")
-    save_model(network, tokenizer, folder / "model.pt", "test")
-    return folder
-
-
-def sound(seconds: float) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    time = np.arange(int(16000 * seconds)) / 16000
-    sweep = 0.3 * np.sin(2 * np.pi * np.cumsum(300 + 2000 * np.abs(np.sin(3 * time))) / 16000)
-    return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
+    return save_random_model(tmp_path_factory.mktemp("model"))
 
 
 def test_files_of_many_kinds_and_those_that_cannot_be_read(

@@ -18,9 +18,10 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.model.transducer import ModelLosses
+from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.memory import is_out_of_memory, out_of_memory_in
+from pruned_rnnt.train.memory import out_of_memory_in
 from pruned_rnnt.train.speech import SpeechTask
 from pruned_rnnt.train.trainer import Trainer
 

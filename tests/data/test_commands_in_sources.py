@@ -1,0 +1,189 @@
+"""Shell commands that data bring along: none runs unless the user allows it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lhotse import Recording, SupervisionSegment
+from recorded_speech import write_audio
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.augmentation import AugmentationConfig
+from pruned_rnnt.data.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.manifest_source import manifest_items
+from pruned_rnnt.data.prepared import PreparedFolder
+
+COUNT = 6
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Path:
+    """A file that the commands of these tests make."""
+    return tmp_path / "ran"
+
+
+def cut_line(wav: Path, name: str, **source: Any) -> str:
+    """A line of a manifest, its source of audio changed."""
+    recording = Recording.from_file(wav)
+    cut = recording.to_cut()
+    cut.id = name
+    cut.supervisions = [SupervisionSegment(name, recording.id, 0, recording.duration, text="go")]
+    values = cut.to_dict()
+    values["recording"]["sources"][0].update(source)
+    return json.dumps(values) + "\n"
+
+
+def by_command(wav: Path, name: str, witness: Path) -> str:
+    command = f"echo {name} >> {witness}; cat {wav}"
+    return cut_line(wav, name, type="command", source=command)
+
+
+def prepare(source: Path, output: Path, *options: str) -> int:
+    arguments = ["prepare", "own", str(source), "--output", str(output), "--num-jobs", "1"]
+    return pruned_rnnt([*arguments, "--tokens", "char", *options])
+
+
+def kaldi(folder: Path, wav: Path, witness: Path) -> Path:
+    source = folder / "kaldi"
+    source.mkdir()
+    commands = [f"u{i} echo {i} >> {witness}; cat {wav} |\n" for i in range(COUNT)]
+    (source / "wav.scp").write_text(f"plain {wav}\n" + "".join(commands))
+    (source / "text").write_text("plain go\n" + "".join(f"u{i} go\n" for i in range(COUNT)))
+    return source
+
+
+def manifest(folder: Path, wav: Path, witness: Path) -> Path:
+    source = folder / "cuts.jsonl"
+    lines = [by_command(wav, f"u{i}", witness) for i in range(COUNT)]
+    source.write_text("".join([cut_line(wav, "plain"), *lines, lines[0].replace("u0", "v0", 1)]))
+    return source
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (kaldi, "wav.scp has 6 commands that a shell would run, the first in line 2"),
+        (manifest, "cuts.jsonl:2: reading this recording would run a shell command"),
+    ],
+)
+def test_prepare_runs_no_command_that_is_not_allowed(
+    make: Callable[[Path, Path, Path], Path],
+    place: str,
+    tmp_path: Path,
+    witness: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = make(tmp_path, write_audio(tmp_path / "a.wav"), witness)
+    assert prepare(source, tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert place in error
+    assert "6" in error
+    assert "--allow-commands" in error
+    assert len(error.splitlines()) == 1 + error.count("counting utterances")
+    assert not witness.exists()
+    assert prepare(source, tmp_path / "out", "--allow-commands", "--speeds", "0.9") == 0
+    witness.unlink()
+    # Features that are stored need no command.
+    config = DataConfig(path=str(tmp_path / "out"), num_workers=0)
+    assert list(DataModule(config).train_loader())
+    assert not witness.exists()
+    assert prepare(source, tmp_path / "out", "--allow-commands", "--features", "waveform") == 0
+    assert len(witness.read_text().splitlines()) >= COUNT
+    assert "data.allow_commands=true" in capsys.readouterr().out
+
+
+def test_prepared_data_run_no_command_that_is_not_allowed(tmp_path: Path, witness: Path) -> None:
+    source = manifest(tmp_path, write_audio(tmp_path / "a.wav", 1.0), witness)
+    out = tmp_path / "out"
+    assert prepare(source, out, "--allow-commands", "--features", "waveform") == 0
+    witness.unlink()
+
+    def loader(**changes: Any) -> Any:
+        config = DataConfig(path=str(out), features="waveform", num_workers=0, **changes)
+        return DataModule(config).train_loader()
+
+    message = r"_cuts\.jsonl\.gz:\d: reading .* \(the manifest has \d\).*data\.allow_commands=true"
+    for lazy in (False, True):
+        with pytest.raises(ValueError, match=message):
+            list(loader(lazy=lazy))
+    with pytest.raises(ValueError, match=message):
+        PreparedFolder(out).cuts("train")
+    noises = AugmentationConfig(noise_cuts=str(source), noise_cuts_probability=1.0)
+    plain = tmp_path / "plain"
+    table = tmp_path / "table.tsv"
+    table.write_text(f"{tmp_path}/a.wav\tgo\n" * 4)
+    assert prepare(table, plain, "--features", "waveform") == 0
+    config = DataConfig(path=str(plain), features="waveform", num_workers=0, augmentation=noises)
+    with pytest.raises(ValueError, match=r"noise_cuts=.*data\.allow_commands=true"):
+        DataModule(config).train_loader()
+    assert not witness.exists()
+    for lazy in (False, True):
+        assert list(loader(allow_commands=True, lazy=lazy))
+    assert witness.exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "url", "source": "pipe:touch RAN"},
+        {"type": "file", "source": "/x/a;touch RAN;.sph"},
+        {"type": "command", "source": "touch RAN"},
+    ],
+)
+def test_commands_are_found_wherever_lhotse_runs_them(
+    tmp_path: Path, source: dict[str, str]
+) -> None:
+    path = tmp_path / "cuts.jsonl.gz"
+    wav = write_audio(tmp_path / "a.wav")
+    inner = json.loads(cut_line(wav, "a", **source))
+    track = {"type": "MonoCut", "offset": 0.0, "cut": inner}
+    stored = json.loads(cut_line(wav, "b"))
+    stored["features"] = {"storage_type": "kaldiio", "storage_path": "", "storage_key": "ls |"}
+    for item in (inner, {"id": "m", "tracks": [track], "type": "MixedCut"}, stored):
+        with gzip.open(path, "wt") as file:
+            file.write(json.dumps(item) + "\n")
+        with pytest.raises(ValueError, match=r"cuts\.jsonl\.gz:1: reading .* has 1\)"):
+            list(manifest_items(path))
+
+
+def test_names_of_files_are_never_commands(tmp_path: Path, witness: Path) -> None:
+    write_audio(tmp_path / "a.wav")
+    (tmp_path / "x;touch ran;.sph").write_text("no audio")
+    rows = [f"{tmp_path}/a.wav\tgo", f"x;touch {witness};|\tgo", "x;touch ran;.sph\tgo"]
+    (tmp_path / "table.tsv").write_text("\n".join(rows) + "\n")
+    options = ("--dev-share", "0", "--test-share", "0")
+    assert prepare(tmp_path / "table.tsv", tmp_path / "out", *options, "--allow-commands") == 0
+    left_out = (tmp_path / "out/left_out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in left_out] == [
+        "audio file not found",
+        "name of a .sph file has characters that a shell interprets",
+    ]
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("recording", {"sampling_rate": 0}, "sampling_rate is 0, needs a number of at least 1"),
+        ("recording", {"sampling_rate": "16k"}, "sampling_rate is '16k', needs a number"),
+        ("recording", {"duration": float("nan")}, "duration is nan, needs a number of seconds"),
+        ("cut", {"duration": "x"}, "duration is 'x', needs a number of seconds"),
+        ("cut", {"duration": -1}, "duration is -1, needs seconds that are not negative"),
+        ("cut", {"start": float("inf")}, "start is inf, needs a number of seconds"),
+    ],
+)
+def test_values_that_cannot_be_are_named_with_their_line(
+    tmp_path: Path, place: str, value: dict[str, Any], message: str
+) -> None:
+    wav = write_audio(tmp_path / "a.wav")
+    bad = json.loads(cut_line(wav, "b"))
+    (bad if place == "cut" else bad["recording"]).update(value)
+    path = tmp_path / "cuts.jsonl"
+    path.write_text(cut_line(wav, "a") + json.dumps(bad) + "\n")
+    with pytest.raises(ValueError, match=rf"cuts\.jsonl:2 is no .* manifest: {message}"):
+        list(manifest_items(path))

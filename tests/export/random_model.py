@@ -1,0 +1,37 @@
+"""A model that makes words of any sound, and sound for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tiny_encoders import tiny_conformer
+
+from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.export.model_file import save_model
+from pruned_rnnt.model.predictor import PredictorConfig
+from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+
+
+def save_random_model(folder: Path) -> Path:
+    """A causal model with random parameters in `folder`, which is returned."""
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
+    config = ModelConfig(
+        encoder=tiny_conformer(causal=True), predictor=PredictorConfig(dim=8), joiner_dim=16
+    )
+    network = TransducerModel(config, len(tokenizer), LossConfig(kind="full", ctc_scale=0.0))
+    with torch.no_grad():
+        for parameter in network.joiner.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    save_model(network, tokenizer, folder / "model.pt", "test")
+    return folder
+
+
+def sound(seconds: float) -> np.ndarray:
+    """(S,) float32 at 16 kHz: a sweep in a little noise."""
+    rng = np.random.default_rng(0)
+    time = np.arange(int(16000 * seconds)) / 16000
+    sweep = 0.3 * np.sin(2 * np.pi * np.cumsum(300 + 2000 * np.abs(np.sin(3 * time))) / 16000)
+    return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)

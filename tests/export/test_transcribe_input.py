@@ -1,0 +1,186 @@
+"""What `pruned-rnnt transcribe` takes: folders, files that ask for too much, standard input."""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from random_model import save_random_model, sound
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.export import recogniser
+from pruned_rnnt.export.recogniser import load
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Audio at several depths, among other files."""
+    for name in ("b.wav", "deep/er/a.FLAC", "deep/b.ogg"):
+        path = tmp_path / "audio" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, sound(1.0), 16000)
+    (tmp_path / "audio/notes.txt").write_text("no audio")
+    (tmp_path / "audio/odd.wav").mkdir()
+    return tmp_path / "audio"
+
+
+def test_a_folder_stands_for_its_audio_files(
+    model: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["transcribe", str(model), str(folder)]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("\t")[0] for line in lines] == [
+        str(folder / name) for name in ("b.wav", "deep/b.ogg", "deep/er/a.FLAC")
+    ]
+    assert all(line.partition("\t")[2] for line in lines)
+    output = tmp_path / "out"
+    assert main([*command, "--format", "ctm", "--output", str(output)]) == 0
+    found = sorted(str(path.relative_to(output)) for path in output.rglob("*.ctm"))
+    assert found == ["b.ctm", "deep/b.ctm", "deep/er/a.ctm"]
+    assert (output / "deep/b.ctm").read_text().startswith("deep/b 1 0.")
+    soundfile.write(folder / "b.flac", sound(1.0), 16000)
+    assert main([*command, "--output", str(output)]) == EXIT_FAILED
+    assert "2 audio files are called b" in capsys.readouterr().err
+    assert main(["transcribe", str(model), str(model)]) == EXIT_FAILED
+    assert f"no audio files below {model}: needs files that end in .wav" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_file_without_memory_does_not_stop_the_others(
+    error: Exception,
+    model: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blocks = recogniser.audio_blocks
+
+    def failing(path: Path) -> object:
+        if path.name == "b.wav":
+            raise error
+        return blocks(path)
+
+    monkeypatch.setattr(recogniser, "audio_blocks", failing)
+    assert main(["transcribe", str(model), str(folder)]) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2
+    assert f"transcribe: {folder}/b.wav: memory ran out: " in shown.err
+    error.args = ("something else",)
+    if isinstance(error, RuntimeError):
+        with pytest.raises(RuntimeError, match="something else"):
+            main(["transcribe", str(model), str(folder)])
+
+
+def hear(model: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    stdin = ModuleType("stdin")
+    stdin.buffer = io.BytesIO(data)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stdin", stdin)
+    return main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"])
+
+
+def encoded(kind: str, subtype: str | None = None, rate: int = 16000, channels: int = 1) -> bytes:
+    file = io.BytesIO()
+    samples_SC = np.stack([sound(1.0)] * channels, axis=1)
+    soundfile.write(file, samples_SC, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["flac", "ogg", "mp3", "aiff", "au", "caf"])
+def test_encoded_standard_input_is_refused_by_its_name(
+    kind: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hear(model, encoded(kind), monkeypatch) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"standard input is {kind}" in shown.err
+    assert "ffmpeg -i pipe: -f s16le" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"ID3\x04" + bytes(3000), "mp3"),
+        (b"\x00\x00\x00\x20ftypM4A " + bytes(3000), "m4a or mp4"),
+        (b"\x1aE\xdf\xa3" + bytes(3000), "webm"),
+        ((b"\xff\xf1\x60\x40\x02\x00\xfc" + bytes(9)) * 200, "aac"),
+        (encoded("wav", rate=8000), "wav, PCM: 1 channels of 16 bits at 8,000 Hz"),
+        (encoded("wav", channels=2), "wav, PCM: 2 channels of 16 bits at 16,000 Hz"),
+        (encoded("wav", "FLOAT"), "wav, format 3: 1 channels of 32 bits"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "its wav header"),
+        (b"RIFF\0\0\0\0WAVEdata" + bytes(100), "a broken wav file"),
+        (b"", "no samples"),
+    ],
+)
+def test_other_standard_input_is_refused(
+    data: bytes,
+    name: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert hear(model, data, monkeypatch) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert name in shown.err
+
+
+def test_a_wav_header_of_the_right_rate_is_skipped(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = (sound(1.5) * 32767).astype("<i2").tobytes()
+    assert hear(model, samples, monkeypatch) == 0
+    expected = capsys.readouterr().out
+    assert len(expected) > 5
+    layout = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    head = b"WAVE" + b"LIST\x03\0\0\0abc\0" + b"fmt " + layout
+    for size, tail in ((len(samples), b"LIST" + bytes(range(100))), (0xFFFFFFFF, b""), (0, b"")):
+        data = b"RIFF" + struct.pack("<I", size) + head + b"data" + struct.pack("<I", size)
+        assert hear(model, data + samples + tail, monkeypatch) == 0
+        assert capsys.readouterr().out == expected
+
+
+def test_samples_that_look_like_a_frame_are_samples(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for begin in (b"\xff\xfb\x90\x64", b"\xff\xf1\x60\x40\x02\x00\xfc\x00"):
+        data = begin + (sound(0.5) * 32767).astype("<i2").tobytes()
+        assert hear(model, data, monkeypatch) == 0
+
+
+def test_digital_silence_has_no_words(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "silent.wav"
+    soundfile.write(path, np.zeros(32000), 16000)
+    assert main(["transcribe", str(model), str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\t\n"
+    heard = load(model).transcribe(np.zeros(32000, dtype=np.float32))
+    assert (heard.text, heard.words, heard.seconds) == ("", (), 2.0)
+    assert hear(model, bytes(64000), monkeypatch) == 0
+    assert capsys.readouterr().out == "\n"
+    # This model makes words of it otherwise.
+    with torch.inference_mode():
+        assert load(model).transcribe_features(torch.full((200, 80), -15.0)).text
+    # What follows the silence is transcribed.
+    samples = np.concatenate([np.zeros(32000), sound(1.5)])
+    assert hear(model, (samples * 32767).astype("<i2").tobytes(), monkeypatch) == 0
+    assert len(capsys.readouterr().out) > 5
