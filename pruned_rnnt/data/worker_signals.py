@@ -6,6 +6,7 @@ save, for which it needs its workers; but when it ends them itself, they go at o
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -30,10 +31,13 @@ def leave_signals_to_the_parent(_: int) -> None:
         return
     # Threads that come later inherit this.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with_the_parent, args=(os.getppid(),), daemon=True).start()
+    # With a fork server the process above this one is another than the parent.
+    parent = multiprocessing.parent_process()
+    pid = os.getppid() if parent is None else parent.pid
+    threading.Thread(target=_end_with_the_parent, args=(pid,), daemon=True).start()
 
 
-def _end_with_the_parent(parent: int) -> None:
+def _end_with_the_parent(parent: int | None) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

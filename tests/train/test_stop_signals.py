@@ -176,6 +176,8 @@ def test_a_killed_worker_ends_training_in_one_line_after_saving(
 
 def train_without_worker(ranks: Ranks, config: ExperimentConfig) -> tuple[str, int]:
     """The worker of the second process dies before its first step."""
+    # As under torchrun; the server that started this process would have to start another for them.
+    multiprocessing.set_start_method("fork", force=True)
     trainer = Trainer(config, ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == 1:
