@@ -1,11 +1,13 @@
 """float32 against float64 on long lattices: errors of losses and gradients, ours and fast_rnnt's.
 
     python -m scripts.benchmark.precision [--device cuda] [--keep]
+    python -m scripts.benchmark.precision --table
 
 prints for every lattice the relative error (L2) of the occupancies and of the simple loss's
 gradients, the largest deviation of a frame's blank mass from 1, and the loss beside the exact one.
 float64 is this package's own recursion, which the tests hold against all paths. --keep adds rows
-to results/precision.jsonl.
+to results/precision.jsonl; --table measures nothing and prints the kept rows as Markdown, which is
+results/PRECISION.md.
 
 Axes: T frames, U symbols, V vocabulary; one utterance.
 """
@@ -147,11 +149,40 @@ def measured(device: str) -> Iterator[Row]:
             )
 
 
+def kept_table() -> str:
+    """The kept rows as Markdown: a row for each lattice and system, in the order they were kept."""
+    rows = [Row(**json.loads(line)) for line in (FOLDER / "precision.jsonl").open()]
+    lines = [
+        "# Errors of float32 against float64",
+        "",
+        "Relative (L2) errors of the occupancies and of the simple loss's gradients, largest error",
+        "of a frame's blank mass, which must be 1, and loss. Made from precision.jsonl by",
+        "`python -m scripts.benchmark.precision --table`; pruned_rnnt by commit.",
+        "",
+        "| lattice | system | machine | occupancies | gradients | mass | loss | float64 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    order = {case: i for i, case in enumerate(dict.fromkeys(row.case for row in rows))}
+    for row in sorted(rows, key=lambda row: order[row.case]):
+        errors = " | ".join(
+            f"{x:.1e}" for x in (row.occupancy_error, row.gradient_error, row.mass_error)
+        )
+        lines.append(
+            f"| {row.case} | {row.system} {row.version} | {row.machine} | {errors} "
+            f"| {row.loss:.3f} | {row.exact_loss:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="where float32 runs (default cpu)")
     parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
+    parser.add_argument("--table", action="store_true", help="print the kept rows as Markdown")
     options = parser.parse_args()
+    if options.table:
+        print(kept_table())
+        return
     print(f"{'lattice':22} {'system':12} {'version':10} occupancy gradient  mass     loss")
     for row in measured(options.device):
         print(
