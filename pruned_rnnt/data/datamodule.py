@@ -24,6 +24,7 @@ from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.usual_length import usual_longest
+from pruned_rnnt.setting_checks import check_at_least
 
 # Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
 _CUTS_FOR_BINS = 10_000
@@ -79,13 +80,18 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.speed_factors and self.features == "stored":
             raise ValueError(
-                "speed_factors need features=waveform: stored features have the speeds that "
-                f"prepare gave them; got speed_factors={list(self.speed_factors)}"
+                "data.speed_factors need data.features=waveform: stored features have the speeds "
+                f"that prepare gave them; got {list(self.speed_factors)}"
             )
-        if self.max_duration <= 0:
-            raise ValueError(f"max_duration must be positive seconds, got {self.max_duration}")
-        if self.max_lattice < 0:
-            raise ValueError(f"max_lattice must not be negative, got {self.max_lattice}")
+        for name in ("max_duration", "valid_max_duration"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"data.{name} is {getattr(self, name)}, needs seconds above 0")
+        if not all(factor > 0 for factor in self.speed_factors):
+            raise ValueError(
+                f"data.speed_factors is {list(self.speed_factors)}, needs factors above 0"
+            )
+        check_at_least("data", self, max_cuts=0, max_lattice=0, num_buckets=1, buffer_size=1)
+        check_at_least("data", self, num_workers=0, prefetch_factor=1)
 
 
 class DataModule:
