@@ -6,6 +6,7 @@ epoch, so batches depend on (seed, epoch, world size) alone, never on the number
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from pruned_rnnt.data.sampler import BatchSampler, LatticeSize, ManifestShards, 
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.usual_length import usual_longest
 from pruned_rnnt.setting_checks import check_at_least
+
+logger = logging.getLogger(__name__)
 
 # Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
 _CUTS_FOR_BINS = 10_000
@@ -122,6 +125,8 @@ class DataModule:
         cut_filter = CutFilter(config.filters, self.tokenizer, too_large, tempo)
         manifests = self.folder.manifests(config.train)
         streamed = config.lazy or len(manifests) > 1
+        for cut in islice(self.folder.cuts(config.train, lazy=True), 1):
+            self._check_kind(cut)
         cuts: Any
         if streamed:
             cuts = ManifestShards(
@@ -142,7 +147,12 @@ class DataModule:
             raise ValueError(
                 f"no training cuts are left of {manifests[0]}: {cut_filter.describe()}"
             )
-        self._check_kind(beginning[0])
+        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in beginning):
+            logger.warning(
+                "%s has stored features, which are not used: data.speed_factors need features that "
+                "are computed from the recordings",
+                self.folder.path,
+            )
         self.usual_longest = usual_longest([cut.duration for cut in beginning])
         with warnings.catch_warnings():
             # A small corpus is better held in memory, whatever the sampler says about it.
@@ -239,7 +249,10 @@ def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
 
 
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
-    copies = [cuts.perturb_speed(factor) for factor in factors if factor != 1.0]
-    for copy_of_cuts in copies:
-        cuts = cuts + copy_of_cuts
+    factors = tuple(factor for factor in factors if factor != 1.0)
+    if factors:
+        # lhotse would warn of every cut that it takes the features from.
+        plain = cuts.drop_features()
+        for factor in factors:
+            cuts = cuts + plain.perturb_speed(factor)
     return cuts
