@@ -37,6 +37,8 @@ Train and use transducer speech recognisers.
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             your own audio to text
 """
+# To replace it where `main` is called again.
+_HANDLER_NAME = "pruned-rnnt console"
 _OVERRIDES = """\
 section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
 decode.method=modified_beam. `pruned-rnnt inspect CONFIG.yaml --keys` lists them all.
@@ -262,7 +264,11 @@ def _recipes() -> list[str]:
 
 
 def _start_logging() -> Console:
-    """Log lines of this package go through the console that also draws the progress bar."""
+    """Log lines go through the console that also draws the progress bar.
+
+    The handler is that of the root logger: where that has none, other packages that log (lhotse)
+    make it one, and every line of ours would be printed twice.
+    """
     from rich.console import Console
     from rich.logging import RichHandler
 
@@ -272,7 +278,8 @@ def _start_logging() -> Console:
         handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("pruned_rnnt")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
+    handler.set_name(_HANDLER_NAME)
+    root = logging.getLogger()
+    root.handlers = [h for h in root.handlers if h.get_name() != _HANDLER_NAME] + [handler]
+    logging.getLogger("pruned_rnnt").setLevel(logging.INFO)
     return console

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-# A shell says the same of a process that a signal ended.
-EXIT_BY_SIGNAL = 128
 
 
 class UsageError(ValueError):
@@ -63,10 +60,12 @@ def train(options: argparse.Namespace, console: Console) -> int:
         )
         outcome = trainer.run()
     if outcome == "preempted":
-        by = trainer.stop_signals.received
-        name = by.name if by is not None else "another process"
-        print(f"pruned-rnnt train: stopped by {name}, checkpoint saved", file=sys.stderr)
-        return EXIT_BY_SIGNAL + (by or signal.SIGTERM)
+        if ranks.is_first:
+            print(
+                f"pruned-rnnt train: stopped {trainer.stop_signals}, checkpoint saved",
+                file=sys.stderr,
+            )
+        return trainer.stop_signals.exit_code
     return 0
 
 

@@ -155,7 +155,8 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
             raise ConfigError(_wrong_value(start, source, values, error)) from error
     try:
         return cast(ConfigT, OmegaConf.to_object(merged))
-    except OmegaConfBaseException as error:
+    # Configuration classes refuse values out of range with the former.
+    except (ValueError, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
 
 

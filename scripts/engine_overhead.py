@@ -148,6 +148,8 @@ class RandomTask(SpeechTask):
     def validate(self, step: int, log: object) -> float:
         return 0.0
 
+    def check_files(self, folder: Path) -> None: ...
+
     def save_files(self, folder: Path) -> None: ...
 
 

@@ -21,6 +21,8 @@ import torch
 from lhotse.dataset import SpecAugment
 from torch import Tensor
 
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
+
 # A decibel of energy in natural-log units.
 LOG_ENERGY_PER_DB = math.log(10.0) / 10.0
 
@@ -40,6 +42,12 @@ class SpecAugmentConfig:
     frame_masks: int = 10
     frame_mask_size: int = 100
     max_masked_fraction: float = 0.15
+
+    def __post_init__(self) -> None:
+        section = "data.augmentation.spec_augment"
+        check_at_least(section, self, time_warp=0, feature_masks=0, feature_mask_size=0)
+        check_at_least(section, self, frame_masks=0, frame_mask_size=0)
+        check_fractions(section, self, "probability", "max_masked_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,12 @@ class AugmentationConfig:
     noise_cuts: str = ""
     noise_cuts_probability: float = 0.5
     noise_cuts_snr_db: tuple[float, float] = (10.0, 20.0)
+
+    def __post_init__(self) -> None:
+        section = "data.augmentation"
+        check_fractions(section, self, "tempo", "frequency_warp", below_one=True)
+        check_fractions(section, self, "noise_probability", "noise_cuts_probability")
+        check_at_least(section, self, tilt_db=0, volume_db=0)
 
 
 def derived_seed(*parts: object) -> int:

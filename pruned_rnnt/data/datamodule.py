@@ -6,6 +6,7 @@ epoch, so batches depend on (seed, epoch, world size) alone, never on the number
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from pruned_rnnt.data.prepared import PreparedFolder
 from pruned_rnnt.data.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.usual_length import usual_longest
+from pruned_rnnt.setting_checks import check_at_least
+
+logger = logging.getLogger(__name__)
 
 # Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
 _CUTS_FOR_BINS = 10_000
@@ -82,13 +86,18 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.speed_factors and self.features == "stored":
             raise ValueError(
-                "speed_factors need features=waveform: stored features have the speeds that "
-                f"prepare gave them; got speed_factors={list(self.speed_factors)}"
+                "data.speed_factors need data.features=waveform: stored features have the speeds "
+                f"that prepare gave them; got {list(self.speed_factors)}"
             )
-        if self.max_duration <= 0:
-            raise ValueError(f"max_duration must be positive seconds, got {self.max_duration}")
-        if self.max_lattice < 0:
-            raise ValueError(f"max_lattice must not be negative, got {self.max_lattice}")
+        for name in ("max_duration", "valid_max_duration"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"data.{name} is {getattr(self, name)}, needs seconds above 0")
+        if not all(factor > 0 for factor in self.speed_factors):
+            raise ValueError(
+                f"data.speed_factors is {list(self.speed_factors)}, needs factors above 0"
+            )
+        check_at_least("data", self, max_cuts=0, max_lattice=0, num_buckets=1, buffer_size=1)
+        check_at_least("data", self, num_workers=0, prefetch_factor=1)
 
 
 class DataModule:
@@ -119,6 +128,8 @@ class DataModule:
         cut_filter = CutFilter(config.filters, self.tokenizer, too_large, tempo)
         manifests = self.folder.manifests(config.train)
         streamed = config.lazy or len(manifests) > 1
+        for cut in islice(self.folder.cuts(config.train, lazy=True), 1):
+            self._check_kind(cut)
         cuts: Any
         if streamed:
             cuts = ManifestShards(
@@ -140,7 +151,12 @@ class DataModule:
             raise ValueError(
                 f"no training cuts are left of {manifests[0]}: {cut_filter.describe()}"
             )
-        self._check_kind(beginning[0])
+        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in beginning):
+            logger.warning(
+                "%s has stored features, which are not used: data.speed_factors need features that "
+                "are computed from the recordings",
+                self.folder.path,
+            )
         self.usual_longest = usual_longest([cut.duration for cut in beginning])
         with warnings.catch_warnings():
             # A small corpus is better held in memory, whatever the sampler says about it.
@@ -238,7 +254,10 @@ def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
 
 
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
-    copies = [cuts.perturb_speed(factor) for factor in factors if factor != 1.0]
-    for copy_of_cuts in copies:
-        cuts = cuts + copy_of_cuts
+    factors = tuple(factor for factor in factors if factor != 1.0)
+    if factors:
+        # lhotse would warn of every cut that it takes the features from.
+        plain = cuts.drop_features()
+        for factor in factors:
+            cuts = cuts + plain.perturb_speed(factor)
     return cuts

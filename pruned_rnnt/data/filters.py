@@ -11,6 +11,7 @@ from typing import Any
 from lhotse import CutSet
 
 from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.setting_checks import check_at_least
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ class FilterConfig:
     max_duration: float = 30.0
     max_symbols: int = 1000
     subsampling_factor: int = 4
+
+    def __post_init__(self) -> None:
+        check_at_least("data.filters", self, min_duration=0, max_symbols=1, subsampling_factor=1)
+        check_at_least("data.filters", self, max_duration=self.min_duration)
 
 
 def encoder_frames(frames: int, subsampling_factor: int) -> int:

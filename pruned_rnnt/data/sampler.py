@@ -200,5 +200,9 @@ class ManifestShards:
         items = manifest_items(manifest, self.allow_commands)
         for _, cut in islice(items, first, None, step):
             cut = self.change(cut)
-            copies = [cut, *(cut.perturb_speed(speed) for speed in self.speeds)]
+            copies = [cut]
+            if self.speeds:
+                # lhotse would warn of every cut that it takes the features from.
+                plain = cut.drop_features()
+                copies += [plain.perturb_speed(speed) for speed in self.speeds]
             yield from (copy for copy in copies if self.keep(copy))

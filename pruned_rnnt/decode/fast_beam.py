@@ -21,6 +21,7 @@ from torch import Tensor
 from pruned_rnnt.decode.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.setting_checks import check_at_least
 
 # As good as never, and still a number that k2 can add up.
 _NEVER = -1e5
@@ -34,6 +35,9 @@ class FastBeamConfig:
     beam: float = 20.0
     max_contexts: int = 8
     max_states: int = 64
+
+    def __post_init__(self) -> None:
+        check_at_least("decode.fast_beam", self, beam=0, max_contexts=1, max_states=1)
 
 
 class FastBeamSearch:

@@ -21,6 +21,7 @@ from pruned_rnnt.decode.wer import Transcript
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.setting_checks import check_at_least
 
 # Features come every 10 ms.
 FRAME_SECONDS = 0.01 * SUBSAMPLING_FACTOR
@@ -62,6 +63,8 @@ class DecodeConfig:
     fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
 
     def __post_init__(self) -> None:
+        check_at_least("decode", self, max_symbols_per_frame=1, beam_size=1, num_best=1)
+        check_at_least("decode", self, chunk=0, left=0)
         if self.fusion.enabled and self.method != "modified_beam":
             raise ValueError(
                 f"decode.fusion needs decode.method=modified_beam, got {self.method}: only a beam "

@@ -22,7 +22,7 @@ def describe_broken(state: Mapping[str, Tensor]) -> str:
             that are not floating-point are not looked at.
 
     Returns:
-        e.g. "parameter ctc_head.bias has NaN values (3 of 50); 7 others are broken too".
+        e.g. "parameter ctc_head.bias has NaN values (3 of 50); 7 more are broken".
     """
     tensors = {
         name: value
@@ -43,7 +43,7 @@ def describe_broken(state: Mapping[str, Tensor]) -> str:
     if not broken:
         return ""
     name, largest = broken[0]
-    others = f"; {len(broken) - 1} others are broken too" if len(broken) > 1 else ""
+    others = f"; {len(broken) - 1} more are broken" if len(broken) > 1 else ""
     return f"parameter {name} {_fault(tensors[name], largest)}{others}"
 
 

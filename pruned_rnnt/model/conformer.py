@@ -41,6 +41,7 @@ from pruned_rnnt.model.subsampling import (
     ConvSubsampling,
     subsampled_length,
 )
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 _LOG_MEL_SCALE = 0.25
 # Chunks of the past which a stream sees where training had no bound.
@@ -70,6 +71,10 @@ class ConformerConfig(EncoderConfig):
     chunk_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        sizes = ("layers", "dim", "heads", "feedforward_dim", "kernel_size", "subsampling_channels")
+        check_at_least("model.encoder", self, num_mel_bins=7, **dict.fromkeys(sizes, 1))
+        check_at_least("model.encoder", self, chunk_size=1, chunk_sizes=1, left_chunks=0)
+        check_fractions("model.encoder", self, "dropout", below_one=True)
         if self.dim % (2 * self.heads):
             raise ValueError(
                 f"model.encoder.dim is {self.dim}, needs a multiple of 2 * heads = {2 * self.heads}"
@@ -79,9 +84,6 @@ class ConformerConfig(EncoderConfig):
                 f"model.encoder.kernel_size is {self.kernel_size}, needs an odd number"
             )
         check_feature_norm(self.feature_norm, self.causal)
-        for size in (self.chunk_size, *self.chunk_sizes):
-            if size < 1:
-                raise ValueError(f"model.encoder.chunk_size is {size}, needs at least 1")
 
     @property
     def stream_sizes(self) -> tuple[int, int]:

@@ -65,7 +65,7 @@ class PredictorConfig(AnyPredictorConfig):
             raise ValueError(
                 f"model.predictor.context_size is {self.context_size}, needs to be 1 or 2"
             )
-        if self.dim % 4:
+        if self.dim < 1 or self.dim % 4:
             raise ValueError(f"model.predictor.dim is {self.dim}, needs a multiple of 4")
 
 

@@ -30,6 +30,7 @@ from pruned_rnnt.model.predictor import (
     PredictorConfig,
     StatelessPredictor,
 )
+from pruned_rnnt.setting_checks import check_at_least
 
 BLANK = 0
 PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {
@@ -53,6 +54,9 @@ class ModelConfig:
         default_factory=PredictorConfig, metadata={"kinds": PREDICTOR_CONFIGS}
     )
     joiner_dim: int = 128
+
+    def __post_init__(self) -> None:
+        check_at_least("model", self, joiner_dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,12 @@ class LossConfig:
     hat: bool = False
     exact_bounds: bool = False
     ctc_scale: float = 0.2
+
+    def __post_init__(self) -> None:
+        # A symbol of the other types needs two columns of one frame.
+        columns = 1 if self.rnnt_type in ("modified", "rna") else 2
+        check_at_least("loss", self, s_range=columns, warm_up_steps=0)
+        check_at_least("loss", self, simple_scale=0, pruned_scale_start=0, ctc_scale=0)
 
 
 @dataclass(frozen=True, kw_only=True)

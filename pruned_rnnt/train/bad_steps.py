@@ -31,11 +31,14 @@ def dump_bad_step(
 ) -> None:
     """One line to the log about a step that was skipped; a file for this process' own problem.
 
+    Of the processes without a problem of their own, the first one alone has something to say.
+
     The file in `folder` holds the reason, the shapes and lattice sizes of the step's batches, and
     the suspected utterances with frames, symbols and loss.
     """
     if not report.suspects:
-        logger.warning("step %d skipped: %s; see %s", step, report.problem, folder)
+        if rank == 0:
+            logger.warning("step %d skipped: %s; see %s", step, report.problem, folder)
         return
     _dump(
         folder / f"step-{step:08d}-rank-{rank}.json",

@@ -33,10 +33,11 @@ class BatchGroups:
     def watch_workers(self, stack: ExitStack) -> None:
         """Until `stack` is closed, the death of a worker shows where its batch is waited for.
 
-        To be called when there are workers; once is enough.
+        To be called when there are workers; the first call counts.
         """
         if self._reasons is None:
             self._reasons = stack.enter_context(deaths_wait_for_batches())
+            stack.callback(setattr, self, "_reasons", None)
 
     def groups(self, batches: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
         """Groups, and how many batches of the epoch each of them takes.

@@ -119,10 +119,10 @@ class CheckpointFolder:
                 old.unlink()
         return path
 
-    def load_newest(self) -> dict[str, Any] | None:
+    def load_newest(self, *, quiet: bool = False) -> dict[str, Any] | None:
         """The newest checkpoint that can be used, None if there are none at all.
 
-        Those that cannot be used are named in the log.
+        Those that cannot be used are named in the log, unless `quiet`: another process does it.
 
         Raises:
             CheckpointError: none of them can be used.
@@ -132,7 +132,7 @@ class CheckpointFolder:
             try:
                 return load_checkpoint(path)
             except CheckpointError as error:
-                logger.warning("%s", error)
+                logger.log(logging.DEBUG if quiet else logging.WARNING, "%s", error)
         if paths:
             raise CheckpointError(
                 f"none of the {len(paths)} checkpoints in {self.folder} can be used: move them "

@@ -11,6 +11,7 @@ import torch
 from pruned_rnnt.data.datamodule import DataConfig
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.model.transducer import LossConfig, ModelConfig
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
 from pruned_rnnt.train.optimiser import OptimiserConfig
 from pruned_rnnt.train.schedule import ScheduleConfig
 
@@ -57,14 +58,11 @@ class TrainConfig:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} is {getattr(self, name)}, needs at least 1")
-        for name in ("validate_every", "save_every", "picture_every", "keep_best", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"train.{name} is {getattr(self, name)}, needs at least 0")
-        if not 0 <= self.average_decay < 1:
-            raise ValueError(f"train.average_decay is {self.average_decay}, needs 0 <= x < 1")
+        positive = ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps")
+        check_at_least("train", self, **dict.fromkeys(positive, 1))
+        others = ("validate_every", "save_every", "picture_every", "keep_best", "threads")
+        check_at_least("train", self, **dict.fromkeys(others, 0))
+        check_fractions("train", self, "average_decay", below_one=True)
 
 
 @dataclass(frozen=True, kw_only=True)

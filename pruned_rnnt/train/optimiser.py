@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
+from pruned_rnnt.setting_checks import check_at_least
 from pruned_rnnt.train.scaled_adam import ScaledAdam
 
 
@@ -28,10 +30,12 @@ class OptimiserConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
-            raise ValueError(f"optimiser.learning_rate is {self.learning_rate}, needs > 0")
-        if self.clip_norm < 0:
-            raise ValueError(f"optimiser.clip_norm is {self.clip_norm}, needs >= 0")
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"optimiser.{name} is {getattr(self, name)}, needs > 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimiser.betas is {list(self.betas)}, needs two of 0 <= x < 1")
+        check_at_least("optimiser", self, weight_decay=0, clip_norm=0)
 
 
 def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pruned_rnnt.setting_checks import check_at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
@@ -31,8 +33,10 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if not 0 < self.final_scale <= 1:
             raise ValueError(f"schedule.final_scale is {self.final_scale}, needs 0 < x <= 1")
-        if self.warm_up_steps < 0:
-            raise ValueError(f"schedule.warm_up_steps is {self.warm_up_steps}, needs >= 0")
+        check_at_least("schedule", self, warm_up_steps=0)
+        for name in ("eden_steps", "eden_epochs"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"schedule.{name} is {getattr(self, name)}, needs > 0")
 
 
 def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_steps: int) -> float:

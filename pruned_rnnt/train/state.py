@@ -132,7 +132,7 @@ class TrainingState:
         Raises:
             CheckpointError: the processes do not see the same checkpoints.
         """
-        values = folder.load_newest()
+        values = folder.load_newest(quiet=not self.ranks.is_first)
         if values is not None:
             self.restore(values, allow_changes=allow_changes)
         steps = self.ranks.gather(self.counters.step)
@@ -170,7 +170,7 @@ class TrainingState:
                 f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes to "
                 "go on with the new one"
             )
-        for line in changed:
+        for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
         self._load_model(values)
         self.optimiser.load_state_dict(values["optimiser"])
@@ -217,13 +217,14 @@ class TrainingState:
             )
         counters = self.counters
         counters.batch = counters.batch * processes // own
-        logger.warning(
-            "%d process(es) instead of %d: going on after batch %d of the epoch, where some "
-            "utterances will be heard twice and some not at all",
-            own,
-            processes,
-            counters.batch,
-        )
+        if self.ranks.is_first:
+            logger.warning(
+                "%d process(es) instead of %d: going on after batch %d of the epoch, where some "
+                "utterances will be trained on twice and some not at all",
+                own,
+                processes,
+                counters.batch,
+            )
         self.loader.set_epoch(counters.epoch)
         self.loader.load_state_dict(self.loader.state_dict(counters.batch))
 

@@ -29,6 +29,15 @@ class StopSignals:
         self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
 
+    def __str__(self) -> str:
+        """Why training stopped, if it did."""
+        return f"by {self.received.name}" if self.received else "because another process stops"
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell says of a process that the signal ended; SIGTERM if there was none."""
+        return 128 + (self.received or signal.SIGTERM)
+
     def __enter__(self) -> StopSignals:
         for number in (signal.Signals[name] for name in _NAMES if hasattr(signal, name)):
             handler = signal.getsignal(number)

@@ -156,9 +156,8 @@ class Trainer:
         self.state.save(self.checkpoints, score=None)
         if self.groups.lost_worker:
             raise stopped_without_worker(self.state.counters.step, self.groups.lost_worker)
-        by = self.stop_signals.received
-        name = by.name if by is not None else "another process"
-        logger.warning("stopped by %s after step %d", name, self.state.counters.step)
+        if self.ranks.is_first:
+            logger.warning("stopped %s after step %d", self.stop_signals, self.state.counters.step)
         return "preempted"
 
     def _steps_of_epoch(self, stack: ExitStack) -> Iterator[list[Any]]:

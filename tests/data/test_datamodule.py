@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_corpus
 import torch
 from lhotse import CutSet
 from spoken_corpus import TEXTS, make_corpus
@@ -186,10 +187,12 @@ def test_validation_is_every_utterance_as_it_is(corpus: Path) -> None:
     )
 
 
-def test_waveform_features_and_speeds(corpus: Path) -> None:
-    data = DataModule(
-        config(corpus, features="waveform", speed_factors=(0.9, 1.1), augmentation=PLAIN)
-    )
+@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "streamed"])
+def test_waveform_features_and_speeds(
+    corpus: Path, lazy: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"features": "waveform", "speed_factors": (0.9, 1.1), "lazy": lazy}
+    data = DataModule(config(corpus, augmentation=PLAIN, **settings))
     batches = list(data.train_loader())
     assert sum(len(batch) for batch in batches) == 3 * TRAIN
     lengths = {
@@ -198,8 +201,17 @@ def test_waveform_features_and_speeds(corpus: Path) -> None:
     plain, slow, fast = (lengths[f"train-3{end}"] for end in ("", "_sp0.9", "_sp1.1"))
     assert slow == pytest.approx(plain / 0.9, abs=1)
     assert fast == pytest.approx(plain / 1.1, abs=1)
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{corpus} has stored features, which are not used" in warning.message
     with pytest.raises(ValueError, match="features=waveform"):
         config(corpus, speed_factors=(0.9,))
+
+
+def test_speeds_need_recordings(tmp_path: Path) -> None:
+    folder = tiny_corpus.make_corpus(tmp_path / "corpus")
+    data = DataModule(config(folder, features="waveform", speed_factors=(0.9,)))
+    with pytest.raises(ValueError, match=r"without what data\.features=waveform needs"):
+        data.train_loader()
 
 
 def test_noise_cuts_are_mixed_in(corpus: Path, tmp_path: Path) -> None:

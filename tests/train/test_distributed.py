@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,27 @@ def test_another_number_of_processes_goes_on_if_allowed(corpus: Path, tmp_path: 
         assert place == 1
         assert steps == 3
         assert outcome == "finished"
+
+
+def lines_of_restoring(ranks: Ranks, config: ExperimentConfig) -> list[str]:
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pruned_rnnt").addHandler(handler)
+    Trainer(config, ranks, allow_changes=True)
+    return lines
+
+
+def test_what_all_processes_see_is_said_by_one(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = ["train.steps=2", "train.save_every=1", "train.validate_every=9"]
+    trainer = Trainer(experiment(corpus, run, *settings))
+    trainer.run()
+    trainer.checkpoints.path(2).write_bytes(b"")
+    first, second = run_ranks(2, lines_of_restoring, experiment(corpus, run, "train.steps=3"))
+    assert [line.split(" ")[0] for line in first] == [
+        str(trainer.checkpoints.path(2)),
+        "configuration",
+        "2",
+    ]
+    assert second == []

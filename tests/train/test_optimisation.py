@@ -49,7 +49,7 @@ def test_eden_falls_with_epochs() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"final_scale": 0.0}, "0 < x <= 1"), ({"warm_up_steps": -1}, ">= 0")],
+    [({"final_scale": 0.0}, "0 < x <= 1"), ({"warm_up_steps": -1}, "needs at least 0")],
 )
 def test_wrong_schedules_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -139,7 +139,10 @@ def test_all_processes_save_at_the_signal_of_one(corpus: Path, tmp_path: Path) -
     config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=3")
     results = run_ranks(2, train_signalled, config)
     assert results == [("preempted", None, 2), ("preempted", "SIGUSR1", 2)]
-    assert "stopped by another process after step 2" in (config.folder / "train.log").read_text()
+    assert (
+        "stopped because another process stops after step 2"
+        in (config.folder / "train.log").read_text()
+    )
     saved = load_checkpoint(config.folder / "checkpoints/step-00000002.pt")
     assert len(saved["random"]) == 2
 

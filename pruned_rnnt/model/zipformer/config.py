@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.feature_norm import check_feature_norm
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
 OUTPUT_RATE = 2
@@ -88,6 +89,9 @@ class ZipformerConfig(EncoderConfig):
             raise ValueError(
                 f"model.encoder.num_mel_bins is {self.num_mel_bins}, needs at least 11"
             )
+        sizes = (*_COMMON, *_BY_SIZE[self.size], "query_head_dim", "value_head_dim")
+        check_at_least("model.encoder", self, **dict.fromkeys(sizes, 1))
+        check_at_least("model.encoder", self, position_head_dim=1, position_dim=2)
         if any(size % 2 == 0 for size in self.kernel_sizes):
             raise ValueError(
                 f"model.encoder.kernel_sizes is {self.kernel_sizes}, needs odd numbers"
@@ -98,12 +102,10 @@ class ZipformerConfig(EncoderConfig):
             raise ValueError(
                 f"model.encoder.position_dim is {self.position_dim}, needs an even number"
             )
-        if self.warm_up_steps < 1:
-            raise ValueError(
-                f"model.encoder.warm_up_steps is {self.warm_up_steps}, needs at least 1"
-            )
-        if not 0 <= self.dropout_scale <= 1:
-            raise ValueError(f"model.encoder.dropout_scale is {self.dropout_scale}, needs 0 to 1")
+        check_at_least(
+            "model.encoder", self, warm_up_steps=1, left_contexts=WHOLE, left_context=WHOLE
+        )
+        check_fractions("model.encoder", self, "dropout_scale")
         check_feature_norm(self.feature_norm, self.causal)
         for size in (*self.chunk_sizes, self.chunk_size):
             self.check_chunk_size(size)
