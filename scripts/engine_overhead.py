@@ -167,7 +167,7 @@ def run_bare(trainer: Trainer, *, update: bool) -> None:
         dtype, device = stepper.dtype, stepper.device
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             losses = task.losses(batch.to(device), step)
-        (losses.total.sum() / task.size(batch).frames).backward()
+        (losses.objective / task.size(batch).frames).backward()
         if update:
             torch.nn.utils.clip_grad_norm_(stepper.parameters, stepper.clip_norm)
             optimiser.step()

@@ -130,7 +130,7 @@ def train_row(
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with autocast(device, precision):
-            total = model(*batch, at_step).total.sum() / frames
+            total = model(*batch, at_step).objective / frames
         total.backward()
         nn.utils.clip_grad_norm_(parameters, _OPTIMISER.clip_norm)
         optimiser.step()

@@ -179,7 +179,7 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
                          const View& target_lengths, const View& sizes, const View& scales,
                          const View& saved, const View& work, const View& gx, const View& gy,
                          const View& start, const View& total, const View& parts,
-                         const OptionalView& sums) {
+                         const OptionalView& each, const OptionalView& sums) {
   const BandStep step(launch, sizes, scales, targets, logit_lengths, target_lengths, saved, work);
   const StepSizes& s = step.s;
   begin(step, encoder, predictor, layers, logit_lengths, target_lengths);
@@ -195,7 +195,8 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
     launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(step.kept.totals.in(saved)),
            static_cast<int32_t>(s.N), static_cast<real>(step.scales.simple),
            static_cast<real>(step.scales.pruned), s.reduced != 0, step.share<real>(),
-           mutable_data_of<real>(total), mutable_data_of<real>(parts));
+           mutable_data_of<real>(total), mutable_data_of<real>(parts),
+           each.has_value() ? mutable_data_of<real>(*each) : nullptr);
   });
   if (s.at_once) rows_backward(step, start, *sums);
 }

@@ -195,11 +195,13 @@ __global__ void __launch_bounds__(kSegmentThreads)
 }
 
 // Losses by the two log-probabilities (2,N): total = simple_scale simple + pruned_scale pruned.
-// Not reduced: total (N), parts (2,N); else total (1), parts (2). One block.
+// Not reduced: total (N), parts (2,N); else total (1), parts (2), and in `each` (3,N) the three of
+// each utterance. One block.
 template <typename real>
 __global__ void __launch_bounds__(kSegmentThreads)
     losses_kernel(const real* __restrict__ totals, int32_t N, real simple_scale, real pruned_scale,
-                  bool reduced, real share, real* __restrict__ total, real* __restrict__ parts) {
+                  bool reduced, real share, real* __restrict__ total, real* __restrict__ parts,
+                  real* __restrict__ each) {
   __shared__ real sums[3][kSegmentThreads];
   real own[3] = {};
   for (int32_t n = threadIdx.x; n < N; n += kSegmentThreads) {
@@ -209,6 +211,9 @@ __global__ void __launch_bounds__(kSegmentThreads)
       own[0] += both;
       own[1] += simple;
       own[2] += pruned;
+      each[n] = both;
+      each[N + n] = simple;
+      each[2 * N + n] = pruned;
     } else {
       total[n] = both;
       parts[n] = simple;

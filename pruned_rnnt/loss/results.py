@@ -68,11 +68,21 @@ class MutualInformation(NamedTuple):
     occupancy: LatticeOccupancy
 
 
+class UtteranceLosses(NamedTuple):
+    """Losses of each utterance, (N,), without gradient: total = simple_scale * simple +
+    pruned_scale * pruned."""
+
+    total: Tensor
+    simple: Tensor
+    pruned: Tensor
+
+
 class TransducerLosses(NamedTuple):
     """Losses of PrunedTransducerLoss and what they were made with.
 
     loss: simple_scale * simple_loss + pruned_scale * pruned_loss; all three (N,) or scalars, by
     the module's reduction.
+    utterances: the same of each utterance, for logs: whatever the reduction, and without gradient.
     """
 
     loss: Tensor
@@ -82,3 +92,4 @@ class TransducerLosses(NamedTuple):
     bounds: Bounds
     simple_scale: float
     pruned_scale: float
+    utterances: UtteranceLosses

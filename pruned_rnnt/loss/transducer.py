@@ -25,7 +25,7 @@ from pruned_rnnt.loss.checks import (
 from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
-from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses
+from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
 from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
 from pruned_rnnt.ops.fused_joiner import row_plan
 from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
@@ -197,14 +197,16 @@ class PrunedTransducerLoss(nn.Module):
         )
         pruned_loss = self._pruned_loss(encoder_out, predictor_out, utterances, bounds)
         simple_scale, pruned_scale = self.scales(step)
+        total = simple_scale * simple_loss + pruned_scale * pruned_loss
         return TransducerLosses(
-            loss=reduced(simple_scale * simple_loss + pruned_scale * pruned_loss, self.reduction),
+            loss=reduced(total, self.reduction),
             simple_loss=reduced(simple_loss, self.reduction),
             pruned_loss=reduced(pruned_loss, self.reduction),
             occupancy=occupancy,
             bounds=bounds,
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
+            utterances=UtteranceLosses(total.detach(), simple_loss.detach(), pruned_loss.detach()),
         )
 
     def _plain_weights(self, *inputs: Tensor) -> list[Tensor] | None:
@@ -271,6 +273,12 @@ class PrunedTransducerLoss(nn.Module):
             reduction=self.reduction,
         )
         losses = pruned_step(encoder_out, predictor_out, weights, utterances, plan)
+        if losses.each is None:
+            each = UtteranceLosses(
+                *(x.detach() for x in (losses.total, losses.simple, losses.pruned))
+            )
+        else:
+            each = UtteranceLosses(*losses.each.unbind())
         return TransducerLosses(
             loss=losses.total,
             simple_loss=losses.simple,
@@ -279,6 +287,7 @@ class PrunedTransducerLoss(nn.Module):
             bounds=Bounds(losses.start, self.s_range),
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
+            utterances=each,
         )
 
     def _pruned_loss(

@@ -33,8 +33,10 @@ class LanguageModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelLosses:
-    """total: (N,) float32, negative log-probability of each text with its end; parts: none."""
+    """objective: (), the sum of total, differentiable. total: (N,) float32, negative
+    log-probability of each text with its end, without gradient. parts: none."""
 
+    objective: Tensor
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -73,7 +75,8 @@ class LanguageModel(nn.Module):
         loss_NU = functional.cross_entropy(
             logits_NUV.float().transpose(1, 2), targets_NU, reduction="none"
         )
-        return LanguageModelLosses(total=(loss_NU * (place_U <= lengths_N1)).sum(dim=1))
+        loss_N = (loss_NU * (place_U <= lengths_N1)).sum(dim=1)
+        return LanguageModelLosses(objective=loss_N.sum(), total=loss_N.detach())
 
     def start(self, rows: int) -> tuple[Tensor, ...]:
         """The state before the start symbol: two tensors (R, L, W)."""

@@ -92,14 +92,17 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLosses:
-    """Losses of each utterance, and what the pictures are drawn from.
+    """Losses of a batch, and what the pictures are drawn from.
 
-    total: (N,), what is minimised.
-    parts: (N,) each, unscaled: `simple` and `pruned`, or `full`; and `ctc` with a CTC head.
+    objective: (), the sum of total over the utterances, differentiable.
+    total: (N,), without gradient.
+    parts: (N,) each, unscaled and without gradient: `simple` and `pruned`, or `full`; and `ctc`
+        with a CTC head.
     frame_lengths: (N,) encoder frames.
     occupancy, bounds: of the simple loss and its band; None with the full loss.
     """
 
+    objective: Tensor
     total: Tensor
     parts: Mapping[str, Tensor]
     frame_lengths: Tensor
@@ -148,7 +151,8 @@ class TransducerModel(nn.Module):
                 warm_up_steps=loss.warm_up_steps,
                 hat=loss.hat,
                 exact_bounds=loss.exact_bounds,
-                reduction="none",
+                # One number: on CUDA its gradients are computed with the losses.
+                reduction="sum",
             )
             if loss.kind == "pruned"
             else None
@@ -188,14 +192,16 @@ class TransducerModel(nn.Module):
             losses = self.pruned_loss(
                 encoded_NTE, predicted_NUP, targets_NU, logit_lengths, target_lengths, step
             )
-            total: Tensor = losses.loss
-            parts.update(simple=losses.simple_loss.detach(), pruned=losses.pruned_loss.detach())
+            objective: Tensor = losses.loss
+            total = losses.utterances.total
+            parts.update(simple=losses.utterances.simple, pruned=losses.utterances.pruned)
             occupancy, bounds = losses.occupancy, losses.bounds
         else:
-            total = self._full_loss(
+            full_N = self._full_loss(
                 encoded_NTE, predicted_NUP, targets_NU, logit_lengths, target_lengths
             )
-            parts["full"] = total.detach()
+            objective, total = full_N.sum(), full_N.detach()
+            parts["full"] = total
         if self.ctc_head is not None:
             ctc_N = ctc_loss(
                 self.ctc_head(encoded_NTE),
@@ -205,9 +211,11 @@ class TransducerModel(nn.Module):
                 blank=BLANK,
                 reduction="none",
             )
-            total = total + self.loss_config.ctc_scale * ctc_N
+            objective = objective + self.loss_config.ctc_scale * ctc_N.sum()
             parts["ctc"] = ctc_N.detach()
+            total = total + self.loss_config.ctc_scale * parts["ctc"]
         return ModelLosses(
+            objective=objective,
             total=total,
             parts=parts,
             frame_lengths=frame_lengths,

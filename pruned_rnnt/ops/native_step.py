@@ -96,7 +96,7 @@ class NativeStep(torch.autograd.Function):
     """pruned_step._PrunedStep by the library: the same arguments, results and gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         utterances: Utterances
         plan: StepPlan
         utterances, plan = arguments[INPUTS:]
@@ -112,7 +112,7 @@ class NativeStep(torch.autograd.Function):
         inputs = [x.contiguous() for x in arguments[:INPUTS]]
         told = told_of(inputs, packed, at_once, plan)
         losses = losses_of(inputs, where, told)
-        total, parts, gx, gy, start, saved, work, sums = losses
+        total, parts, each, gx, gy, start, saved, work, sums = losses
         if sums is None:
             ctx.spent = saved, work
         else:
@@ -122,9 +122,9 @@ class NativeStep(torch.autograd.Function):
             ctx.spent = _gradients(inputs, told, saved, sums, wanted)
         ctx.save_for_backward(*arguments[:INPUTS], *where, start)
         ctx.told, ctx.plan = told, plan
-        ctx.mark_non_differentiable(gx, gy, start)
+        ctx.mark_non_differentiable(*(x for x in (gx, gy, start, each) if x is not None))
         ctx.set_materialize_grads(False)
-        return total, *parts.unbind(), gx, gy, start
+        return total, *parts.unbind(), gx, gy, start, each
 
     @staticmethod
     @refuses_second_derivative

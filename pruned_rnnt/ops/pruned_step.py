@@ -60,8 +60,9 @@ from pruned_rnnt.ops.utterances import Utterances
 
 
 class StepLosses(NamedTuple):
-    """total = simple_scale simple + pruned_scale pruned, each (N,) or (); the occupancies (N,T,U+1)
-    and band (N,T) on the way, without gradients."""
+    """total = simple_scale simple + pruned_scale pruned, all three (N,) or (); the occupancies
+    (N,T,U+1) and band (N,T) on the way, and where the losses are reduced those of each utterance
+    (3,N), in the same order, without gradients."""
 
     total: Tensor
     simple: Tensor
@@ -69,6 +70,7 @@ class StepLosses(NamedTuple):
     gx: Tensor
     gy: Tensor
     start: Tensor
+    each: Tensor | None
 
 
 def _layers(tensors: Sequence[Tensor], plan: StepPlan) -> list[Layer]:
@@ -87,7 +89,7 @@ def _projected(x_NLI: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
 
 class _PrunedStep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         encoder_NTE, predictor_NUP = arguments[:2]
         layers = _layers(arguments[2:INPUTS], arguments[-1])
         utterances: Utterances
@@ -144,14 +146,15 @@ class _PrunedStep(torch.autograd.Function):
         torch.neg(pruned_total, out=losses_3N[2])
         torch.mul(losses_3N[1], plan.simple_scale, out=losses_3N[0])
         losses_3N[0].add_(losses_3N[2], alpha=plan.pruned_scale)
+        each = None if plan.reduction == "none" else losses_3N
         if plan.reduction == "mean":
             losses_3N = losses_3N.mean(1)
         elif plan.reduction == "sum":
             losses_3N = losses_3N.sum(1)
-        ctx.mark_non_differentiable(gx, gy, start)
+        ctx.mark_non_differentiable(*(x for x in (gx, gy, start, each) if x is not None))
         ctx.set_materialize_grads(False)
         # A tensor of its own, which may be changed in place.
-        return (losses_3N[0].clone(), losses_3N[1], losses_3N[2], gx, gy, start)
+        return (losses_3N[0].clone(), losses_3N[1], losses_3N[2], gx, gy, start, each)
 
     @staticmethod
     @refuses_second_derivative

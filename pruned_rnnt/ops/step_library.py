@@ -31,13 +31,14 @@ _UNKNOWN = (0,) * 4
 # the CPU (int32, int64) if rows are packed, else int32 beside the rest. saved, work: uint8 memory,
 # of the sizes that pruned_step_bytes fills in, which may set chunk_rows to more.
 # -> gx, gy (N,T,W) acc, start (N,T) int32, total and parts: the weighted sum of the two losses
-# and the losses, (N) and (2,N), or reduced, () and (2). With at_once also what rows_backward does.
+# and the losses, (N) and (2,N), or reduced, () and (2), then with the three of each utterance in
+# each (3,N). With at_once also what rows_backward does.
 LIBRARY.define("pruned_step_bytes(Tensor(a!) sizes) -> ()")
 LIBRARY.define(
     "pruned_step_forward(Tensor encoder, Tensor predictor, Tensor[] layers, Tensor targets, "
     "Tensor logit_lengths, Tensor target_lengths, Tensor sizes, Tensor scales, Tensor(a!) saved, "
     "Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, Tensor(f!) total, "
-    "Tensor(g!) parts, Tensor(h!)? sums) -> ()"
+    "Tensor(g!) parts, Tensor(h!)? each, Tensor(i!)? sums) -> ()"
 )
 # The gradients of total and of the two losses, None for none -> in saved what layers_backward
 # takes; sums, acc: the gradients of the output layer's weight (V',D) and bias (V'). work as the
@@ -180,11 +181,12 @@ def told_of(inputs: Sequence[Tensor], packed: bool, at_once: bool, plan: StepPla
 
 
 class Losses(NamedTuple):
-    """total () or (N,), parts (2,) or (2,N), gx, gy (N,T,W), start (N,T); then what a backward pass
-    spends: memory, and sums where it has begun."""
+    """total () or (N,), parts (2,) or (2,N), each (3,N) where these are reduced, gx, gy (N,T,W),
+    start (N,T); then what a backward pass spends: memory, and sums where it has begun."""
 
     total: Tensor
     parts: Tensor
+    each: Tensor | None
     gx: Tensor
     gy: Tensor
     start: Tensor
@@ -202,6 +204,7 @@ def losses_of(inputs: list[Tensor], where: Sequence[Tensor], told: Told) -> Loss
     shape = () if sizes.reduced else (sizes.N,)
     total = saved.new_empty(shape, dtype=acc)
     parts = saved.new_empty((2, *shape), dtype=acc)
+    each = saved.new_empty((3, sizes.N), dtype=acc) if sizes.reduced else None
     sums = saved.new_empty(memory.sums, dtype=acc) if sizes.at_once else None
     _ops.pruned_step_forward.default(
         inputs[0],
@@ -217,9 +220,10 @@ def losses_of(inputs: list[Tensor], where: Sequence[Tensor], told: Told) -> Loss
         start,
         total,
         parts,
+        each,
         sums,
     )
-    return Losses(total, parts, gx, gy, start, saved, work, sums)
+    return Losses(total, parts, each, gx, gy, start, saved, work, sums)
 
 
 def rows_backward(

@@ -134,12 +134,11 @@ class Stepper:
     def _pass(self, batch: Any, step: int, scale: Callable[[], float], done: _Passes) -> None:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
             losses = self.task.losses(batch.to(self.device), step)
-        self.scaler.scale(losses.total.sum() * scale()).backward()
-        total = losses.total.detach()
-        sums_K = torch.stack((total, *losses.parts.values())).sum(dim=1)
+        self.scaler.scale(losses.objective * scale()).backward()
+        sums_K = torch.stack((losses.total, *losses.parts.values())).sum(dim=1)
         done.names = ("total", *losses.parts)
         done.sums_K = sums_K if done.sums_K is None else done.sums_K + sums_K
-        done.losses.append(total)
+        done.losses.append(losses.total)
 
     def _agree(self, passes: _Passes, stop_requested: bool) -> tuple[str, float, list[float], bool]:
         """Sum gradients over processes, scale and clip them: problem, norm, losses, stop.

@@ -33,8 +33,11 @@ class RunConfig(Protocol):
 
 
 class Losses(Protocol):
-    """total: (N,), minimised. parts: (N,) each, detached, shown beside it."""
+    """objective: (), the sum over the utterances, minimised. total: (N,), the same of each
+    utterance, and parts: (N,) each, shown beside it; both without gradient."""
 
+    @property
+    def objective(self) -> Tensor: ...
     @property
     def total(self) -> Tensor: ...
     @property

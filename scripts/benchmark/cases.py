@@ -18,10 +18,11 @@ from torch import Tensor, nn
 # simple: am (N,T,V), lm (N,U+1,V) in, smoothed simple loss and both gradients out.
 # step: encoder (N,T,E) and predictor (N,U+1,P) outputs in; four projections, smoothed simple loss,
 #       band, joiner (tanh, linear), pruned loss; gradients to both inputs and all weights out.
+# trainer_step: a step as the trainer calls it: the sum over the utterances, and the losses of each.
 # exact_step: the same inputs; two projections, joiner over the whole lattice, full loss; gradients.
 # lattice: px (N,U,T+1), py (N,U+1,T) in; total and both gradients out.
 # bounds: occupancies of px and py in, bounds out.
-KINDS = ("full", "simple", "step", "exact_step", "lattice", "bounds")
+KINDS = ("full", "simple", "step", "trainer_step", "exact_step", "lattice", "bounds")
 
 
 # The .npz with the lengths of real utterances, arrays `frames` and `tokens` (option --shapes).
@@ -74,6 +75,7 @@ CPU_CASES = [
     Case(name="cpu-full-one", kind="full", device="cpu", N=1, T=500, U=100, V=500),
     Case(name="cpu-simple", kind="simple", device="cpu", N=8, T=400, U=100, V=500),
     Case(name="cpu-step", N=8, V=500, S=5, **_CPU_STEP),
+    Case(name="cpu-trainer-step", N=8, V=500, S=5, **{**_CPU_STEP, "kind": "trainer_step"}),
     Case(name="cpu-step-large-v", N=4, V=5000, S=5, **_CPU_STEP),
     Case(name="cpu-exact-step", N=2, V=500, **{**_CPU_STEP, "kind": "exact_step"}),
     Case(name="cpu-lattice", kind="lattice", device="cpu", N=30, T=437, U=101, V=0),
@@ -82,10 +84,14 @@ CPU_CASES = [
 
 _STEP = {"kind": "step", "device": "cuda", "D": 512, "E": 512, "P": 512, "S": 5}
 _B30 = {**_STEP, "N": 30, "T": 437, "U": 101, "V": 500, "real": True}
+_TRAINER_B30 = {**_B30, "kind": "trainer_step"}
 _EXACT_B30 = {**_B30, "kind": "exact_step", "S": 0}
 _V5000 = {**_STEP, "N": 30, "T": 400, "U": 100, "V": 5000}
 CUDA_CASES = [
     Case(name="cuda-step-b30-bf16", autocast="bfloat16", **_B30),
+    Case(
+        name="cuda-trainer-step-b30-bf16", autocast="bfloat16", **{**_B30, "kind": "trainer_step"}
+    ),
     Case(name="cuda-step-b30-fp32", **_B30),
     Case(name="cuda-step-b30-tf32", tf32=True, **_B30),
     Case(name="cuda-step-v5000-bf16", autocast="bfloat16", **_V5000),

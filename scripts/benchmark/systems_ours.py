@@ -75,6 +75,23 @@ def step(case: Case, inputs: Inputs) -> Step:
     return step_where_lengths_are(case, on_the_host(inputs))
 
 
+def trainer_step(case: Case, inputs: Inputs) -> Step:
+    """The same as the trainer calls it: a sum over the batch, divided by its frames, and the losses
+    of each utterance for the log."""
+    module = _pruned_transducer(case)
+    module.reduction = "sum"
+    inputs = on_the_host(inputs)
+    frames = float(inputs.logit_lengths.sum())
+
+    def loss() -> Tensor:
+        first, second, *others = inputs
+        losses = module(first, second, *others, 0)
+        torch.stack(losses.utterances).sum(dim=1)
+        return losses.loss * (1 / frames)
+
+    return Step(loss, inputs, *module.parameters())
+
+
 def exact_step_where_lengths_are(case: Case, inputs: Inputs) -> Step:
     layers = make_layers(case)
     used = (layers.encoder_proj, layers.decoder_proj, layers.output)
@@ -126,13 +143,14 @@ KINDS = {
     "full": full,
     "simple": simple,
     "step": step,
+    "trainer_step": trainer_step,
     "exact_step": exact_step,
     "lattice": lattice,
     "bounds": bounds,
 }
 # What a graph replays must not depend on the host's lengths.
 REPLAYED = {
-    **KINDS,
+    **{kind: work for kind, work in KINDS.items() if kind != "trainer_step"},
     "step": step_where_lengths_are,
     "exact_step": exact_step_where_lengths_are,
 }

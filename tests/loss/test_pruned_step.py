@@ -261,3 +261,25 @@ def test_long_rows_under_autocast(device, vocabulary) -> None:
     for left, right in zip(got[6:], wanted[6:], strict=True):
         scale = right.abs().max().item()
         torch.testing.assert_close(left.double(), right.double(), rtol=0, atol=3e-2 * scale + 1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_losses_of_utterances(device, reduction) -> None:
+    """Whatever the reduction, and without gradient."""
+    joiner = pruned_rnnt.Joiner(7, 5, 6, 11)
+    criterion = pruned_rnnt.PrunedTransducerLoss(joiner, 7, 5, 11, reduction=reduction)
+    criterion.to(device)
+    encoder_out = torch.randn(3, 9, 7, device=device, requires_grad=True)
+    predictor_out = torch.randn(3, 5, 5, device=device)
+    targets = torch.randint(1, 11, (3, 4), device=device)
+    frames, symbols = torch.tensor([9, 7, 8]), torch.tensor([4, 2, 0])
+    losses = criterion(encoder_out, predictor_out, targets, frames, symbols, 3)
+    names = {"loss": "total", "simple_loss": "simple", "pruned_loss": "pruned"}
+    for name, of_utterances in names.items():
+        each = getattr(losses.utterances, of_utterances)
+        assert each.shape == (3,)
+        assert not each.requires_grad
+        want = each if reduction == "none" else getattr(each, reduction)()
+        torch.testing.assert_close(getattr(losses, name).detach(), want)
+    assert losses.loss.requires_grad

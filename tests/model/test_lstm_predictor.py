@@ -119,7 +119,7 @@ def test_every_parameter_learns() -> None:
     model = make_model().train()
     torch.manual_seed(3)
     batch = (torch.randn(2, 60, 20), torch.tensor([60, 41]), torch.tensor([[3, 4], [5, 0]]))
-    model(batch[0], batch[1], batch[2].int(), torch.tensor([2, 1]), 0).total.sum().backward()
+    model(batch[0], batch[1], batch[2].int(), torch.tensor([2, 1]), 0).objective.backward()
     for name, parameter in model.predictor.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
