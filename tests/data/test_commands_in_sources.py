@@ -92,7 +92,10 @@ def test_prepare_runs_no_command_that_is_not_allowed(
     config = DataConfig(path=str(tmp_path / "out"), num_workers=0)
     assert list(DataModule(config).train_loader())
     assert not witness.exists()
-    assert prepare(source, tmp_path / "out", "--allow-commands", "--features", "waveform") == 0
+    assert (
+        prepare(source, tmp_path / "out", "--allow-commands", "--replace", "--features", "waveform")
+        == 0
+    )
     assert len(witness.read_text().splitlines()) >= COUNT
     assert "data.allow_commands=true" in capsys.readouterr().out
 
@@ -100,7 +103,7 @@ def test_prepare_runs_no_command_that_is_not_allowed(
 def test_prepared_data_run_no_command_that_is_not_allowed(tmp_path: Path, witness: Path) -> None:
     source = manifest(tmp_path, write_audio(tmp_path / "a.wav", 1.0), witness)
     out = tmp_path / "out"
-    assert prepare(source, out, "--allow-commands", "--features", "waveform") == 0
+    assert prepare(source, out, "--allow-commands", "--replace", "--features", "waveform") == 0
     witness.unlink()
 
     def loader(**changes: Any) -> Any:
