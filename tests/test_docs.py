@@ -1,0 +1,33 @@
+"""The documentation: what a page says about the code is there, and its examples run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import ALLOWED
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FOLDERS = ("pruned_rnnt/", "csrc/", "recipes/", "configs/", "scripts/", "tests/", "docs/")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=str)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"`([\w./-]+)`", text) if name.startswith(FOLDERS)}
+    missing = sorted(name for name in named if not (ROOT / name).exists())
+    assert not missing, f"{page.name} names {missing}"
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_import_table_is_the_one_that_is_held(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    table = text.partition("<!-- imports -->")[2].partition("<!-- end -->")[0]
+    printed = {}
+    for line in table.strip().splitlines()[2:]:
+        part, *allowed = re.findall(r"`(\w+)`", line)
+        printed[part] = set(allowed)
+    assert printed == ALLOWED
