@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +32,28 @@ def test_import_table_is_the_one_that_is_held(page: str) -> None:
         part, *allowed = re.findall(r"`(\w+)`", line)
         printed[part] = set(allowed)
     assert printed == ALLOWED
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_loss_in_your_recipe_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page's blocks are one program: it learns, and its search finds the text."""
+    names: dict[str, Any] = {}
+    for block in blocks_of("tutorials/loss_in_your_recipe.md"):
+        exec(compile(block, "loss_in_your_recipe.md", "exec"), names)
+    history = names["history"]
+    assert history[-1] < 0.1 * history[0]
+    out = capsys.readouterr().out
+    assert "s_range=5" in out
+    text, recognised = re.findall(r"^(?:text|recognised) +(\[.*\])$", out, flags=re.MULTILINE)
+    assert recognised == text
+
+
+def test_the_diagnostics_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in blocks_of("reference/diagnostics.md"):
+        exec(block, names)
+    assert "s_range=5" in capsys.readouterr().out
