@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts.benchmark import pages
 from tests.test_imports import ALLOWED
 
 ROOT = Path(__file__).parent.parent
@@ -57,3 +59,35 @@ def test_the_diagnostics_example_runs(capsys: pytest.CaptureFixture[str]) -> Non
     for block in blocks_of("reference/diagnostics.md"):
         exec(block, names)
     assert "s_range=5" in capsys.readouterr().out
+
+
+def test_performance_page_shows_the_committed_rows() -> None:
+    page = pages.PAGE.read_text(encoding="utf-8")
+    assert pages.rendered(page) == page, "run python -m scripts.benchmark.pages"
+    assert set(re.findall(r"<!-- rows: (\w+) -->", page)) == set(pages.TABLES)
+
+
+def test_no_measured_number_outside_the_tables() -> None:
+    text = pages.text_outside(pages.PAGE.read_text(encoding="utf-8"))
+    assert not re.findall(r"\d[\d.,]*\s?(?:ms|s|MiB|GiB|x|times|%)(?!\w)", text)
+
+
+@pytest.mark.parametrize("picture", pages.PICTURES, ids=lambda picture: picture.name)
+def test_pictures_show_the_committed_rows(picture: pages.Picture) -> None:
+    drawn = html.unescape(pages.path_of(picture).read_text(encoding="utf-8"))
+    assert pages.description(picture) in drawn, "run python -m scripts.benchmark.pages"
+
+
+def test_newest_run_has_the_rows_measured_side_by_side() -> None:
+    def row(system: str, commit: str, time: float) -> pages.Row:
+        return {"case": "c", "system": system, "commit": commit, "median_ms": time}
+
+    rows = [row("peer", "a", 1), row("pruned_rnnt", "a", 2), row("peer", "b", 3)]
+    rows += [row("other", "a", 4), row("pruned_rnnt", "b", 5), row("pruned_rnnt", "b", 6)]
+    run = pages.newest_run(rows, "c")
+    assert {system: row["median_ms"] for system, row in run.items()} == {
+        "pruned_rnnt": 6,
+        "peer": 3,
+    }
+    assert next(iter(run)) == "pruned_rnnt"
+    assert pages.newest_run(rows[:1], "c") == {}
