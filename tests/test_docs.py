@@ -91,3 +91,21 @@ def test_newest_run_has_the_rows_measured_side_by_side() -> None:
     }
     assert next(iter(run)) == "pruned_rnnt"
     assert pages.newest_run(rows[:1], "c") == {}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/compat.md"])
+def test_links_to_files_lead_somewhere(page: str) -> None:
+    """mkdocs checks links between pages of the site alone."""
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8"))
+    assert links
+    missing = [link for link in links if not (path.parent / link).exists()]
+    assert not missing, f"{page} links {missing}"
+
+
+def test_readme_example_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["encoder_out"].grad.isfinite().all()
