@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from scripts.benchmark import pages
 from tests.test_imports import ALLOWED
@@ -109,3 +111,25 @@ def test_readme_example_runs() -> None:
     names: dict[str, Any] = {}
     exec(block, names)
     assert names["encoder_out"].grad.isfinite().all()
+
+
+def test_citation_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = OmegaConf.load(ROOT / "CITATION.cff")
+    assert str(citation.version) == project["version"]
+    assert citation.license == project["license"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".mkdocs.yml",
+        ".pre-commit-config.yaml",
+        *(
+            f".github/ISSUE_TEMPLATE/{name}.yml"
+            for name in ("bug", "training", "feature", "config")
+        ),
+    ],
+)
+def test_yaml_of_the_project_can_be_read(path: str) -> None:
+    assert OmegaConf.load(ROOT / path)
