@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -133,3 +134,11 @@ def test_citation_has_the_version_of_the_package() -> None:
 )
 def test_yaml_of_the_project_can_be_read(path: str) -> None:
     assert OmegaConf.load(ROOT / path)
+
+
+@pytest.mark.parametrize("module", ["pruned_rnnt", "pruned_rnnt.diagnostics"])
+def test_reference_has_every_public_name(module: str) -> None:
+    pages_text = "".join(p.read_text(encoding="utf-8") for p in ROOT.glob("docs/reference/*.md"))
+    names = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", pages_text, flags=re.MULTILINE))
+    public = {name for name in importlib.import_module(module).__all__ if not name.startswith("__")}
+    assert public <= names
