@@ -1,0 +1,298 @@
+"""Tables and pictures of docs/performance.md, from the committed rows in results/*.jsonl.
+
+`python -m scripts.benchmark.pages` writes them anew; run it when rows were added. In the page each
+table stands between `<!-- rows: NAME -->` and `<!-- end -->`, NAME being a key of TABLES; the text
+around the tables is written by hand and holds no measured number. Of each case the newest run is
+shown: all rows of the commit that pruned_rnnt's last row has, which were measured side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "performance.md"
+OURS = "pruned_rnnt"
+_BLOCK = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+Row = dict[str, Any]
+
+
+def read_rows(table: str, folder: Path = FOLDER) -> list[Row]:
+    lines = (folder / f"{table}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def newest_run(rows: Iterable[Row], case: str) -> dict[str, Row]:
+    """The last row of each system among those of the newest commit of ours; ours come first."""
+    of_case = [row for row in rows if row["case"] == case]
+    ours = [row for row in of_case if row["system"] == OURS]
+    if not ours:
+        return {}
+    commit = ours[-1]["commit"]
+    run = {row["system"]: row for row in of_case if row["commit"] == commit}
+    return dict(sorted(run.items(), key=lambda item: not item[0].startswith(OURS)))
+
+
+def cases_of(rows: Iterable[Row], kinds: Sequence[str]) -> list[str]:
+    """Names of the cases whose `what` begins with one of the kinds, in the order of the rows."""
+    names = [row["case"] for row in rows if row["what"].split()[0] in kinds]
+    return list(dict.fromkeys(names))
+
+
+def label(row: Row) -> str:
+    """What was computed, without what the table's heading says."""
+    kind, _, sizes = row["what"].partition(" forward+backward, ")
+    for text in (" cuda", " cpu", "autocast "):
+        sizes = sizes.replace(text, "")
+    sizes = sizes.replace(" of real utterances", ", real lengths,")
+    if "bfloat16" in sizes or "tf32" in sizes:
+        sizes = sizes.replace(" float32", "")
+    return f"{kind.replace('_', ' ')}, {sizes}"
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    table = [header, ["---"] * len(header), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+
+
+def state(rows: Iterable[Row]) -> str:
+    """On what the rows were measured, a sentence for each combination."""
+    found = dict.fromkeys(
+        (row.get("machine") or row["device"], row["torch"], row["commit"], row["date"])
+        for row in rows
+    )
+    return "".join(
+        f"\nMeasured on {machine}, torch {torch}, commit {commit}, {date}."
+        for machine, torch, commit, date in found
+    ) + ("\n" if found else "")
+
+
+def comparison(table: str, kinds: Sequence[str]) -> str:
+    """A line for each case, a column for each system: milliseconds / MiB."""
+    rows = read_rows(table)
+    runs = [run for case in cases_of(rows, kinds) if (run := newest_run(rows, case))]
+    systems = list(dict.fromkeys(system for run in runs for system in run))
+    systems.sort(key=lambda system: not system.startswith(OURS))
+    versions = {s: next(run[s]["version"] for run in runs if s in run) for s in systems}
+    header = ["case", *(s if s.startswith(OURS) else f"{s} {versions[s]}" for s in systems)]
+    lines = [
+        [
+            label(run[OURS]),
+            *(
+                f"{run[s]['median_ms']:.3g} / {run[s]['peak_mib']:.0f}" if s in run else "-"
+                for s in systems
+            ),
+        ]
+        for run in runs
+    ]
+    return markdown(header, lines) + state(row for run in runs for row in run.values())
+
+
+def launches() -> str:
+    """Kernels launched by a step, and how often the host waits for the GPU."""
+    rows = read_rows("cuda")
+    runs = [newest_run(rows, case) for case in cases_of(rows, ["step", "simple", "full"])]
+    lines = [
+        [label(row), row["system"], str(row["launches"]), str(row["waits"])]
+        for run in runs
+        for row in run.values()
+        if row["launches"] is not None and "graph" not in row["system"]
+    ]
+    return markdown(["case", "system", "launches", "waits"], lines)
+
+
+def engine() -> str:
+    """Steps of the trainer beside the bare work of its model."""
+    rows = [row for row in read_rows("engine") if "max_duration" in row]
+    header = ["GPUs", "audio a step and GPU", "bare step", "trainer's step", "overhead", "commit"]
+    lines = [
+        [
+            str(row["world_size"]),
+            f"{row['max_duration']:g} s",
+            f"{1000 * row['bare_step_seconds']:.0f} ms",
+            f"{1000 * row['engine_step_seconds']:.0f} ms",
+            f"{row['overhead']:.1%}",
+            row["commit"],
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines) + f"\nMeasured on {rows[-1]['device']}.\n"
+
+
+def zipformer() -> str:
+    rows = [row for row in read_rows("zipformer") if row["row"] == "train"]
+    header = ["parameters", "audio", "step", "losses' share", "peak memory", "real time", "commit"]
+    lines = [
+        [
+            f"{row['parameters'] / 1e6:.0f} M",
+            f"{row['audio_seconds']:.0f} s",
+            f"{row['step_ms']:.0f} ms",
+            f"{row['losses_share']:.1%}",
+            f"{row['peak_gib']:.1f} GiB",
+            f"{row['times_real_time']:,.0f}x",
+            row["commit"],
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines) + (
+        f"\nMeasured on {rows[-1]['device']}, torch {rows[-1]['torch']}, {rows[-1]['precision']}.\n"
+    )
+
+
+def decoding() -> str:
+    rows = read_rows("decoding")
+    columns = list(dict.fromkeys((row["device"], row["batch_size"]) for row in rows))
+    cells = {(row["method"], row["device"], row["batch_size"]): row for row in rows}
+    header = ["search", *(f"{device}, batch {size}" for device, size in columns)]
+    lines = [
+        [method, *(_factor(cells.get((method, *column))) for column in columns)]
+        for method in dict.fromkeys(row["method"] for row in rows)
+    ]
+    return markdown(header, lines) + state(rows)
+
+
+def _factor(row: Row | None) -> str:
+    return "-" if row is None else f"{row['times_real_time']:,.0f}x"
+
+
+def export() -> str:
+    rows = read_rows("export")
+    header = ["model, decoding", "system", "precision", "threads", "real time"]
+    lines = [
+        [
+            f"{row['model']}, {row['decoding']}",
+            row["system"],
+            row["precision"],
+            str(row["threads"]),
+            f"{1 / row['real_time_factor']:,.0f}x",
+        ]
+        for row in rows
+    ]
+    return markdown(header, lines) + state(rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "cuda_step": lambda: comparison("cuda", ["step"]),
+    "cuda_exact_step": lambda: comparison("cuda", ["exact_step"]),
+    "cuda_losses": lambda: comparison("cuda", ["simple", "full"]),
+    "cuda_parts": lambda: comparison("cuda", ["lattice", "bounds"]),
+    "cuda_launches": launches,
+    "cpu": lambda: comparison("cpu", ["step", "full", "simple"]),
+    "engine": engine,
+    "zipformer": zipformer,
+    "decoding": decoding,
+    "export": export,
+}
+
+
+def rendered(page: str) -> str:
+    """The page with the tables of the committed rows.
+
+    Raises:
+        ValueError: the page names a table that is not in TABLES.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        begin, name, end = match.groups()
+        if name not in TABLES:
+            raise ValueError(f"{PAGE.name} wants rows {name!r}; there are {sorted(TABLES)}")
+        return begin + TABLES[name]() + end
+
+    return _BLOCK.sub(block, page)
+
+
+def text_outside(page: str) -> str:
+    """The page without its tables."""
+    return _BLOCK.sub("", page)
+
+
+class Picture(NamedTuple):
+    """Bars of one number for each case and system of a table's newest runs."""
+
+    name: str
+    table: str
+    kinds: Sequence[str]
+    column: str
+    unit: str
+
+
+PICTURES = [
+    Picture("cuda_step_time", "cuda", ["step"], "median_ms", "milliseconds"),
+    Picture("cuda_step_memory", "cuda", ["step"], "peak_mib", "MiB above the inputs"),
+    Picture("cuda_losses_time", "cuda", ["simple", "full"], "median_ms", "milliseconds"),
+    Picture("cpu_time", "cpu", ["step", "full"], "median_ms", "milliseconds"),
+    Picture("cpu_memory", "cpu", ["step", "full"], "peak_mib", "MiB above the inputs"),
+]
+
+
+def values_of(picture: Picture) -> dict[str, dict[str, float]]:
+    """Numbers by case and system."""
+    rows = read_rows(picture.table)
+    values = {}
+    for case in cases_of(rows, picture.kinds):
+        run = newest_run(rows, case)
+        if run:
+            values[label(run[OURS])] = {s: row[picture.column] for s, row in run.items()}
+    return values
+
+
+def path_of(picture: Picture) -> Path:
+    return DOCS / "pictures" / f"{picture.name}.svg"
+
+
+def description(picture: Picture) -> str:
+    """What a picture was drawn from, which is written into it: says whether it is up to date."""
+    return json.dumps(values_of(picture)).replace('"', "'")
+
+
+def draw(picture: Picture) -> None:
+    """A panel of horizontal bars for each case, each with an axis of its own that begins at 0."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "pruned_rnnt"
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    from matplotlib import pyplot
+
+    values = values_of(picture)
+    systems = list(dict.fromkeys(system for run in values.values() for system in run))
+    colours = dict(zip(systems, pyplot.get_cmap("tab10").colors, strict=False))
+    heights = [len(run) + 1.5 for run in values.values()]
+    figure, panels = pyplot.subplots(
+        len(values),
+        squeeze=False,
+        figsize=(8, 0.27 * sum(heights)),
+        height_ratios=heights,
+        layout="constrained",
+    )
+    for axes, (case, run) in zip(panels[:, 0], values.items(), strict=True):
+        for place, (system, value) in enumerate(run.items()):
+            axes.barh(place, value, color=colours[system], height=0.85)
+            axes.text(value, place, f" {value:.3g}", va="center", fontsize=8)
+        axes.set_title(f"{case}: {picture.unit}", fontsize=9, loc="left")
+        axes.set_yticks(range(len(run)), list(run), fontsize=8)
+        axes.set_xticks([])
+        axes.set_xlim(0, 1.1 * max(run.values()))
+        axes.invert_yaxis()
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    path = path_of(picture)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None, "Description": description(picture)})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for picture in PICTURES:
+        draw(picture)
+    print(f"wrote {PAGE} and {len(PICTURES)} pictures")
+
+
+if __name__ == "__main__":
+    main()

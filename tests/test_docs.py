@@ -1,0 +1,144 @@
+"""The documentation: what a page says about the code is there, and its examples run."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from scripts.benchmark import pages
+from tests.test_imports import ALLOWED
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FOLDERS = ("pruned_rnnt/", "csrc/", "recipes/", "configs/", "scripts/", "tests/", "docs/")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=str)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"`([\w./-]+)`", text) if name.startswith(FOLDERS)}
+    missing = sorted(name for name in named if not (ROOT / name).exists())
+    assert not missing, f"{page.name} names {missing}"
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_import_table_is_the_one_that_is_held(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    table = text.partition("<!-- imports -->")[2].partition("<!-- end -->")[0]
+    printed = {}
+    for line in table.strip().splitlines()[2:]:
+        part, *allowed = re.findall(r"`(\w+)`", line)
+        printed[part] = set(allowed)
+    assert printed == ALLOWED
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_loss_in_your_recipe_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page's blocks are one program: it learns, and its search finds the text."""
+    names: dict[str, Any] = {}
+    for block in blocks_of("tutorials/loss_in_your_recipe.md"):
+        exec(compile(block, "loss_in_your_recipe.md", "exec"), names)
+    history = names["history"]
+    assert history[-1] < 0.1 * history[0]
+    out = capsys.readouterr().out
+    assert "s_range=5" in out
+    text, recognised = re.findall(r"^(?:text|recognised) +(\[.*\])$", out, flags=re.MULTILINE)
+    assert recognised == text
+
+
+def test_the_diagnostics_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in blocks_of("reference/diagnostics.md"):
+        exec(block, names)
+    assert "s_range=5" in capsys.readouterr().out
+
+
+def test_performance_page_shows_the_committed_rows() -> None:
+    page = pages.PAGE.read_text(encoding="utf-8")
+    assert pages.rendered(page) == page, "run python -m scripts.benchmark.pages"
+    assert set(re.findall(r"<!-- rows: (\w+) -->", page)) == set(pages.TABLES)
+
+
+def test_no_measured_number_outside_the_tables() -> None:
+    text = pages.text_outside(pages.PAGE.read_text(encoding="utf-8"))
+    assert not re.findall(r"\d[\d.,]*\s?(?:ms|s|MiB|GiB|x|times|%)(?!\w)", text)
+
+
+@pytest.mark.parametrize("picture", pages.PICTURES, ids=lambda picture: picture.name)
+def test_pictures_show_the_committed_rows(picture: pages.Picture) -> None:
+    drawn = html.unescape(pages.path_of(picture).read_text(encoding="utf-8"))
+    assert pages.description(picture) in drawn, "run python -m scripts.benchmark.pages"
+
+
+def test_newest_run_has_the_rows_measured_side_by_side() -> None:
+    def row(system: str, commit: str, time: float) -> pages.Row:
+        return {"case": "c", "system": system, "commit": commit, "median_ms": time}
+
+    rows = [row("peer", "a", 1), row("pruned_rnnt", "a", 2), row("peer", "b", 3)]
+    rows += [row("other", "a", 4), row("pruned_rnnt", "b", 5), row("pruned_rnnt", "b", 6)]
+    run = pages.newest_run(rows, "c")
+    assert {system: row["median_ms"] for system, row in run.items()} == {
+        "pruned_rnnt": 6,
+        "peer": 3,
+    }
+    assert next(iter(run)) == "pruned_rnnt"
+    assert pages.newest_run(rows[:1], "c") == {}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/compat.md"])
+def test_links_to_files_lead_somewhere(page: str) -> None:
+    """mkdocs checks links between pages of the site alone."""
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8"))
+    assert links
+    missing = [link for link in links if not (path.parent / link).exists()]
+    assert not missing, f"{page} links {missing}"
+
+
+def test_readme_example_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["encoder_out"].grad.isfinite().all()
+
+
+def test_citation_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = OmegaConf.load(ROOT / "CITATION.cff")
+    assert str(citation.version) == project["version"]
+    assert citation.license == project["license"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".mkdocs.yml",
+        ".pre-commit-config.yaml",
+        *(
+            f".github/ISSUE_TEMPLATE/{name}.yml"
+            for name in ("bug", "training", "feature", "config")
+        ),
+    ],
+)
+def test_yaml_of_the_project_can_be_read(path: str) -> None:
+    assert OmegaConf.load(ROOT / path)
+
+
+@pytest.mark.parametrize("module", ["pruned_rnnt", "pruned_rnnt.diagnostics"])
+def test_reference_has_every_public_name(module: str) -> None:
+    pages_text = "".join(p.read_text(encoding="utf-8") for p in ROOT.glob("docs/reference/*.md"))
+    names = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", pages_text, flags=re.MULTILINE))
+    public = {name for name in importlib.import_module(module).__all__ if not name.startswith("__")}
+    assert public <= names
