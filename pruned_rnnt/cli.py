@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.train,
         "train a model, or continue where its checkpoints end",
         "Under torchrun, one process a GPU: torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n"
-        "(the README has the command for two machines). --dry-run shows whether memory suffices.\n"
+        "(docs/tutorials/many_gpus.md has the command for two machines). --dry-run shows whether memory suffices.\n"
         "A run goes on from its newest checkpoint when it is started again.\n\n" + _OVERRIDES,
     )
     train.add_argument("--config", type=Path, metavar="FILE", help="YAML with what is not default")
