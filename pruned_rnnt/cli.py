@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pruned_rnnt import commands
+from pruned_rnnt import __version__, commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
@@ -31,7 +31,8 @@ Train and use transducer speech recognisers.
 
   pruned-rnnt prepare synthetic                          make data
   pruned-rnnt prepare own my_recordings.tsv              or take yours
-  pruned-rnnt train --config configs/synthetic.yaml      train; run again to continue
+  pruned-rnnt train --config configs/synthetic.yaml      train
+  pruned-rnnt train exp/synthetic                        continue after an interruption
   pruned-rnnt decode exp/synthetic                       recognise the test set, WER
   pruned-rnnt inspect exp/synthetic                      what happened
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
@@ -72,11 +73,11 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
     """Parse; settings and files may also follow an option, where argparse would not take them."""
     options, rest = parser.parse_known_args(arguments)
     names = [name for name in ("overrides", "arguments", "audio") if name in vars(options)]
-    takes_files = options.name in ("align", "transcribe")
+    only_settings = names == ["overrides"]
     wrong = [
         item
         for item in rest
-        if (item.startswith("-") and item != "-") or not (takes_files or "=" in item)
+        if (item.startswith("-") and item != "-") or (only_settings and "=" not in item)
     ]
     if rest and (not names or wrong):
         parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"pruned-rnnt {__version__}")
     parsers = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
 
     prepare = _command(
@@ -127,19 +129,25 @@ def _parser() -> argparse.ArgumentParser:
         parsers,
         "train",
         commands.train,
-        "train a model, or continue where its checkpoints end",
+        "train a model, or continue a run from its newest checkpoint",
         "Under torchrun, one process a GPU: torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n"
         "(the README has the command for two machines). --dry-run shows whether memory suffices.\n"
-        "A run goes on from its newest checkpoint when it is started again.\n\n" + _OVERRIDES,
+        "RUN, the folder of an earlier run, continues it with the configuration saved there; so\n"
+        "do the --config and settings that it was started with.\n\n" + _OVERRIDES,
     )
-    train.add_argument("--config", type=Path, metavar="FILE", help="YAML with what is not default")
+    train.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML with the settings that differ from the defaults",
+    )
     train.add_argument(
         "--allow-changes",
         action="store_true",
         help="continue a run although its configuration has changed",
     )
     add_rehearsal_arguments(train)
-    train.add_argument("overrides", nargs="*", metavar="section.key=value")
+    train.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
 
     decode = _command(
         parsers,

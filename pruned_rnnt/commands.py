@@ -11,6 +11,7 @@ import importlib
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.train.tasks import load_experiment
     from pruned_rnnt.train.trainer import Trainer
 
-    config, make_task = load_experiment(options.config, options.overrides)
+    config, make_task = load_experiment(*_config_to_train(options))
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
 
@@ -68,6 +69,30 @@ def train(options: argparse.Namespace, console: Console) -> int:
         print(f"pruned-rnnt train: stopped by {name}, checkpoint saved", file=sys.stderr)
         return EXIT_BY_SIGNAL + (by or signal.SIGTERM)
     return 0
+
+
+def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str]]:
+    """The YAML file and the overrides of a new run, or of the run whose folder is named."""
+    from pruned_rnnt.train.run import config_path
+
+    overrides, runs = _settings_and_runs(options.arguments)
+    if not runs:
+        return options.config, overrides
+    if options.config is not None:
+        raise UsageError(
+            f"--config {options.config} is for a new run, and {runs[0]} names a run to continue: "
+            "pass one of them"
+        )
+    if len(runs) > 1:
+        raise UsageError(f"name one run to continue, got {' '.join(runs)}")
+    # The folder may have been moved since its configuration was saved.
+    return config_path(Path(runs[0])), [*overrides, f"train.folder={runs[0]}"]
+
+
+def _settings_and_runs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments `section.key=value`, and the others, which are folders of runs."""
+    settings = [argument for argument in arguments if "=" in argument]
+    return settings, [argument for argument in arguments if "=" not in argument]
 
 
 def decode(options: argparse.Namespace, console: Console) -> int:
@@ -143,8 +168,7 @@ def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
     from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.run import run_config
 
-    overrides = [argument for argument in options.arguments if "=" in argument]
-    runs = [argument for argument in options.arguments if "=" not in argument]
+    overrides, runs = _settings_and_runs(options.arguments)
     if len(runs) + (options.config is not None) != 1:
         raise UsageError("name one run: the folder RUN, or --config FILE of the experiment")
     if runs:

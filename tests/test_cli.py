@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_corpus import make_corpus, tiny_overrides
 
+import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.folder_lock import only_one
@@ -97,9 +98,34 @@ def test_train_again_has_nothing_left_to_do(run: Path, corpus: Path) -> None:
     assert (run / "checkpoints/step-00000006.pt").stat().st_mtime_ns == before
 
 
+def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
+    """With its saved configuration, also where the folder was moved."""
+    started = tmp_path / "started"
+    settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
+    assert main(["train", *tiny_overrides(corpus, started, *settings)]) == 0
+    moved = started.rename(tmp_path / "moved")
+    for step in (4, 6):
+        (moved / f"checkpoints/step-0000000{step}.pt").unlink()
+    assert main(["train", "train.log_every=3", "--allow-changes", str(moved)]) == 0
+    states = [torch.load(folder / "checkpoints/step-00000006.pt") for folder in (run, moved)]
+    torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=0, atol=0)
+    assert not started.exists()
+    assert (moved / "config.yaml").read_text().count(f"folder: {moved}") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"pruned-rnnt {pruned_rnnt.__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["train", "/nowhere"], EXIT_USAGE, "/nowhere is not a run: it has no config.yaml"),
+        (["train", "exp/a", "--config", "b.yaml"], EXIT_USAGE, "exp/a names a run to continue"),
+        (["train", "exp/a", "exp/b"], EXIT_USAGE, "name one run to continue, got exp/a exp/b"),
         (["train", "--config", "absent.yaml"], EXIT_USAGE, "config file not found: absent.yaml"),
         (["train", "train.stebs=3"], EXIT_USAGE, "did you mean 'train.steps'"),
         (["train", "train.steps=many"], EXIT_USAGE, "train.steps"),
