@@ -20,6 +20,7 @@ from pruned_rnnt import __version__, commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
+from pruned_rnnt.train.average import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.icefall_arguments import IMPORT_HELP, add_import_arguments
 from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
 
@@ -180,10 +181,17 @@ def _parser() -> argparse.ArgumentParser:
         "average",
         commands.average,
         "average the last checkpoints of a run into one",
-        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE",
+        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE\n"
+        f"decode.checkpoint=average averages the last {AVERAGED_CHECKPOINTS} without a file.",
     )
     average.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    average.add_argument("--last", type=int, default=3, metavar="N", help="how many (default 3)")
+    average.add_argument(
+        "--last",
+        type=int,
+        default=AVERAGED_CHECKPOINTS,
+        metavar="N",
+        help=f"how many (default {AVERAGED_CHECKPOINTS})",
+    )
     average.add_argument(
         "--output", type=Path, metavar="FILE", help="default: RUN/average-last-N.pt"
     )

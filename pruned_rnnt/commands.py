@@ -128,14 +128,14 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     words = [utterance.transcript for utterance in decoded.utterances]
     characters = [transcript.characters() for transcript in words]
     transcripts = words if config.decode.metric == "wer" else characters
-    suffix = f"{label}-{loaded.source.stem}"
+    suffix = f"{label}-{loaded.name}"
     folder = config.folder / "results"
     metric = config.decode.metric.upper()
     write_results(folder, split, suffix, label, transcripts, metric)
     write_hypotheses(folder / f"nbest-{split}-{suffix}.jsonl", decoded.utterances, loaded.tokenizer)
     lower, upper = confidence_interval(transcripts)
     print(
-        f"{split} {label} {loaded.source.stem}: WER {count_errors(words)}, "
+        f"{split} {label} {loaded.name}: WER {count_errors(words)}, "
         f"CER {count_errors(characters)}, 95% interval of the {metric} {lower:.2%} .. {upper:.2%}, "
         f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
     )
@@ -217,7 +217,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
-    source = f"{config.folder.name}, {loaded.source.stem}"
+    source = f"{config.folder.name}, {loaded.name}"
     longest = read_usual_longest(config.folder)
     parts = loaded.model, loaded.tokenizer
     exact = run_export(options, *parts, folder, source, config.decode, longest)

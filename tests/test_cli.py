@@ -17,7 +17,9 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.folder_lock import only_one
 from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.train.checkpoint import CheckpointError
 from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks import load_experiment
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -70,6 +72,32 @@ def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     torch.testing.assert_close(mean[name], (states[0][name] + states[1][name]) / 2)
     assert main(["decode", str(run), f"decode.checkpoint={path}"]) == 0
     assert "average-last-2" in capsys.readouterr().out
+
+
+def test_decode_with_the_mean_of_the_last_checkpoints(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(run.rglob("step-*.pt"))
+    loaded = load_model(run_config(run, ["decode.checkpoint=average"]))
+    assert main(["average", str(run), "--output", str(tmp_path / "mean.pt")]) == 0
+    written = load_model(run_config(run, [f"decode.checkpoint={tmp_path / 'mean.pt'}"]))
+    for name, value in written.model.state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], value, rtol=0, atol=0)
+    assert main(["decode", str(run), "decode.checkpoint=average"]) == 0
+    assert "step-00000006-average-last-3: WER" in capsys.readouterr().out
+    assert sorted(run.rglob("step-*.pt")) == before
+
+
+def test_the_mean_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run/checkpoints"
+    for path in sorted(folder.glob("step-*.pt"))[:-2]:
+        path.unlink()
+    config = run_config(tmp_path / "run", ["decode.checkpoint=average"])
+    assert load_model(config).name == "step-00000006-average-last-2"
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="has no checkpoints"):
+        load_model(config)
 
 
 def test_inspect_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
