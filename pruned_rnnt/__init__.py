@@ -106,8 +106,12 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
 
     Raises:
         ValueError: no such file, or another kind of file; the message says which.
+        MissingPackageError: a package of the extra `train` is not installed.
     """
     # Here and not above: the losses need torch alone, a recogniser much more.
-    from pruned_rnnt.export import recogniser
+    from pruned_rnnt.optional_packages import missing_packages_named
+
+    with missing_packages_named():
+        from pruned_rnnt.export import recogniser
 
     return recogniser.load(path, device)

@@ -20,6 +20,12 @@ from pruned_rnnt import __version__, commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
 from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
+from pruned_rnnt.optional_packages import (
+    PACKAGES_OF_EXTRA,
+    MissingPackageError,
+    missing_packages_named,
+    require,
+)
 from pruned_rnnt.train.average import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.icefall_arguments import IMPORT_HELP, add_import_arguments
 from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
@@ -49,9 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parser = _parser()
     options = _parse(parser, arguments)
-    console = _start_logging()
     try:
-        code: int = options.command(options, console)
+        require(*PACKAGES_OF_EXTRA["train"])
+        console = _start_logging()
+        with missing_packages_named():
+            code: int = options.command(options, console)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -60,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever reads the output has seen enough; what is still buffered must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except MissingPackageError as error:
+        if options.debug:
+            raise
+        print(f"pruned-rnnt {options.name}: {error}", file=sys.stderr)
         return EXIT_FAILED
     except Exception as error:
         for_people = _is_for_people(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import differences
-from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
+from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError
 from pruned_rnnt.export.icefall_folder import export_icefall
 from pruned_rnnt.export.inputs import AudioInput, audio_inputs
 from pruned_rnnt.export.live import LiveRecogniser, RawSource, transcribe_raw
@@ -22,6 +22,7 @@ from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.transcripts import transcript
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.optional_packages import require
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
 # Suffixes of files that are not called like their format.
@@ -34,12 +35,13 @@ def check_export(options: argparse.Namespace) -> None:
     """Refuse what cannot be done before the model is loaded.
 
     Raises:
-        ExportError: options that do not go together, or a missing package.
+        ExportError: options that do not go together.
+        MissingPackageError: a package of the extra `export` is not installed.
     """
     if options.format != "onnx" and (options.int8 or options.fp16 or options.verify):
         raise ExportError("--int8, --fp16 and --verify are for --format onnx")
     if options.format == "onnx":
-        require((*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ())))
+        require(*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ()))
     for path in options.verify or ():
         if not path.is_file():
             raise ExportError(f"audio file not found: {path}")
