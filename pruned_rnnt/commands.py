@@ -101,6 +101,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.results import write_results
     from pruned_rnnt.decode.search import decode_set
     from pruned_rnnt.decode.wer import confidence_interval, count_errors
+    from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
     config = _config_of_run(options)
@@ -122,9 +123,10 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             print(f"drawn: {path}")
         return 0
     split, label = config.decode.split, config.decode.label
-    decoded = decode_set(
-        loaded.model, data.test_loader(split), loaded.tokenizer, config.decode, language_model
-    )
+    loader = data.test_loader(split)
+    with progress_bar(console, "decoding, utterances", loader.utterances) as bar:
+        batches = bar.over(loader, size=len)
+        decoded = decode_set(loaded.model, batches, loaded.tokenizer, config.decode, language_model)
     words = [utterance.transcript for utterance in decoded.utterances]
     characters = [transcript.characters() for transcript in words]
     transcripts = words if config.decode.metric == "wer" else characters
@@ -193,7 +195,15 @@ def align(options: argparse.Namespace, console: Console) -> int:
     split = options.split or config.decode.split
     source = (audio[0], options.text) if audio else (config.data, split)
     longest = read_usual_longest(options.run)
-    done = run_align(loaded.model, loaded.tokenizer, source, folder, options.format, longest)
+    done = run_align(
+        loaded.model,
+        loaded.tokenizer,
+        source,
+        folder,
+        options.format,
+        usual_longest=longest,
+        console=console,
+    )
     return 0 if done else EXIT_FAILED
 
 
@@ -264,7 +274,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         language_model=_language_model(config.decode, model, tokenizer),
     )
     if not options.microphone and options.audio != ["-"]:
-        return 0 if run_transcribe(recogniser, inputs, options) else EXIT_FAILED
+        return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
     live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:

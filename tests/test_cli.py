@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
+from rich.console import Console
 from tiny_corpus import make_corpus, tiny_overrides
 
 import pruned_rnnt
@@ -98,6 +102,35 @@ def test_the_mean_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(CheckpointError, match="has no checkpoints"):
         load_model(config)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_bars_are_for_terminals(
+    is_terminal: bool,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=is_terminal, width=80)
+    monkeypatch.setattr("pruned_rnnt.cli._start_logging", lambda: console)
+    noise_S = 0.1 * np.random.default_rng(0).standard_normal(32000)
+    soundfile.write(tmp_path / "a.wav", noise_S, 16000)
+    done = (("decoding, utterances", "6/6"), ("aligning, utterances", "6/6"), ("1/1 a.wav", "2/2"))
+    commands = (
+        ["decode", str(run)],
+        ["align", str(run), "--output", str(tmp_path / "times")],
+        ["transcribe", str(run), str(tmp_path / "a.wav")],
+    )
+    for command, words in zip(commands, done, strict=True):
+        assert main(command) == 0
+        shown = screen.getvalue()
+        assert all(word in shown for word in words) == is_terminal
+        assert bool(shown) == is_terminal
+        screen.seek(0)
+        screen.truncate()
+        assert "\x1b" not in capsys.readouterr().out
 
 
 def test_inspect_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

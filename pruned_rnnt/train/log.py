@@ -15,6 +15,8 @@ import rich.progress
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pruned_rnnt.progress import bar_columns
+
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
 
@@ -149,12 +151,7 @@ class _BarAndStatus(rich.progress.Progress):
 def progress_bar(console: Console, *, enabled: bool) -> rich.progress.Progress:
     """Steps done, time left, and a `status` field; shown on a terminal only."""
     return _BarAndStatus(
-        rich.progress.TextColumn("[bold]{task.description}"),
-        rich.progress.BarColumn(bar_width=None),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TextColumn("left"),
-        rich.progress.TimeRemainingColumn(),
+        *bar_columns(),
         console=console,
         expand=True,
         disable=not (enabled and console.is_terminal),
