@@ -8,7 +8,6 @@ signal's number (143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP, 138 for SIGUSR
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import pkgutil
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from pruned_rnnt import __version__, commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
+from pruned_rnnt.console import start_logging
 from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
 from pruned_rnnt.optional_packages import (
     PACKAGES_OF_EXTRA,
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(parser, arguments)
     try:
         require(*PACKAGES_OF_EXTRA["train"])
-        console = _start_logging()
+        console = start_logging()
         with missing_packages_named():
             code: int = options.command(options, console)
         sys.stdout.flush()
@@ -288,20 +288,3 @@ def _recipes() -> list[str]:
     import recipes
 
     return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__) if module.ispkg)
-
-
-def _start_logging() -> Console:
-    """Log lines of this package go through the console that also draws the progress bar."""
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    console = Console(stderr=True)
-    handler: logging.Handler = logging.StreamHandler()
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("pruned_rnnt")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    return console

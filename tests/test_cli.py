@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import shutil
 import subprocess
@@ -114,7 +115,7 @@ def test_progress_bars_are_for_terminals(
 ) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=is_terminal, width=80)
-    monkeypatch.setattr("pruned_rnnt.cli._start_logging", lambda: console)
+    monkeypatch.setattr("pruned_rnnt.cli.start_logging", lambda: console)
     noise_S = 0.1 * np.random.default_rng(0).standard_normal(32000)
     soundfile.write(tmp_path / "a.wav", noise_S, 16000)
     done = (("decoding, utterances", "6/6"), ("aligning, utterances", "6/6"), ("1/1 a.wav", "2/2"))
@@ -157,6 +158,26 @@ def test_train_again_has_nothing_left_to_do(run: Path, corpus: Path) -> None:
     settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
     assert main(["train", *tiny_overrides(corpus, run, *settings)]) == 0
     assert (run / "checkpoints/step-00000006.pt").stat().st_mtime_ns == before
+
+
+def test_piped_log_lines_fit_80_columns(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["train.steps=2", "train.save_every=1"]
+    assert main(["train", *tiny_overrides(corpus, tmp_path / "run", *settings)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (step,) = [line for line in lines if " step 1/2 " in line]
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d step 1/2 loss \S+ lr \S+ \S+ steps/s 0:\d\d:\d\d left", step
+    )
+    assert any(line.endswith("saved step-00000001.pt") for line in lines)
+    assert any("step 2 validation: loss" in line for line in lines)
+    # The line about kernels has the path of a library.
+    assert [line for line in lines if len(line) > 80 and "kernels of the losses" not in line] == []
+    log = (tmp_path / "run/train.log").read_text()
+    assert re.search(r"INFO step 1/2 epoch 0 loss .*pruned .* utt/s", log)
+    assert f"saved {tmp_path}/run/checkpoints/step-00000001.pt" in log
+    assert " ins, " in log
 
 
 def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
