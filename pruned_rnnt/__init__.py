@@ -21,12 +21,14 @@ V vocabulary.
 | 14 | export        | export/                              | -> ONNX files a recogniser runs     |
 | 15 | alignment     | align/                               | text -> times of words and symbols  |
 
-`import pruned_rnnt` gives the losses and needs torch alone; the other parts are imported by name.
+`import pruned_rnnt` gives the losses and needs torch alone. `pruned_rnnt.diagnostics` is imported
+when it is first used; the other parts are imported by name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.loss import (
     Bounds,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pruned_rnnt import diagnostics
     from pruned_rnnt.export.recogniser import Recogniser
 
 __all__ = [
@@ -68,9 +71,11 @@ __all__ = [
     "PrunedTransducerLoss",
     "SimpleLoss",
     "TransducerLosses",
+    "__version__",
     "backend_report",
     "backend_summary",
     "ctc_loss",
+    "diagnostics",
     "load",
     "mutual_information",
     "packed_row_splits",
@@ -83,14 +88,30 @@ __all__ = [
     "row_splits_to_row_ids",
 ]
 
+__version__ = "0.1.0"  # pyproject.toml reads it here
+
+
+def __getattr__(name: str) -> Any:
+    if name == "diagnostics":
+        return importlib.import_module("pruned_rnnt.diagnostics")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "diagnostics"})
+
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
     """A model which `pruned-rnnt export RUN --format torch` wrote, ready for `.transcribe(file)`.
 
     Raises:
         ValueError: no such file, or another kind of file; the message says which.
+        MissingPackageError: a package of the extra `train` is not installed.
     """
     # Here and not above: the losses need torch alone, a recogniser much more.
-    from pruned_rnnt.export import recogniser
+    from pruned_rnnt.optional_packages import missing_packages_named
+
+    with missing_packages_named():
+        from pruned_rnnt.export import recogniser
 
     return recogniser.load(path, device)

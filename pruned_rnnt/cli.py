@@ -8,7 +8,6 @@ signal's number (143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP, 138 for SIGUSR
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import pkgutil
 import sys
@@ -16,10 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pruned_rnnt import commands
+from pruned_rnnt import __version__, commands
 from pruned_rnnt.align.arguments import add_align_arguments
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
+from pruned_rnnt.console import start_logging
 from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
+from pruned_rnnt.optional_packages import (
+    PACKAGES_OF_EXTRA,
+    MissingPackageError,
+    missing_packages_named,
+    require,
+)
+from pruned_rnnt.train.average import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.icefall_arguments import IMPORT_HELP, add_import_arguments
 from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
 
@@ -31,14 +38,13 @@ Train and use transducer speech recognisers.
 
   pruned-rnnt prepare synthetic                          make data
   pruned-rnnt prepare own my_recordings.tsv              or take yours
-  pruned-rnnt train --config configs/synthetic.yaml      train; run again to continue
+  pruned-rnnt train --config configs/synthetic.yaml      train
+  pruned-rnnt train exp/synthetic                        continue after an interruption
   pruned-rnnt decode exp/synthetic                       recognise the test set, WER
   pruned-rnnt inspect exp/synthetic                      what happened
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             your own audio to text
 """
-# To replace it where `main` is called again.
-_HANDLER_NAME = "pruned-rnnt console"
 _OVERRIDES = """\
 section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
 decode.method=modified_beam. `pruned-rnnt inspect CONFIG.yaml --keys` lists them all.
@@ -49,9 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parser = _parser()
     options = _parse(parser, arguments)
-    console = _start_logging()
     try:
-        code: int = options.command(options, console)
+        require(*PACKAGES_OF_EXTRA["train"])
+        console = start_logging()
+        with missing_packages_named():
+            code: int = options.command(options, console)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -60,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever reads the output has seen enough; what is still buffered must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except MissingPackageError as error:
+        if options.debug:
+            raise
+        print(f"pruned-rnnt {options.name}: {error}", file=sys.stderr)
         return EXIT_FAILED
     except Exception as error:
         for_people = _is_for_people(error)
@@ -74,11 +87,11 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
     """Parse; settings and files may also follow an option, where argparse would not take them."""
     options, rest = parser.parse_known_args(arguments)
     names = [name for name in ("overrides", "arguments", "audio") if name in vars(options)]
-    takes_files = options.name in ("align", "transcribe")
+    only_settings = names == ["overrides"]
     wrong = [
         item
         for item in rest
-        if (item.startswith("-") and item != "-") or not (takes_files or "=" in item)
+        if (item.startswith("-") and item != "-") or (only_settings and "=" not in item)
     ]
     if rest and (not names or wrong):
         parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
@@ -112,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"pruned-rnnt {__version__}")
     parsers = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
 
     prepare = _command(
@@ -129,19 +143,26 @@ def _parser() -> argparse.ArgumentParser:
         parsers,
         "train",
         commands.train,
-        "train a model, or continue where its checkpoints end",
+        "train a model, or continue a run from its newest checkpoint",
         "Under torchrun, one process a GPU: torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n"
-        "(docs/tutorials/many_gpus.md has the command for two machines). --dry-run shows whether memory suffices.\n"
-        "A run goes on from its newest checkpoint when it is started again.\n\n" + _OVERRIDES,
+        "(for several machines: docs/tutorials/many_gpus.md). --dry-run shows whether memory\n"
+        "suffices.\n"
+        "RUN, the folder of an earlier run, continues it with the configuration saved there; so\n"
+        "do the --config and settings that it was started with.\n\n" + _OVERRIDES,
     )
-    train.add_argument("--config", type=Path, metavar="FILE", help="YAML with what is not default")
+    train.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML with the settings that differ from the defaults",
+    )
     train.add_argument(
         "--allow-changes",
         action="store_true",
         help="continue a run although its configuration has changed",
     )
     add_rehearsal_arguments(train)
-    train.add_argument("overrides", nargs="*", metavar="section.key=value")
+    train.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
 
     decode = _command(
         parsers,
@@ -174,10 +195,17 @@ def _parser() -> argparse.ArgumentParser:
         "average",
         commands.average,
         "average the last checkpoints of a run into one",
-        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE",
+        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE\n"
+        f"decode.checkpoint=average averages the last {AVERAGED_CHECKPOINTS} without a file.",
     )
     average.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    average.add_argument("--last", type=int, default=3, metavar="N", help="how many (default 3)")
+    average.add_argument(
+        "--last",
+        type=int,
+        default=AVERAGED_CHECKPOINTS,
+        metavar="N",
+        help=f"how many (default {AVERAGED_CHECKPOINTS})",
+    )
     average.add_argument(
         "--output", type=Path, metavar="FILE", help="default: RUN/average-last-N.pt"
     )
@@ -261,25 +289,3 @@ def _recipes() -> list[str]:
     import recipes
 
     return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__) if module.ispkg)
-
-
-def _start_logging() -> Console:
-    """Log lines go through the console that also draws the progress bar.
-
-    The handler is that of the root logger: where that has none, other packages that log (lhotse)
-    make it one, and every line of ours would be printed twice.
-    """
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    console = Console(stderr=True)
-    handler: logging.Handler = logging.StreamHandler()
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.set_name(_HANDLER_NAME)
-    root = logging.getLogger()
-    root.handlers = [h for h in root.handlers if h.get_name() != _HANDLER_NAME] + [handler]
-    logging.getLogger("pruned_rnnt").setLevel(logging.INFO)
-    return console

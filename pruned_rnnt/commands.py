@@ -10,6 +10,7 @@ import argparse
 import importlib
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.train.tasks import load_experiment
     from pruned_rnnt.train.trainer import Trainer
 
-    config, make_task = load_experiment(options.config, options.overrides)
+    config, make_task = load_experiment(*_config_to_train(options))
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
 
@@ -69,12 +70,37 @@ def train(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str]]:
+    """The YAML file and the overrides of a new run, or of the run whose folder is named."""
+    from pruned_rnnt.train.run import config_path
+
+    overrides, runs = _settings_and_runs(options.arguments)
+    if not runs:
+        return options.config, overrides
+    if options.config is not None:
+        raise UsageError(
+            f"--config {options.config} is for a new run, and {runs[0]} names a run to continue: "
+            "pass one of them"
+        )
+    if len(runs) > 1:
+        raise UsageError(f"name one run to continue, got {' '.join(runs)}")
+    # The folder may have been moved since its configuration was saved.
+    return config_path(Path(runs[0])), [*overrides, f"train.folder={runs[0]}"]
+
+
+def _settings_and_runs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments `section.key=value`, and the others, which are folders of runs."""
+    settings = [argument for argument in arguments if "=" in argument]
+    return settings, [argument for argument in arguments if "=" not in argument]
+
+
 def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.align.hypotheses import write_hypotheses
     from pruned_rnnt.data.datamodule import DataModule
     from pruned_rnnt.decode.results import write_results
     from pruned_rnnt.decode.search import decode_set
     from pruned_rnnt.decode.wer import confidence_interval, count_errors
+    from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
     config = _config_of_run(options)
@@ -96,20 +122,21 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             print(f"drawn: {path}")
         return 0
     split, label = config.decode.split, config.decode.label
-    decoded = decode_set(
-        loaded.model, data.test_loader(split), loaded.tokenizer, config.decode, language_model
-    )
+    loader = data.test_loader(split)
+    with progress_bar(console, "decoding, utterances", loader.utterances) as bar:
+        batches = bar.over(loader, size=len)
+        decoded = decode_set(loaded.model, batches, loaded.tokenizer, config.decode, language_model)
     words = [utterance.transcript for utterance in decoded.utterances]
     characters = [transcript.characters() for transcript in words]
     transcripts = words if config.decode.metric == "wer" else characters
-    suffix = f"{label}-{loaded.source.stem}"
+    suffix = f"{label}-{loaded.name}"
     folder = config.folder / "results"
     metric = config.decode.metric.upper()
     write_results(folder, split, suffix, label, transcripts, metric)
     write_hypotheses(folder / f"nbest-{split}-{suffix}.jsonl", decoded.utterances, loaded.tokenizer)
     lower, upper = confidence_interval(transcripts)
     print(
-        f"{split} {label} {loaded.source.stem}: WER {count_errors(words)}, "
+        f"{split} {label} {loaded.name}: WER {count_errors(words)}, "
         f"CER {count_errors(characters)}, 95% interval of the {metric} {lower:.2%} .. {upper:.2%}, "
         f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
     )
@@ -142,8 +169,7 @@ def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
     from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.run import run_config
 
-    overrides = [argument for argument in options.arguments if "=" in argument]
-    runs = [argument for argument in options.arguments if "=" not in argument]
+    overrides, runs = _settings_and_runs(options.arguments)
     if len(runs) + (options.config is not None) != 1:
         raise UsageError("name one run: the folder RUN, or --config FILE of the experiment")
     if runs:
@@ -168,7 +194,15 @@ def align(options: argparse.Namespace, console: Console) -> int:
     split = options.split or config.decode.split
     source = (audio[0], options.text) if audio else (config.data, split)
     longest = read_usual_longest(options.run)
-    done = run_align(loaded.model, loaded.tokenizer, source, folder, options.format, longest)
+    done = run_align(
+        loaded.model,
+        loaded.tokenizer,
+        source,
+        folder,
+        options.format,
+        usual_longest=longest,
+        console=console,
+    )
     return 0 if done else EXIT_FAILED
 
 
@@ -192,7 +226,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
-    source = f"{config.folder.name}, {loaded.source.stem}"
+    source = f"{config.folder.name}, {loaded.name}"
     longest = read_usual_longest(config.folder)
     parts = loaded.model, loaded.tokenizer
     exact = run_export(options, *parts, folder, source, config.decode, longest)
@@ -239,7 +273,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         language_model=_language_model(config.decode, model, tokenizer),
     )
     if not options.microphone and options.audio != ["-"]:
-        return 0 if run_transcribe(recogniser, inputs, options) else EXIT_FAILED
+        return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
     live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:

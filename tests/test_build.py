@@ -8,10 +8,12 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import pruned_rnnt
 from pruned_rnnt.ops._library import FALLBACKS
 from pruned_rnnt.ops._native import (
     COMPOSED,
@@ -213,6 +215,9 @@ def test_wheel_without_libraries_is_for_any_platform(tmp_path: Path) -> None:
     wheels = [path.name for path in tmp_path.glob("*.whl")]
     assert [name.split("-", 2)[2] for name in wheels] == ["py3-none-any.whl"], result.stderr
     assert "this wheel has no native libraries" in result.stdout + result.stderr
+    assert wheels[0].split("-")[1] == pruned_rnnt.__version__
+    with zipfile.ZipFile(tmp_path / wheels[0]) as wheel:
+        assert "pruned_rnnt/py.typed" in wheel.namelist()
 
 
 @needs_cmake

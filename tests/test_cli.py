@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
+from rich.console import Console
 from tiny_corpus import make_corpus, tiny_overrides
 
+import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.folder_lock import only_one
 from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.train.checkpoint import CheckpointError
 from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks import load_experiment
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -71,6 +79,61 @@ def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "average-last-2" in capsys.readouterr().out
 
 
+def test_decode_with_the_mean_of_the_last_checkpoints(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(run.rglob("step-*.pt"))
+    loaded = load_model(run_config(run, ["decode.checkpoint=average"]))
+    assert main(["average", str(run), "--output", str(tmp_path / "mean.pt")]) == 0
+    written = load_model(run_config(run, [f"decode.checkpoint={tmp_path / 'mean.pt'}"]))
+    for name, value in written.model.state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], value, rtol=0, atol=0)
+    assert main(["decode", str(run), "decode.checkpoint=average"]) == 0
+    assert "step-00000006-average-last-3: WER" in capsys.readouterr().out
+    assert sorted(run.rglob("step-*.pt")) == before
+
+
+def test_the_mean_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run/checkpoints"
+    for path in sorted(folder.glob("step-*.pt"))[:-2]:
+        path.unlink()
+    config = run_config(tmp_path / "run", ["decode.checkpoint=average"])
+    assert load_model(config).name == "step-00000006-average-last-2"
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="has no checkpoints"):
+        load_model(config)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_bars_are_for_terminals(
+    is_terminal: bool,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=is_terminal, width=80)
+    monkeypatch.setattr("pruned_rnnt.cli.start_logging", lambda: console)
+    noise_S = 0.1 * np.random.default_rng(0).standard_normal(32000)
+    soundfile.write(tmp_path / "a.wav", noise_S, 16000)
+    done = (("decoding, utterances", "6/6"), ("aligning, utterances", "6/6"), ("1/1 a.wav", "2/2"))
+    commands = (
+        ["decode", str(run)],
+        ["align", str(run), "--output", str(tmp_path / "times")],
+        ["transcribe", str(run), str(tmp_path / "a.wav")],
+    )
+    for command, words in zip(commands, done, strict=True):
+        assert main(command) == 0
+        shown = screen.getvalue()
+        assert all(word in shown for word in words) == is_terminal
+        assert bool(shown) == is_terminal
+        screen.seek(0)
+        screen.truncate()
+        assert "\x1b" not in capsys.readouterr().out
+
+
 def test_inspect_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(run)]) == 0
     shown = capsys.readouterr().out
@@ -97,9 +160,54 @@ def test_train_again_has_nothing_left_to_do(run: Path, corpus: Path) -> None:
     assert (run / "checkpoints/step-00000006.pt").stat().st_mtime_ns == before
 
 
+def test_piped_log_lines_fit_80_columns(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["train.steps=2", "train.save_every=1"]
+    assert main(["train", *tiny_overrides(corpus, tmp_path / "run", *settings)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (step,) = [line for line in lines if " step 1/2 " in line]
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d step 1/2 loss \S+ lr \S+ \S+ steps/s 0:\d\d:\d\d left", step
+    )
+    assert any(line.endswith("saved step-00000001.pt") for line in lines)
+    assert any("step 2 validation: loss" in line for line in lines)
+    # The line about kernels has the path of a library.
+    assert [line for line in lines if len(line) > 80 and "kernels of the losses" not in line] == []
+    log = (tmp_path / "run/train.log").read_text()
+    assert re.search(r"INFO step 1/2 epoch 0 loss .*pruned .* utt/s", log)
+    assert f"saved {tmp_path}/run/checkpoints/step-00000001.pt" in log
+    assert " ins, " in log
+
+
+def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
+    """With its saved configuration, also where the folder was moved."""
+    started = tmp_path / "started"
+    settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
+    assert main(["train", *tiny_overrides(corpus, started, *settings)]) == 0
+    moved = started.rename(tmp_path / "moved")
+    for step in (4, 6):
+        (moved / f"checkpoints/step-0000000{step}.pt").unlink()
+    assert main(["train", "train.log_every=3", "--allow-changes", str(moved)]) == 0
+    states = [torch.load(folder / "checkpoints/step-00000006.pt") for folder in (run, moved)]
+    torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=0, atol=0)
+    assert not started.exists()
+    assert (moved / "config.yaml").read_text().count(f"folder: {moved}") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"pruned-rnnt {pruned_rnnt.__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["train", "/nowhere"], EXIT_USAGE, "/nowhere is not a run: it has no config.yaml"),
+        (["train", "exp/a", "--config", "b.yaml"], EXIT_USAGE, "exp/a names a run to continue"),
+        (["train", "exp/a", "exp/b"], EXIT_USAGE, "name one run to continue, got exp/a exp/b"),
         (["train", "--config", "absent.yaml"], EXIT_USAGE, "config file not found: absent.yaml"),
         (["train", "train.stebs=3"], EXIT_USAGE, "did you mean 'train.steps'"),
         (["train", "train.steps=many"], EXIT_USAGE, "train.steps"),

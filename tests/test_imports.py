@@ -53,6 +53,15 @@ def test_no_relative_imports() -> None:
             assert not (isinstance(node, ast.ImportFrom) and node.level > 0), source
 
 
+def test_diagnostics_need_no_import_of_their_own() -> None:
+    code = (
+        "import sys, pruned_rnnt; before = 'pruned_rnnt.diagnostics' in sys.modules;"
+        "print(before, pruned_rnnt.diagnostics.retained_mass.__name__, hasattr(pruned_rnnt, 'x'))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False retained_mass False"
+
+
 def test_import_needs_torch_alone() -> None:
     """A loss-only user pays for no data, plotting or configuration library."""
     heavy = ["lhotse", "sentencepiece", "omegaconf", "matplotlib", "scipy", "rich", "kaldialign"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.align.manifest import cut_of_file
 from pruned_rnnt.align.output import AlignmentWriter
@@ -14,6 +14,10 @@ from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.data.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.progress import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +36,16 @@ def run_align(
     source: tuple[DataConfig, str] | tuple[Path, str],
     folder: Path,
     kind: str,
+    *,
     usual_longest: float | None = None,
+    console: Console | None = None,
 ) -> bool:
     """Align a set (data and split) or a file (path and text); False where something was not.
 
     Args:
         folder, kind: as of `AlignmentWriter`.
         usual_longest: as of `align_file`.
+        console: for a progress bar over a set.
 
     Raises:
         FileNotFoundError, ValueError: as `align_set` and `align_file`.
@@ -49,9 +56,12 @@ def run_align(
         cuts = {where.stem: cut_of_file(where, where.stem, what)} if kind == "lhotse" else {}
         return write_alignments(results, folder, kind, where.stem, cuts)
     data = DataModule(where)
-    results = align_set(model, tokenizer, data, what)
+    loader = data.test_loader(what)
+    results = align_set(model, tokenizer, data, loader)
     cuts = {cut.id: cut for cut in data.folder.cuts(what)} if kind == "lhotse" else {}
-    return write_alignments(results, folder, kind, what, cuts)
+    with progress_bar(console, "aligning, utterances", loader.utterances) as bar:
+        counted = bar.over(results, size=lambda _: 1)
+        return write_alignments(counted, folder, kind, what, cuts)
 
 
 def write_alignments(

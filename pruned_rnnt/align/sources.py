@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,9 +26,9 @@ _MOST_NODES = 2 * 10**8
 
 
 def align_set(
-    model: TransducerModel, tokenizer: Tokenizer, data: DataModule, split: str
+    model: TransducerModel, tokenizer: Tokenizer, data: DataModule, batches: Iterable[Batch]
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """Every utterance of a prepared set.
+    """Every utterance of a prepared set, whose batches `data` has made.
 
     Raises:
         ValueError: the data were prepared with other tokens than the model has.
@@ -38,7 +38,7 @@ def align_set(
             f"the tokens of {data.config.path} differ from those of the model: "
             "align data that were prepared with the model's tokenizer"
         )
-    return align_batches(model, data.test_loader(split), tokenizer)
+    return align_batches(model, batches, tokenizer)
 
 
 def align_file(

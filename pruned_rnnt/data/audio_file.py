@@ -56,6 +56,22 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
         yield file
 
 
+def known_seconds(path: Path) -> int | None:
+    """The length of a file by its header; None where only reading all of it would tell."""
+    import soundfile
+
+    if path.suffix.lower() in _FFMPEG_SUFFIXES or not path.is_file():
+        return None
+    try:
+        with without_decoder_notes():
+            info = soundfile.info(path)
+    except soundfile.LibsndfileError:
+        return None
+    # libsndfile's "unknown" is the largest number of frames there can be.
+    known = 0 < info.frames < 2**62 and not rate_problem(info.samplerate)
+    return int(info.frames / info.samplerate) if known else None
+
+
 def rate_problem(rate: float) -> str:
     """Why nothing can have this sampling rate in Hz; empty for one that can be."""
     if LOWEST_RATE <= rate <= HIGHEST_RATE:

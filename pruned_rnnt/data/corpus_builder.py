@@ -31,6 +31,7 @@ from pruned_rnnt.data.shard_records import (
 from pruned_rnnt.data.shard_writer import Shard, ShardConfig, ShardResult, manifest_name
 from pruned_rnnt.data.shards import stream_shards
 from pruned_rnnt.data.splits import NamedSplits, OneSplit, SplitPlan
+from pruned_rnnt.data.text_hints import text_hints, token_hints
 from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
 
 LEFT_OUT_NAME = "left_out.jsonl"
@@ -110,6 +111,7 @@ def build_corpus(
         if config.shard.needs_text:
             tokenizer = _tokenizer(config, sample.texts, statistics.characters["train"])
             save_tokenizer(folder, tokenizer, report)
+            report.hints = _hints(config, statistics.characters["train"], tokenizer)
         if not config.shard.shar:
             for split, numbers in made.items():
                 if sum(cuts for _, cuts in numbers) <= config.one_file_up_to:
@@ -121,7 +123,8 @@ def build_corpus(
             for origin, reason, details in statistics.examples[:_NAMED]
         ]
         report.write(folder)
-        lines = statistics.report_lines(tokenizer, [plan.describe(), *notes])
+        hints = [f"hint: {hint}" for hint in report.hints]
+        lines = statistics.report_lines(tokenizer, [plan.describe(), *notes, *hints])
         (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         forget_records(folder)
     report.show(output, console)
@@ -226,6 +229,16 @@ def _tokenizer(config: BuildConfig, texts: list[str], characters: Counter[str]) 
         raise ValueError(
             f"{error}; change --vocab-size or --tokens and run again, what was read so far is kept"
         ) from error
+
+
+def _hints(config: BuildConfig, characters: Counter[str], tokenizer: Tokenizer) -> list[str]:
+    """None with the tokenizer of other data, whose spelling these have to follow."""
+    if config.tokenizer_from is not None:
+        return []
+    return [
+        *text_hints(characters, config.shard.text),
+        *token_hints(tokenizer, config.tokenizer),
+    ]
 
 
 class _TextSample:

@@ -206,7 +206,7 @@ class DataModule:
         # One process may have fewer batches; several need equally many, and validation drops what
         # is named as repeated.
         spares = list(islice(cuts, _SPARES)) if self.world_size > 1 else []
-        return self._loader(sampler, None, spares)
+        return self._loader(sampler, None, spares, utterances=len(cuts))
 
     def _check_kind(self, cut: Any) -> None:
         """The data have what `features` asks for, as far as one cut can tell."""
@@ -224,6 +224,7 @@ class DataModule:
         augmenter: FeatureAugmenter | None,
         spares: Sequence[Any],
         agree: Callable[[bool], bool] | None = None,
+        utterances: int | None = None,
     ) -> BatchLoader:
         config = self.config
         dataset = CutsToBatch(
@@ -241,6 +242,7 @@ class DataModule:
             prefetch_factor=config.prefetch_factor,
             world_size=self.world_size,
             agree=agree,
+            utterances=utterances,
         )
 
 

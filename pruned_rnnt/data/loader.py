@@ -40,12 +40,15 @@ class BatchLoader:
         prefetch_factor: int,
         world_size: int,
         agree: Callable[[bool], bool] | None = None,
+        utterances: int | None = None,
     ) -> None:
         """sampler: of this process's batches; with `go_to` if states are to be loaded.
 
         agree: whether all processes still have a batch, each asking with its own answer; an epoch
             ends for all when it ends for one. None where they have equally many anyway.
+        utterances: of an epoch, over all processes, where it is known.
         """
+        self.utterances = utterances
         self.sampler = sampler
         self.dataset = dataset
         self.world_size = world_size

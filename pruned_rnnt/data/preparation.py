@@ -40,6 +40,7 @@ class PrepareReport:
     options: the recipe's settings. details: anything else worth keeping (voices, seeds, ...).
     skipped_counts: by reason, when `skipped` holds examples only.
     train_options: settings that training needs for these data, as `section.key=value`.
+    hints: sentences about the texts and tokens, for a person to act on.
     """
 
     recipe: str
@@ -50,6 +51,7 @@ class PrepareReport:
     tokens: int = 0
     skipped_counts: Counter[str] = field(default_factory=Counter)
     train_options: tuple[str, ...] = ()
+    hints: Sequence[str] = ()
 
     def add_split(self, name: str, cuts: Sequence[Any]) -> None:
         """Counts a split: utterances, hours, words and speakers."""
@@ -101,6 +103,8 @@ class PrepareReport:
                 console.print(
                     f"  ... all of them are in {output}/{name}", markup=False, soft_wrap=True
                 )
+        for hint in self.hints:
+            console.print(f"Hint: {hint}", markup=False, soft_wrap=True)
         if "train" in self.splits:
             config = f"configs/{self.recipe}.yaml"
             settings = shlex.join([f"data.path={output}", *self.train_options])

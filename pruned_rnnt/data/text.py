@@ -42,5 +42,10 @@ def _without_punctuation(text: str) -> str:
             inside = text[index - 1 : index].isalpha() and text[index + 1 : index + 2].isalpha()
             kept.append(_APOSTROPHES[character] if inside else " ")
         else:
-            kept.append(" " if unicodedata.category(character)[0] in "PSC" else character)
+            kept.append(" " if is_punctuation(character) else character)
     return "".join(kept)
+
+
+def is_punctuation(character: str) -> bool:
+    """Whether `punctuation="remove"` drops it everywhere: no letter, mark, digit or apostrophe."""
+    return character not in _APOSTROPHES and unicodedata.category(character)[0] in "PSC"

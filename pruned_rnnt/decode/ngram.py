@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.rows import Rows
+from pruned_rnnt.optional_packages import require
 
 # Table entries (4 bytes each) which may be kept from one batch to the next.
 _MOST_ENTRIES = 100_000_000
@@ -34,18 +35,16 @@ class NgramScorer:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: kenlm is missing or cannot read the file, or its words are other symbols.
+        MissingPackageError: kenlm is not installed.
+        ValueError: kenlm cannot read the file, or its words are other symbols.
     """
 
     _table_SV: Tensor
 
     def __init__(self, path: Path, symbols: Sequence[str], scale: float) -> None:
-        try:
-            import kenlm
-        except ImportError as error:
-            raise ValueError(
-                "n-gram models need kenlm: pip install 'pruned_rnnt[lm]' (or pip install kenlm)"
-            ) from error
+        require("kenlm")
+        import kenlm
+
         if not path.is_file():
             raise FileNotFoundError(f"no n-gram model at {path}")
         try:

@@ -35,8 +35,10 @@ class DecodeConfig:
     """How to search, and in what.
 
     split: which set of the prepared data.
-    checkpoint: `last`, `best` (validation WER), or the path of a checkpoint.
-    use_average: decode with the running average of the parameters.
+    checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
+        three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
+        path of a checkpoint.
+    use_average: decode with the running average of the parameters; not for checkpoint=average.
     max_symbols_per_frame: of greedy search with models of loss.rnnt_type=regular; the others emit
         one at most, and recognisers which run exported models take no more either.
     skip_unknown: never emit `<unk>`, as those recognisers do.

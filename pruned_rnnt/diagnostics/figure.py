@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pruned_rnnt.diagnostics.alignment import Alignment
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.optional_packages import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +70,7 @@ def lattice_figure(
     Raises:
         ValueError: index or lengths outside the occupancy, or fewer tokens than symbols.
     """
+    require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

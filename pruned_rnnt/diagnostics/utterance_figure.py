@@ -24,6 +24,7 @@ from pruned_rnnt.diagnostics.figure import (
     plain_axes,
 )
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.optional_packages import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,6 +75,7 @@ def utterance_figure(
         frame_seconds: seconds of an encoder frame.
         title: above the picture; long lines are broken, and cut after three.
     """
+    require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

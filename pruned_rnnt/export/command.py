@@ -8,21 +8,28 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pruned_rnnt.data.audio_file import known_seconds
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import differences
-from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
+from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError
 from pruned_rnnt.export.icefall_folder import export_icefall
 from pruned_rnnt.export.inputs import AudioInput, audio_inputs
 from pruned_rnnt.export.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
-from pruned_rnnt.export.recogniser import Recogniser
+from pruned_rnnt.export.recogniser import Recogniser, Transcription
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.transcripts import transcript
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.optional_packages import require
 from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.progress import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Suffixes of files that are not called like their format.
 _SUFFIXES = {"text": "txt"}
@@ -34,12 +41,13 @@ def check_export(options: argparse.Namespace) -> None:
     """Refuse what cannot be done before the model is loaded.
 
     Raises:
-        ExportError: options that do not go together, or a missing package.
+        ExportError: options that do not go together.
+        MissingPackageError: a package of the extra `export` is not installed.
     """
     if options.format != "onnx" and (options.int8 or options.fp16 or options.verify):
         raise ExportError("--int8, --fp16 and --verify are for --format onnx")
     if options.format == "onnx":
-        require((*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ())))
+        require(*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ()))
     for path in options.verify or ():
         if not path.is_file():
             raise ExportError(f"audio file not found: {path}")
@@ -96,16 +104,19 @@ def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
 
 
 def run_transcribe(
-    recogniser: Recogniser, inputs: Sequence[AudioInput], options: argparse.Namespace
+    recogniser: Recogniser,
+    inputs: Sequence[AudioInput],
+    options: argparse.Namespace,
+    console: Console | None = None,
 ) -> bool:
     """Print or write the transcript of each file; False where a file could not be read.
 
-    Such files are named, and the others are done.
+    Such files are named, and the others are done. `console` is for a progress bar of each file.
     """
     done = True
-    for path, short_name in inputs:
+    for number, (path, short_name) in enumerate(inputs, start=1):
         try:
-            heard = recogniser.transcribe(path)
+            heard = _transcribed(recogniser, path, f"{number}/{len(inputs)} {path.name}", console)
         except (OSError, ValueError) as error:
             print(f"pruned-rnnt transcribe: {error}", file=sys.stderr)
             done = False
@@ -127,6 +138,14 @@ def run_transcribe(
         target.write_text(text, encoding="utf-8")
         print(f"wrote {target}")
     return done
+
+
+def _transcribed(
+    recogniser: Recogniser, path: Path, name: str, console: Console | None
+) -> Transcription:
+    """The transcript of a file, with a bar that counts its seconds and is erased at its end."""
+    with progress_bar(console, f"{name}, seconds", known_seconds(path)) as bar:
+        return recogniser.transcribe(path, on_seconds=lambda seconds: bar.show(int(seconds)))
 
 
 def take_settings(options: argparse.Namespace) -> list[str]:

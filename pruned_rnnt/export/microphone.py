@@ -9,6 +9,7 @@ from typing import Any
 
 from pruned_rnnt.data.features import SAMPLING_RATE
 from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.optional_packages import require
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +21,12 @@ def microphone() -> Iterator[Microphone]:
     """The default input of this machine: one channel of 16 bits at 16 kHz.
 
     Raises:
-        ExportError: no sounddevice, no PortAudio below it, or no microphone.
+        MissingPackageError: sounddevice is not installed.
+        ExportError: there is no PortAudio for it, or no microphone.
     """
+    require("sounddevice")
     try:
         import sounddevice
-    except ImportError as error:
-        raise ExportError(
-            "--microphone needs sounddevice: pip install 'pruned_rnnt[microphone]'"
-        ) from error
     except OSError as error:
         raise ExportError(
             f"sounddevice finds no PortAudio ({error}): install it, on Debian and Ubuntu with "

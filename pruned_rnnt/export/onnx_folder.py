@@ -18,7 +18,7 @@ from typing import Any
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.export.differences import check_predictor, differences
-from pruned_rnnt.export.extras import ONNX_PACKAGES, ExportError, require
+from pruned_rnnt.export.extras import ONNX_PACKAGES, ExportError
 from pruned_rnnt.export.graphs import (
     Graph,
     decoder,
@@ -34,6 +34,7 @@ from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
+from pruned_rnnt.optional_packages import require
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("recognise.py")
@@ -116,7 +117,7 @@ def export_onnx(
         ExportError: see `encoder_graph`; a package is missing; tokens do not fit the model, or the
             predictor not the recogniser.
     """
-    require(ONNX_PACKAGES)
+    require(*ONNX_PACKAGES)
     check_tokens(model, tokenizer)
     check_predictor(model)
     model.eval()

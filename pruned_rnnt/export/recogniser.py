@@ -5,7 +5,7 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,24 +82,34 @@ class Recogniser:
         )
         self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
 
-    def transcribe(self, audio: Path | str | FloatArray) -> Transcription:
+    def transcribe(
+        self,
+        audio: Path | str | FloatArray,
+        *,
+        on_seconds: Callable[[float], None] | None = None,
+    ) -> Transcription:
         """Text and times of an audio file (as of `open_audio`), or of (S,) samples at 16 kHz.
 
         Audio of nothing but digital silence has no words.
+
+        Args:
+            on_seconds: called with the seconds of audio that have been read so far.
 
         Raises:
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`.
         """
         blocks = audio_blocks(audio) if isinstance(audio, str | Path) else [audio]
-        return self._transcribe(feature_pieces(blocks))
+        return self._transcribe(feature_pieces(blocks), on_seconds)
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
         """As `transcribe`, of log-mel features (T, F)."""
         return self._transcribe([features_TF])
 
     @torch.inference_mode()
-    def _transcribe(self, pieces: Iterable[Tensor]) -> Transcription:
-        heard = _Counted(pieces)
+    def _transcribe(
+        self, pieces: Iterable[Tensor], on_seconds: Callable[[float], None] | None = None
+    ) -> Transcription:
+        heard = _Counted(pieces, on_seconds)
         symbols: list[int] = []
         frames: list[int] = []
         scores: list[float] = []
@@ -142,16 +152,21 @@ def _joined(windows: Sequence[Window]) -> tuple[int, Tensor]:
 
 
 class _Counted:
-    """Passes pieces of features on and counts their frames."""
+    """Passes pieces of features on, counts their frames and reports their seconds."""
 
-    def __init__(self, pieces: Iterable[Tensor]) -> None:
+    def __init__(
+        self, pieces: Iterable[Tensor], on_seconds: Callable[[float], None] | None
+    ) -> None:
         self._pieces = pieces
+        self._on_seconds = on_seconds
         self.frames = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         for piece_TF in self._pieces:
             self.frames += len(piece_TF)
             yield piece_TF
+            if self._on_seconds is not None:
+                self._on_seconds(self.frames * _FEATURE_SECONDS)
 
 
 def load(

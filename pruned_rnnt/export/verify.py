@@ -22,11 +22,12 @@ from pruned_rnnt.data.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.greedy import greedy_search
 from pruned_rnnt.decode.streaming import StreamingTransducer
-from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError, require
+from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.optional_packages import require
 
 # Of float32 outputs; larger ones mean that the graph computes something else.
 TOLERANCE = 1e-3
@@ -92,7 +93,7 @@ def verify(
     Raises:
         ExportError: a package is missing, or sherpa-onnx did not finish.
     """
-    require((*ONNX_PACKAGES, *VERIFY_PACKAGES))
+    require(*ONNX_PACKAGES, *VERIFY_PACKAGES)
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
     features = [_features(path, settings) for path in audio]
     silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []

@@ -8,6 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+# Of `pruned-rnnt average` without --last and of decode.checkpoint=average: as many as
+# train.keep_last keeps by default.
+AVERAGED_CHECKPOINTS = 3
+
 
 class RunningAverage:
     """Exponential moving average of a model's parameters and buffers.

@@ -15,6 +15,8 @@ import rich.progress
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pruned_rnnt.progress import bar_columns
+
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
 
@@ -71,6 +73,19 @@ class RunLog:
         self._board.close()
 
 
+class _FullLines(logging.Formatter):
+    """The long form of messages that have one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = getattr(record, "full_line", record.message)
+        return super().formatMessage(record)
+
+
+def log_info(logger: logging.Logger, short: str, full: str) -> None:
+    """Log a message that fits a piped log of 80 columns; `full` is what train.log has instead."""
+    logger.info("%s", short, extra={"full_line": full})
+
+
 @contextmanager
 def log_file(folder: Path, rank: int) -> Iterator[None]:
     """Lines of the log also go to a file in a run's folder, and what ends the run, if it is cut.
@@ -81,9 +96,7 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     name = LOG_NAME if rank == 0 else f"train-rank-{rank}.log"
     handler = logging.FileHandler(folder / name, encoding="utf-8", delay=True)
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
-    )
+    handler.setFormatter(_FullLines("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     logger = logging.getLogger("pruned_rnnt")
     logger.addHandler(handler)
@@ -117,8 +130,31 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
+    """The most important of the last steps, with the time left, for a log of 80 columns."""
+    parts = [f"step {step}/{steps}"]
+    if "total_per_frame" in values:
+        parts.append(f"loss {values['total_per_frame']:.4f}")
+    parts.append(f"lr {values['learning_rate']:.1e}")
+    parts.append(f"{values['steps_per_second']:.3g} steps/s")
+    parts.append(f"{_time_left(steps - step, values['steps_per_second'])} left")
+    if values["bad_steps"]:
+        parts.append(f"{int(values['bad_steps'])} skipped")
+    return " ".join(parts)
+
+
+def _time_left(steps: int, steps_per_second: float) -> str:
+    """Without validations: h:mm:ss, or days and hours."""
+    if steps_per_second <= 0:
+        return "?"
+    minutes, seconds = divmod(round(steps / steps_per_second), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, rest = divmod(hours, 24)
+    return f"{days}d {rest}h" if days >= 2 else f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
 def progress_line(values: Mapping[str, float]) -> str:
-    """What the progress bar and the log say of the last steps, from the values of `train`."""
+    """All about the last steps, for the progress bar and train.log, from the values of `train`."""
     parts = [f"epoch {int(values['epoch'])}"]
     suffix = "_per_frame"
     losses = {name.removesuffix(suffix): v for name, v in values.items() if name.endswith(suffix)}
@@ -149,12 +185,7 @@ class _BarAndStatus(rich.progress.Progress):
 def progress_bar(console: Console, *, enabled: bool) -> rich.progress.Progress:
     """Steps done, time left, and a `status` field; shown on a terminal only."""
     return _BarAndStatus(
-        rich.progress.TextColumn("[bold]{task.description}"),
-        rich.progress.BarColumn(bar_width=None),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TextColumn("left"),
-        rich.progress.TimeRemainingColumn(),
+        *bar_columns(),
         console=console,
         expand=True,
         disable=not (enabled and console.is_terminal),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pruned_rnnt.config import ConfigError, from_dict, load_config, top_level_value
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.decode.search import DecodeConfig
 from pruned_rnnt.model.transducer import TransducerModel
-from pruned_rnnt.train.average import mean_of_states
+from pruned_rnnt.train.average import AVERAGED_CHECKPOINTS, mean_of_states
 from pruned_rnnt.train.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -22,12 +23,15 @@ from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_dev
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with the parameters of a checkpoint, in evaluation mode, and its tokenizer."""
+    """A model with the parameters of a checkpoint, in evaluation mode, and its tokenizer.
+
+    name: of the checkpoint, for names of files; for a mean the newest one and how many went in.
+    """
 
     model: TransducerModel
     tokenizer: Tokenizer
     step: int
-    source: Path
+    name: str
 
 
 def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
@@ -57,7 +61,7 @@ def config_path(folder: Path) -> Path:
 
 
 def find_checkpoint(folder: Path, which: str) -> Path:
-    """Path of a run's `last` or `best` checkpoint, or of a file named directly.
+    """The path of a run's `last` or `best` checkpoint, or of a file named directly.
 
     Raises:
         CheckpointError: there is none.
@@ -83,8 +87,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
         CheckpointError: no such checkpoint, or one of another model.
         ValueError: decode.chunk or decode.left which do not suit the encoder.
     """
-    path = find_checkpoint(config.folder, config.decode.checkpoint)
-    values = load_checkpoint(path)
+    path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
     saved = from_dict(ExperimentConfig, values["config"], str(path))
     tokenizer = Tokenizer.load(config.folder / "tokens")
     if len(tokenizer) != values["vocab_size"]:
@@ -104,8 +107,21 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
         model=model.to(pick_device(config.train)).eval(),
         tokenizer=tokenizer,
         step=values["counters"]["step"],
-        source=path,
+        name=name,
     )
+
+
+def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any]]:
+    """Where a checkpoint (`DecodeConfig.checkpoint`) is, its name and its values."""
+    if which != "average":
+        path = find_checkpoint(folder, which)
+        return path, path.stem, load_checkpoint(path)
+    paths = CheckpointFolder(folder / "checkpoints").paths()
+    if not paths:
+        raise CheckpointError(f"{folder / 'checkpoints'} has no checkpoints")
+    count = min(AVERAGED_CHECKPOINTS, len(paths))
+    chosen, values = _mean_checkpoint(folder, count)
+    return chosen[-1], f"{chosen[-1].stem}-average-last-{count}", values
 
 
 def set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
@@ -127,13 +143,21 @@ def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
     Raises:
         CheckpointError: fewer than `last` checkpoints, or an unreadable one.
     """
+    chosen, values = _mean_checkpoint(folder, last)
+    save_checkpoint(output, values)
+    return chosen
+
+
+def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any]]:
+    """The newest checkpoints of a run, and the values of a checkpoint of their mean."""
     paths = CheckpointFolder(folder / "checkpoints").paths()
     if last < 1 or len(paths) < last:
         raise CheckpointError(
             f"{folder / 'checkpoints'} has {len(paths)} checkpoints, cannot average the last {last}"
         )
     chosen = paths[-last:]
-    loaded = [load_checkpoint(path) for path in chosen]
-    mean = mean_of_states([values["model"] for values in loaded])
-    save_checkpoint(output, {**loaded[-1], "model": mean, "average": None, "score": None})
-    return chosen
+    # Only the parameters of the earlier ones: the rest of a checkpoint is several times as large.
+    states = [load_checkpoint(path)["model"] for path in chosen[:-1]]
+    newest = load_checkpoint(chosen[-1])
+    mean = mean_of_states([*states, newest["model"]])
+    return chosen, {**newest, "model": mean, "average": None, "score": None}

@@ -19,7 +19,7 @@ from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
 from pruned_rnnt.train.bad_steps import named, report_too_large
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.log import RunLog
+from pruned_rnnt.train.log import RunLog, log_info
 from pruned_rnnt.train.pictures import (
     lattice_of_example,
     samples_as_markdown,
@@ -100,13 +100,10 @@ class SpeechTask:
             wer = {"wer": errors.rate} if errors.reference_words else {}
             values = {**report.losses, **wer, **report.masses, "skipped_batches": too_large}
             log.scalars("valid", step, values)
-            logger.info(
-                "step %d validation: loss %.4f WER %s%s",
-                step,
-                report.losses.get("total", math.nan),
-                errors,
-                f", without {too_large:.0f} batches that did not fit" if too_large else "",
-            )
+            loss = report.losses.get("total", math.nan)
+            about = f"step {step} validation: loss {loss:.4f} WER"
+            left_out = f", without {too_large:.0f} batches that did not fit" if too_large else ""
+            log_info(logger, f"{about} {errors.rate:.2%}{left_out}", f"{about} {errors}{left_out}")
             self._show(report, step, log)
         return errors.rate if errors.reference_words else None
 

@@ -16,6 +16,7 @@ from pruned_rnnt.train.average import RunningAverage
 from pruned_rnnt.train.bad_steps import TrainingStopped
 from pruned_rnnt.train.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.log import log_info
 from pruned_rnnt.train.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.task import Loader, RunConfig, Task
 
@@ -105,7 +106,8 @@ class TrainingState:
             },
             keep_all=self.counters.bad_in_row > 0,
         )
-        logger.info("saved %s%s", path, "" if score is None else " with its validation")
+        note = "" if score is None else " with its validation"
+        log_info(logger, f"saved {path.name}{note}", f"saved {path}{note}")
         return path
 
     def stop_if_diverged(self, folder: CheckpointFolder) -> None:

@@ -22,7 +22,7 @@ from pruned_rnnt.train.batch_groups import BatchGroups, stopped_without_worker
 from pruned_rnnt.train.checkpoint import CheckpointFolder
 from pruned_rnnt.train.distributed import Ranks
 from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
-from pruned_rnnt.train.log import RunLog, log_file, progress_bar, progress_line
+from pruned_rnnt.train.log import RunLog, log_file, log_info, progress_bar, progress_line, step_line
 from pruned_rnnt.train.memory import OUT_OF_MEMORY
 from pruned_rnnt.train.optimiser import build_optimiser
 from pruned_rnnt.train.random_state import seed_everything
@@ -239,9 +239,11 @@ class Trainer:
         if self.stepper.device.type == "cuda":
             values["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.log.scalars("train", counters.step, values)
-        line = progress_line(values)
-        self.progress.update(self.task_id, status=line)
-        logger.info("step %d/%d %s", counters.step, self.config.train.steps, line)
+        status = progress_line(values)
+        self.progress.update(self.task_id, status=status)
+        steps = self.config.train.steps
+        short = step_line(counters.step, steps, values)
+        log_info(logger, short, f"step {counters.step}/{steps} {status}")
 
     def _save_and_validate(self) -> None:
         """Whatever ends a validation, no training is lost; it is made up for when the run goes on.
@@ -291,7 +293,7 @@ class Trainer:
         )
         self.totals = Totals()
         logger.info(
-            "%s at step %d of %d: %.2f M parameters on %s, %d process(es)",
+            "%s at step %d of %d: %.2f M parameters, %s, processes: %d",
             "continuing" if step else "starting",
             step,
             self.config.train.steps,

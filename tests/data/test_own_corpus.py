@@ -203,6 +203,28 @@ def test_texts_are_normalised(audio: Path, tmp_path: Path) -> None:
     assert list(everyone(folder).values()) == ["don't stop \u00e9cole"]
 
 
+def test_hints_about_texts_and_tokens(
+    audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    texts = ["Yes, please", "not today", "who's calling?"] * 4
+    table = tmp_path / "table.tsv"
+    lines = (f"{path_of(audio, index)}\t{text}\n" for index, text in enumerate(texts))
+    table.write_text("".join(lines))
+    everything = ["--dev-share", "0", "--test-share", "0"]
+    folder = prepare(table, tmp_path / "out", "--tokens", "bpe", *everything)
+    shown = capsys.readouterr().out
+    case, punctuation, tokens = (line for line in shown.splitlines() if line.startswith("Hint: "))
+    assert "upper-case (4) and lower-case (" in case
+    assert "--case lower" in case
+    assert "(, ?; " in punctuation or "(? ,; " in punctuation
+    assert "--punctuation remove" in punctuation
+    assert f"found {len(folder.tokenizer())} tokens, not the 500 of --vocab-size" in tokens
+    report = (folder.path / "report.txt").read_text()
+    assert all(f"hint: {hint.removeprefix('Hint: ')}\n" in report for hint in (case, tokens))
+    prepare(table, tmp_path / "out2", "--case", "lower", "--punctuation", "remove", *everything)
+    assert "Hint:" not in capsys.readouterr().out
+
+
 def test_many_shards_in_two_processes_are_the_same_corpus(audio: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
     rows = [f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)]

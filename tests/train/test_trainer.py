@@ -14,7 +14,7 @@ from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.config import ConfigError
 from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import progress_bar, progress_line, read_metrics
+from pruned_rnnt.train.log import progress_bar, progress_line, read_metrics, step_line
 from pruned_rnnt.train.trainer import Trainer
 
 
@@ -237,6 +237,19 @@ def test_the_status_line_says_it_all() -> None:
         "epoch 3 loss 1.5000 (simple 1.2500, pruned 0.7500) lr 1.00e-03 2.00 steps/s 80.0 utt/s "
         "0.250 h/s GPU 33.2 GiB 2 skipped"
     )
+
+
+@pytest.mark.parametrize(
+    ("steps_per_second", "left"),
+    [(2.0, "0:16:40"), (0.05, "11:06:40"), (0.002, "11d 13h"), (0.0, "?")],
+)
+def test_the_log_line_has_the_time_left(steps_per_second: float, left: str) -> None:
+    speed = {"steps_per_second": steps_per_second, "learning_rate": 1e-3, "bad_steps": 0}
+    line = step_line(1_000_000, 1_002_000, {**speed, "total_per_frame": 12.25})
+    shown = f"{steps_per_second:g} steps/s {left} left"
+    assert line == f"step 1000000/1002000 loss 12.2500 lr 1.0e-03 {shown}"
+    assert len(line) <= 71
+    assert step_line(1, 2, {**speed, "bad_steps": 3}).endswith("left 3 skipped")
 
 
 def test_the_progress_bar_fits_into_a_small_terminal() -> None:
