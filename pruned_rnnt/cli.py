@@ -254,7 +254,9 @@ def _parser() -> argparse.ArgumentParser:
         "and histograms of durations and lattices.\n\n" + _OVERRIDES,
     )
     inspect.add_argument("target", type=Path, metavar="RUN|CONFIG.yaml")
-    inspect.add_argument("--keys", action="store_true", help="print every setting as YAML")
+    inspect.add_argument(
+        "--keys", action="store_true", help="print every setting with its meaning, as YAML"
+    )
     inspect.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser
 

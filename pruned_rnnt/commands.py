@@ -301,7 +301,7 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
 def inspect(options: argparse.Namespace, console: Console) -> int:
     from rich.console import Console
 
-    from pruned_rnnt.config import to_yaml
+    from pruned_rnnt.settings_help import settings_as_yaml
     from pruned_rnnt.train.report import inspect_config, inspect_run
     from pruned_rnnt.train.run import config_path
     from pruned_rnnt.train.tasks import load_experiment
@@ -313,7 +313,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     path = config_path(options.target) if is_run else options.target
     config, _ = load_experiment(path, options.overrides)
     if options.keys:
-        print(to_yaml(config), end="")
+        print(settings_as_yaml(config), end="")
     else:
         inspect_config(config, Console())
     return 0

@@ -78,6 +78,15 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
+def value_as_yaml(key: str, value: Any) -> str:
+    """`key: value` of a plain value, without a line break at the end; lists in brackets."""
+    from omegaconf import OmegaConf
+
+    if isinstance(value, list | tuple):
+        return f"{key}: [{', '.join(value_as_yaml('x', item)[3:] for item in value)}]"
+    return OmegaConf.to_yaml({key: value}).strip()
+
+
 def differences(old: Any, new: Any) -> list[str]:
     """Lines `section.key: old -> new` for every key on which two configurations differ.
 

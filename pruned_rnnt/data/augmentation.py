@@ -31,7 +31,15 @@ LOG_ENERGY_PER_DB = math.log(10.0) / 10.0
 class SpecAugmentConfig:
     """SpecAugment (Park et al. 2019, arXiv 1904.08779) as lhotse computes it.
 
-    time_warp: frames of the largest warp; utterances shorter than twice that are not warped.
+    enabled: whether it is used.
+    probability: of masking (and warping) an utterance.
+    time_warp: frames of 10 ms of the largest warp; utterances shorter than twice that are not
+        warped.
+    feature_masks: masks over the mel bins.
+    feature_mask_size: mel bins of the largest mask.
+    frame_masks: masks over time.
+    frame_mask_size: frames of 10 ms of the largest mask.
+    max_masked_fraction: largest share of an utterance's frames that is masked.
     """
 
     enabled: bool = True
@@ -60,9 +68,11 @@ class AugmentationConfig:
     tilt_db: largest rise or fall in dB from the lowest to the highest mel bin (microphones).
     volume_db: largest gain or loss in dB.
     noise_probability, noise_snr_db: how often stationary coloured noise is added, and the range of
-        its signal-to-noise ratio.
+        its signal-to-noise ratio in dB.
     noise_cuts: path of a lhotse CutSet of noises (`*.jsonl.gz`) to mix in, with stored features if
-        the speech has them; used with the probability and range of its own.
+        the speech has them.
+    noise_cuts_probability, noise_cuts_snr_db: how often they are mixed in, and the range of their
+        signal-to-noise ratio in dB.
     """
 
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)

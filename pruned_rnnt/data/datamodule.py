@@ -38,18 +38,18 @@ _SPARES = 8
 class DataConfig:
     """Which data, and how it becomes batches.
 
-    path: prepared folder (see `prepared.py`).
+    path: folder that `pruned-rnnt prepare` made.
     train, valid: names of the splits to train on and to validate with.
     features: "stored" reads what prepare computed; "waveform" computes features from the
         recordings each time, which allows `speed_factors`.
-    speed_factors: with "waveform", every training utterance is also heard at these speeds.
+    speed_factors: with "waveform", every training utterance is also used at these speeds.
     max_duration: seconds of speech in a training batch, padding not counted.
     max_cuts: most utterances in a batch; 0 for no bound.
     max_lattice: largest padded lattice of a training batch, utterances x encoder frames x
         (symbols + 1), each that of the largest; 0 for no bound. It is what memory grows with where
         some texts are far longer than others of their duration. An utterance that is larger by
         itself is left out.
-    valid_max_duration: the same bound for validation and decoding batches.
+    valid_max_duration: seconds of speech in a batch of validation or decoding.
     num_buckets: utterances of similar duration are batched together, in this many groups.
     buffer_size: cuts held for bucketing and shuffling.
     lazy: stream the training manifest instead of holding it in memory. A split that prepare wrote

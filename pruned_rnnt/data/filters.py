@@ -23,7 +23,7 @@ _KEPT_PER_REASON = 1000
 class FilterConfig:
     """Bounds on the training utterances; dev and test sets are never filtered.
 
-    min_duration, max_duration: seconds.
+    min_duration, max_duration: of an utterance, in seconds.
     max_symbols: longest reference, in symbols (long references are what runs out of memory).
     subsampling_factor: feature frames per encoder frame; an utterance needs more encoder frames
         than symbols.

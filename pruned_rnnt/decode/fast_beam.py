@@ -29,8 +29,11 @@ _NEVER = -1e5
 
 @dataclass(frozen=True, kw_only=True)
 class FastBeamConfig:
-    """beam: states whose score is so much below the best are dropped. max_contexts, max_states:
-    most contexts of an utterance, and states, that are kept after a frame."""
+    """Which states are kept after a frame.
+
+    beam: natural log-probability below the best at which a state is dropped.
+    max_contexts, max_states: most contexts of an utterance, and most states.
+    """
 
     beam: float = 20.0
     max_contexts: int = 8

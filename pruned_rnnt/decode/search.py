@@ -34,6 +34,7 @@ Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
 class DecodeConfig:
     """How to search, and in what.
 
+    method: greedy; modified_beam, with fusion; fast_beam_search, which needs k2.
     split: which set of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
@@ -45,7 +46,6 @@ class DecodeConfig:
     beam_size, num_best, length_norm: of modified beam search.
     chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
         the model is configured.
-    fast_beam: of fast beam search, which needs k2.
     metric: units in which the result files count errors: words, or characters without spaces.
     """
 

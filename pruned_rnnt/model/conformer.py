@@ -50,11 +50,21 @@ _LEFT_CHUNKS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ConformerConfig(EncoderConfig):
-    """Size and behaviour of the encoder; frames are counted after subsampling by four.
+    """Size and behaviour of the encoder; frames of 40 ms, after subsampling by four.
 
-    chunk_size and left_chunks apply to a causal encoder only: a frame sees its own chunk and
-    left_chunks chunks before it (None: all). Training draws a size from chunk_sizes for each batch
-    where there are any.
+    layers: number of Conformer layers.
+    dim: width of every layer, a multiple of twice the heads.
+    heads: of the self-attention of every layer.
+    feedforward_dim: inner width of the feed-forward modules.
+    kernel_size: of the convolution modules, in frames of 40 ms; an odd number.
+    subsampling_channels: of the convolutions that make one frame of four.
+    dropout: probability with which a value is dropped in training.
+    feature_norm: what is subtracted from the features first: a constant (fixed), or the mean of the
+        utterance.
+    chunk_size: of a causal encoder: frames of 40 ms that are seen together.
+    left_chunks: of a causal encoder: chunks seen before the own one; null for all.
+    chunk_sizes: of a causal encoder: training draws chunk_size from these for each batch; with an
+        empty list it is always chunk_size.
     """
 
     kind: Literal["conformer"] = "conformer"

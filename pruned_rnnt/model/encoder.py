@@ -16,7 +16,12 @@ from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Settings that every encoder has; `kind` is its name in configuration files."""
+    """Settings that every encoder has.
+
+    kind: conformer or zipformer.
+    num_mel_bins: of the features; `pruned-rnnt prepare` computes 80.
+    causal: the encoder sees no more than a chunk of the future, and can transcribe live.
+    """
 
     kind: str
     num_mel_bins: int = 80

@@ -20,7 +20,13 @@ SOS_EOS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
-    """Sizes; with tie_weights the softmax uses the embedding's parameters."""
+    """Sizes of the language model.
+
+    dim: width of the embedding and of every LSTM layer.
+    layers: number of LSTM layers.
+    dropout: probability with which a value before each layer is dropped in training.
+    tie_weights: the softmax uses the embedding's parameters.
+    """
 
     dim: int = 512
     layers: int = 2

@@ -18,7 +18,13 @@ from pruned_rnnt.model.predictor import AnyPredictorConfig, Predictor, State
 
 @dataclass(frozen=True, kw_only=True)
 class LstmPredictorConfig(AnyPredictorConfig):
-    """dim is the width of the embedding and of every layer; dropout stands before each of them."""
+    """Embedding and LSTM layers.
+
+    kind: `lstm`, or `stateless` for the other predictor.
+    dim: width of the embedding and of every layer.
+    layers: number of LSTM layers.
+    dropout: probability with which a value before each layer is dropped in training.
+    """
 
     kind: Literal["lstm"] = "lstm"
     layers: int = 1

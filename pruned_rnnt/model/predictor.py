@@ -19,7 +19,7 @@ State = tuple[Tensor, ...]
 class AnyPredictorConfig:
     """Settings that every predictor has; `kind` is its name in configuration files.
 
-    dim: P.
+    dim: width of the output, P.
     """
 
     kind: str
@@ -55,7 +55,11 @@ class Predictor(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorConfig(AnyPredictorConfig):
-    """Width, and how many symbols of the past are seen (1 or 2)."""
+    """Embedding and convolution over the last symbols.
+
+    kind: `stateless`, or `lstm` for the other predictor.
+    context_size: symbols of the past that are seen, 1 or 2.
+    """
 
     kind: Literal["stateless"] = "stateless"
     context_size: int = 2

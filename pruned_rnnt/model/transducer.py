@@ -42,9 +42,11 @@ _REFERENCE_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Parts and sizes; joiner_dim is the width in which encoder and predictor meet.
+    """Parts and sizes.
 
     A section with `kinds` may be of any of these classes; its `kind` says which.
+
+    joiner_dim: width in which the outputs of encoder and predictor are added.
     """
 
     encoder: EncoderConfig = field(
@@ -63,10 +65,28 @@ class ModelConfig:
 class LossConfig:
     """What is minimised.
 
+    The fields but kind and ctc_scale are those of `pruned_rnnt.PrunedTransducerLoss`; kind `full`
+    uses rnnt_type, delay_penalty, fastemit_lambda and hat of them.
+
     kind: `pruned` is the simple plus the pruned loss, `full` the transducer loss over the whole
-    lattice, to compare with. ctc_scale 0 leaves the CTC head out of the model. The other fields
-    are those of `pruned_rnnt.PrunedTransducerLoss`; kind `full` uses rnnt_type, delay_penalty,
-    fastemit_lambda and hat of them.
+        lattice, to compare with.
+    rnnt_type: paths through the lattice: `regular`, any number of symbols a frame; the others emit
+        one at most, see `pruned_rnnt.rnnt_loss`.
+    s_range: symbols of the band that the pruned loss keeps at each frame.
+    lm_only_scale, am_only_scale: share of the simple loss that sees the predictor alone, and the
+        encoder alone.
+    simple_scale: factor of the simple loss after the warm-up, which starts with 1.
+    pruned_scale_start: factor of the pruned loss at the start of the warm-up, which ends with 1.
+    warm_up_steps: steps over which the two factors change.
+    delay_penalty: natural log-probability by which a symbol gains for each frame (40 ms) that it is
+        emitted earlier; above 0 favours early symbols.
+    fastemit_lambda: f scales the gradient through symbols by 1 + f (FastEmit, arXiv 2010.11148),
+        which also favours early symbols.
+    hat: blank is a Bernoulli variable, and symbols share the rest (HAT, arXiv 2003.07705), as
+        decode.fusion.ilm_scale needs it.
+    exact_bounds: choose the band that keeps the most probability, by dynamic programming, instead
+        of adjusting the best window of each frame.
+    ctc_scale: factor of an auxiliary CTC loss; 0 leaves its head out of the model.
     """
 
     kind: Literal["pruned", "full"] = "pruned"

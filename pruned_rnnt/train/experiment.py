@@ -24,6 +24,7 @@ class TrainConfig:
 
     folder: of the run; checkpoints, logs and results go there.
     steps: optimiser steps in all.
+    seed: of the parameters at the start and of dropout.
     accumulate: batches whose gradients are summed for one step.
     device: `auto` takes a CUDA device where there is one.
     precision: of matrix products; float16 scales the loss against underflow.

@@ -47,6 +47,7 @@ class TextDataConfig:
     path: folder of `pruned-rnnt prepare lm`.
     train, valid: names of the splits.
     batch_symbols: most symbols in a batch, padding counted.
+    seed: of the order of the batches.
     """
 
     path: str = "data/lm"
@@ -62,7 +63,10 @@ class TextDataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelExperiment:
-    """All sections of a language model's configuration; `task: lm` tells it from a recogniser's."""
+    """All sections of a language model's configuration.
+
+    task: `lm`; the configuration of a recogniser has no task.
+    """
 
     task: Literal["lm"] = "lm"
     data: TextDataConfig = field(default_factory=TextDataConfig)

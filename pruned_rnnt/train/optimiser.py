@@ -15,9 +15,12 @@ from pruned_rnnt.train.scaled_adam import ScaledAdam
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserConfig:
-    """adamw, or scaled_adam (Zipformer paper, arXiv 2310.11230), which wants the eden schedule.
+    """How gradients change the parameters.
 
+    name: adamw, or scaled_adam (Zipformer paper, arXiv 2310.11230), which wants the eden schedule.
     learning_rate: at the top of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
+    betas: decay of the running means of the gradient and of its square, for each step.
+    eps: added to the root of the latter, against division by zero.
     weight_decay: adamw only; matrices alone, not biases and norms.
     clip_norm: largest norm of the whole gradient of the loss per frame; 0 switches clipping off.
     """

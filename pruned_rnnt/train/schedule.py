@@ -20,7 +20,9 @@ class ScheduleConfig:
         eden: of the Zipformer paper (arXiv 2310.11230, equation 8), with eden_steps and
             eden_epochs; the warm-up starts at half the rate and takes 500 steps there.
     warm_up_steps: steps from (almost) nothing to the full rate.
-    final_scale: what is left of the rate at the end.
+    final_scale: of cosine and exponential: share of the rate that is left at the last step.
+    eden_steps, eden_epochs: of eden: steps and epochs after which the rate begins to fall.
+    eden_warm_up_start: of eden: share of the rate at which the warm-up starts.
     """
 
     kind: Literal["cosine", "exponential", "constant", "eden"] = "cosine"

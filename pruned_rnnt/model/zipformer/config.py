@@ -38,19 +38,29 @@ class ZipformerConfig(EncoderConfig):
 
     size: small, medium and large are those of the paper (23, 65, 148 million parameters).
     downsampling: rate of each stack, against the 20 ms frames of the embedding.
+    layers: number of layers of each stack.
+    dims: width of each stack, multiples of 4.
+    feedforward_dims: inner width of the feed-forward modules of each stack.
+    heads: of the self-attention of each stack.
+    kernel_sizes: of the convolution modules of each stack, in frames of the stack; odd numbers.
+    query_head_dim, value_head_dim, position_head_dim: width of each attention head for queries and
+        keys, for values, and for positions.
+    position_dim: width of the encoding of relative positions, an even number.
     unmasked_dims: channels of each stack which are never masked in training.
-    warm_up_steps: of ten minutes of audio, over which the layers come in, the stacks one after the
-        other. All other schedules (dropout, skips, balancers, bypasses) stretch with them: they
-        take up to five times as long, more for the last traces of some.
+    warm_up_steps: steps of ten minutes of audio, over which the layers come in, the stacks one
+        after the other. All other schedules (dropout, skips, balancers, bypasses) stretch with
+        them: they take up to five times as long, more for the last traces of some.
     dropout_scale: 0 to 1, of all shares which training leaves out: of channels, positions,
         branches and layers. A small model with little data wants less than the whole.
     feature_norm: what is subtracted from the features first: nothing (as icefall's models expect),
         a constant, or the utterance's own mean. With nothing, what all frames have in common is
         most of what the layers see, and takes the longer to be learned away the less data there is.
 
-    A causal encoder sees chunks and what came before them, counted in 20 ms frames. Training draws
-    a size from chunk_sizes and a past from left_contexts for each batch (-1: the whole utterance,
-    the whole past); evaluation uses chunk_size and left_context unless told otherwise.
+    chunk_sizes, left_contexts: of a causal encoder, in frames of 20 ms: training draws how much is
+        seen together and how much before it from these for each batch (-1: the whole utterance, the
+        whole past).
+    chunk_size, left_context: of a causal encoder, in frames of 20 ms: the same for validation and
+        for decoding where decode.chunk and decode.left are 0.
     """
 
     kind: Literal["zipformer"] = "zipformer"
