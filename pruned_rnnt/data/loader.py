@@ -13,7 +13,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.cuts_to_batch import CutsToBatch
-from pruned_rnnt.data.worker_signals import WorkerDiedError, leave_signals_to_the_parent
+from pruned_rnnt.data.worker_signals import (
+    WorkerDiedError,
+    leave_signals_to_the_parent,
+    sigterm_waits,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +81,9 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         # Workers start now, not with the first batch: callers guard their random generators.
-        return self._reported(iter(self._loader))
+        with sigterm_waits():
+            batches = iter(self._loader)
+        return self._reported(batches)
 
     def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in _with_plain_errors(batches):

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 
@@ -19,8 +20,29 @@ class WorkerDiedError(ChildProcessError):
     """A process that loads data is gone before its batch came; the message has its number."""
 
 
+@contextmanager
+def sigterm_waits() -> Iterator[None]:
+    """Inside, SIGTERM is held back in this thread, and in all threads of workers that start there.
+
+    A worker may have threads before leave_signals_to_the_parent runs in it (those of a BLAS, when a
+    fork server's child imports numpy), and one that does not block SIGTERM would take it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if multiprocessing.get_start_method() != "fork":
+        # Where it starts beside the first worker, it unblocks SIGTERM again.
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def leave_signals_to_the_parent(_: int) -> None:
     """For DataLoader(worker_init_fn=...): takes SIGTERM from the parent alone, others from nobody.
+    Workers have to be started inside sigterm_waits.
 
     Where the sender of a signal cannot be known (outside Linux), SIGTERM ends the worker as ever.
     """

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import multiprocessing, pathlib, signal, subprocess, sys, time
 import torch
-from pruned_rnnt.data.worker_signals import leave_signals_to_the_parent
+from pruned_rnnt.data.worker_signals import leave_signals_to_the_parent, sigterm_waits
 
 WORKERS = 2
 NAMES = ("TERM", "INT", "HUP", "USR1")
@@ -30,11 +30,13 @@ def has_pending_signals(pid):
     return any(masks)
 
 def main(end, method):
+    multiprocessing.set_start_method(method)
     loader = torch.utils.data.DataLoader(
-        Numbers(), num_workers=WORKERS, batch_size=None, multiprocessing_context=method,
+        Numbers(), num_workers=WORKERS, batch_size=None,
         worker_init_fn=leave_signals_to_the_parent,
     )
-    batches = iter(loader)
+    with sigterm_waits():
+        batches = iter(loader)
     for _ in range(WORKERS):  # one of each worker: all are beyond their set-up
         next(batches)
     workers = multiprocessing.active_children()
