@@ -1,8 +1,10 @@
 """How much of the paths' mass a trained model's band keeps, by the rule that chooses its windows.
 
     python -m scripts.benchmark.band_rules RUN [--s-range 3 5 8] [--keep]
+    python -m scripts.benchmark.band_rules planted [--steps 1500] [--keep]
 
-takes the test set of a run and for each width prints a row for every rule:
+takes the test set of a run, or utterances of a small model that it trains first on planted
+alignments (planted_model), and for each width prints a row for every rule:
 
     first    of the windows within 1e-5 of the largest score
     argmax   the largest score alone, as k2 does: rounding decides between equal windows
@@ -22,18 +24,18 @@ import argparse
 import datetime
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pruned_rnnt
 from pruned_rnnt.data.datamodule import DataModule
 from pruned_rnnt.diagnostics import retained_mass
 from pruned_rnnt.loss.results import Bounds, Occupancy
-from pruned_rnnt.model.transducer import TransducerModel
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.benchmark.results import FOLDER, commit
 
@@ -122,9 +124,8 @@ RULES: dict[str, Callable[[Lattices, int], Bounds]] = {
 }
 
 
-def joiner_loss(model: TransducerModel, lattices: Lattices, bounds: Bounds | None) -> Tensor:
-    """Loss (N,) of the model's joiner, inside a band or everywhere."""
-    joiner = model.joiner
+def joiner_loss(joiner: pruned_rnnt.Joiner, lattices: Lattices, bounds: Bounds | None) -> Tensor:
+    """Loss (N,) of a joiner, inside a band or everywhere."""
     return pruned_rnnt.rnnt_loss_fused(
         joiner.encoder_proj(lattices.encoder_NTE),
         joiner.decoder_proj(lattices.predictor_NUP),
@@ -139,49 +140,115 @@ def joiner_loss(model: TransducerModel, lattices: Lattices, bounds: Bounds | Non
     )
 
 
-@torch.no_grad()
-def measured(run: Path, widths: list[int]) -> list[Row]:
+class Trained(NamedTuple):
+    """A model's joiner, and lattices of utterances that it was not trained on."""
+
+    joiner: pruned_rnnt.Joiner
+    lattices: Iterator[Lattices]
+
+
+def of_run(run: Path) -> Trained:
     config = run_config(run, ["train.device=cpu"])
     model = load_model(config).model
-    if model.pruned_loss is None or config.loss.rnnt_type != "regular":
+    criterion = model.pruned_loss
+    if criterion is None or config.loss.rnnt_type != "regular":
         raise SystemExit(f"{run}: needs a model of the pruned loss, regular topology")
-    retained, excess, tied = (defaultdict(list) for _ in range(3))
-    for batch in DataModule(config.data).test_loader():
-        encoder_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
-        predictor_NUP = model.predictor.forward_targets(batch.targets_NU)
-        losses = model.pruned_loss(
-            encoder_NTE,
-            predictor_NUP,
-            batch.targets_NU,
-            frames_N.int(),
-            batch.target_lengths_N.int(),
-            config.loss.warm_up_steps,
+
+    def lattices() -> Iterator[Lattices]:
+        for batch in DataModule(config.data).test_loader():
+            encoder_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
+            predictor_NUP = model.predictor.forward_targets(batch.targets_NU)
+            lengths = frames_N.int(), batch.target_lengths_N.int()
+            losses = criterion(encoder_NTE, predictor_NUP, batch.targets_NU, *lengths, 0)
+            yield Lattices(
+                encoder_NTE=encoder_NTE,
+                predictor_NUP=predictor_NUP,
+                targets_NU=batch.targets_NU,
+                frames_N=lengths[0],
+                symbols_N=lengths[1],
+                occupancy=losses.occupancy,
+            )
+
+    return Trained(model.joiner, lattices())
+
+
+def planted_model(steps: int) -> Trained:
+    """Two convolutions over noisy frames in which each of 10 to 40 symbols (of 29) lasts 4 to 9
+    frames, trained on that many batches of 8 with the pruned loss of width 5 (seed 0)."""
+    torch.manual_seed(0)
+    vocabulary, width, noise = 30, 64, 0.5
+    symbols = torch.randn(vocabulary, 24)
+    encoder = nn.Sequential(
+        nn.Conv1d(24, width, 9, padding=4), nn.ReLU(), nn.Conv1d(width, width, 9, padding=4)
+    )
+    predictor = nn.Embedding(vocabulary, width)
+    joiner = pruned_rnnt.Joiner(width, width, width, vocabulary)
+    criterion = pruned_rnnt.PrunedTransducerLoss(
+        joiner, width, width, vocabulary, warm_up_steps=100, reduction="sum"
+    )
+    modules = nn.ModuleList([encoder, predictor, criterion])
+    optimiser = torch.optim.Adam(modules.parameters(), lr=2e-3)
+
+    def batch(step: int) -> tuple[Lattices, Tensor]:
+        texts = [torch.randint(1, vocabulary, (int(torch.randint(10, 41, ())),)) for _ in range(8)]
+        spoken = [text.repeat_interleave(torch.randint(4, 10, text.shape)) for text in texts]
+        targets_NU = nn.utils.rnn.pad_sequence(texts, batch_first=True).int()
+        frames = nn.utils.rnn.pad_sequence([symbols[x] for x in spoken], batch_first=True)
+        encoder_NTE = encoder((frames + noise * torch.randn_like(frames)).transpose(1, 2))
+        encoder_NTE = encoder_NTE.transpose(1, 2)
+        predictor_NUP = predictor(nn.functional.pad(targets_NU.long(), (1, 0)))
+        lengths = (
+            torch.tensor([len(x) for x in spoken], dtype=torch.int32),
+            torch.tensor([len(x) for x in texts], dtype=torch.int32),
         )
+        losses = criterion(encoder_NTE, predictor_NUP, targets_NU, *lengths, step)
         lattices = Lattices(
             encoder_NTE=encoder_NTE,
             predictor_NUP=predictor_NUP,
-            targets_NU=batch.targets_NU,
-            frames_N=frames_N.int(),
-            symbols_N=batch.target_lengths_N.int(),
+            targets_NU=targets_NU,
+            frames_N=lengths[0],
+            symbols_N=lengths[1],
             occupancy=losses.occupancy,
         )
+        return lattices, losses.loss / int(lengths[1].sum())
+
+    for step in range(steps):
+        _, loss = batch(step)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if step % 100 == 0 or step + 1 == steps:
+            print(f"step {step}: {float(loss.detach()):.3f} nats a symbol, simple and pruned", flush=True)
+    return Trained(joiner, (batch(steps)[0] for _ in range(25)))
+
+
+def measured(name: str, trained: Trained, widths: list[int]) -> list[Row]:
+    with torch.no_grad():
+        return _measured(name, trained, widths)
+
+
+def _measured(name: str, trained: Trained, widths: list[int]) -> list[Row]:
+    joiner = trained.joiner
+    retained, excess, tied = (defaultdict(list) for _ in range(3))
+    for lattices in trained.lattices:
         lengths = lattices.frames_N, lattices.symbols_N
-        full_N = joiner_loss(model, lattices, None)
+        full_N = joiner_loss(joiner, lattices, None)
         for s_range in widths:
-            inside = torch.arange(encoder_NTE.shape[1]) < frames_N[:, None]
+            frames = torch.arange(lattices.encoder_NTE.shape[1])
+            inside = frames < lattices.frames_N[:, None]
             tied[s_range].append((tied_windows(lattices, s_range).sum(2) > 1)[inside])
             for rule, choose in RULES.items():
                 bounds = choose(lattices, s_range)
-                kept = retained_mass(losses.occupancy, bounds, *lengths).total
+                kept = retained_mass(lattices.occupancy, bounds, *lengths).total
                 retained[s_range, rule].append(kept)
-                excess[s_range, rule].append(joiner_loss(model, lattices, bounds) - full_N)
+                excess[s_range, rule].append(joiner_loss(joiner, lattices, bounds) - full_N)
     rows = []
     for s_range in widths:
         for rule in RULES:
             more = torch.cat(excess[s_range, rule])
             rows.append(
                 Row(
-                    run=run.name,
+                    run=name,
                     s_range=s_range,
                     rule=rule,
                     utterances=len(more),
@@ -199,12 +266,16 @@ def measured(run: Path, widths: list[int]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run", type=Path, help="the folder of a trained run")
+    parser.add_argument("run", help="the folder of a trained run, or the word planted")
+    parser.add_argument("--steps", type=int, default=1500, help="of training on planted alignments")
     parser.add_argument("--s-range", type=int, nargs="+", default=[3, 5, 8])
     parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
     options = parser.parse_args()
+    planted = options.run == "planted"
+    name = f"planted, {options.steps} steps" if planted else Path(options.run).name
+    trained = planted_model(options.steps) if planted else of_run(Path(options.run))
     print("S  rule    tied frames  retained  pruned - full: mean  95%     largest")
-    for row in measured(options.run, options.s_range):
+    for row in measured(name, trained, options.s_range):
         print(
             f"{row.s_range:<2} {row.rule:7} {row.tied_frames:11.1%}  {row.retained:8.5f}  "
             f"{row.excess_mean:19.4f}  {row.excess_95:.4f}  {row.excess_most:.4f}"
