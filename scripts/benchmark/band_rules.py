@@ -1,7 +1,7 @@
 """How much of the paths' mass a trained model's band keeps, by the rule that chooses its windows.
 
     python -m scripts.benchmark.band_rules RUN [--s-range 3 5 8] [--keep]
-    python -m scripts.benchmark.band_rules planted [--steps 1500] [--keep]
+    python -m scripts.benchmark.band_rules planted [--steps 1500] [--noise 0.5] [--keep]
 
 takes the test set of a run, or utterances of a small model that it trains first on planted
 alignments (planted_model), and for each width prints a row for every rule:
@@ -172,11 +172,11 @@ def of_run(run: Path) -> Trained:
     return Trained(model.joiner, lattices())
 
 
-def planted_model(steps: int) -> Trained:
+def planted_model(steps: int, noise: float) -> Trained:
     """Two convolutions over noisy frames in which each of 10 to 40 symbols (of 29) lasts 4 to 9
     frames, trained on that many batches of 8 with the pruned loss of width 5 (seed 0)."""
     torch.manual_seed(0)
-    vocabulary, width, noise = 30, 64, 0.5
+    vocabulary, width = 30, 64
     symbols = torch.randn(vocabulary, 24)
     encoder = nn.Sequential(
         nn.Conv1d(24, width, 9, padding=4), nn.ReLU(), nn.Conv1d(width, width, 9, padding=4)
@@ -218,7 +218,10 @@ def planted_model(steps: int) -> Trained:
         loss.backward()
         optimiser.step()
         if step % 100 == 0 or step + 1 == steps:
-            print(f"step {step}: {float(loss.detach()):.3f} nats a symbol, simple and pruned", flush=True)
+            print(
+                f"step {step}: {float(loss.detach()):.3f} nats a symbol, simple and pruned",
+                flush=True,
+            )
     return Trained(joiner, (batch(steps)[0] for _ in range(25)))
 
 
@@ -268,12 +271,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", help="the folder of a trained run, or the word planted")
     parser.add_argument("--steps", type=int, default=1500, help="of training on planted alignments")
+    parser.add_argument("--noise", type=float, default=0.5, help="beside symbols of variance 1")
     parser.add_argument("--s-range", type=int, nargs="+", default=[3, 5, 8])
     parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
     options = parser.parse_args()
     planted = options.run == "planted"
-    name = f"planted, {options.steps} steps" if planted else Path(options.run).name
-    trained = planted_model(options.steps) if planted else of_run(Path(options.run))
+    name = (
+        f"planted, noise {options.noise}, {options.steps} steps"
+        if planted
+        else Path(options.run).name
+    )
+    trained = planted_model(options.steps, options.noise) if planted else of_run(Path(options.run))
     print("S  rule    tied frames  retained  pruned - full: mean  95%     largest")
     for row in measured(name, trained, options.s_range):
         print(
