@@ -59,12 +59,16 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=float,
         metavar="SECONDS",
-        help="long audio is heard in parts of half to all of this (default: as long as the "
+        help="split long audio into parts of 0.5 to 1 times this length (default: as long as the "
         "utterances that the model was trained on, at most 30)",
     )
     parser.add_argument("--microphone", action="store_true", help="listen; Ctrl-C ends it")
     parser.add_argument(
-        "--chunk", type=int, default=0, metavar="N", help="live: frames (40 ms) heard at a time"
+        "--chunk",
+        type=int,
+        default=0,
+        metavar="N",
+        help="live: frames (40 ms) transcribed at a time",
     )
     parser.add_argument(
         "--left", type=int, default=0, metavar="N", help="live: frames seen before; as trained"

@@ -116,7 +116,7 @@ def run_transcribe(
     done = True
     for number, (path, short_name) in enumerate(inputs, start=1):
         try:
-            heard = _transcribed(recogniser, path, f"{number}/{len(inputs)} {path.name}", console)
+            result = _transcribed(recogniser, path, f"{number}/{len(inputs)} {path.name}", console)
         except (OSError, ValueError) as error:
             print(f"pruned-rnnt transcribe: {error}", file=sys.stderr)
             done = False
@@ -129,7 +129,7 @@ def run_transcribe(
             done = False
             continue
         name = short_name if options.format == "ctm" else str(path)
-        text = transcript(heard, name, options.format, options.times)
+        text = transcript(result, name, options.format, options.times)
         if options.output is None:
             print(text, end="", flush=True)
             continue

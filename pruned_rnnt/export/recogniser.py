@@ -29,7 +29,7 @@ _MOST_FRAMES = round(300 / FRAME_SECONDS)
 
 @dataclass(frozen=True, kw_only=True)
 class Transcription:
-    """What was heard.
+    """The text of a recording.
 
     score: natural log-probability of the path; seconds: length of the audio.
     """
@@ -109,19 +109,19 @@ class Recogniser:
     def _transcribe(
         self, pieces: Iterable[Tensor], on_seconds: Callable[[float], None] | None = None
     ) -> Transcription:
-        heard = _Counted(pieces, on_seconds)
+        counted = _Counted(pieces, on_seconds)
         symbols: list[int] = []
         frames: list[int] = []
         scores: list[float] = []
         total = 0.0
-        for begin, encoded_NTE in _stretches(self._windows(heard)):
+        for begin, encoded_NTE in _stretches(self._windows(counted)):
             (found,) = self._search(encoded_NTE, torch.tensor([encoded_NTE.size(1)]))
             best = found[0]
             symbols += best.symbols
             frames += [begin + frame for frame in best.frames]
             scores += best.symbol_scores
             total += best.score
-        seconds = round(heard.frames * _FEATURE_SECONDS, 2)
+        seconds = round(counted.frames * _FEATURE_SECONDS, 2)
         tokens = timed_tokens(self.tokenizer.symbols, symbols, frames, scores)
         return Transcription(
             text=self.tokenizer.decode(symbols),

@@ -15,7 +15,7 @@ _MOST_SECONDS = 6.0
 _MOST_LETTERS = 80
 
 
-def transcript(heard: Transcription, name: str, kind: str, times: bool) -> str:
+def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     """What is written about one file; every line ends with a line break.
 
     text: `name<tab>text`, and with `times` a line `start end word` for each word.
@@ -25,26 +25,26 @@ def transcript(heard: Transcription, name: str, kind: str, times: bool) -> str:
     ctm: `name 1 start duration word confidence` for each word.
     """
     if kind == "srt":
-        return _srt(heard.words)
+        return _srt(result.words)
     if kind == "ctm":
-        words = ((w.word, w.start, w.end, w.confidence) for w in heard.words)
+        words = ((w.word, w.start, w.end, w.confidence) for w in result.words)
         return ctm_text(name, words)
     if kind == "jsonl":
         words_of_file = [
             {"word": w.word, "start": w.start, "end": w.end, "confidence": w.confidence}
-            for w in heard.words
+            for w in result.words
         ]
         values = {
             "file": name,
-            "seconds": heard.seconds,
-            "text": heard.text,
-            "score": round(heard.score, 4),
+            "seconds": result.seconds,
+            "text": result.text,
+            "score": round(result.score, 4),
             "words": words_of_file,
         }
         return json.dumps(values, ensure_ascii=False) + "\n"
-    lines = [f"{name}\t{heard.text}"]
+    lines = [f"{name}\t{result.text}"]
     if times:
-        lines += [f"{w.start:9.2f}{w.end:9.2f}  {w.word}" for w in heard.words]
+        lines += [f"{w.start:9.2f}{w.end:9.2f}  {w.word}" for w in result.words]
     return "\n".join(lines) + "\n"
 
 

@@ -87,7 +87,7 @@ def test_a_file_without_memory_does_not_stop_the_others(
             main(["transcribe", str(model), str(folder)])
 
 
-def hear(model: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+def transcribe_stdin(model: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
     stdin = ModuleType("stdin")
     stdin.buffer = io.BytesIO(data)  # type: ignore[attr-defined]
     monkeypatch.setattr(sys, "stdin", stdin)
@@ -105,7 +105,7 @@ def encoded(kind: str, subtype: str | None = None, rate: int = 16000, channels: 
 def test_encoded_standard_input_is_refused_by_its_name(
     kind: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert hear(model, encoded(kind), monkeypatch) == EXIT_FAILED
+    assert transcribe_stdin(model, encoded(kind), monkeypatch) == EXIT_FAILED
     shown = capsys.readouterr()
     assert shown.out == ""
     assert f"standard input is {kind}" in shown.err
@@ -134,7 +134,7 @@ def test_other_standard_input_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert hear(model, data, monkeypatch) == EXIT_FAILED
+    assert transcribe_stdin(model, data, monkeypatch) == EXIT_FAILED
     shown = capsys.readouterr()
     assert shown.out == ""
     assert name in shown.err
@@ -144,14 +144,14 @@ def test_a_wav_header_of_the_right_rate_is_skipped(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = (sound(1.5) * 32767).astype("<i2").tobytes()
-    assert hear(model, samples, monkeypatch) == 0
+    assert transcribe_stdin(model, samples, monkeypatch) == 0
     expected = capsys.readouterr().out
     assert len(expected) > 5
     layout = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
     head = b"WAVE" + b"LIST\x03\0\0\0abc\0" + b"fmt " + layout
     for size, tail in ((len(samples), b"LIST" + bytes(range(100))), (0xFFFFFFFF, b""), (0, b"")):
         data = b"RIFF" + struct.pack("<I", size) + head + b"data" + struct.pack("<I", size)
-        assert hear(model, data + samples + tail, monkeypatch) == 0
+        assert transcribe_stdin(model, data + samples + tail, monkeypatch) == 0
         assert capsys.readouterr().out == expected
 
 
@@ -160,7 +160,7 @@ def test_samples_that_look_like_a_frame_are_samples(
 ) -> None:
     for begin in (b"\xff\xfb\x90\x64", b"\xff\xf1\x60\x40\x02\x00\xfc\x00"):
         data = begin + (sound(0.5) * 32767).astype("<i2").tobytes()
-        assert hear(model, data, monkeypatch) == 0
+        assert transcribe_stdin(model, data, monkeypatch) == 0
 
 
 def test_digital_silence_has_no_words(
@@ -175,12 +175,12 @@ def test_digital_silence_has_no_words(
     assert capsys.readouterr().out == f"{path}\t\n"
     heard = load(model).transcribe(np.zeros(32000, dtype=np.float32))
     assert (heard.text, heard.words, heard.seconds) == ("", (), 2.0)
-    assert hear(model, bytes(64000), monkeypatch) == 0
+    assert transcribe_stdin(model, bytes(64000), monkeypatch) == 0
     assert capsys.readouterr().out == "\n"
     # This model makes words of it otherwise.
     with torch.inference_mode():
         assert load(model).transcribe_features(torch.full((200, 80), -15.0)).text
     # What follows the silence is transcribed.
     samples = np.concatenate([np.zeros(32000), sound(1.5)])
-    assert hear(model, (samples * 32767).astype("<i2").tobytes(), monkeypatch) == 0
+    assert transcribe_stdin(model, (samples * 32767).astype("<i2").tobytes(), monkeypatch) == 0
     assert len(capsys.readouterr().out) > 5
