@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio_file import FloatArray, open_audio
+from pruned_rnnt.data.audio_file import open_audio
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
-from pruned_rnnt.data.waveform import resample
+from pruned_rnnt.data.waveform import FloatArray, resample
 
 # The extractor cannot make a frame of fewer samples: 15 ms.
 _SHORTEST = 240

@@ -10,13 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from pruned_rnnt.data.decoder_notes import without_decoder_notes
 from pruned_rnnt.data.ffmpeg_audio import open_by_ffmpeg
-
-FloatArray = npt.NDArray[np.float32]
+from pruned_rnnt.data.waveform import FloatArray
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 # What libsndfile does not read.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio import audio_features, mono
-from pruned_rnnt.data.audio_file import FloatArray, open_audio
+from pruned_rnnt.data.audio_file import open_audio
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
-from pruned_rnnt.data.waveform import resample
+from pruned_rnnt.data.waveform import FloatArray, resample
 
 _SHIFT = SAMPLING_RATE // 100
 # A frame of 25 ms lies around the middle of its 10 ms: it ends so many samples after its start.

@@ -18,9 +18,10 @@ from rich.console import Console
 from pruned_rnnt.data.augmentation import derived_seed
 from pruned_rnnt.data.corpus_builder import build_corpus
 from pruned_rnnt.data.corpus_options import add_corpus_arguments, build_config, train_options
-from pruned_rnnt.data.entries import Entry, last_line
+from pruned_rnnt.data.entries import Entry
 from pruned_rnnt.data.manifest_source import paired_entries
 from pruned_rnnt.data.preparation import PrepareReport
+from pruned_rnnt.data.recordings import last_line
 from pruned_rnnt.data.replacement import plain_options
 from pruned_rnnt.data.splits import NamedSplits
 from pruned_rnnt.data.text import TextConfig

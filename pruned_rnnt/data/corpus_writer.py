@@ -12,15 +12,13 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import soundfile
 from lhotse import AudioSource, CutSet, LilcomChunkyWriter, MonoCut, Recording, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.data.batch import AlignedWord
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
-
-FloatArray = npt.NDArray[np.float32]
+from pruned_rnnt.data.waveform import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from pruned_rnnt.data.audio_file import rate_problem
 from pruned_rnnt.data.augmentation import FeatureAugmenter, derived_seed, kept_global_rngs
 from pruned_rnnt.data.batch import AlignedWord, Batch, pad_features, pad_targets
 from pruned_rnnt.data.decoder_notes import without_decoder_notes
-from pruned_rnnt.data.entries import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.filters import cut_text
 from pruned_rnnt.data.prepared import read_cuts
+from pruned_rnnt.data.recordings import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.shar import with_audio_of_shar
 from pruned_rnnt.data.tokens import Tokenizer
 from pruned_rnnt.data.waveform import resample

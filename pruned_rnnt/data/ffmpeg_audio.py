@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
+from pruned_rnnt.data.waveform import FloatArray
 
 # Of Sun's AU format: magic, first byte of the samples, their size, encoding, rate, channels.
 _HEADER = struct.Struct(">4s5I")

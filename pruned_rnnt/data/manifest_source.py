@@ -14,8 +14,9 @@ from typing import Any
 from lhotse.serialization import deserialize_item, open_best
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.entries import Entry, last_line
+from pruned_rnnt.data.entries import Entry
 from pruned_rnnt.data.manifest_checks import check_values, commands_of
+from pruned_rnnt.data.recordings import last_line
 
 
 @dataclass(frozen=True)

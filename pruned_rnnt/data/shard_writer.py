@@ -17,18 +17,12 @@ from lhotse import CutSet, LilcomChunkyWriter
 from lhotse.features.io import MemoryRawWriter
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.entries import (
-    Entry,
-    FloatArray,
-    LeftOut,
-    Limits,
-    entry_cut,
-    read_samples,
-)
+from pruned_rnnt.data.entries import Entry, Limits, entry_cut
 from pruned_rnnt.data.features import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.recordings import LeftOut, read_samples
 from pruned_rnnt.data.shar import cuts_with_ranges, open_shar_writer
 from pruned_rnnt.data.text import TextConfig, normalise_text
-from pruned_rnnt.data.waveform import perturb_speed, resample
+from pruned_rnnt.data.waveform import FloatArray, perturb_speed, resample
 
 Storage = Literal["stored", "waveform"]
 

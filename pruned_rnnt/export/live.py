@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio_file import FloatArray
 from pruned_rnnt.data.audio_stream import FeatureStream
 from pruned_rnnt.data.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.waveform import FloatArray
 from pruned_rnnt.decode.silence import is_digital_silence
 from pruned_rnnt.decode.streaming import StreamingTransducer
 from pruned_rnnt.export.stream_sizes import stream_sizes

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.align.words import TimedWord, timed_tokens, timed_words
-from pruned_rnnt.data.audio_file import FloatArray
 from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.data.waveform import FloatArray
 from pruned_rnnt.decode.search import FRAME_SECONDS, DecodeConfig, build_search
 from pruned_rnnt.decode.windows import Window, WindowEncoder
 from pruned_rnnt.export.model_file import load_model

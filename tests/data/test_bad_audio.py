@@ -17,10 +17,10 @@ from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.augmentation import AugmentationConfig
 from pruned_rnnt.data.batch import Batch
 from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.entries import LeftOut, read_samples
 from pruned_rnnt.data.filters import FilterConfig
 from pruned_rnnt.data.loader import BatchLoader
 from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.recordings import LeftOut, read_samples
 
 COUNT = 12
 
