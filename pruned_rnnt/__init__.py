@@ -8,16 +8,16 @@ V vocabulary.
 |  1 | waveform      | data/ (lhotse)                       | cut -> wave_N                       |
 |  2 | features      | data/                                | -> feats_NTF, lengths               |
 |  3 | encoder       | model/                               | -> enc_NTE, lengths                 |
-|  4 | am, lm        | model/transducer.py, predictor.py    | -> am_NTV, lm_NUV (trivial joiner)  |
+|  4 | am, lm        | model/transducer_model, predictor    | -> am_NTV, lm_NUV (trivial joiner)  |
 |  5 | simple loss   | loss/                                | -> loss, emit and blank occupancy   |
-|  6 | bounds        | ops/prune_bounds                     | -> start_NT, S                      |
-|  7 | gather        | ops/band_gather                      | -> am_NTSD, lm_NTSD                 |
-|  8 | joiner        | loss/joiner.py                       | -> logits_NTSV (fused: not stored)  |
-|  9 | pruned loss   | ops/log_probs, ops/band_lattice      | -> loss                             |
+|  6 | bounds        | ops/pruning/prune_bounds             | -> start_NT, S                      |
+|  7 | gather        | ops/pruning/band_gather              | -> am_NTSD, lm_NTSD                 |
+|  8 | joiner        | loss/joiner                          | -> logits_NTSV (fused: not stored)  |
+|  9 | pruned loss   | ops/joiner/log_probs, ops/lattice    | -> loss                             |
 | 10 | optimiser     | train/                               | step                                |
-| 11 | checkpoint    | train/checkpoint.py                  | model, optimiser, sampler, RNG, ... |
+| 11 | checkpoint    | train/engine/checkpoint              | model, optimiser, sampler, RNG, ... |
 | 12 | decoding      | decode/                              | -> hypotheses, times                |
-| 13 | scoring       | decode/wer.py                        | -> errors by type, WER              |
+| 13 | scoring       | decode/scoring/wer                   | -> errors by type, WER              |
 | 14 | export        | export/                              | -> ONNX files a recogniser runs     |
 | 15 | alignment     | align/                               | text -> times of words and symbols  |
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import torch
 
     from pruned_rnnt import diagnostics
-    from pruned_rnnt.export.recogniser import Recogniser
+    from pruned_rnnt.transcribe.recogniser import Recogniser
 
 __all__ = [
     "Bounds",
@@ -112,6 +112,6 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
     from pruned_rnnt.optional_packages import missing_packages_named
 
     with missing_packages_named():
-        from pruned_rnnt.export import recogniser
+        from pruned_rnnt.transcribe import recogniser
 
     return recogniser.load(path, device)

@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING
 
 from pruned_rnnt import __version__, commands
 from pruned_rnnt.align.arguments import add_align_arguments
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from pruned_rnnt.console import start_logging
-from pruned_rnnt.export.arguments import add_export_arguments, add_transcribe_arguments
+from pruned_rnnt.export.arguments import add_export_arguments
+from pruned_rnnt.interop.icefall.arguments import IMPORT_HELP, add_import_arguments
 from pruned_rnnt.optional_packages import (
     PACKAGES_OF_EXTRA,
     MissingPackageError,
     missing_packages_named,
     require,
 )
-from pruned_rnnt.train.average import AVERAGED_CHECKPOINTS
-from pruned_rnnt.train.icefall_arguments import IMPORT_HELP, add_import_arguments
-from pruned_rnnt.train.rehearsal_command import add_rehearsal_arguments
+from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS
+from pruned_rnnt.train.tasks.dry_run_command import add_rehearsal_arguments
+from pruned_rnnt.transcribe.arguments import add_transcribe_arguments
+from pruned_rnnt.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +40,7 @@ Train and use transducer speech recognisers.
 
   pruned-rnnt prepare synthetic                          make data
   pruned-rnnt prepare own my_recordings.tsv              or take yours
-  pruned-rnnt train --config configs/synthetic.yaml      train
+  pruned-rnnt train --config synthetic                   train
   pruned-rnnt train exp/synthetic                        continue after an interruption
   pruned-rnnt decode exp/synthetic                       recognise the test set, WER
   pruned-rnnt inspect exp/synthetic                      what happened
@@ -108,7 +110,7 @@ def _is_usage(error: Exception) -> bool:
 
 def _is_for_people(error: Exception) -> bool:
     """Whether the message alone tells a user what to do; everything else keeps its traceback."""
-    from pruned_rnnt.train.bad_steps import TrainingStopped
+    from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 
     return isinstance(error, ValueError | OSError | TrainingStopped)
 
@@ -154,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="YAML with the settings that differ from the defaults",
+        help="YAML file with the settings that differ from the defaults, or the name of a packaged "
+        "one, such as own",
     )
     train.add_argument(
         "--allow-changes",
@@ -288,6 +291,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _recipes() -> list[str]:
-    import recipes
+    from pruned_rnnt import recipes
 
     return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__) if module.ispkg)

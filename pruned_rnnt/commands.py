@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pruned_rnnt.usage_errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pruned_rnnt.data.tokens import Tokenizer
-    from pruned_rnnt.decode.search import DecodeConfig
+    from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+    from pruned_rnnt.decode.decode_set import DecodeConfig
     from pruned_rnnt.model.language_model import LanguageModel
-    from pruned_rnnt.model.transducer import TransducerModel
+    from pruned_rnnt.model.transducer_model import TransducerModel
     from pruned_rnnt.train.experiment import ExperimentConfig
 
 EXIT_FAILED = 1
@@ -28,27 +30,23 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class UsageError(ValueError):
-    """The command line asks for something that there is not."""
-
-
 def prepare(options: argparse.Namespace, console: Console) -> int:
-    module = importlib.import_module(f"recipes.{options.recipe}.prepare")
+    module = importlib.import_module(f"pruned_rnnt.recipes.{options.recipe}.prepare")
     code: int | None = module.main(options.recipe_options)
     return code or 0
 
 
 def train(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.train.distributed import process_group
+    from pruned_rnnt.train.engine.distributed import process_group
+    from pruned_rnnt.train.engine.trainer import Trainer
     from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.tasks import load_experiment
-    from pruned_rnnt.train.trainer import Trainer
+    from pruned_rnnt.train.tasks.registry import load_experiment
 
     config, make_task = load_experiment(*_config_to_train(options))
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
 
-        from pruned_rnnt.train.rehearsal_command import rehearse
+        from pruned_rnnt.train.tasks.dry_run_command import rehearse
 
         if not isinstance(config, ExperimentConfig):
             raise UsageError("--dry-run and --find-max-duration are for recognisers only")
@@ -95,11 +93,11 @@ def _settings_and_runs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def decode(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.align.hypotheses import write_hypotheses
-    from pruned_rnnt.data.datamodule import DataModule
-    from pruned_rnnt.decode.results import write_results
-    from pruned_rnnt.decode.search import decode_set
-    from pruned_rnnt.decode.wer import confidence_interval, count_errors
+    from pruned_rnnt.data.input.datamodule import DataModule
+    from pruned_rnnt.decode.decode_set import decode_set
+    from pruned_rnnt.decode.nbest import write_hypotheses
+    from pruned_rnnt.decode.scoring.result_files import write_results
+    from pruned_rnnt.decode.scoring.wer import confidence_interval, count_errors
     from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
@@ -148,7 +146,7 @@ def _language_model(
     config: DecodeConfig, model: TransducerModel, tokenizer: Tokenizer
 ) -> LanguageModel | None:
     """What decode.fusion.lm names, on the device of the recogniser."""
-    from pruned_rnnt.train.language_model import load_language_model
+    from pruned_rnnt.train.tasks.lm_task import load_language_model
 
     if not config.fusion.lm:
         return None
@@ -179,8 +177,8 @@ def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
 
 
 def align(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.align.command import run_align
-    from pruned_rnnt.data.usual_length import read_usual_longest
+    from pruned_rnnt.align.align_command import run_align
+    from pruned_rnnt.data.input.training_durations import read_usual_longest
     from pruned_rnnt.train.run import load_model, run_config
 
     config = run_config(options.run, [a for a in options.arguments if "=" in a])
@@ -217,8 +215,8 @@ def average(options: argparse.Namespace, console: Console) -> int:
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.data.usual_length import read_usual_longest
-    from pruned_rnnt.export.command import check_export, run_export
+    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.export.export_command import check_export, run_export
     from pruned_rnnt.train.run import load_model
 
     check_export(options)
@@ -235,20 +233,20 @@ def export(options: argparse.Namespace, console: Console) -> int:
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.config import load_config
-    from pruned_rnnt.data.usual_length import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_usual_longest
     from pruned_rnnt.export import model_file
-    from pruned_rnnt.export.command import (
+    from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
+    from pruned_rnnt.train.run import load_model, run_config, set_chunks
+    from pruned_rnnt.transcribe.live import LiveRecogniser
+    from pruned_rnnt.transcribe.microphone import microphone
+    from pruned_rnnt.transcribe.recogniser import Recogniser
+    from pruned_rnnt.transcribe.standard_input import open_samples
+    from pruned_rnnt.transcribe.transcribe_command import (
         check_transcribe,
         print_live,
         run_transcribe,
         take_settings,
     )
-    from pruned_rnnt.export.live import LiveRecogniser
-    from pruned_rnnt.export.microphone import microphone
-    from pruned_rnnt.export.recogniser import Recogniser
-    from pruned_rnnt.export.standard_input import open_samples
-    from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
-    from pruned_rnnt.train.run import load_model, run_config, set_chunks
 
     settings = take_settings(options)
     inputs = check_transcribe(options, settings)
@@ -284,7 +282,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
 
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.train.icefall_run import import_run, print_import
+    from pruned_rnnt.interop.icefall.imported_run import import_run, print_import
 
     run = import_run(
         options.checkpoint,
@@ -304,7 +302,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.settings_help import settings_as_yaml
     from pruned_rnnt.train.report import inspect_config, inspect_run
     from pruned_rnnt.train.run import config_path
-    from pruned_rnnt.train.tasks import load_experiment
+    from pruned_rnnt.train.tasks.registry import load_experiment
 
     is_run = options.target.is_dir()
     if is_run and not options.keys:

@@ -30,7 +30,8 @@ def load_config(
 
     Args:
         cls: frozen dataclass, nested at will.
-        yaml_path: file with differences from the defaults, or None.
+        yaml_path: file with differences from the defaults, or the name of a packaged one (`own`
+            for configs/own.yaml), or None.
         overrides: each `section.key=value`; the value is read as YAML.
 
     Raises:
@@ -38,9 +39,39 @@ def load_config(
     """
     layers: list[tuple[str, Any]] = []
     if yaml_path is not None:
-        layers += _read_with_bases(Path(yaml_path), seen=())
+        layers += _read_with_bases(config_file(yaml_path), seen=())
     layers += [(f"override '{item}'", _parse_override(item)) for item in overrides]
     return _merge(cls, layers)
+
+
+def configs_folder() -> Path:
+    """The folder with the packaged YAML files: inside the package, or beside it in a checkout."""
+    installed = Path(__file__).with_name("configs")
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def config_file(path: str | Path) -> Path:
+    """`path` itself, or for a bare name such as `own` the packaged file of that name.
+
+    A file of that name in the current folder takes precedence.
+
+    Raises:
+        ConfigError: neither a file nor a packaged name; the message lists the names.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if path.name == str(path) and path.suffix in ("", ".yaml"):
+        packaged = configs_folder() / f"{path.stem}.yaml"
+        if packaged.is_file():
+            return packaged
+        names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
+        guesses = difflib.get_close_matches(path.stem, names, n=1)
+        hint = f"; did you mean '{guesses[0]}'?" if guesses else ""
+        raise ConfigError(
+            f"config file not found: {path}, and the packaged ones are {', '.join(names)}{hint}"
+        )
+    return path
 
 
 def top_level_value(
@@ -50,7 +81,7 @@ def top_level_value(
 
     None where they do not say. Raises ConfigError as `load_config` for what cannot be read.
     """
-    layers = _read_with_bases(Path(yaml_path), seen=()) if yaml_path is not None else []
+    layers = _read_with_bases(config_file(yaml_path), seen=()) if yaml_path is not None else []
     values = [values for _, values in layers] + [_parse_override(item) for item in overrides]
     return next((layer[key] for layer in reversed(values) if key in layer), None)
 

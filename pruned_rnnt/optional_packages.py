@@ -32,6 +32,9 @@ PACKAGES_OF_EXTRA = {
     "k2": ("k2",),
     "microphone": ("sounddevice",),
 }
+# What each kind of export uses.
+ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+VERIFY_PACKAGES = ("sherpa_onnx",)
 _EXTRA_OF = {package: extra for extra, names in PACKAGES_OF_EXTRA.items() for package in names}
 
 

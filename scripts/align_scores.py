@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from pruned_rnnt.align.utterance import AlignedUtterance, align_batches
-from pruned_rnnt.data.batch import Batch, pad_targets
-from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.data.input.batch import Batch, pad_targets
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.train.run import load_model, run_config
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)

@@ -31,7 +31,7 @@ def unstable_symbols(library: Path) -> list[str]:
 
 def installed_libraries() -> list[Path]:
     """The libraries that `import pruned_rnnt` would load."""
-    from pruned_rnnt.ops._native import library_folders
+    from pruned_rnnt.ops.common.native import library_folders
 
     return [path for folder in library_folders() for path in sorted(folder.glob("*.so"))]
 

@@ -29,16 +29,16 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.decode.beam import ModifiedBeamSearch
-from pruned_rnnt.decode.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.neural_lm import NeuralScorer
-from pruned_rnnt.decode.ngram import NgramScorer
-from pruned_rnnt.decode.rows import start_predictor
-from pruned_rnnt.decode.scorer import TokenScorer
-from pruned_rnnt.decode.search import DecodeConfig, Search, build_search
+from pruned_rnnt.decode.decode_set import DecodeConfig, Search, build_search
+from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
+from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
+from pruned_rnnt.decode.fusion.ngram import NgramScorer
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.search.rows import start_predictor
+from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 

@@ -38,13 +38,13 @@ from typing import Any
 import torch
 
 from pruned_rnnt.config import load_config
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.model.transducer import TransducerModel
-from pruned_rnnt.train.distributed import Ranks, process_group
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.train.engine.distributed import Ranks, process_group
+from pruned_rnnt.train.engine.task import Loader
+from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.speech import SpeechTask
-from pruned_rnnt.train.task import Loader
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
 WARM_UP = 2
 VOCABULARY = 500

@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.data.audio import read_audio
-from pruned_rnnt.data.features import SAMPLING_RATE
-from pruned_rnnt.export.live import LiveRecogniser
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
-from pruned_rnnt.export.recogniser import Recogniser
 from pruned_rnnt.export.verify import run_recognise
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
+from pruned_rnnt.transcribe.live import LiveRecogniser
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from scripts.benchmark.results import FOLDER, commit, machine
 
 

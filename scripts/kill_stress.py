@@ -21,7 +21,7 @@ def main() -> int:
     from run_files import checkpoint_of
     from tiny_corpus import make_corpus, tiny_experiment
 
-    from pruned_rnnt.train.trainer import Trainer
+    from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=20)
@@ -40,7 +40,7 @@ def main() -> int:
             f"data.num_workers={options.workers}",
         ]
         straight = tiny_experiment(corpus, folder / "straight", *settings)
-        Trainer(straight).run()
+        speech_trainer(straight).run()
         killed = tiny_experiment(corpus, folder / "killed", *settings)
         deaths = train_through_deaths(killed, options.kills, options.seed)
         same = results(killed) == results(straight) and checkpoint_of(

@@ -18,9 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.loader import BatchLoader
+from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.loader import BatchLoader
 
 
 def main() -> None:

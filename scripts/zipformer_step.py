@@ -26,12 +26,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pruned_rnnt.decode.greedy import GreedySearch
+from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.loss import ctc_loss
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import BLANK, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import BLANK, ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import SIZES
-from pruned_rnnt.train.optimiser import OptimiserConfig, build_optimiser
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
 
 _OPTIMISER = OptimiserConfig(name="scaled_adam", learning_rate=1e-3, clip_norm=5.0)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pruned_rnnt
-from pruned_rnnt.ops._library import FALLBACKS
-from pruned_rnnt.ops._native import (
+from pruned_rnnt.ops.common.library import FALLBACKS
+from pruned_rnnt.ops.common.native import (
     COMPOSED,
     backend_report,
     has_native_kernel,

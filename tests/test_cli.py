@@ -20,12 +20,12 @@ from tiny_corpus import make_corpus, tiny_overrides
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.folder_lock import only_one
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
-from pruned_rnnt.train.checkpoint import CheckpointError
-from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.folder_lock import only_one
+from pruned_rnnt.train.engine.checkpoint import CheckpointError
+from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
-from pruned_rnnt.train.tasks import load_experiment
+from pruned_rnnt.train.tasks.registry import load_experiment
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 

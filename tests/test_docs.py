@@ -35,7 +35,7 @@ def test_import_table_is_the_one_that_is_held(page: str) -> None:
     table = text.partition("<!-- imports -->")[2].partition("<!-- end -->")[0]
     printed = {}
     for line in table.strip().splitlines()[2:]:
-        part, *allowed = re.findall(r"`(\w+)`", line)
+        part, *allowed = re.findall(r"`([\w/]+)`", line)
         printed[part] = set(allowed)
     assert printed == ALLOWED
 

@@ -81,7 +81,10 @@ def test_commands_name_what_is_missing(
 def test_a_recipe_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("recipes.synthetic.prepare", "pruned_rnnt.data.speech_synthesis"):
+    for module in (
+        "pruned_rnnt.recipes.synthetic.prepare",
+        "pruned_rnnt.data.prepare.speech_synthesis",
+    ):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     assert main(["prepare", "synthetic"]) == EXIT_FAILED

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from scripts.zipformer_step import measure, parse
 

@@ -13,8 +13,8 @@ from lhotse import CutSet, Features, MonoCut, SupervisionSegment
 from lhotse.features.io import NumpyFilesWriter
 
 from pruned_rnnt.config import load_config
-from pruned_rnnt.data.prepared import write_report
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.input.prepared_folder import write_report
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 WORDS = ("red", "green", "blue")

@@ -3,7 +3,7 @@
 | what | where |
 | --- | --- |
 | best path in the lattice of the model's joiner | `lattice.py` |
-| symbols to tokens and words with times | `words.py` |
+| symbols to tokens and words with times | `word_times.py` |
 | TextGrid, CTM, lhotse manifest | `textgrid.py`, `ctm.py`, `manifest.py` |
 | a prepared set or one file, batch by batch | `run.py` |
 | picture of an utterance | `picture.py` |

@@ -10,7 +10,7 @@ from lhotse import MonoCut, Recording, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.align.utterance import AlignedUtterance
-from pruned_rnnt.data.decoder_notes import without_decoder_notes
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_notes
 
 
 def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lhotse import CutSet
 
-from pruned_rnnt.align.lattice import align_symbols, lattice_rows
+from pruned_rnnt.align.best_path import align_symbols, lattice_rows
 from pruned_rnnt.align.output import file_name
-from pruned_rnnt.align.words import timed_tokens, timed_words
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.data.cuts_to_batch import CutsToBatch
-from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.hypothesis import Hypothesis
-from pruned_rnnt.decode.search import FRAME_SECONDS, DecodeConfig, decode_set
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.speech_dataset import CutsToBatch
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import FRAME_SECONDS, DecodeConfig, decode_set
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 from pruned_rnnt.diagnostics import (
     Alignment,
     Track,
@@ -29,7 +29,7 @@ from pruned_rnnt.diagnostics import (
     utterance_figure,
 )
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

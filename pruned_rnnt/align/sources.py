@@ -13,13 +13,13 @@ from pruned_rnnt.align.utterance import (
     align_batches,
     align_encoded,
 )
-from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.data.batch import Batch, pad_targets
-from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.data.features import SAMPLING_RATE
-from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.windows import WindowEncoder
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.input.batch import Batch, pad_targets
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.transcribe.windows import WindowEncoder
 
 # The search keeps about 40 bytes for each frame of each symbol: 8 GB.
 _MOST_NODES = 2 * 10**8
@@ -53,8 +53,8 @@ def align_file(
     usual_longest: as of `WindowEncoder.as_trained`.
 
     Raises:
-        FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.read_audio`, or more audio and
-            text than can be searched at once.
+        FileNotFoundError, ValueError: as `read_audio`, or more audio and text than one search
+            can hold in memory.
     """
     samples_S = read_audio(path)
     features_TF = audio_features(samples_S)

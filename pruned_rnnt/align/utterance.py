@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruned_rnnt.align.lattice import align_symbols
-from pruned_rnnt.align.words import TimedToken, TimedWord, timed_tokens, timed_words
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.align.best_path import align_symbols
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
+from pruned_rnnt.model.transducer_model import TransducerModel
 
 # Scripts that are written without spaces (kana, Han), and words between spaces.
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"

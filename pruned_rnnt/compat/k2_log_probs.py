@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.simple_log_probs import safe_product
+from pruned_rnnt.ops.simple.simple_log_probs import safe_product
 
 _RNNT_TYPES = ("regular", "modified", "constrained")
 

@@ -21,7 +21,7 @@ from pruned_rnnt.compat.k2_log_probs import (
 )
 from pruned_rnnt.compat.k2_pruning import bounds_of_ranges
 from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
-from pruned_rnnt.ops.saturated import as_int32
+from pruned_rnnt.ops.common.saturated import as_int32
 
 LossAndGrads = tuple[Tensor, tuple[Tensor, Tensor]]
 _REDUCTIONS = ("none", "mean", "sum")

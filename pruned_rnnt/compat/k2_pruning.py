@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt import loss as losses
-from pruned_rnnt.ops._library import MODIFIED, REGULAR
-from pruned_rnnt.ops.prune_bounds import prune_bounds
-from pruned_rnnt.ops.saturated import as_int32
+from pruned_rnnt.ops.common.library import MODIFIED, REGULAR
+from pruned_rnnt.ops.common.saturated import as_int32
+from pruned_rnnt.ops.pruning.prune_bounds import prune_bounds
 
 
 def get_rnnt_prune_ranges(

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.results import Occupancy
-from pruned_rnnt.ops._library import accumulator
-from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS, log_probs
+from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, log_probs
 
 if TYPE_CHECKING:
     from pruned_rnnt.loss.results import Bounds

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pruned_rnnt.decode.search import DecodeConfig
-from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.usage_errors import ExportError
 
 _BEAM_SIZE = 4
 

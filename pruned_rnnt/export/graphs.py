@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.hypothesis import joint_log_probs
+from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.export.streaming_graphs import streaming_graph
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 
 OPSET = 20
 # Of what torch.export is told to expect; ONNX files take any length of one encoder frame or more.

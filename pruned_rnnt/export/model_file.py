@@ -6,7 +6,7 @@ A dictionary of tensors and plain values, read with `weights_only`:
     config            `model` and `loss` sections
     vocab_size, state size of the output, parameters
     tokenizer         uint8 tensor, the SentencePiece model
-    usual_longest     seconds, see `pruned_rnnt.data.usual_length`; None where it is not known
+    usual_longest     seconds, see data/input/training_durations.py; None where it is not known
     source            what the model came from
 """
 
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pruned_rnnt.config import ConfigError, from_dict, to_dict
-from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export.onnx_folder import check_tokens
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.usage_errors import ExportError
 
 FORMAT = "pruned_rnnt model"
 VERSION = 1

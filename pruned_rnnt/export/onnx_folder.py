@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.export.differences import check_predictor, differences
-from pruned_rnnt.export.extras import ONNX_PACKAGES, ExportError
 from pruned_rnnt.export.graphs import (
     Graph,
     decoder,
@@ -32,12 +31,13 @@ from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.conformer import Conformer
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.optional_packages import ONNX_PACKAGES, require
+from pruned_rnnt.usage_errors import ExportError
 
 SETTINGS_NAME = "settings.json"
-_RECOGNISE = Path(__file__).with_name("recognise.py")
+_RECOGNISE = Path(__file__).with_name("sherpa_script.py")
 _FRAME_SECONDS = 0.01
 # The recogniser's names; both take the same inputs and give the same outputs.
 _OFFLINE_TYPES = {"conformer": "conformer", "zipformer": "zipformer2"}

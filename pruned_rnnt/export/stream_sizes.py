@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.model.encoder import StreamingEncoder
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
+from pruned_rnnt.usage_errors import ExportError
 
 _FRAME_SECONDS = 0.01
 # The last symbols of a causal model come up to this much after they were spoken.

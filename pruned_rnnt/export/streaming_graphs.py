@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.encoder import StreamingEncoder
-from pruned_rnnt.model.encoders import stream_encoder
-from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.encoder_kinds import stream_encoder
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.embedding import EMBEDDING_RATE
 from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
-from pruned_rnnt.model.zipformer.streaming import StreamingZipformer
+from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
 
 _STATES = ("key", "nonlin_attn", "val1", "val2", "conv1", "conv2")
 _STREAM_AXES = (1, 1, 1, 1, 0, 0)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.data.tokens import Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 
 
 def export_torch(

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.data.features import SAMPLING_RATE
-from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.decode.streaming import StreamingTransducer
-from pruned_rnnt.export.extras import ONNX_PACKAGES, VERIFY_PACKAGES, ExportError
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.search.greedy import greedy_search
+from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
-from pruned_rnnt.model.transducer import TransducerModel
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
+from pruned_rnnt.usage_errors import ExportError
 
 # Of float32 outputs; larger ones mean that the graph computes something else.
 TOLERANCE = 1e-3

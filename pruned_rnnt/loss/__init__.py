@@ -8,6 +8,7 @@ from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
+from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import (
     Bounds,
     LatticeOccupancy,
@@ -18,7 +19,6 @@ from pruned_rnnt.loss.results import (
     TransducerLosses,
 )
 from pruned_rnnt.loss.simple import rnnt_loss_simple
-from pruned_rnnt.loss.transducer import PrunedTransducerLoss
 
 __all__ = [
     "Bounds",

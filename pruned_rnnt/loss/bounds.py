@@ -21,11 +21,11 @@ from pruned_rnnt.loss.checks import (
     readable,
 )
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
-from pruned_rnnt.ops._library import CONSTRAINED, MODIFIED, REGULAR
-from pruned_rnnt.ops.band_gather import gathered_band
-from pruned_rnnt.ops.prune_bounds import choose_bounds
-from pruned_rnnt.ops.saturated import as_int32
-from pruned_rnnt.ops.utterances import Utterances
+from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
+from pruned_rnnt.ops.common.saturated import as_int32
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.pruning.band_gather import gathered_band
+from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 
 
 def prune_bounds(

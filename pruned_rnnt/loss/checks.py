@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
-from pruned_rnnt.ops.log_probs import HAT, LOG_PROBS, LOGITS
-from pruned_rnnt.ops.row_loss import LossOptions
-from pruned_rnnt.ops.saturated import as_int32
-from pruned_rnnt.ops.utterances import Utterances
+from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
+from pruned_rnnt.ops.common.saturated import as_int32
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
 REDUCTIONS = ("none", "mean", "sum")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

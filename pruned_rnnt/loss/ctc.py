@@ -15,8 +15,8 @@ from pruned_rnnt.loss.checks import (
     check_utterances,
     reduced,
 )
-from pruned_rnnt.ops._library import REGULAR
-from pruned_rnnt.ops.ctc import ctc_losses
+from pruned_rnnt.ops.common.library import REGULAR
+from pruned_rnnt.ops.lattice.ctc import ctc_losses
 
 
 def ctc_loss(

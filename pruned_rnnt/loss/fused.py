@@ -21,17 +21,17 @@ from pruned_rnnt.loss.checks import (
 )
 from pruned_rnnt.loss.packing import own_rows
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.fused_joiner import (
+from pruned_rnnt.ops.common.row_geometry import RowGeometry
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.fused_joiner import (
     RowPlan,
     RowProblem,
     fused_loss,
     padded_output,
     row_plan,
 )
-from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.row_geometry import RowGeometry
-from pruned_rnnt.ops.row_loss import LossOptions
-from pruned_rnnt.ops.utterances import Utterances
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
 
 def rnnt_loss_fused(

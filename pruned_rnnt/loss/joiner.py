@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.ops.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 
 class Joiner(nn.Module):

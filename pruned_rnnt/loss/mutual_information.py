@@ -19,9 +19,9 @@ from pruned_rnnt.loss.checks import (
     readable,
 )
 from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
-from pruned_rnnt.ops._library import REGULAR
-from pruned_rnnt.ops.mutual_information import mutual_information_sums
-from pruned_rnnt.ops.saturated import as_int32
+from pruned_rnnt.ops.common.library import REGULAR
+from pruned_rnnt.ops.common.saturated import as_int32
+from pruned_rnnt.ops.lattice.mutual_information import mutual_information_sums
 
 
 def mutual_information(
@@ -34,7 +34,7 @@ def mutual_information(
 ) -> MutualInformation:
     """log P of all paths through a lattice, given the log-probability of every arc.
 
-    The recurrence is stated in pruned_rnnt/ops/lattice.py.
+    The recurrence is stated in pruned_rnnt/ops/lattice/lattice.py.
 
     Args:
         px: (N, U, T+1) for `regular`, whose last used column is normally -inf, else (N, U, T):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import INTEGERS, check_tensor, readable
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.row_geometry import RowGeometry, cumulated
-from pruned_rnnt.ops.utterances import Utterances
+from pruned_rnnt.ops.common.row_geometry import RowGeometry, cumulated
+from pruned_rnnt.ops.common.utterances import Utterances
 
 
 def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:

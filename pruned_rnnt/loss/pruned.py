@@ -18,8 +18,8 @@ from pruned_rnnt.loss.checks import (
 )
 from pruned_rnnt.loss.packing import given_packed_rows
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.row_geometry import RowGeometry
-from pruned_rnnt.ops.row_loss import row_loss
+from pruned_rnnt.ops.common.row_geometry import RowGeometry
+from pruned_rnnt.ops.joiner.row_loss import row_loss
 
 
 def rnnt_loss_pruned(

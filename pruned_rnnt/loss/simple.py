@@ -19,8 +19,8 @@ from pruned_rnnt.loss.checks import (
     reduced,
 )
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
-from pruned_rnnt.ops.simple_loss import SimpleOptions, simple_loss
-from pruned_rnnt.ops.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
 
 
 def rnnt_loss_simple(

@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
-from pruned_rnnt.data.datamodule import DataConfig
-from pruned_rnnt.decode.search import DecodeConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig
+from pruned_rnnt.data.input.datamodule import DataConfig
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
-from pruned_rnnt.train.optimiser import OptimiserConfig
-from pruned_rnnt.train.schedule import ScheduleConfig
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig
+from pruned_rnnt.train.optim.schedule import ScheduleConfig
 
 CONFIG_NAME = "config.yaml"
 

@@ -11,15 +11,15 @@ from rich.table import Table
 from torch import nn
 
 from pruned_rnnt.config import ConfigError
-from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.summary import show_split, show_texts
-from pruned_rnnt.data.texts import TextFiles, text_splits
+from pruned_rnnt.data.input.lm_texts import TextFiles, text_splits
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.input.split_summary import show_split, show_texts
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer import TransducerModel
-from pruned_rnnt.train.checkpoint import CheckpointFolder
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.language_model import LanguageModelExperiment
-from pruned_rnnt.train.log import read_metrics
+from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 
 _CURVES_NAME = "curves.png"
 # What validations measure: heading, name, layout; a run has those of its task.

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config import ConfigError, from_dict, load_config, top_level_value
-from pruned_rnnt.data.tokens import Tokenizer
-from pruned_rnnt.decode.search import DecodeConfig
-from pruned_rnnt.model.transducer import TransducerModel
-from pruned_rnnt.train.average import AVERAGED_CHECKPOINTS, mean_of_states
-from pruned_rnnt.train.checkpoint import (
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS, mean_of_states
+from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     load_checkpoint,

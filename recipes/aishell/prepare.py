@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe, run_recipe
-from pruned_rnnt.data.text import TextConfig
-from pruned_rnnt.data.tokens import TokenizerConfig
+from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
+from pruned_rnnt.data.tokens.text_normalisation import TextConfig
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
 RECIPE = CorpusRecipe(
     name="aishell",

@@ -7,9 +7,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe, Manifests, run_recipe
-from pruned_rnnt.data.text import TextConfig
-from pruned_rnnt.data.tokens import TokenizerConfig
+from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, Manifests, run_recipe
+from pruned_rnnt.data.tokens.text_normalisation import TextConfig
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
 
 def _download(target: Path, options: argparse.Namespace) -> Path:

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from pruned_rnnt.recipes.fsdd.recordings import DIGITS, SAMPLING_RATE, Recording
 
-from pruned_rnnt.data.augmentation import derived_seed
-from pruned_rnnt.data.batch import AlignedWord
-from pruned_rnnt.data.corpus_writer import Utterance
-from pruned_rnnt.data.waveform import (
+from pruned_rnnt.data.audio.waveform import (
     add_white_noise,
     perturb_speed,
     perturb_tempo,
     resample,
     scale_to_level,
 )
-from recipes.fsdd.recordings import DIGITS, SAMPLING_RATE, Recording
+from pruned_rnnt.data.input.augmentation import derived_seed
+from pruned_rnnt.data.input.batch import AlignedWord
+from pruned_rnnt.data.prepare.corpus_writer import Utterance
 
 OUTPUT_RATE = 16000
 

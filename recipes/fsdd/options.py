@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pruned_rnnt.data.corpus_recipe import add_source_arguments
-from pruned_rnnt.data.preparation import add_common_arguments, add_count_arguments
-from pruned_rnnt.data.tokens import TokenizerConfig
+from pruned_rnnt.data.prepare.corpus_recipe import add_source_arguments
+from pruned_rnnt.data.prepare.recipe_folder import add_common_arguments, add_count_arguments
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

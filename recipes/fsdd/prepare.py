@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from pruned_rnnt.data.corpus_writer import UtteranceWriter
-from pruned_rnnt.data.preparation import PrepareReport, save_tokenizer, write_splits
-from pruned_rnnt.data.prepared import PreparedFolder, building
-from pruned_rnnt.data.replacement import check_replaceable, plain_options
-from pruned_rnnt.data.shards import run_shards
-from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
-from recipes.fsdd.connected import DigitPool, Variation, draw_utterance
-from recipes.fsdd.options import add_arguments, check_options
-from recipes.fsdd.recordings import (
+from pruned_rnnt.recipes.fsdd.connected import DigitPool, Variation, draw_utterance
+from pruned_rnnt.recipes.fsdd.options import add_arguments, check_options
+from pruned_rnnt.recipes.fsdd.recordings import (
     DIGITS,
     Recording,
     download,
     missing_recordings,
     read_recordings,
 )
-from recipes.fsdd.splits import split_recordings
-from recipes.fsdd.synthetic_speakers import speak_digits
+from pruned_rnnt.recipes.fsdd.splits import split_recordings
+from pruned_rnnt.recipes.fsdd.synthetic_speakers import speak_digits
+from rich.console import Console
+
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building
+from pruned_rnnt.data.prepare.corpus_writer import UtteranceWriter
+from pruned_rnnt.data.prepare.recipe_folder import PrepareReport, save_tokenizer, write_splits
+from pruned_rnnt.data.prepare.replacement import check_replaceable, plain_options
+from pruned_rnnt.data.prepare.shard_workers import run_shards
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 
 SHARD_SIZE = 500
 NATURAL = Variation()

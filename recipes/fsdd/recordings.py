@@ -18,7 +18,7 @@ import numpy.typing as npt
 import soundfile
 from lhotse.utils import resumable_download
 
-from pruned_rnnt.data.preparation import SkippedFile
+from pruned_rnnt.data.prepare.recipe_folder import SkippedFile
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SAMPLING_RATE = 8000

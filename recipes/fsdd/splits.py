@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recipes.fsdd.recordings import Recording
+from pruned_rnnt.recipes.fsdd.recordings import Recording
 
 TEST_INDICES = range(5)
 DEV_INDICES = range(5, 8)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
-from pruned_rnnt.data.augmentation import derived_seed
-from pruned_rnnt.data.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
-from recipes.fsdd.recordings import DIGITS, SAMPLING_RATE, Recording
+from pruned_rnnt.recipes.fsdd.recordings import DIGITS, SAMPLING_RATE, Recording
+
+from pruned_rnnt.data.input.augmentation import derived_seed
+from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 
 
 def speak_digits(speakers: int, takes: int, seed: int) -> list[Recording]:

@@ -11,11 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pruned_rnnt.data.filters import cut_text
-from pruned_rnnt.data.prepared import PreparedFolder, building, write_report
-from pruned_rnnt.data.replacement import add_replace_argument, check_replaceable, plain_options
-from pruned_rnnt.data.texts import write_texts
-from pruned_rnnt.data.tokens import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.lm_texts import write_texts
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
+from pruned_rnnt.data.prepare.replacement import (
+    add_replace_argument,
+    check_replaceable,
+    plain_options,
+)
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 
 SYMBOLS_NAME = "train-symbols.txt"
 

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe, run_recipe
-from pruned_rnnt.data.tokens import TokenizerConfig
-from recipes.librispeech.prepare import downloader, reader
+from pruned_rnnt.recipes.librispeech.prepare import downloader, reader
+
+from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
 
 def _parts(options: argparse.Namespace) -> Sequence[str]:

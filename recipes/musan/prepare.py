@@ -8,15 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pruned_rnnt.data.corpus_recipe import (
+from pruned_rnnt.data.prepare.corpus_recipe import (
     Manifests,
     add_source_arguments,
     corpus_folder,
     lhotse_download,
     read_manifests,
 )
-from pruned_rnnt.data.noise_corpus import add_noise_arguments, prepare_noises
-from pruned_rnnt.data.replacement import check_replaceable
+from pruned_rnnt.data.prepare.noise_corpus import add_noise_arguments, prepare_noises
+from pruned_rnnt.data.prepare.replacement import check_replaceable
 
 
 def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:

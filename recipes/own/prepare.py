@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pruned_rnnt.data.own_corpus import add_arguments, prepare
+from pruned_rnnt.data.prepare.own_corpus import add_arguments, prepare
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pruned_rnnt.recipes.synthetic.commands import draw_command, vocabulary
 from rich.console import Console
 
-from pruned_rnnt.data.augmentation import derived_seed
-from pruned_rnnt.data.batch import AlignedWord
-from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter
-from pruned_rnnt.data.preparation import (
+from pruned_rnnt.data.audio.waveform import add_white_noise, scale_to_level
+from pruned_rnnt.data.input.augmentation import derived_seed
+from pruned_rnnt.data.input.batch import AlignedWord
+from pruned_rnnt.data.input.prepared_folder import building
+from pruned_rnnt.data.prepare.corpus_writer import Utterance, UtteranceWriter
+from pruned_rnnt.data.prepare.recipe_folder import (
     PrepareReport,
     add_common_arguments,
     add_count_arguments,
     save_tokenizer,
     write_splits,
 )
-from pruned_rnnt.data.prepared import building
-from pruned_rnnt.data.replacement import check_replaceable, plain_options
-from pruned_rnnt.data.shards import run_shards
-from pruned_rnnt.data.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
-from pruned_rnnt.data.waveform import add_white_noise, scale_to_level
-from recipes.synthetic.commands import draw_command, vocabulary
+from pruned_rnnt.data.prepare.replacement import check_replaceable, plain_options
+from pruned_rnnt.data.prepare.shard_workers import run_shards
+from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 SAMPLING_RATE = 16000
 SHARD_SIZE = 500

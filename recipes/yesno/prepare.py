@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe, run_recipe
-from pruned_rnnt.data.tokens import TokenizerConfig
+from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
 RECIPE = CorpusRecipe(
     name="yesno",

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import pruned_rnnt
-from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.diagnostics import retained_mass
 from pruned_rnnt.loss.results import Bounds, Occupancy
 from pruned_rnnt.train.run import load_model, run_config
@@ -73,7 +73,7 @@ class Lattices:
 
 
 def window_scores(lattices: Lattices, s_range: int) -> Tensor:
-    """score (N,T,W) of step 1 in ops/prune_bounds.py, -inf behind an utterance's last window."""
+    """score (N,T,W) of step 1 in prune_bounds.py, -inf after an utterance's last window."""
     emit, blank = lattices.occupancy
     windows = max(blank.shape[2] - s_range, 0) + 1
     wide = torch.nn.functional.pad(blank, (0, max(s_range - blank.shape[2], 0)))
@@ -85,7 +85,7 @@ def window_scores(lattices: Lattices, s_range: int) -> Tensor:
 
 
 def band_of(choice_NT: Tensor, lattices: Lattices, s_range: int) -> Bounds:
-    """Steps 2 to 4 in ops/prune_bounds.py: from a window a frame to a band."""
+    """Steps 2 to 4 in ops/pruning/prune_bounds.py: from a window a frame to a band."""
     t, k = torch.arange(choice_NT.shape[1]), s_range - 1
     last_N1 = (lattices.symbols_N.long()[:, None] + 1 - s_range).clamp_min(0)
     s0 = torch.where(t < lattices.frames_N[:, None] - 1, choice_NT, last_N1)

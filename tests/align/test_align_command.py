@@ -11,13 +11,13 @@ import torch
 from lhotse import CutSet
 from tiny_corpus import WORDS, make_corpus, tiny_overrides
 
-from pruned_rnnt.align.lattice import align_symbols
+from pruned_rnnt.align.best_path import align_symbols
 from pruned_rnnt.align.sources import align_file
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.audio import audio_features
-from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.train.run import load_model, run_config
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from lattice_paths import joiner_log_probs, paths, weight
 
-from pruned_rnnt.align import lattice
-from pruned_rnnt.align.lattice import align_symbols, lattice_rows
+from pruned_rnnt.align import best_path as lattice
+from pruned_rnnt.align.best_path import align_symbols, lattice_rows
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 
 LENGTHS = [(5, 3), (4, 0), (3, 1), (2, 4), (0, 1)]
 VOCAB = 7

@@ -11,13 +11,13 @@ from matplotlib.image import imread
 from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.align import picture
-from pruned_rnnt.align.lattice import align_symbols
+from pruned_rnnt.align.best_path import align_symbols
 from pruned_rnnt.align.picture import draw_utterance, find_cuts
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.data.cuts_to_batch import CutsToBatch
-from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.decode.search import DecodeConfig, build_search, search_batch
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.speech_dataset import CutsToBatch
+from pruned_rnnt.decode.decode_set import DecodeConfig, build_search, search_batch
 from pruned_rnnt.train.run import load_model, run_config
 
 

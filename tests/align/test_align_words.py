@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from pruned_rnnt.align.words import timed_tokens, timed_words, word_spans
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.word_times import timed_tokens, timed_words, word_spans
 
 
 def test_symbols_of_one_frame_share_it() -> None:

@@ -15,7 +15,7 @@ from collections import defaultdict
 import torch
 
 import pruned_rnnt
-from pruned_rnnt.ops._native import COMPOSED
+from pruned_rnnt.ops.common.native import COMPOSED
 from tests.cuda.test_kernels import on_cuda
 from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, split_simple_calls
 

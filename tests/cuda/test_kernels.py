@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import FALLBACKS, RNNT_TYPES
-from pruned_rnnt.ops._native import has_native_kernel
-from pruned_rnnt.ops.lattice import cut_memory
+from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
+from pruned_rnnt.ops.common.native import has_native_kernel
+from pruned_rnnt.ops.lattice.lattice import cut_memory
 from tests.ops.native_cases import (
     SHAPES,
     Batch,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pruned_rnnt
-from pruned_rnnt.ops._native import has_native_kernel
+from pruned_rnnt.ops.common.native import has_native_kernel
 
 N, T, U, V, WIDTH = 3, 23, 9, 37, 24
 HAS_KERNELS = has_native_kernel("log_probs", "cuda")

@@ -8,8 +8,8 @@ from pathlib import Path
 from recorded_speech import write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.filters import cut_text
-from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 COUNT = 12
 

@@ -8,7 +8,7 @@ import numpy as np
 import soundfile
 from spoken_corpus import noise
 
-from pruned_rnnt.data.waveform import resample
+from pruned_rnnt.data.audio.waveform import resample
 
 TEXTS = ("turn on the light", "stop now", "one two three four", "go")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import distributed
 
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig
 
 
 def batches(data: DataModule, epoch: int, after: int = 0) -> list[list[object]]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pruned_rnnt.data.batch import AlignedWord
-from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.prepared import building, write_report
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.input.batch import AlignedWord
+from pruned_rnnt.data.input.prepared_folder import building, write_report
+from pruned_rnnt.data.prepare.corpus_writer import Utterance, UtteranceWriter, write_cuts
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 TEXTS = ("turn on the light", "stop now", "one two three four")
 

@@ -9,9 +9,9 @@ import pytest
 import soundfile
 import torch
 
-from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.data.audio_stream import audio_blocks, feature_pieces
-from pruned_rnnt.data.waveform import resample
+from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
+from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.audio.waveform import resample
 
 
 def tone(rate: int, seconds: float = 0.5, pitch: float = 440.0) -> np.ndarray:

@@ -9,15 +9,15 @@ import pytest
 import soundfile
 import torch
 
-from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.data.audio_file import FloatArray
-from pruned_rnnt.data.audio_stream import (
+from pruned_rnnt.data.audio.audio_file import FloatArray
+from pruned_rnnt.data.audio.audio_stream import (
     FeatureStream,
     ResampledStream,
     audio_blocks,
     feature_pieces,
 )
-from pruned_rnnt.data.waveform import resample
+from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.audio.waveform import resample
 
 
 def sound(samples: int, seed: int = 0) -> FloatArray:

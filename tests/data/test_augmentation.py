@@ -9,8 +9,8 @@ import pytest
 import torch
 from spoken_corpus import noise
 
-from pruned_rnnt.data.audio import audio_features
-from pruned_rnnt.data.augmentation import (
+from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.input.augmentation import (
     LOG_ENERGY_PER_DB,
     AugmentationConfig,
     FeatureAugmenter,

@@ -14,13 +14,13 @@ from lhotse import MonoCut, Recording
 from recorded_speech import text_of, truncate, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.augmentation import AugmentationConfig
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig
-from pruned_rnnt.data.loader import BatchLoader
-from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.recordings import LeftOut, read_samples
+from pruned_rnnt.data.audio.recordings import LeftOut, read_samples
+from pruned_rnnt.data.input.augmentation import AugmentationConfig
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig
+from pruned_rnnt.data.input.loader import BatchLoader
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 COUNT = 12
 

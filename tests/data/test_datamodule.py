@@ -14,11 +14,11 @@ import torch
 from lhotse import CutSet
 from spoken_corpus import TEXTS, make_corpus
 
-from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig, cut_text, encoder_frames
-from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig, cut_text, encoder_frames
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 TRAIN = 40
 PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))

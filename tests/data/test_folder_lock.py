@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.data.folder_lock import only_one
-from pruned_rnnt.data.prepared import building, write_report
+from pruned_rnnt.data.input.prepared_folder import building, write_report
+from pruned_rnnt.folder_lock import only_one
 
 # Holds the lock and has a forked child that outlives it, as loader workers do.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from pruned_rnnt.data.folder_lock import only_one
+from pruned_rnnt.folder_lock import only_one
 with only_one(Path(sys.argv[1]), "is held"):
     if os.fork() == 0:
         time.sleep(20)

@@ -12,9 +12,9 @@ from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_
 from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.entries import Entry
-from pruned_rnnt.data.filters import cut_text
-from pruned_rnnt.data.own_sources import open_source
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.own_sources import open_source
 
 TEXTS = Counter(text_of(i) for i in range(COUNT))
 

@@ -13,11 +13,11 @@ from lhotse import MonoCut, Recording
 from recorded_speech import write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.audio import read_audio
-from pruned_rnnt.data.audio_stream import audio_blocks
-from pruned_rnnt.data.cuts_to_batch import BadAudio, CutsToBatch
-from pruned_rnnt.data.recordings import LeftOut, read_samples
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.audio.audio_stream import audio_blocks
+from pruned_rnnt.data.audio.load_audio import read_audio
+from pruned_rnnt.data.audio.recordings import LeftOut, read_samples
+from pruned_rnnt.data.input.speech_dataset import BadAudio, CutsToBatch
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 READERS = (read_audio, lambda path: np.concatenate(list(audio_blocks(path, 0.1))))
 

@@ -10,7 +10,7 @@ from own_corpus import prepare
 from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.texts import TextFiles
+from pruned_rnnt.data.input.lm_texts import TextFiles
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from own_corpus import prepare
 from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.augmentation import AugmentationConfig
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig
-from pruned_rnnt.data.prepared import PreparedFolder, read_cuts
+from pruned_rnnt.data.input.augmentation import AugmentationConfig
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder, read_cuts
 
 
 @pytest.fixture(scope="module")

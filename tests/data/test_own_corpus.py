@@ -14,8 +14,8 @@ from recorded_speech import TEXTS, text_of, truncate, write_audio
 from spoken_corpus import noise
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig, cut_text
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig, cut_text
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_folder_with_every_kind_of_bad_file(tmp_path: Path) -> None:
 
 
 def test_stored_features_are_those_of_the_sound(audio: Path, tmp_path: Path) -> None:
-    from pruned_rnnt.data.audio import audio_features, read_audio
+    from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
 
     table = tmp_path / "table.tsv"
     table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))

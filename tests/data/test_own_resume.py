@@ -11,8 +11,8 @@ from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_
 from recorded_speech import text_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.shard_writer import Shard, ShardResult, write_shard
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.prepare.shard_writer import Shard, ShardResult, write_shard
 
 # Of thirteen rows by threes: eleven for training, and one each for dev and test.
 SHARDS = 6
@@ -40,7 +40,7 @@ def test_goes_on_after_a_kill(
             raise KeyboardInterrupt
         return write_shard(shard)
 
-    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", stop_at_the_third)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_records.write_shard", stop_at_the_third)
     arguments = ["prepare", "own", str(table), "--output", str(tmp_path / "out"), "--num-jobs", "1"]
     # A run with another shard size leaves files that the last run has to remove.
     assert pruned_rnnt([*arguments, "--tokens", "char", *options, "--shard-size", "2"]) == 130
@@ -78,7 +78,7 @@ def test_goes_on_after_a_full_disk(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write_shard(shard)
 
-    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", full_at_the_third)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_records.write_shard", full_at_the_third)
     options = ["--tokens", "char", "--num-jobs", "1", "--shard-size", "3"]
     out = tmp_path / "out"
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1

@@ -13,10 +13,10 @@ from lhotse import Recording, SupervisionSegment
 from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.entries import Entry
-from pruned_rnnt.data.own_sources import FolderSource, open_source
-from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.repeated_ids import IdCheck
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
+from pruned_rnnt.data.prepare.repeated_ids import IdCheck
 
 
 def entries_of(path: Path) -> list[Entry]:
@@ -266,7 +266,7 @@ def test_a_tokenizer_that_fails_costs_no_work(
     assert prepare(table, out, "--tokens", "bpe", "--vocab-size", "5") == 1
     error = capsys.readouterr().err
     assert "change --vocab-size or --tokens and run again" in error
-    monkeypatch.setattr("pruned_rnnt.data.shard_records.write_shard", None)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_records.write_shard", None)
     assert prepare(table, out, "--tokens", "bpe", "--vocab-size", "60") == 0
     assert len(PreparedFolder(out).cuts("train")) == 4
 
@@ -276,7 +276,7 @@ def test_options_are_checked_before_the_work(
 ) -> None:
     table = tmp_path / "table.tsv"
     table.write_text(f"{wav}\tgo\n")
-    monkeypatch.setattr("pruned_rnnt.data.own_corpus.plan_splits", None)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.own_corpus.plan_splits", None)
     assert prepare(table, tmp_path) == 1
     assert "holds no prepare.json" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--tokenizer-from", str(tmp_path / "none")) == 1

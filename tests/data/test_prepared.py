@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from spoken_corpus import make_corpus
 
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.prepared import PreparedFolder, building, write_report
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
 
 
 def test_folder_can_be_moved(tmp_path: Path) -> None:

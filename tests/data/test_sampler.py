@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from spoken_corpus import noise
 
-from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig
-from pruned_rnnt.data.prepared import building, write_report
-from pruned_rnnt.data.sampler import duration_bins, part_by_lattice
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig
+from pruned_rnnt.data.input.prepared_folder import building, write_report
+from pruned_rnnt.data.input.sampler import duration_bins, part_by_lattice
+from pruned_rnnt.data.prepare.corpus_writer import Utterance, UtteranceWriter, write_cuts
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 BOUND = 2000
 

@@ -17,12 +17,12 @@ from rich.console import Console
 from shard_ranks import batches, data_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.augmentation import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig
-from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.shar import with_audio_of_shar
-from pruned_rnnt.data.summary import show_split
+from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.input.shar_members import with_audio_of_shar
+from pruned_rnnt.data.input.split_summary import show_split
 
 COUNT = 50
 PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from pruned_rnnt.data.speech_synthesis import (
+from pruned_rnnt.data.prepare.speech_synthesis import (
     ACCENTS,
     VARIANTS,
     SpeechEngine,
@@ -19,7 +19,7 @@ from pruned_rnnt.data.speech_synthesis import (
 
 _SCRIPT = """
 import hashlib
-from pruned_rnnt.data.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
+from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 engine, digest = SpeechEngine(), hashlib.sha256()
 for number, variant in enumerate(VARIANTS):
     voice = Voice(accent=ACCENTS[number % len(ACCENTS)], variant=variant)

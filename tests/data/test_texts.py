@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pruned_rnnt.data.texts import TextFiles, TextLoader, write_texts
+from pruned_rnnt.data.input.lm_texts import TextFiles, TextLoader, write_texts
 
 TEXTS = [[3 + (i + k) % 5 for k in range(i % 7 + 1)] for i in range(50)] + [list(range(3, 40))]
 

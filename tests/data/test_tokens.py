@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.data.tokens import (
+from pruned_rnnt.data.tokens.tokenizer import (
     TOKENIZER_KINDS,
     UNKNOWN_ID,
     Tokenizer,

@@ -2,7 +2,11 @@
 
 import pytest
 
-from pruned_rnnt.data.usual_length import read_usual_longest, save_usual_longest, usual_longest
+from pruned_rnnt.data.input.training_durations import (
+    read_usual_longest,
+    save_usual_longest,
+    usual_longest,
+)
 
 
 def test_a_few_long_ones_do_not_count(tmp_path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pruned_rnnt.data.waveform import (
+from pruned_rnnt.data.audio.waveform import (
     add_white_noise,
     perturb_speed,
     perturb_tempo,

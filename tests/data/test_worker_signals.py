@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import multiprocessing, pathlib, signal, subprocess, sys, time
 import torch
-from pruned_rnnt.data.worker_signals import leave_signals_to_the_parent, sigterm_waits
+from pruned_rnnt.data.input.worker_signals import leave_signals_to_the_parent, sigterm_waits
 
 WORKERS = 2
 NAMES = ("TERM", "INT", "HUP", "USR1")

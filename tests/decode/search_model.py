@@ -7,11 +7,11 @@ import itertools
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.hypothesis import joint_log_probs
+from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 
 VOCAB = 5
 UNKNOWN = 2

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.fast_beam import FastBeamConfig, FastBeamSearch
-from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
+from pruned_rnnt.decode.search.greedy import greedy_search
 from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.decode import frame_graph
-from pruned_rnnt.decode.greedy import GreedySearch
-from pruned_rnnt.decode.rows import start_predictor
+from pruned_rnnt.decode.search import frame_graph
+from pruned_rnnt.decode.search.greedy import GreedySearch
+from pruned_rnnt.decode.search.rows import start_predictor
 from tests.decode.search_model import encoded, make_model
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.neural_lm import NeuralScorer
-from pruned_rnnt.decode.scorer import TokenScorer
-from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
+from pruned_rnnt.decode.search.beam import modified_beam_search
+from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.decode.search_model import VOCAB, all_sequences, encoded, make_model
 
 SYMBOLS = ["<blk>", "<sos/eos>", "<unk>", "a", "b"]
@@ -96,7 +96,7 @@ def sequences(length: int) -> list[tuple[int, ...]]:
 
 def test_ngram_adds_its_scores(tmp_path: Path) -> None:
     pytest.importorskip("kenlm")
-    from pruned_rnnt.decode.ngram import NgramScorer
+    from pruned_rnnt.decode.fusion.ngram import NgramScorer
 
     path = tmp_path / "lm.arpa"
     path.write_text(ARPA)
@@ -109,7 +109,7 @@ def test_ngram_adds_its_scores(tmp_path: Path) -> None:
 
 def test_wrong_ngram_files_are_named(tmp_path: Path) -> None:
     pytest.importorskip("kenlm")
-    from pruned_rnnt.decode.ngram import NgramScorer
+    from pruned_rnnt.decode.fusion.ngram import NgramScorer
 
     with pytest.raises(FileNotFoundError, match=r"absent\.arpa"):
         NgramScorer(tmp_path / "absent.arpa", SYMBOLS, 1.0)
@@ -190,7 +190,7 @@ def test_fusion_in_a_batch_equals_one_at_a_time() -> None:
 
 
 def test_greedy_search_cannot_listen() -> None:
-    from pruned_rnnt.decode.fusion import FusionConfig
+    from pruned_rnnt.decode.fusion.build import FusionConfig
 
     with pytest.raises(ValueError, match="modified_beam"):
         DecodeConfig(fusion=FusionConfig(hotwords="phrases.txt"))

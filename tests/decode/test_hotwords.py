@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.fusion import FusionConfig
-from pruned_rnnt.decode.hotwords import Hotword, HotwordScorer, read_hotwords
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.fusion.build import FusionConfig
+from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer, read_hotwords
+from pruned_rnnt.decode.search.beam import modified_beam_search
 from tests.decode.search_model import VOCAB, encoded, make_model
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_more_phrases_than_the_table_can_hold(
     tokenizer = train_tokenizer(["new york", "work"], TokenizerConfig(kind="char", vocab_size=30))
     path = tmp_path / "hotwords.txt"
     path.write_text("new\n" * 10)
-    monkeypatch.setattr("pruned_rnnt.decode.hotwords._MOST_ENTRIES", 12 * len(tokenizer))
+    monkeypatch.setattr("pruned_rnnt.decode.fusion.hotwords._MOST_ENTRIES", 12 * len(tokenizer))
     with pytest.raises(
         ValueError, match=r"hotwords\.txt:4: the phrases up to here have 16 symbols"
     ):

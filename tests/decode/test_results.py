@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.decode.results import write_results
-from pruned_rnnt.decode.wer import ErrorCounts, Transcript, confidence_interval, count_errors
+from pruned_rnnt.decode.scoring.result_files import write_results
+from pruned_rnnt.decode.scoring.wer import (
+    ErrorCounts,
+    Transcript,
+    confidence_interval,
+    count_errors,
+)
 
 
 def transcript(utterance: str, reference: str, hypothesis: str) -> Transcript:

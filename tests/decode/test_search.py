@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.fusion import FusionConfig
-from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.decode.hypothesis import joint_log_probs
-from pruned_rnnt.decode.search import DecodeConfig, build_search
-from pruned_rnnt.model.transducer import LossConfig, TransducerModel
+from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.fusion.build import FusionConfig
+from pruned_rnnt.decode.search.beam import modified_beam_search
+from pruned_rnnt.decode.search.greedy import greedy_search
+from pruned_rnnt.decode.search.hypothesis import joint_log_probs
+from pruned_rnnt.model.transducer_model import LossConfig, TransducerModel
 from tests.decode.search_model import (
     UNKNOWN,
     VOCAB,

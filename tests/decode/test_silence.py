@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_windows import make_model
 
-from pruned_rnnt.decode.silence import SilenceFinder, frame_energies
-from pruned_rnnt.decode.windows import WindowEncoder
+from pruned_rnnt.transcribe.silence import SilenceFinder, frame_energies
+from pruned_rnnt.transcribe.windows import WindowEncoder
 
 
 def speech(seconds: float, level: float = 0.0, seed: int = 0) -> torch.Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.decode.search.greedy import greedy_search
+from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 
 VOCAB = 7
 UNKNOWN = 2

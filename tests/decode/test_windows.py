@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_encoders import tiny_conformer, tiny_zipformer
 
-from pruned_rnnt.decode.windows import WindowEncoder
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
+from pruned_rnnt.transcribe.windows import WindowEncoder
 
 
 def make_model() -> TransducerModel:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from tiny_encoders import tiny_conformer
 
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import save_model
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 
 
 def save_random_model(folder: Path) -> Path:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.data.audio import audio_features, read_audio
-from pruned_rnnt.data.tokens import UNKNOWN_ID
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.wer import Transcript, count_errors
+from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
+from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
+from pruned_rnnt.decode.search.beam import modified_beam_search
 from pruned_rnnt.train.run import LoadedModel
 
 

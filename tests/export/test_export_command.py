@@ -17,14 +17,14 @@ from tone_corpus import TONES, make_corpus, sing
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.prepared import PreparedFolder
-from pruned_rnnt.data.usual_length import read_usual_longest
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.input.training_durations import read_usual_longest
 from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
-from pruned_rnnt.export.recogniser import Recogniser
 from pruned_rnnt.export.verify import run_recognise, verify
-from pruned_rnnt.model.transducer import TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
+from pruned_rnnt.transcribe.recogniser import Recogniser
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -123,7 +123,7 @@ def test_windows_are_by_default_as_long_as_utterances_of_training(
         windows.append(recogniser._windows.window)
         return True
 
-    monkeypatch.setattr("pruned_rnnt.export.command.run_transcribe", spy)
+    monkeypatch.setattr("pruned_rnnt.transcribe.transcribe_command.run_transcribe", spy)
     assert main(["transcribe", str(run), str(utterances[0][0])]) == 0
     assert main(["transcribe", str(run), str(utterances[0][0]), "--window", "9"]) == 0
     cuts = PreparedFolder(Path(run_config(run).data.path)).cuts("train")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pruned_rnnt.decode.fusion import FusionConfig
-from pruned_rnnt.decode.search import DecodeConfig
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.export.differences import check_predictor, differences
-from pruned_rnnt.export.extras import ExportError
 from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.usage_errors import ExportError
 
 
 def make_model(

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.hypothesis import joint_log_probs
+from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.export import graphs
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.streaming_graphs import StreamingConformerGraph
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

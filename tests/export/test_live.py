@@ -9,14 +9,14 @@ import pytest
 import torch
 from tiny_encoders import tiny_conformer, tiny_zipformer
 
-from pruned_rnnt.data.audio import audio_features
-from pruned_rnnt.data.audio_file import FloatArray
-from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
-from pruned_rnnt.export.extras import ExportError
-from pruned_rnnt.export.live import LiveRecogniser, transcribe_raw
+from pruned_rnnt.data.audio.audio_file import FloatArray
+from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
+from pruned_rnnt.transcribe.live import LiveRecogniser, transcribe_raw
+from pruned_rnnt.usage_errors import ExportError
 
 
 def sound(seconds: float) -> FloatArray:

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
-from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
-from pruned_rnnt.export.recogniser import Recogniser, load
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
+from pruned_rnnt.transcribe.recogniser import Recogniser, load
+from pruned_rnnt.usage_errors import ExportError
 
 
 @pytest.fixture(scope="module")

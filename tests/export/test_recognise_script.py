@@ -34,7 +34,7 @@ def test_files_that_cannot_be_read_do_not_stop_the_others(
     sherpa = ModuleType("sherpa_onnx")
     sherpa.OfflineRecognizer = Recogniser  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sherpa_onnx", sherpa)
-    recognise = importlib.import_module("pruned_rnnt.export.recognise")
+    recognise = importlib.import_module("pruned_rnnt.export.sherpa_script")
     settings = {"streaming": False, "sample_rate": 16000, "feature_dim": 80, "model_type": ""}
     settings |= {"shortest_seconds": 0.1, "tail_seconds": 0.5}
     (tmp_path / "settings.json").write_text(json.dumps(settings))

@@ -16,13 +16,13 @@ from random_model import save_random_model, sound
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data import audio_stream
-from pruned_rnnt.data.audio import audio_features
-from pruned_rnnt.data.tokens import UNKNOWN_ID
-from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.decode.windows import WindowEncoder
+from pruned_rnnt.data.audio import audio_stream
+from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
+from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
-from pruned_rnnt.export.recogniser import Recogniser, load
+from pruned_rnnt.transcribe.recogniser import Recogniser, load
+from pruned_rnnt.transcribe.windows import WindowEncoder
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_speech_without_a_pause_is_searched_in_bounded_parts(
     network, tokenizer, _ = load_model(model)
     samples = sound(12.0)
     whole = Recogniser(network, tokenizer, window_seconds=2.0).transcribe(samples)
-    monkeypatch.setattr("pruned_rnnt.export.recogniser._MOST_FRAMES", 60)
+    monkeypatch.setattr("pruned_rnnt.transcribe.recogniser._MOST_FRAMES", 60)
     recogniser = Recogniser(network, tokenizer, window_seconds=2.0)
     lengths, search = [], recogniser._search
 

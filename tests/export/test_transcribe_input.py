@@ -16,8 +16,8 @@ from random_model import save_random_model, sound
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.export import recogniser
-from pruned_rnnt.export.recogniser import load
+from pruned_rnnt.transcribe import recogniser
+from pruned_rnnt.transcribe.recogniser import load
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from pruned_rnnt.align.words import TimedWord
-from pruned_rnnt.export.recogniser import Transcription
-from pruned_rnnt.export.transcripts import subtitles, transcript
+from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.transcribe.recogniser import Transcription
+from pruned_rnnt.transcribe.transcripts import subtitles, transcript
 
 
 def words(*items: tuple[str, float, float]) -> tuple[TimedWord, ...]:

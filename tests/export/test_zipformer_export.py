@@ -12,15 +12,15 @@ import torch
 from tone_corpus import TONES, sing
 from torch import Tensor
 
-from pruned_rnnt.data.tokens import Tokenizer, TokenizerConfig, train_tokenizer
-from pruned_rnnt.export.extras import ExportError
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_onnx
 from pruned_rnnt.export.streaming_graphs import StreamingZipformerGraph
 from pruned_rnnt.export.verify import Verification, run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
+from pruned_rnnt.usage_errors import ExportError
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

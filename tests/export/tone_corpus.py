@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pruned_rnnt.data.corpus_writer import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.features import SAMPLING_RATE
-from pruned_rnnt.data.prepared import write_report
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.input.prepared_folder import write_report
+from pruned_rnnt.data.prepare.corpus_writer import Utterance, UtteranceWriter, write_cuts
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 TONES = {
     "rise": (400, 3000),

@@ -24,7 +24,7 @@ from bad_input_calls import (
 from loss_cases import DEVICES
 
 import pruned_rnnt
-from pruned_rnnt.ops._native import has_native_kernel
+from pruned_rnnt.ops.common.native import has_native_kernel
 
 # --- values, which on the CPU name the utterance -------------------------------------------------
 LENGTHS = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
-from pruned_rnnt.ops import fused_joiner
+from pruned_rnnt.ops.joiner import fused_joiner
 
 WIDTH = 12
 

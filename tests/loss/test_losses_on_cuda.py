@@ -7,7 +7,7 @@ from loss_calls import NAMES, LossCall, make_call
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.ops._native import has_native_kernel
+from pruned_rnnt.ops.common.native import has_native_kernel
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.ops import fused_joiner
+from pruned_rnnt.ops.joiner import fused_joiner
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 N, T, U, E, P, D = 3, 11, 5, 12, 10, 16

@@ -75,7 +75,7 @@ def test_full_loss(device, case) -> None:
 @given(batches(), st.integers(2, 6), st.booleans(), st.sampled_from([1, 700, 1 << 20]))
 def test_simple_bounds_pruned_and_fused(device, case, s_range, exact, workspace) -> None:
     """The whole chain, for the batch and for each utterance by itself."""
-    from pruned_rnnt.ops import fused_joiner
+    from pruned_rnnt.ops.joiner import fused_joiner
 
     batch, rnnt_type = case
     batch = batch._replace(targets=batch.targets.to(device))

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.greedy import greedy_search
-from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.decode.search.greedy import greedy_search
+from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
-from pruned_rnnt.model.encoders import ENCODER_CONFIGS, build_encoder, stream_encoder
+from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from tests.model.zipformer_tiny import CAUSAL
 

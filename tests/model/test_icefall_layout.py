@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import zipformer_config
-from pruned_rnnt.model.zipformer.icefall_export import to_icefall_state
 from tests.model.zipformer_tiny import CAUSAL, TINY
 
 

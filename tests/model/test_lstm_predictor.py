@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.beam import modified_beam_search
-from pruned_rnnt.decode.greedy import greedy_search
+from pruned_rnnt.decode.search.beam import modified_beam_search
+from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.predictor import Predictor, PredictorConfig, StatelessPredictor
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 
 VOCAB = 7
 CONFIG = LstmPredictorConfig(dim=8, layers=2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
-from pruned_rnnt.model.streaming import ConformerState, StreamingConformer
+from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.subsampling import subsampled_length
 
 CONFIG = ConformerConfig(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, ModelLosses, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, ModelLosses, TransducerModel
 
 VOCAB = 9
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
-from pruned_rnnt.model.encoders import stream_encoder
+from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.model.zipformer.schedule import Clock
-from pruned_rnnt.train.optimiser import OptimiserConfig, build_optimiser
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import RNNT_TYPES, accumulator
-from pruned_rnnt.ops.column_sums import parts_of
-from pruned_rnnt.ops.lattice import cut_memory
+from pruned_rnnt.ops.common.column_sums import parts_of
+from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
+from pruned_rnnt.ops.lattice.lattice import cut_memory
 
 NEG_INF = float("-inf")
 

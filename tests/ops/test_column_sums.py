@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pruned_rnnt.ops.column_sums import column_sums, parts_of
+from pruned_rnnt.ops.common.column_sums import column_sums, parts_of
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

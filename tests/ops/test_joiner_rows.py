@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops._library import FALLBACKS
-from pruned_rnnt.ops.joiner_rows import joiner_rows_backward
+from pruned_rnnt.ops.common.library import FALLBACKS
+from pruned_rnnt.ops.joiner.joiner_rows import joiner_rows_backward
 
 LENGTHS, SYMBOLS, FRAMES = [150, 97, 1, 60], [40, 12, 0, 30], 152
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.ops._library import FALLBACKS
-from pruned_rnnt.ops._native import has_native_kernel
+from pruned_rnnt.ops.common.library import FALLBACKS
+from pruned_rnnt.ops.common.native import has_native_kernel
 from tests.ops.native_cases import SHAPES, Call, all_calls
 
 pytestmark = pytest.mark.skipif(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from pruned_rnnt.ops._library import FALLBACKS
+from pruned_rnnt.ops.common.library import FALLBACKS
 from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, poison
 
 

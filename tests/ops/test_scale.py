@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pruned_rnnt.ops._library import accumulator
-from pruned_rnnt.ops.scale import scale
+from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.scale import scale
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pruned_rnnt.ops._library import FALLBACKS, RNNT_TYPES
-from pruned_rnnt.ops.lattice import cut_memory
+from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
+from pruned_rnnt.ops.lattice.lattice import cut_memory
 from tests.ops.native_cases import NEG_INF, batch_of, log_softmax_like, random_start
 
 

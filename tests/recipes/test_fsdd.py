@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-
-from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.filters import cut_text
-from pruned_rnnt.data.prepared import PreparedFolder
-from recipes.fsdd import recordings as recordings_module
-from recipes.fsdd.connected import DigitPool, Variation, draw_utterance
-from recipes.fsdd.recordings import (
+from pruned_rnnt.recipes.fsdd import recordings as recordings_module
+from pruned_rnnt.recipes.fsdd.connected import DigitPool, Variation, draw_utterance
+from pruned_rnnt.recipes.fsdd.recordings import (
     DIGITS,
     Recording,
     download,
     missing_recordings,
     read_recordings,
 )
-from recipes.fsdd.splits import split_recordings
+from pruned_rnnt.recipes.fsdd.splits import split_recordings
+
+from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 SPEAKERS = ("ann", "bob", "cid")
 INDICES = (0, 4, 5, 7, 8, 9)

@@ -12,8 +12,8 @@ from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_USAGE
-from pruned_rnnt.train.checkpoint import CheckpointFolder
-from pruned_rnnt.train.language_model import load_language_model
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.tasks.lm_task import load_language_model
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import corpus_layouts
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.augmentation import AugmentationConfig
-from pruned_rnnt.data.corpus_recipe import CorpusRecipe
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import FilterConfig, cut_text
-from pruned_rnnt.data.prepared import PreparedFolder
+from pruned_rnnt.data.input.augmentation import AugmentationConfig
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import FilterConfig, cut_text
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -128,11 +128,11 @@ def test_another_layout_is_named(name: str, tmp_path: Path, capsys: pytest.Captu
 
 
 def _recipes() -> Iterator[CorpusRecipe]:
-    from recipes.aishell.prepare import RECIPE as AISHELL
-    from recipes.commonvoice.prepare import RECIPE as COMMONVOICE
-    from recipes.librispeech.prepare import RECIPE as LIBRISPEECH
-    from recipes.mini_librispeech.prepare import RECIPE as MINI
-    from recipes.yesno.prepare import RECIPE as YESNO
+    from pruned_rnnt.recipes.aishell.prepare import RECIPE as AISHELL
+    from pruned_rnnt.recipes.commonvoice.prepare import RECIPE as COMMONVOICE
+    from pruned_rnnt.recipes.librispeech.prepare import RECIPE as LIBRISPEECH
+    from pruned_rnnt.recipes.mini_librispeech.prepare import RECIPE as MINI
+    from pruned_rnnt.recipes.yesno.prepare import RECIPE as YESNO
 
     yield from (AISHELL, COMMONVOICE, LIBRISPEECH, MINI, YESNO)
 

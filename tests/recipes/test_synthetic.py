@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pruned_rnnt.recipes.synthetic import prepare as recipe
+from pruned_rnnt.recipes.synthetic.commands import draw_command, vocabulary
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.datamodule import DataConfig, DataModule
-from pruned_rnnt.data.filters import cut_text
-from pruned_rnnt.data.prepared import PreparedFolder
-from recipes.synthetic import prepare as recipe
-from recipes.synthetic.commands import draw_command, vocabulary
+from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 OPTIONS = ["--train", "9", "--dev", "4", "--test", "8"]
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.train.steps import StepReport
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.trainer import Trainer
 
 
 def die_once(marker: Path, step: int) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from processes import start
 
+from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.log import read_metrics
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 _SECONDS_OF_A_SYNC = 0.02
 # A checkpoint while it is written.
@@ -37,7 +37,7 @@ def train_with_slow_disk(config: ExperimentConfig) -> None:
         sync(file)
 
     os.fsync = slow_sync
-    Trainer(config).run()
+    speech_trainer(config).run()
 
 
 def train_through_deaths(config: ExperimentConfig, kills: int, seed: int) -> Deaths:

@@ -14,7 +14,7 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "pruned_rnnt.train.trainer",
+        "pruned_rnnt.train.engine.trainer",
         "pruned_rnnt.diagnostics",
         "omegaconf",
         "kaldialign",
@@ -54,7 +54,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
 def _run_rank(
     rank: int, world_size: int, port: int, results: Any, function: Any, arguments: Any
 ) -> None:
-    from pruned_rnnt.train.distributed import process_group
+    from pruned_rnnt.train.engine.distributed import process_group
 
     os.environ.update(
         RANK=str(rank),

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import read_metrics
-from pruned_rnnt.train.steps import StepReport
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.log import read_metrics
+from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.trainer import Trainer
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from tiny_corpus import make_corpus, tiny_experiment
 
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.train.bad_steps import TrainingStopped
-from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import log_file, read_metrics
-from pruned_rnnt.train.steps import StepReport
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.log import log_file, read_metrics
+from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list[str]:
     """Put NaN into one utterance's features before these steps; returns the ids, as they come."""
-    from pruned_rnnt.train.steps import Stepper
+    from pruned_rnnt.train.engine.train_step import Stepper
 
     spoiled: list[str] = []
     call = Stepper.__call__
@@ -50,7 +50,7 @@ def test_a_bad_batch_is_named_and_skipped(
 ) -> None:
     spoiled = spoil_batches(monkeypatch, [2])
     config = tiny_experiment(corpus, tmp_path / "run", "train.save_every=1", "train.keep_last=9")
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     trainer.run()
     assert trainer.state.counters.bad_steps == 1
     assert f"step 2 skipped: infinite or NaN loss; utterances: {spoiled[0]};" in caplog.text
@@ -67,7 +67,7 @@ def test_float16_scale_is_halved_until_gradients_fit(corpus: Path, tmp_path: Pat
     config = tiny_experiment(
         corpus, tmp_path / "run", "train.precision=float16", "train.save_every=1"
     )
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     trainer.stepper.scaler.load_state_dict(
         {**trainer.stepper.scaler.state_dict(), "scale": 2.0**30, "_growth_tracker": 0}
     )
@@ -87,14 +87,14 @@ def test_too_many_bad_batches_in_a_row_stop_training(
     spoil_batches(monkeypatch, [1, 3, 4])
     config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
     with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*bad_steps"):
-        Trainer(config).run()
+        speech_trainer(config).run()
 
 
 def test_an_epoch_without_a_batch_stops_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_experiment(corpus, tmp_path / "run")
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     monkeypatch.setattr(type(trainer.state.loader), "__iter__", lambda self: iter([]))
     with pytest.raises(TrainingStopped, match="epoch 0: it has not one batch"):
         trainer.run()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.train.checkpoint import (
+from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     load_checkpoint,

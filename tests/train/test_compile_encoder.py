@@ -12,9 +12,9 @@ from tiny_corpus import make_corpus, tiny_experiment
 from torch import nn
 
 from pruned_rnnt.config import load_config
-from pruned_rnnt.train.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_compiled_training(corpus: Path, tmp_path: Path, device: str, tolerance: float) -> None:
     settings = ["model.encoder.dropout=0.0", "train.save_every=2", f"train.device={device}"]
     plain = tiny_experiment(corpus, tmp_path / "plain", *settings)
-    Trainer(plain).run()
+    speech_trainer(plain).run()
     compiled = tiny_experiment(corpus, tmp_path / "run", *settings, "train.compile_encoder=true")
-    Trainer(compiled).run()
+    speech_trainer(compiled).run()
     plain_losses = [loss for _, loss in losses_of(plain.folder)]
     assert [loss for _, loss in losses_of(compiled.folder)] == pytest.approx(
         plain_losses, abs=tolerance
@@ -37,7 +37,7 @@ def check_compiled_training(corpus: Path, tmp_path: Path, device: str, tolerance
     assert set(state) == set(load_checkpoint(plain.folder / name)["model"])
     # Going on from it without the compiler is a matter of permission, not of names.
     longer = tiny_experiment(corpus, compiled.folder, *settings, "train.steps=5")
-    trainer = Trainer(longer, allow_changes=True)
+    trainer = speech_trainer(longer, allow_changes=True)
     trainer.run()
     assert trainer.state.counters.step == 5
 

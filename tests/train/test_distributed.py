@@ -14,12 +14,12 @@ from processes import run_ranks
 from tiny_corpus import make_corpus, tiny_experiment
 from torch import Tensor, nn
 
-from pruned_rnnt.data.batch import Batch, pad_features, pad_targets
-from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.data.input.batch import Batch, pad_features, pad_targets
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.gradients import SummedGradients
+from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.gradients import SummedGradients
-from pruned_rnnt.train.steps import StepReport
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 # Summing in another order changes the last bits of gradients. Adam with its usual eps would divide
 # the smallest ones by their own size and make 2e-5 of it; with eps 1e-3 it was 6e-8 on a CPU.
@@ -39,7 +39,7 @@ def experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
 
 def ragged_batches(config: ExperimentConfig) -> list[Batch]:
     """Six batches of different sizes."""
-    batches = list(Trainer(config).task.train_loader())[:6]
+    batches = list(speech_trainer(config).task.train_loader())[:6]
     assert len({batch.features_NTF.shape for batch in batches}) > 1
     return batches
 
@@ -70,7 +70,7 @@ def weights_after(
     ranks: Ranks, config: ExperimentConfig, steps: list[list[list[Batch]]]
 ) -> dict[str, Tensor]:
     """Train on steps[step][rank]; the parameters afterwards, on the CPU."""
-    trainer = Trainer(config, ranks)
+    trainer = speech_trainer(config, ranks)
     trainer.model.train()
     for step, batches in enumerate(steps):
         # A GPU's convolutions otherwise round to ten bits, each shape in its own way.
@@ -107,7 +107,7 @@ def test_two_gpus_equal_one_with_the_doubled_batch(corpus: Path, tmp_path: Path)
 
 def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) -> list[Any]:
     """Steps with trouble on the second process; the reports, whether parameters moved, the end."""
-    trainer = Trainer(config, ranks)
+    trainer = speech_trainer(config, ranks)
     trainer.model.train()
     losses = trainer.task.losses
     first_layer = next(trainer.model.parameters())
@@ -201,11 +201,11 @@ def test_gradients_of_passes_that_reach_different_parameters() -> None:
 
 def resume_error(ranks: Ranks, corpus: Path, tmp_path: Path) -> str:
     config = experiment(corpus, tmp_path / "run", "train.steps=1")
-    Trainer(config, ranks).run()
+    speech_trainer(config, ranks).run()
     ranks.gather(0)  # the checkpoint is written
     elsewhere = experiment(corpus, tmp_path / "elsewhere", "train.steps=1")
     with pytest.raises(ValueError, match="by rank") as caught:
-        Trainer(config if ranks.rank == 1 else elsewhere, ranks)
+        speech_trainer(config if ranks.rank == 1 else elsewhere, ranks)
     return str(caught.value)
 
 
@@ -218,8 +218,8 @@ def test_processes_that_see_different_checkpoints_are_told(corpus: Path, tmp_pat
 def resume_with_two(ranks: Ranks, corpus: Path, run: Path) -> tuple[str, int, int, str]:
     """What a run of one process says and does when two go on with it."""
     with pytest.raises(ValueError, match="allow-changes") as caught:
-        Trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9"), ranks)
-    trainer = Trainer(experiment(corpus, run, "train.steps=3"), ranks, allow_changes=True)
+        speech_trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9"), ranks)
+    trainer = speech_trainer(experiment(corpus, run, "train.steps=3"), ranks, allow_changes=True)
     place = trainer.state.counters.batch
     outcome = trainer.run()
     return str(caught.value), place, trainer.state.counters.step, outcome
@@ -227,7 +227,7 @@ def resume_with_two(ranks: Ranks, corpus: Path, run: Path) -> tuple[str, int, in
 
 def test_another_number_of_processes_goes_on_if_allowed(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    Trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9")).run()
+    speech_trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9")).run()
     for message, place, steps, outcome in run_ranks(2, resume_with_two, corpus, run):
         assert "a run of 1 process(es), and there are 2 now" in message
         assert place == 1
@@ -240,14 +240,14 @@ def lines_of_restoring(ranks: Ranks, config: ExperimentConfig) -> list[str]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("pruned_rnnt").addHandler(handler)
-    Trainer(config, ranks, allow_changes=True)
+    speech_trainer(config, ranks, allow_changes=True)
     return lines
 
 
 def test_what_all_processes_see_is_said_by_one(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["train.steps=2", "train.save_every=1", "train.validate_every=9"]
-    trainer = Trainer(experiment(corpus, run, *settings))
+    trainer = speech_trainer(experiment(corpus, run, *settings))
     trainer.run()
     trainer.checkpoints.path(2).write_bytes(b"")
     first, second = run_ranks(2, lines_of_restoring, experiment(corpus, run, "train.steps=3"))

@@ -12,10 +12,10 @@ from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.train.bad_steps import TrainingStopped
-from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 SAVING = ("train.save_every=1", "train.validate_every=99", "train.keep_last=3")
 
@@ -59,7 +59,7 @@ def test_good_checkpoints_outlive_a_divergence(
 def test_no_utterance_is_blamed_for_broken_parameters(corpus: Path, tmp_path: Path) -> None:
     """Nothing is saved or logged for long: the loss shows it."""
     config = tiny_experiment(corpus, tmp_path / "run", "train.log_every=99", "train.save_every=99")
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     with torch.no_grad():
         trainer.model.joiner.output_linear.bias[1] = float("nan")  # type: ignore[union-attr,operator]
     message = r"at step 1, .* joiner\.output_linear\.bias has NaN values \(1 of .*no checkpoint"
@@ -77,14 +77,14 @@ def test_checkpoints_of_skipped_steps_take_no_place(
     run = tmp_path / "run"
     for steps, kept in ((2, [2]), (4, [2, 3, 4]), (5, [5])):
         config = tiny_experiment(corpus, run, *settings, f"train.steps={steps}")
-        trainer = Trainer(config, allow_changes=True)
+        trainer = speech_trainer(config, allow_changes=True)
         trainer.run()
         assert trainer.checkpoints.paths() == [trainer.checkpoints.path(step) for step in kept]
 
 
 def diverge(ranks: Ranks, config: ExperimentConfig) -> str:
     with pytest.raises(TrainingStopped) as caught:
-        Trainer(config, ranks).run()
+        speech_trainer(config, ranks).run()
     return str(caught.value)
 
 
@@ -99,7 +99,7 @@ def test_all_processes_stop_together(corpus: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def broken_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("exp") / "run"
-    Trainer(tiny_experiment(corpus, run, "train.steps=1")).run()
+    speech_trainer(tiny_experiment(corpus, run, "train.steps=1")).run()
     path = run / "checkpoints/step-00000001.pt"
     values = torch.load(path, weights_only=True)
     for state in (values["model"], values["average"]):

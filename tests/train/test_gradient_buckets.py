@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pruned_rnnt.train import gradients
+from pruned_rnnt.train.engine import gradients
 
 
 def test_gradients_move_in_one_copy_whatever_the_strides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.data.token_files import read_token_file
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.interop.icefall.token_files import read_token_file
+from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.interop.icefall.zipformer_import import import_icefall, read_icefall
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer import LossConfig, ModelConfig, TransducerModel
-from pruned_rnnt.model.zipformer import ZipformerConfig, import_icefall, read_icefall
-from pruned_rnnt.model.zipformer.icefall_export import to_icefall_state
+from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 
 # Settings which parameters tell are read from them; the positions' width is not.

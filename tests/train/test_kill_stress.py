@@ -8,7 +8,7 @@ from kill_loop import results, train_through_deaths
 from run_files import checkpoint_of
 from tiny_corpus import make_corpus, tiny_experiment
 
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 STEPS = 24
 
@@ -22,7 +22,7 @@ def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
         "data.augmentation.spec_augment.enabled=true",
     ]
     straight = tiny_experiment(corpus, tmp_path / "straight", *settings)
-    Trainer(straight).run()
+    speech_trainer(straight).run()
     killed = tiny_experiment(corpus, tmp_path / "killed", *settings)
     deaths = train_through_deaths(killed, kills=4, seed=1)
     assert len(deaths.steps) == 4

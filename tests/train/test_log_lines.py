@@ -13,7 +13,7 @@ from tiny_corpus import make_corpus, tiny_overrides
 PROGRAM = """
 import logging, sys
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.datamodule import DataModule
+from pruned_rnnt.data.input.datamodule import DataModule
 
 train_loader = DataModule.train_loader
 

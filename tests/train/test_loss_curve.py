@@ -13,7 +13,7 @@ import pytest
 from run_files import losses_of
 from tiny_corpus import make_corpus, tiny_experiment
 
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 RECORDED = Path(__file__).parent / "loss_curve.json"
 # Between the compiled and the fallback kernels on one machine the largest difference was 1e-6;
@@ -35,7 +35,7 @@ def test_losses_are_those_recorded(tmp_path: Path, optimiser: str) -> None:
         f"optimiser.learning_rate={0.01 if optimiser == 'adamw' else 0.045}",
         f"schedule.kind={'cosine' if optimiser == 'adamw' else 'eden'}",
     )
-    Trainer(config).run()
+    speech_trainer(config).run()
     losses = [round(loss, 6) for _, loss in losses_of(config.folder)]
     recorded = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
     if optimiser not in recorded:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.train.average import RunningAverage, mean_of_states
-from pruned_rnnt.train.optimiser import OptimiserConfig, build_optimiser
-from pruned_rnnt.train.random_state import (
+from pruned_rnnt.train.engine.average import RunningAverage, mean_of_states
+from pruned_rnnt.train.engine.random_state import (
     capture_random_state,
     restore_random_state,
     seed_everything,
 )
-from pruned_rnnt.train.scaled_adam import ScaledAdam
-from pruned_rnnt.train.schedule import ScheduleConfig, learning_rate_scale
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
+from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
+from pruned_rnnt.train.optim.schedule import ScheduleConfig, learning_rate_scale
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def scaled_adam_step(
 
 
 def test_scaled_adam_follows_its_formula_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pruned_rnnt.train.scaled_adam._BUCKET_ELEMENTS", 20)
+    monkeypatch.setattr("pruned_rnnt.train.optim.scaled_adam._BUCKET_ELEMENTS", 20)
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (1,), (), (5,), (2, 3, 2), (17,), (4, 1)]
     sizes = [1.0, 1e-3, 2.0, 1e-7, 30.0, 1.0, 0.5]

@@ -16,14 +16,13 @@ from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.model.transducer import ModelLosses
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.transducer_model import ModelLosses
 from pruned_rnnt.out_of_memory import is_out_of_memory
-from pruned_rnnt.train.bad_steps import TrainingStopped
-from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.memory import out_of_memory_in
-from pruned_rnnt.train.speech import SpeechTask
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.memory import out_of_memory_in
+from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def failing_at(
 
 def check_skipped(corpus: Path, run: Path, seen: dict[int, Batch], *overrides: str) -> None:
     config = tiny_experiment(corpus, run, "train.save_every=1", "train.keep_last=9", *overrides)
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     assert trainer.run() == "finished"
     assert trainer.state.counters.bad_steps == 2
     parameters = [
@@ -113,7 +112,7 @@ def test_too_many_steps_without_memory_stop_training(
     failing_at(monkeypatch, forward={1, 3, 4}, backward=set())
     config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
     with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*out of memory"):
-        Trainer(config).run()
+        speech_trainer(config).run()
 
 
 def test_an_update_without_memory_is_never_taken_for_done(
@@ -124,7 +123,7 @@ def test_an_update_without_memory_is_never_taken_for_done(
 
     monkeypatch.setattr(torch.optim.AdamW, "step", fail)
     with pytest.raises(TrainingStopped, match="memory ran out in the optimiser's update"):
-        Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+        speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run()
 
 
 def test_other_errors_are_not_swallowed(
@@ -135,7 +134,7 @@ def test_other_errors_are_not_swallowed(
 
     monkeypatch.setattr(SpeechTask, "losses", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        Trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+        speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run()
 
 
 def test_an_error_that_comes_of_missing_memory_counts_as_such() -> None:

@@ -12,12 +12,11 @@ from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.model.transducer import ModelLosses
-from pruned_rnnt.train import rehearsal
-from pruned_rnnt.train.rehearsal import MEASURES, Rehearsal, search_largest
-from pruned_rnnt.train.speech import SpeechTask
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.transducer_model import ModelLosses
+from pruned_rnnt.train.tasks import dry_run as rehearsal
+from pruned_rnnt.train.tasks.dry_run import MEASURES, Rehearsal, search_largest
+from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_largest_batches_are_those_training_would_see(corpus: Path, tmp_path: Path) -> None:
     config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=3")
     scan = Rehearsal(config).scan(3.0, limit=1000)
-    batches = list(Trainer(config).task.train_loader())
+    batches = list(speech_trainer(config).task.train_loader())
     assert scan.complete
     assert scan.batches == len(batches)
     assert scan.seconds == pytest.approx(sum(sum(b.durations) for b in batches))

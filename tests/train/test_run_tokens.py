@@ -10,7 +10,7 @@ from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.tokens import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 
 @pytest.fixture(scope="module")

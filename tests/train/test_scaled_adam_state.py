@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pruned_rnnt.train.scaled_adam import ScaledAdam
+from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 
 
 def advance(model: nn.Module, optimiser: ScaledAdam, steps: range) -> list[torch.Tensor]:
@@ -46,7 +46,7 @@ def test_gradients_stay_as_they_are() -> None:
 @pytest.mark.gpu
 def test_updates_on_the_device_equal_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of parameters from one element to many, in several vectors."""
-    monkeypatch.setattr("pruned_rnnt.train.scaled_adam._BUCKET_ELEMENTS", 3000)
+    monkeypatch.setattr("pruned_rnnt.train.optim.scaled_adam._BUCKET_ELEMENTS", 3000)
     torch.manual_seed(0)
     values = [torch.randn(shape) for shape in [(), (1,), (7, 300), (5,), (64, 65), (3, 4, 2)]]
     results = []

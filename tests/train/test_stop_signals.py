@@ -16,11 +16,12 @@ from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED
-from pruned_rnnt.train.bad_steps import TrainingStopped
-from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 # Few batches are loaded ahead, so that a dead worker is missed soon.
 WITH_WORKER = ("data.num_workers=1", "data.prefetch_factor=1", "data.max_duration=3")
@@ -34,7 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
     config = tiny_experiment(corpus, tmp_path_factory.mktemp("exp") / "straight")
-    Trainer(config).run()
+    speech_trainer(config).run()
     return config
 
 
@@ -121,12 +122,12 @@ def test_what_is_ignored_stays_ignored(
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     before_step(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGHUP))
-    assert Trainer(tiny_experiment(corpus, tmp_path / "run")).run() == "finished"
+    assert speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run() == "finished"
 
 
 def train_signalled(ranks: Ranks, config: ExperimentConfig) -> tuple[str, str | None, int]:
     """The second process is signalled before its second step."""
-    trainer = Trainer(config, ranks)
+    trainer = speech_trainer(config, ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == 1:
             before_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
@@ -159,7 +160,7 @@ def test_a_killed_worker_ends_training_in_one_line_after_saving(
 ) -> None:
     settings = [*WITH_WORKER, "train.steps=8"]
     whole = tiny_experiment(corpus, tmp_path / "whole", *settings)
-    Trainer(whole).run()
+    speech_trainer(whole).run()
     run = tmp_path / "run"
     arguments = ["train", *tiny_overrides(corpus, run, *settings)]
     with monkeypatch.context() as patch:
@@ -181,7 +182,7 @@ def train_without_worker(ranks: Ranks, config: ExperimentConfig) -> tuple[str, i
     """The worker of the second process dies before its first step."""
     # As under torchrun; the server that started this process would have to start another for them.
     multiprocessing.set_start_method("fork", force=True)
-    trainer = Trainer(config, ranks)
+    trainer = speech_trainer(config, ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == 1:
             before_step(patch, 1, kill_a_worker)
@@ -202,4 +203,4 @@ def test_all_processes_save_when_one_loses_a_worker(corpus: Path, tmp_path: Path
     assert step == last_step
     saved = load_checkpoint(config.folder / f"checkpoints/step-{step:08d}.pt")
     assert saved["counters"]["batch"] == 2 * step
-    assert Trainer(config, allow_changes=True).state.counters.step == step
+    assert speech_trainer(config, allow_changes=True).state.counters.step == step

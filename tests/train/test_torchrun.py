@@ -12,9 +12,9 @@ from processes import run_ranks
 from run_files import Killed, checkpoint_of, killed_at, losses_of
 from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
-from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 # Dropout and augmentation draw random numbers, different ones in each process.
 SETTINGS = (
@@ -34,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(ranks: Ranks, config: ExperimentConfig) -> str:
-    return Trainer(config, ranks).run()
+    return speech_trainer(config, ranks).run()
 
 
 def train_killed(ranks: Ranks, config: ExperimentConfig) -> bool:
@@ -42,7 +42,7 @@ def train_killed(ranks: Ranks, config: ExperimentConfig) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         killed_at(patch, 3)
         try:
-            Trainer(config, ranks).run()
+            speech_trainer(config, ranks).run()
         except Killed:
             return True
     return False

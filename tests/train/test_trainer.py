@@ -13,9 +13,9 @@ from run_files import Killed, checkpoint_of, killed_at, losses_of
 from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.config import ConfigError
-from pruned_rnnt.train.checkpoint import load_checkpoint
-from pruned_rnnt.train.log import progress_bar, progress_line, read_metrics, step_line
-from pruned_rnnt.train.trainer import Trainer
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,15 @@ def test_four_steps_equal_two_and_two(
         *overrides,
     ]
     straight = tiny_experiment(corpus, tmp_path / "straight", *random_parts)
-    assert Trainer(straight).run() == "finished"
+    assert speech_trainer(straight).run() == "finished"
 
     resumed = tiny_experiment(corpus, tmp_path / "resumed", *random_parts)
     with monkeypatch.context() as patch:
         killed_at(patch, 3)
         with pytest.raises(Killed):
-            Trainer(resumed).run()
+            speech_trainer(resumed).run()
     torch.rand(17)
-    trainer = Trainer(resumed)
+    trainer = speech_trainer(resumed)
     assert trainer.state.counters.step == 2
     assert trainer.run() == "finished"
 
@@ -66,7 +66,7 @@ def test_resume_at_the_end_of_an_epoch(
 ) -> None:
     overrides = ["train.steps=12", "train.keep_last=10"]
     straight = tiny_experiment(corpus, tmp_path / "straight", *overrides)
-    trainer = Trainer(straight)
+    trainer = speech_trainer(straight)
     trainer.run()
     steps_of_epoch = trainer.checkpoints.paths()[0]
     boundary = load_checkpoint(steps_of_epoch)["counters"]
@@ -77,8 +77,8 @@ def test_resume_at_the_end_of_an_epoch(
     with monkeypatch.context() as patch:
         killed_at(patch, boundary["step"] + 1)
         with pytest.raises(Killed):
-            Trainer(resumed).run()
-    Trainer(resumed).run()
+            speech_trainer(resumed).run()
+    speech_trainer(resumed).run()
     assert losses_of(resumed.folder) == losses_of(straight.folder)
     assert checkpoint_of(resumed.folder, 12) == checkpoint_of(straight.folder, 12)
 
@@ -86,8 +86,8 @@ def test_resume_at_the_end_of_an_epoch(
 def test_validating_changes_no_training(corpus: Path, tmp_path: Path) -> None:
     often = tiny_experiment(corpus, tmp_path / "often", "train.validate_every=1")
     never = tiny_experiment(corpus, tmp_path / "never", "train.validate_every=100")
-    Trainer(often).run()
-    Trainer(never).run()
+    speech_trainer(often).run()
+    speech_trainer(never).run()
     assert losses_of(often.folder) == losses_of(never.folder)
 
 
@@ -105,7 +105,7 @@ def test_loss_falls_and_words_are_learnt(corpus: Path, tmp_path: Path, kind: str
         "schedule.warm_up_steps=10",
         "model.encoder.dropout=0.0",
     )
-    Trainer(config).run()
+    speech_trainer(config).run()
     losses = losses_of(config.folder)
     assert losses[-1][1] < 0.2 * losses[0][1]
     (valid,) = [line for line in read_metrics(config.folder) if line["group"] == "valid"]
@@ -121,7 +121,7 @@ def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: 
     models = []
     for kind in ("pruned", "full"):
         config = tiny_experiment(corpus, tmp_path / kind, f"loss.kind={kind}")
-        models.append(Trainer(config).model.state_dict())
+        models.append(speech_trainer(config).model.state_dict())
     shared = [name for name in models[1] if name in models[0]]
     assert any(name.startswith("joiner") for name in shared)
     assert set(models[1]) == set(shared)
@@ -130,13 +130,13 @@ def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: 
 
 def test_changed_configuration_is_named(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    Trainer(tiny_experiment(corpus, run, "train.steps=1")).run()
+    speech_trainer(tiny_experiment(corpus, run, "train.steps=1")).run()
     changed = tiny_experiment(corpus, run, "train.steps=2", "optimiser.learning_rate=0.5")
     with pytest.raises(ConfigError, match=r"optimiser\.learning_rate: 0\.002 -> 0\.5") as caught:
-        Trainer(changed)
+        speech_trainer(changed)
     assert "train.steps: 1 -> 2" in str(caught.value)
     assert "--allow-changes" in str(caught.value)
-    trainer = Trainer(changed, allow_changes=True)
+    trainer = speech_trainer(changed, allow_changes=True)
     trainer.run()
     assert trainer.state.counters.step == 2
     # What does not change the result needs no permission.
@@ -148,17 +148,17 @@ def test_changed_configuration_is_named(corpus: Path, tmp_path: Path) -> None:
         "train.log_every=7",
         "decode.beam_size=9",
     )
-    Trainer(free)
+    speech_trainer(free)
 
 
 def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_experiment(corpus, tmp_path / "run", "train.save_every=2")
-    Trainer(config).run()
+    speech_trainer(config).run()
     newest = config.folder / "checkpoints/step-00000004.pt"
     newest.write_bytes(newest.read_bytes()[:1000])
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     assert trainer.state.counters.step == 2
     assert "step-00000004.pt is truncated" in caplog.text
     trainer.run()
@@ -169,7 +169,7 @@ def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny_experiment(corpus, tmp_path / "run", "train.validate_every=2")
-    Trainer(config).run()
+    speech_trainer(config).run()
     folder = config.folder
     assert (folder / "config.yaml").is_file()
     assert (folder / "tokens/tokens.txt").is_file()
@@ -199,11 +199,11 @@ def test_pictures_come_between_validations_and_change_nothing(corpus: Path, tmp_
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     plain = tiny_experiment(corpus, tmp_path / "plain", "train.validate_every=100")
-    Trainer(plain).run()
+    speech_trainer(plain).run()
     shown = tiny_experiment(
         corpus, tmp_path / "run", "train.validate_every=100", "train.picture_every=2"
     )
-    Trainer(shown).run()
+    speech_trainer(shown).run()
     board = EventAccumulator(
         str(shown.folder / "tensorboard"), size_guidance={"images": 0, "tensors": 0}
     )

@@ -19,14 +19,13 @@ from run_files import Killed, checkpoint_of
 from tiny_corpus import make_corpus, tiny_experiment
 from torch import Tensor
 
-from pruned_rnnt.data.batch import Batch
-from pruned_rnnt.model.transducer import ModelLosses, TransducerModel
-from pruned_rnnt.train.distributed import Ranks
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.log import RunLog, read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.log import RunLog, read_metrics
-from pruned_rnnt.train.speech import SpeechTask
-from pruned_rnnt.train.trainer import Trainer
-from pruned_rnnt.train.validate import ValidationReport, band_masses, validate
+from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
+from pruned_rnnt.train.tasks.validate import ValidationReport, band_masses, validate
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def fail_in_validation(monkeypatch: pytest.MonkeyPatch, passes: set[int]) -> Non
 def test_a_missing_validation_set_is_told_before_training(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "data.valid=nosuch")
     with pytest.raises(FileNotFoundError, match="no split 'nosuch'"):
-        Trainer(config)
+        speech_trainer(config)
 
 
 def test_a_validation_that_was_cut_short_is_made_again(
@@ -66,7 +65,7 @@ def test_a_validation_that_was_cut_short_is_made_again(
 ) -> None:
     settings = ["train.steps=3", "train.validate_every=2"]
     straight = experiment(corpus, tmp_path / "straight", *settings)
-    Trainer(straight).run()
+    speech_trainer(straight).run()
     config = experiment(corpus, tmp_path / "run", *settings)
     measure = SpeechTask.validate
 
@@ -77,8 +76,8 @@ def test_a_validation_that_was_cut_short_is_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(SpeechTask, "validate", killed)
         with pytest.raises(Killed):
-            Trainer(config).run()
-    trainer = Trainer(config)
+            speech_trainer(config).run()
+    trainer = speech_trainer(config)
     assert trainer.state.counters.step == 2
     assert trainer.run() == "finished"
     assert results(config) == results(straight)
@@ -89,12 +88,12 @@ def test_a_validation_that_was_cut_short_is_made_again(
 
 def test_preemption_does_not_wait_for_a_validation(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "train.steps=2", "train.validate_every=1")
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     trainer.stop_signals.received = signal.SIGTERM
     assert trainer.run() == "preempted"
     assert trainer.state.counters.step == 1
     assert [line["group"] for line in read_metrics(config.folder)] == ["train"]
-    Trainer(config).run()
+    speech_trainer(config).run()
     groups = [(line["group"], line["step"]) for line in read_metrics(config.folder)]
     assert groups == [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
 
@@ -103,7 +102,7 @@ def test_a_run_ends_with_one_validation(corpus: Path, tmp_path: Path) -> None:
     settings = ["train.steps=2", "train.save_every=1", "train.validate_every=99"]
     config = experiment(corpus, tmp_path / "run", *settings)
     for _ in range(2):
-        trainer = Trainer(config)
+        trainer = speech_trainer(config)
         assert trainer.run() == "finished"
         assert valid_line(config.folder)["step"] == 2
         assert trainer.checkpoints.best() == trainer.checkpoints.path(2)
@@ -123,10 +122,10 @@ def test_validation_goes_on_without_a_batch_that_does_not_fit(
     device: str,
 ) -> None:
     config = experiment(corpus, tmp_path / "run", "train.steps=1", f"train.device={device}")
-    batches = list(Trainer(config).task.data.valid_loader())
+    batches = list(speech_trainer(config).task.data.valid_loader())
     assert len(batches) > 2
     fail_in_validation(monkeypatch, {2})
-    assert Trainer(config).run() == "finished"
+    assert speech_trainer(config).run() == "finished"
     assert valid_line(config.folder)["skipped_batches"] == 1
     (line,) = [r.message for r in caplog.records if "goes on without" in r.message]
     assert "out of memory" in line
@@ -143,7 +142,7 @@ def test_a_validation_that_nothing_fits_in_gives_no_score(
 ) -> None:
     fail_in_validation(monkeypatch, set(range(100)))
     config = experiment(corpus, tmp_path / "run", "train.steps=1")
-    trainer = Trainer(config)
+    trainer = speech_trainer(config)
     assert trainer.run() == "finished"
     assert trainer.checkpoints.best() is None
     assert "wer" not in valid_line(config.folder)
@@ -154,7 +153,7 @@ def test_utterances_too_short_for_their_symbols_are_named_and_left_out(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     settings = ["loss.rnnt_type=modified", f"loss.kind={kind}", "data.valid_max_duration=60"]
-    task = Trainer(tiny_experiment(corpus, tmp_path / "run", *settings)).task
+    task = speech_trainer(tiny_experiment(corpus, tmp_path / "run", *settings)).task
     (batch,) = task.data.valid_loader()
     # One encoder frame for several words, and none at all.
     lengths_N = batch.feature_lengths_N.clone()
@@ -176,7 +175,7 @@ def test_utterances_too_short_for_their_symbols_are_named_and_left_out(
 
 
 def test_an_infinite_loss_is_left_out_of_the_mean(corpus: Path, tmp_path: Path) -> None:
-    task = Trainer(experiment(corpus, tmp_path / "run")).task
+    task = speech_trainer(experiment(corpus, tmp_path / "run")).task
     batch = next(iter(task.data.valid_loader()))
     features = batch.features_NTF.clone()
     features[-1, 3] = float("nan")
@@ -199,7 +198,7 @@ def with_rows(batch: Batch, rows: list[int]) -> Batch:
 
 def test_masses_are_those_of_all_utterances(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "loss.s_range=2")
-    task = Trainer(config).task
+    task = speech_trainer(config).task
     batches = list(task.data.valid_loader())
     report = validate(task.model, batches, task.data.tokenizer, step=0, ranks=Ranks())
     task.model.eval()
@@ -221,7 +220,7 @@ def validated(
     ranks: Ranks, config: ExperimentConfig, passes: set[int]
 ) -> tuple[ValidationReport, float | None]:
     """Validate on all processes; on the second these passes do not fit into memory."""
-    trainer = Trainer(config, ranks)
+    trainer = speech_trainer(config, ranks)
     task = trainer.task
     with pytest.MonkeyPatch.context() as patch:
         fail_in_validation(patch, passes if ranks.rank == 1 else set())

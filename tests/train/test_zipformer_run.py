@@ -9,8 +9,8 @@ import torch
 from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.datamodule import DataModule
-from pruned_rnnt.decode.streaming import StreamingTransducer
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.train.run import load_model, run_config
 

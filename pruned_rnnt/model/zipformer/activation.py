@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops.common.library import accumulator
 
 Kind = Literal["L", "R"]
 # Where each bends, and what makes SwooshR(0) zero and SwooshL nearly so.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops.common.library import accumulator
 
 _ABS_TO_RMS = math.sqrt(math.pi / 2)
 # Share of the batches on which a balancer acts, unless it says otherwise.

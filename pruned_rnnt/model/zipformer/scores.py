@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.zipformer.schedule import Clock
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops.common.library import accumulator
 
 # Low enough that its exponential is zero beside any real score, and within float16.
 _BLOCKED_SCORE = -1000.0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
-from pruned_rnnt.ops._library import accumulator
+from pruned_rnnt.ops.common.library import accumulator
 
 # Share of the batches on which the metric is looked at: often while it is over the limit.
 _PROBABILITY_WITHIN, _PROBABILITY_OVER = 0.025, 0.25

@@ -1,0 +1,64 @@
+// Loops over one row of logits, and how many rows make a task.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/common/vectorise.h"
+#include "stable.h"
+
+namespace pruned_rnnt {
+
+// Rows of `size` elements that take some ten microseconds together.
+inline int64_t rows_per_task(int64_t size) {
+  return std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1));
+}
+
+// An integer that orders as the number does, and back. Compilers turn the maximum of integers into
+// vector code; for numbers that may be NaN some do not. NaN comes out largest or smallest, by sign.
+template <typename real>
+PRUNED_RNNT_INLINE auto ordered_key(real value) {
+  using integer = typename RealTraits<real>::integer;
+  const integer bits = bits_as<integer>(value);
+  return bits ^ ((bits >> (8 * sizeof(integer) - 1)) & std::numeric_limits<integer>::max());
+}
+
+template <typename real, typename integer>
+PRUNED_RNNT_INLINE real number_of_key(integer key) {
+  return bits_as<real>(key ^
+                       ((key >> (8 * sizeof(integer) - 1)) & std::numeric_limits<integer>::max()));
+}
+
+// The largest of value(0) .. value(size - 1), -inf of none. Whether a NaN is the largest or passed
+// over does not matter: it shows in the sum that follows.
+template <typename real, typename Value>
+PRUNED_RNNT_INLINE real largest_of(int64_t size, const Value& value) {
+  auto largest = ordered_key(minus_infinity<real>);
+#pragma omp simd reduction(max : largest)
+  for (int64_t v = 0; v < size; ++v) {
+    const auto key = ordered_key(static_cast<real>(value(v)));
+    largest = key > largest ? key : largest;
+  }
+  return number_of_key<real>(largest);
+}
+
+template <typename real, typename scalar>
+PRUNED_RNNT_INLINE real row_maximum(const scalar* x, int64_t size) {
+  return largest_of<real>(size, [x](int64_t v) { return x[v]; });
+}
+
+// A maximum that can be subtracted: 0 for a row of nothing but -inf.
+template <typename real>
+PRUNED_RNNT_INLINE real finite_or_zero(real maximum) {
+  return maximum == minus_infinity<real> ? real(0) : maximum;
+}
+
+template <typename real, typename scalar>
+PRUNED_RNNT_INLINE real sum_of_exp(const scalar* x, int64_t size, real shift) {
+  real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t v = 0; v < size; ++v) sum += exp_of_nonpositive(static_cast<real>(x[v]) - shift);
+  return sum;
+}
+
+}  // namespace pruned_rnnt

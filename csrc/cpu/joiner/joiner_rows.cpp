@@ -1,0 +1,199 @@
+// joiner_rows: the joiner's hidden layer act(am[n,t] + lm[n,u]) for a run of lattice nodes, and its
+// gradient. Layout: cpu/common/geometry.h.
+//
+// Axes: N utterances, T frames, U symbols, D joiner dimension.
+#include "cpu/common/fresh_memory.h"
+#include "cpu/common/geometry.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/rows.h"
+
+namespace pruned_rnnt {
+namespace {
+
+enum class Activation : int64_t { kNone = 0, kTanh = 1, kRelu = 2 };
+
+template <Activation activation, typename real>
+PRUNED_RNNT_INLINE real activate(real x) {
+  if (activation == Activation::kTanh) return tanh_of(x);
+  // The comparison this way round keeps NaN.
+  if (activation == Activation::kRelu) return x < 0 ? real(0) : x;
+  return x;
+}
+
+// The derivative of the activation, from its value.
+template <Activation activation, typename real>
+PRUNED_RNNT_INLINE real slope(real value) {
+  if (activation == Activation::kTanh) return 1 - value * value;
+  if (activation == Activation::kRelu) return value > 0 ? real(1) : real(0);
+  return 1;
+}
+
+template <Activation activation>
+struct HiddenRow {
+  template <typename scalar>
+  static PRUNED_RNNT_INLINE void run(const scalar* am, const scalar* lm, int64_t D,
+                                     scalar* hidden) {
+    using real = acc_type<scalar>;
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) {
+      const real sum = static_cast<real>(am[d]) + static_cast<real>(lm[d]);
+      hidden[d] = static_cast<scalar>(activate<activation>(sum));
+    }
+  }
+};
+
+template <Activation activation>
+struct GradientRow {
+  template <typename scalar, typename real>
+  static PRUNED_RNNT_INLINE void run(const scalar* grad_hidden, const scalar* hidden, int64_t D,
+                                     real* frame_sum, real* grad_lm) {
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) {
+      const real gradient =
+          static_cast<real>(grad_hidden[d]) * slope<activation>(static_cast<real>(hidden[d]));
+      frame_sum[d] += gradient;
+      grad_lm[d] += gradient;
+    }
+  }
+};
+
+template <typename Work>
+void dispatch_activation(int64_t activation, Work&& work) {
+  switch (static_cast<Activation>(activation)) {
+    case Activation::kNone:
+      return work(std::integral_constant<Activation, Activation::kNone>());
+    case Activation::kTanh:
+      return work(std::integral_constant<Activation, Activation::kTanh>());
+    case Activation::kRelu:
+      return work(std::integral_constant<Activation, Activation::kRelu>());
+    default:
+      STD_TORCH_CHECK(false, "activation has no function of number ", activation);
+  }
+}
+
+void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths,
+                 const Tensor& target_lengths, const OptionalTensor& start,
+                 const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
+                 int64_t activation, const Tensor& hidden) {
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, lm.size(1) - 1);
+  const int64_t rows = hidden.size(0), D = hidden.size(1);
+  const int64_t frames = am.size(1), positions = lm.size(1);
+  dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
+    using scalar = decltype(zero);
+    const scalar* acoustic = data_of<scalar>(am);
+    const scalar* language = data_of<scalar>(lm);
+    scalar* output = mutable_data_of<scalar>(hidden);
+    dispatch_activation(activation, [&](auto chosen) {
+      using Row = HiddenRow<decltype(chosen)::value>;
+      parallel_tasks(rows, rows_per_task(D), [&](int64_t begin, int64_t end) {
+        NodeCursor node(geometry, row_begin + begin);
+        for (int64_t r = begin; r < end; ++r, node.advance()) {
+          if (!node.valid()) {
+            std::fill(output + r * D, output + (r + 1) * D, scalar(0.0f));
+            continue;
+          }
+          run_vectorised<Row>(acoustic + (node.n() * frames + node.t()) * D,
+                              language + (node.n() * positions + node.u()) * D, D, output + r * D);
+        }
+      });
+    });
+  });
+}
+
+struct RoundedRow {
+  template <typename real, typename out>
+  static PRUNED_RNNT_INLINE void run(const real* x, int64_t D, out* target) {
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) target[d] = static_cast<out>(x[d]);
+  }
+};
+
+// What the tasks of a backward pass share.
+template <typename scalar, typename am_scalar>
+struct Backward {
+  static constexpr int64_t kSlice = 64;
+
+  const Geometry& geometry;
+  int64_t row_begin, row_end;
+  int64_t D, frames, positions;
+  const scalar *grad_hidden, *hidden;
+  am_scalar* grad_am;
+  acc_type<scalar>* grad_lm;
+
+  // Elements from, from + 1, .. of D, kSlice at most, of utterance n.
+  template <typename Row>
+  void run_slice(int64_t n, int64_t from) const {
+    acc_type<scalar> frame_sum[kSlice];
+    const int64_t size = std::min(kSlice, D - from);
+    const int64_t end = std::min(row_end, geometry.end_row_of(n));
+    int64_t row = std::max(row_begin, geometry.first_row_of(n));
+    NodeCursor node(geometry, row);
+    while (row < end) {
+      const int64_t t = node.t();
+      std::fill(frame_sum, frame_sum + size, acc_type<scalar>(0));
+      for (; row < end && node.n() == n && node.t() == t; ++row, node.advance()) {
+        if (!node.valid()) continue;
+        const int64_t offset = (row - row_begin) * D + from;
+        run_vectorised<Row>(grad_hidden + offset, hidden + offset, size, frame_sum + 0,
+                            grad_lm + (n * positions + node.u()) * D + from);
+      }
+      run_vectorised<RoundedRow>(frame_sum + 0, size, grad_am + (n * frames + t) * D + from);
+    }
+  }
+};
+
+// grad_am: the frames of this run of rows are assigned. grad_lm: this run's share is added. A task
+// is a slice of D of one utterance: it goes through the rows in order, so that sums do not depend
+// on the threads.
+void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
+                          const Tensor& logit_lengths, const Tensor& target_lengths,
+                          const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
+                          int64_t S, int64_t row_begin, int64_t activation, const Tensor& grad_am,
+                          const Tensor& grad_lm) {
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                          grad_lm.size(1) - 1);
+  const int64_t row_end = row_begin + hidden.size(0), D = hidden.size(1);
+  if (row_begin == row_end) return;
+  const int64_t first_utterance = NodeCursor(geometry, row_begin).n();
+  const int64_t utterances = NodeCursor(geometry, row_end - 1).n() + 1 - first_utterance;
+  dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
+    using scalar = decltype(zero);
+    const auto run = [&](auto am_zero) {
+      using am_scalar = decltype(am_zero);
+      using Pass = Backward<scalar, am_scalar>;
+      const Pass pass{geometry,
+                      row_begin,
+                      row_end,
+                      D,
+                      grad_am.size(1),
+                      grad_lm.size(1),
+                      data_of<scalar>(grad_hidden),
+                      data_of<scalar>(hidden),
+                      mutable_data_of<am_scalar>(grad_am),
+                      mutable_data_of<acc_type<scalar>>(grad_lm)};
+      const int64_t slices = (D + Pass::kSlice - 1) / Pass::kSlice;
+      dispatch_activation(activation, [&](auto chosen) {
+        parallel_tasks(utterances * slices, 1, [&](int64_t begin, int64_t end) {
+          for (int64_t task = begin; task < end; ++task) {
+            pass.template run_slice<GradientRow<decltype(chosen)::value>>(
+                first_utterance + task / slices, task % slices * Pass::kSlice);
+          }
+        });
+      });
+    };
+    if (grad_am.scalar_type() == hidden.scalar_type()) {
+      run(scalar());
+    } else {
+      run(acc_type<scalar>());
+    }
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
+  m.impl("joiner_rows", TORCH_BOX(&joiner_rows));
+  m.impl("joiner_rows_backward", TORCH_BOX(&joiner_rows_backward));
+}
+
+}  // namespace pruned_rnnt

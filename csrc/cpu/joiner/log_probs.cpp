@@ -1,0 +1,209 @@
+// log_probs: log-probabilities of blank and of the next symbol at every lattice node, and the
+// gradient of the loss by the logits. Modes, formulas and layout:
+// pruned_rnnt/ops/joiner/log_probs.py.
+#include "cpu/common/fresh_memory.h"
+#include "cpu/common/geometry.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/rows.h"
+
+namespace pruned_rnnt {
+namespace {
+
+enum Mode : int64_t { kSoftmax = 0, kLogProbs = 1, kHat = 2 };
+
+struct LogSumExp {
+  template <typename scalar>
+  static PRUNED_RNNT_INLINE acc_type<scalar> run(const scalar* x, int64_t size) {
+    using real = acc_type<scalar>;
+    const real shift = finite_or_zero(row_maximum<real>(x, size));
+    return shift + std::log(sum_of_exp<real>(x, size, shift));
+  }
+};
+
+// The log-sum-exp of a row without its blank.
+struct LogSumExpNonBlank {
+  template <typename scalar>
+  static PRUNED_RNNT_INLINE acc_type<scalar> run(const scalar* x, int64_t size, int64_t blank) {
+    using real = acc_type<scalar>;
+    const scalar* above = x + blank + 1;
+    const int64_t size_above = size - blank - 1;
+    const real shift =
+        finite_or_zero(std::max(row_maximum<real>(x, blank), row_maximum<real>(above, size_above)));
+    return shift +
+           std::log(sum_of_exp<real>(x, blank, shift) + sum_of_exp<real>(above, size_above, shift));
+  }
+};
+
+// unit(v) = weight * exp(x(v) - lse), clamped to [-clamp, clamp] if clamp > 0, times scale.
+struct SoftmaxGradient {
+  template <typename scalar, typename real>
+  static PRUNED_RNNT_INLINE void run(const scalar* x, int64_t size, real lse, real weight,
+                                     real clamp, real scale, scalar* gradient) {
+    if (clamp > 0) {
+#pragma omp simd
+      for (int64_t v = 0; v < size; ++v) {
+        real unit = weight * exp_of_nonpositive(static_cast<real>(x[v]) - lse);
+        unit = unit > clamp ? clamp : unit;
+        gradient[v] = static_cast<scalar>((unit < -clamp ? -clamp : unit) * scale);
+      }
+    } else {
+      const real factor = weight * scale;
+#pragma omp simd
+      for (int64_t v = 0; v < size; ++v) {
+        gradient[v] =
+            static_cast<scalar>(factor * exp_of_nonpositive(static_cast<real>(x[v]) - lse));
+      }
+    }
+  }
+};
+
+template <typename real>
+real log_sigmoid(real x) {
+  return std::min(x, real(0)) - std::log1p(std::exp(-std::fabs(x)));
+}
+
+template <typename real>
+real sigmoid(real x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+class Targets {
+ public:
+  Targets(const Tensor& targets, int64_t vocabulary, int64_t blank)
+      : symbols_(data_of<int32_t>(targets)), U_(targets.size(1)), V_(vocabulary), blank_(blank) {}
+
+  // The symbol that this node emits; -1 where it emits none, or none that can be.
+  int64_t emitted_at(const NodeCursor& node) const {
+    if (!node.emits()) return -1;
+    const int64_t symbol = symbols_[node.n() * U_ + node.u()];
+    return symbol < V_ && symbol != blank_ ? symbol : -1;
+  }
+
+ private:
+  const int32_t* symbols_;
+  int64_t U_, V_, blank_;
+};
+
+void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_lengths,
+               const Tensor& target_lengths, const OptionalTensor& start,
+               const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
+               int64_t blank, int64_t mode, const Tensor& px, const Tensor& py, const Tensor& lse) {
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
+  const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
+  const Targets symbols(targets, V, blank);
+  dispatch_floating(logits.scalar_type(), "log_probs", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    const scalar* all_logits = data_of<scalar>(logits);
+    real* emit = mutable_data_of<real>(px) + row_begin;
+    real* stay = mutable_data_of<real>(py) + row_begin;
+    real* normaliser = mutable_data_of<real>(lse) + row_begin;
+    parallel_tasks(rows, rows_per_task(V), [&](int64_t begin, int64_t end) {
+      NodeCursor node(geometry, row_begin + begin);
+      for (int64_t r = begin; r < end; ++r, node.advance()) {
+        const scalar* x = all_logits + r * stride;
+        emit[r] = stay[r] = minus_infinity<real>;
+        normaliser[r] = 0;
+        if (!node.valid()) continue;
+        const real blank_logit = static_cast<real>(x[blank]);
+        real emit_base = 0;
+        if (mode == kHat) {
+          normaliser[r] = run_vectorised<LogSumExpNonBlank>(x, V, blank);
+          stay[r] = log_sigmoid(blank_logit);
+          emit_base = log_sigmoid(-blank_logit);
+        } else {
+          if (mode == kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
+          if (normaliser[r] != minus_infinity<real>) stay[r] = blank_logit - normaliser[r];
+        }
+        if (normaliser[r] == minus_infinity<real>) continue;
+        const int64_t symbol = symbols.emitted_at(node);
+        if (symbol < 0) continue;
+        emit[r] = emit_base + (static_cast<real>(x[symbol]) - normaliser[r]);
+      }
+    });
+  });
+}
+
+// One row of the gradient: the dense part by a vector loop, then the blank's and the target's
+// element, whose logits are read first because the gradient may take the logits' place.
+template <typename scalar, typename real>
+void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, int64_t mode, real lse,
+                  real emit, real stay, real clamp, real scale, scalar* gradient) {
+  const auto finish = [&](real unit) {
+    if (clamp > 0) unit = std::max(-clamp, std::min(clamp, unit));
+    return static_cast<scalar>(unit * scale);
+  };
+  const real blank_logit = static_cast<real>(x[blank]);
+  const real target_logit = target >= 0 ? static_cast<real>(x[target]) : real(0);
+  real blank_unit = -stay;
+  real target_unit = -emit;
+  if (mode == kLogProbs) {
+    std::fill(gradient, gradient + V, scalar(0.0f));
+  } else {
+    const real weight = mode == kHat ? emit : emit + stay;
+    if (weight == 0) {
+      // HAT where only the blank is left: the other symbols may have no normaliser.
+      std::fill(gradient, gradient + V, scalar(0.0f));
+    } else {
+      run_vectorised<SoftmaxGradient>(x, V, lse, weight, clamp, scale, gradient);
+      target_unit += weight * exp_of_nonpositive(target_logit - lse);
+    }
+    if (mode == kHat) {
+      blank_unit = emit * sigmoid(blank_logit) - stay * sigmoid(-blank_logit);
+    } else {
+      blank_unit += weight * exp_of_nonpositive(blank_logit - lse);
+    }
+  }
+  if (target >= 0) gradient[target] = finish(target_unit);
+  gradient[blank] = finish(blank_unit);
+}
+
+void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
+                        const Tensor& gx, const Tensor& gy, const Tensor& targets,
+                        const Tensor& logit_lengths, const Tensor& target_lengths,
+                        const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
+                        int64_t S, int64_t row_begin, int64_t blank, int64_t mode,
+                        double fastemit_lambda, double clamp, const Tensor& grad_logits) {
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
+  const int64_t rows = logits.size(0), V = logits.size(1);
+  const Targets symbols(targets, V, blank);
+  const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
+  // A workspace padded for the matrix product has columns behind the vocabulary.
+  const int64_t columns = grad_logits.size(1);
+  dispatch_floating(logits.scalar_type(), "log_probs_backward", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    const scalar* all_logits = data_of<scalar>(logits);
+    const real* upstream = data_of<real>(grad_loss);
+    const real* normaliser = data_of<real>(lse) + row_begin;
+    const real* emit = data_of<real>(gx) + row_begin;
+    const real* stay = data_of<real>(gy) + row_begin;
+    scalar* all_gradients = mutable_data_of<scalar>(grad_logits);
+    const real emit_factor = static_cast<real>(1 + fastemit_lambda);
+    expect_full_write(grad_logits, sizeof(scalar));
+    parallel_tasks(rows, rows_per_task(V), [&](int64_t begin, int64_t end) {
+      NodeCursor node(geometry, row_begin + begin);
+      for (int64_t r = begin; r < end; ++r, node.advance()) {
+        scalar* gradient = all_gradients + r * gradient_stride;
+        std::fill(gradient + V, gradient + columns, scalar(0.0f));
+        const real scaled_emit = emit_factor * emit[r];
+        if (!node.valid() || scaled_emit + stay[r] == 0) {
+          std::fill(gradient, gradient + V, scalar(0.0f));
+          continue;
+        }
+        gradient_row(all_logits + r * stride, V, blank, symbols.emitted_at(node), mode,
+                     normaliser[r], scaled_emit, stay[r], static_cast<real>(clamp),
+                     upstream[node.n()], gradient);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
+  m.impl("log_probs", TORCH_BOX(&log_probs));
+  m.impl("log_probs_backward", TORCH_BOX(&log_probs_backward));
+}
+
+}  // namespace pruned_rnnt

@@ -1,0 +1,64 @@
+// exp_rows: each row's maximum and log-sum-exp, and the exponentials of the row less that maximum.
+// Contract: pruned_rnnt/ops/simple/simple_log_probs.py. Here they are stored in one part, without
+// padding.
+#include <cmath>
+
+#include "cpu/common/fresh_memory.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/rows.h"
+
+namespace pruned_rnnt {
+namespace {
+
+struct ExpRow {
+  // Returns the maximum, and the sum of x_exp in `sum`.
+  template <typename scalar, typename real>
+  static PRUNED_RNNT_INLINE real run(const scalar* x, int64_t size, real* x_exp, real* sum) {
+    const real shift = finite_or_zero(row_maximum<real>(x, size));
+    real total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t v = 0; v < size; ++v) {
+      x_exp[v] = exp_of_nonpositive(static_cast<real>(x[v]) - shift);
+      total += x_exp[v];
+    }
+    *sum = total;
+    return shift;
+  }
+};
+
+// x (N,L,V) -> row_max, row_lse (N,L), x_exp (N,L,V); rows from lengths[n] + extra on are 0,
+// unread.
+void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tensor& row_max,
+              const Tensor& row_lse, const Tensor& x_exp, const OptionalTensor& x_low) {
+  const int64_t N = x.size(0), L = x.size(1), V = x.size(2);
+  STD_TORCH_CHECK(!x_low.has_value() && x_exp.size(1) == L && x_exp.size(2) == V,
+                  "exp_rows on the CPU stores exponentials in one part, without padding");
+  const int32_t* used = data_of<int32_t>(lengths);
+  dispatch_floating(x.scalar_type(), "exp_rows", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    const scalar* input = data_of<scalar>(x);
+    real* maxima = mutable_data_of<real>(row_max);
+    real* sums = mutable_data_of<real>(row_lse);
+    real* output = mutable_data_of<real>(x_exp);
+    expect_full_write(x_exp, sizeof(real));
+    parallel_tasks(N * L, rows_per_task(V), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        if (r % L >= used[r / L] + extra) {
+          maxima[r] = sums[r] = 0;
+          std::fill(output + r * V, output + (r + 1) * V, real(0));
+          continue;
+        }
+        real sum = 0;
+        maxima[r] = run_vectorised<ExpRow>(input + r * V, V, output + r * V, &sum);
+        sums[r] = maxima[r] + std::log(sum);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("exp_rows", TORCH_BOX(&exp_rows)); }
+
+}  // namespace pruned_rnnt

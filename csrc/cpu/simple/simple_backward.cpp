@@ -1,0 +1,186 @@
+// simple_backward: gradients of the trivial joiner's inputs. Formulas and contract:
+// pruned_rnnt/ops/simple/simple_log_probs.py.
+//
+// Axes: N batch, T frames, U symbols, V vocabulary. A row of am belongs to a frame and has a
+// partner in every row of lm, and the other way round; both gradients are therefore one function.
+#include <vector>
+
+#include "cpu/common/fresh_memory.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/rows.h"
+#include "cpu/simple/simple_batch.h"
+
+namespace pruned_rnnt {
+namespace {
+
+struct Product {
+  template <typename real>
+  static PRUNED_RNNT_INLINE void run(const real* a, const real* b, int64_t size, real* out) {
+#pragma omp simd
+    for (int64_t v = 0; v < size; ++v) out[v] = a[v] * b[v];
+  }
+};
+
+struct AddSoftmax {
+  // out(v) += factor * exp(x(v) + other(v) - shift); `other` may be null.
+  template <typename scalar, typename other_scalar, typename real>
+  static PRUNED_RNNT_INLINE void run(const scalar* x, const other_scalar* other, int64_t size,
+                                     real shift, real factor, real* out) {
+    if (other != nullptr) {
+#pragma omp simd
+      for (int64_t v = 0; v < size; ++v) {
+        const real sum = static_cast<real>(x[v]) + static_cast<real>(other[v]);
+        out[v] += factor * exp_of_nonpositive(sum - shift);
+      }
+    } else {
+#pragma omp simd
+      for (int64_t v = 0; v < size; ++v) {
+        out[v] += factor * exp_of_nonpositive(static_cast<real>(x[v]) - shift);
+      }
+    }
+  }
+};
+
+// The occupancies that meet one row, and what is done with them.
+template <typename scalar>
+struct Occupancies {
+  using real = acc_type<scalar>;
+  const real *gx, *gy, *product, *logz;
+  real emit_factor;
+
+  real emit(int64_t node) const { return emit_factor * gx[node]; }
+  real leaving(int64_t node) const { return emit(node) + gy[node]; }
+  bool exact(int64_t node) const {
+    return !(product[node] >= safe_product<real>) && leaving(node) != 0;
+  }
+};
+
+// One side (am or lm) of the joiner.
+template <typename scalar>
+struct Side {
+  using real = acc_type<scalar>;
+  const scalar* x;
+  const real *x_exp, *x_sum;
+  // Smoothing: the row's own normaliser (null without) and the prior that was added (am only).
+  const real *lse, *prior;
+  real own_scale;
+};
+
+// The gradient of row `row` of `side`. Its nodes are first_node, first_node + step, ...; the
+// partner of node k is row k of `partners`.
+template <typename scalar, typename real>
+void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partners,
+                    const Occupancies<scalar>& occupancies, int64_t first_node, int64_t step,
+                    int64_t count, real combined, real upstream, int64_t V, real* gradient) {
+  const scalar* x = side.x + row * V;
+  run_vectorised<Product>(side.x_exp + row * V, side.x_sum + row * V, V, gradient);
+  double total = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t node = first_node + k * step;
+    total += static_cast<double>(occupancies.leaving(node));
+    if (combined == 0 || !occupancies.exact(node)) continue;
+    run_vectorised<AddSoftmax>(x, partners + k * V, V, occupancies.logz[node],
+                               upstream * combined * occupancies.leaving(node), gradient);
+  }
+  // A row of nothing but -inf has no softmax, and no path through its nodes.
+  if (side.lse != nullptr && total != 0) {
+    run_vectorised<AddSoftmax>(x, side.prior, V, side.lse[row],
+                               upstream * side.own_scale * static_cast<real>(total), gradient);
+  }
+}
+
+void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy, const Tensor& am,
+                     const Tensor& lm, const Tensor& am_exp, const OptionalTensor& am_low,
+                     const Tensor& lm_exp, const OptionalTensor& lm_low, const Tensor& product,
+                     const Tensor& logz, const Tensor& am_sum, const Tensor& lm_sum,
+                     const OptionalTensor& lm_lse, const OptionalTensor& am_lse,
+                     const OptionalTensor& log_q, const Tensor& targets,
+                     const Tensor& logit_lengths, const Tensor& target_lengths, int64_t blank,
+                     double lm_only_scale, double am_only_scale, double fastemit_lambda,
+                     const Tensor& grad_am, const Tensor& grad_lm) {
+  const Batch batch(product, logit_lengths, target_lengths);
+  const Vocabulary vocabulary(targets, am.size(2), blank);
+  const int64_t V = vocabulary.size, T = batch.T, width = batch.width;
+  STD_TORCH_CHECK(
+      !am_low.has_value() && !lm_low.has_value() && am_exp.size(2) == V && lm_exp.size(1) == width,
+      "simple_backward on the CPU takes exponentials in one part, without padding");
+  dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    const Scales<real> scales(lm_only_scale, am_only_scale);
+    const real* upstream = data_of<real>(grad_loss);
+    const Occupancies<scalar> occupancies{data_of<real>(gx), data_of<real>(gy),
+                                          data_of<real>(product), data_of<real>(logz),
+                                          static_cast<real>(1 + fastemit_lambda)};
+    const Side<scalar> acoustic{
+        data_of<scalar>(am),       data_of<real>(am_exp),
+        data_of<real>(am_sum),     scales.am_only != 0 ? data_or_null<real>(am_lse) : nullptr,
+        data_or_null<real>(log_q), scales.am_only};
+    const Side<scalar> language{data_of<scalar>(lm),
+                                data_of<real>(lm_exp),
+                                data_of<real>(lm_sum),
+                                scales.lm_only != 0 ? data_or_null<real>(lm_lse) : nullptr,
+                                nullptr,
+                                scales.lm_only};
+
+    const auto am_row = [&](int64_t row, real* gradient) {
+      const int64_t n = row / T, first = row * width, positions = batch.positions(n);
+      dense_gradient(acoustic, row, language.x + n * width * V, occupancies, first, 1, positions,
+                     scales.combined, upstream[n], V, gradient);
+      const real scale = (scales.combined + scales.am_only) * upstream[n];
+      double stay = 0;
+      for (int64_t u = 0; u < positions; ++u) {
+        const int64_t y = vocabulary.symbol(n, u);
+        if (y >= 0) gradient[y] -= scale * occupancies.emit(first + u);
+        stay += static_cast<double>(occupancies.gy[first + u]);
+      }
+      gradient[vocabulary.blank] -= scale * static_cast<real>(stay);
+    };
+    const auto lm_row = [&](int64_t row, real* gradient) {
+      const int64_t n = row / width, u = row % width, first = n * T * width + u;
+      dense_gradient(language, row, acoustic.x + n * T * V, occupancies, first, width,
+                     batch.frames(n), scales.combined, upstream[n], V, gradient);
+      const real scale = (scales.combined + scales.lm_only) * upstream[n];
+      double emit = 0, stay = 0;
+      for (int64_t t = 0; t < batch.frames(n); ++t) {
+        emit += static_cast<double>(occupancies.emit(first + t * width));
+        stay += static_cast<double>(occupancies.gy[first + t * width]);
+      }
+      const int64_t y = vocabulary.symbol(n, u);
+      if (y >= 0) gradient[y] -= scale * static_cast<real>(emit);
+      gradient[vocabulary.blank] -= scale * static_cast<real>(stay);
+    };
+    // Every row is made in the accumulator's type and stored once, which is why a gradient may
+    // take the place of the sums it is made from.
+    const auto all_rows = [&](const Tensor& output, int64_t rows, auto&& is_inside, auto&& make) {
+      scalar* gradients = mutable_data_of<scalar>(output);
+      expect_full_write(output, sizeof(scalar));
+      parallel_tasks(rows, rows_per_task(2 * V), [&](int64_t begin, int64_t end) {
+        std::vector<real> gradient(V);
+        for (int64_t row = begin; row < end; ++row) {
+          scalar* target = gradients + row * V;
+          if (!is_inside(row)) {
+            std::fill(target, target + V, scalar(0.0f));
+            continue;
+          }
+          make(row, gradient.data());
+          std::transform(gradient.begin(), gradient.end(), target,
+                         [](real value) { return static_cast<scalar>(value); });
+        }
+      });
+    };
+    all_rows(
+        grad_am, batch.N * T, [&](int64_t row) { return row % T < batch.frames(row / T); }, am_row);
+    all_rows(
+        grad_lm, batch.N * width,
+        [&](int64_t row) { return row % width < batch.positions(row / width); }, lm_row);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
+  m.impl("simple_backward", TORCH_BOX(&simple_backward));
+}
+
+}  // namespace pruned_rnnt

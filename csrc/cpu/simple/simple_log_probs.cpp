@@ -1,0 +1,156 @@
+// The trivial joiner's log-probabilities and their gradients, around the matrix products that the
+// Python side makes. Formulas and contracts: pruned_rnnt/ops/simple/simple_log_probs.py.
+//
+// Axes: N batch, T frames, U symbols, V vocabulary.
+#include "cpu/common/parallel.h"
+#include "cpu/common/rows.h"
+#include "cpu/simple/simple_batch.h"
+
+namespace pruned_rnnt {
+namespace {
+
+struct SafeLogarithm {
+  // logz(u) = log product(u) + maxima; right where product is safe, overwritten elsewhere.
+  template <typename real>
+  static PRUNED_RNNT_INLINE void run(const real* product, const real* lm_max, real am_max,
+                                     int64_t size, real* logz) {
+#pragma omp simd
+    for (int64_t u = 0; u < size; ++u) {
+      const real safe = product[u] >= safe_product<real> ? product[u] : real(1);
+      logz[u] = log_of_positive(safe) + am_max + lm_max[u];
+    }
+  }
+};
+
+struct SumLogSumExp {
+  // log sum_v exp(am(v) + lm(v)).
+  template <typename scalar>
+  static PRUNED_RNNT_INLINE acc_type<scalar> run(const scalar* am, const scalar* lm, int64_t size) {
+    using real = acc_type<scalar>;
+    const auto sum_at = [=](int64_t v) {
+      return static_cast<real>(am[v]) + static_cast<real>(lm[v]);
+    };
+    const real shift = finite_or_zero(largest_of<real>(size, sum_at));
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t v = 0; v < size; ++v) {
+      sum += exp_of_nonpositive(sum_at(v) - shift);
+    }
+    return shift + std::log(sum);
+  }
+};
+
+void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
+                      const Tensor& lm_max, const Tensor& product, const OptionalTensor& lm_lse,
+                      const OptionalTensor& am_lse, const OptionalTensor& log_q,
+                      const Tensor& targets, const Tensor& logit_lengths,
+                      const Tensor& target_lengths, int64_t blank, double lm_only_scale,
+                      double am_only_scale, const Tensor& px, const Tensor& py,
+                      const Tensor& logz) {
+  const Batch batch(product, logit_lengths, target_lengths);
+  const Vocabulary vocabulary(targets, am.size(2), blank);
+  const int64_t V = vocabulary.size, width = batch.width;
+  dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    const Scales<real> scales(lm_only_scale, am_only_scale);
+    const real* lm_normaliser = scales.lm_only != 0 ? data_or_null<real>(lm_lse) : nullptr;
+    const real* am_normaliser = scales.am_only != 0 ? data_or_null<real>(am_lse) : nullptr;
+    const real* prior = data_or_null<real>(log_q);
+    const real* products = data_of<real>(product);
+    real* emit = mutable_data_of<real>(px);
+    real* stay = mutable_data_of<real>(py);
+    real* normaliser = mutable_data_of<real>(logz);
+
+    const auto frame_log_probs = [&](int64_t n, int64_t t) {
+      const int64_t frame = n * batch.T + t, row = frame * width;
+      const scalar* acoustic = data_of<scalar>(am) + frame * V;
+      const scalar* language = data_of<scalar>(lm) + n * width * V;
+      const int64_t positions = batch.positions(n);
+      run_vectorised<SafeLogarithm>(products + row, data_of<real>(lm_max) + n * width,
+                                    data_of<real>(am_max)[frame], positions, normaliser + row);
+      for (int64_t u = 0; u < positions; ++u) {
+        const scalar* lm_row = language + u * V;
+        if (!(products[row + u] >= safe_product<real>)) {
+          normaliser[row + u] = run_vectorised<SumLogSumExp>(acoustic, lm_row, V);
+        }
+        const real z = normaliser[row + u];
+        const auto log_prob = [&](int64_t v) {
+          const real a = static_cast<real>(acoustic[v]), l = static_cast<real>(lm_row[v]);
+          real p = 0;
+          if (scales.combined != 0) p += scales.combined * (a + l - z);
+          if (lm_normaliser) p += scales.lm_only * (l - lm_normaliser[n * width + u]);
+          if (am_normaliser) p += scales.am_only * (a + prior[v] - am_normaliser[frame]);
+          return p;
+        };
+        const bool possible = z != minus_infinity<real>;
+        const int64_t y = u < positions - 1 ? vocabulary.symbol(n, u) : -1;
+        emit[row + u] = possible && y >= 0 ? log_prob(y) : minus_infinity<real>;
+        stay[row + u] = possible ? log_prob(vocabulary.blank) : minus_infinity<real>;
+      }
+      std::fill(emit + row + positions, emit + row + width, minus_infinity<real>);
+      std::fill(stay + row + positions, stay + row + width, minus_infinity<real>);
+      std::fill(normaliser + row + positions, normaliser + row + width, real(0));
+    };
+    parallel_tasks(batch.N * batch.T, rows_per_task(16 * width), [&](int64_t begin, int64_t end) {
+      for (int64_t frame = begin; frame < end; ++frame) {
+        const int64_t n = frame / batch.T, t = frame % batch.T, row = frame * width;
+        if (t < batch.frames(n)) {
+          frame_log_probs(n, t);
+          continue;
+        }
+        std::fill(emit + row, emit + row + width, minus_infinity<real>);
+        std::fill(stay + row, stay + row + width, minus_infinity<real>);
+        std::fill(normaliser + row, normaliser + row + width, real(0));
+      }
+    });
+  });
+}
+
+struct WeightsRow {
+  template <typename real>
+  static PRUNED_RNNT_INLINE void run(const real* gx, const real* gy, const real* product,
+                                     int64_t size, real emit_factor, real scale, real* weights) {
+#pragma omp simd
+    for (int64_t u = 0; u < size; ++u) {
+      const real leaving = gx[u] * emit_factor + gy[u];
+      // A leaving of 0 may meet a product that is NaN.
+      const bool used = product[u] >= safe_product<real> && leaving != 0;
+      weights[u] = used ? leaving * scale / product[u] : real(0);
+    }
+  }
+};
+
+void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
+                    const Tensor& product, const Tensor& logit_lengths,
+                    const Tensor& target_lengths, double scale, double fastemit_lambda,
+                    const Tensor& weights) {
+  const Batch batch(product, logit_lengths, target_lengths);
+  const int64_t width = batch.width;
+  dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
+    using real = decltype(zero);
+    const real emit_factor = static_cast<real>(1 + fastemit_lambda);
+    const real* upstream = data_of<real>(grad_loss);
+    const real *emit = data_of<real>(gx), *stay = data_of<real>(gy);
+    const real* products = data_of<real>(product);
+    real* output = mutable_data_of<real>(weights);
+    parallel_tasks(batch.N * batch.T, rows_per_task(width), [&](int64_t begin, int64_t end) {
+      for (int64_t frame = begin; frame < end; ++frame) {
+        const int64_t n = frame / batch.T, row = frame * width;
+        const int64_t positions = frame % batch.T < batch.frames(n) ? batch.positions(n) : 0;
+        run_vectorised<WeightsRow>(emit + row, stay + row, products + row, positions, emit_factor,
+                                   static_cast<real>(scale) * upstream[n], output + row);
+        std::fill(output + row + positions, output + row + width, real(0));
+      }
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
+  m.impl("simple_log_probs", TORCH_BOX(&simple_log_probs));
+  m.impl("simple_weights", TORCH_BOX(&simple_weights));
+}
+
+}  // namespace pruned_rnnt

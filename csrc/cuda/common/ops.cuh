@@ -1,0 +1,105 @@
+// The ops that the pruned step calls one after the other (pruned_step.cu). Their contracts are in
+// the Python files of the same names.
+#pragma once
+
+#include "cuda/common/device_op.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+struct ExpRows {
+  View x, lengths;
+  int64_t extra;
+  View row_max, row_lse, x_exp;
+  OptionalView x_low;
+};
+
+constexpr int kMostExpRows = 2;
+// exp_rows of inputs of one width and type, in one launch.
+void exp_rows_of(const Launcher& launch, const ExpRows* all, int count);
+
+void exp_rows(const Launcher& launch, const View& x, const View& lengths, int64_t extra,
+              const View& row_max, const View& row_lse, const View& x_exp,
+              const OptionalView& x_low);
+
+void simple_product(const Launcher& launch, const View& am_exp, const OptionalView& am_low,
+                    const View& lm_exp, const OptionalView& lm_low, const View& product);
+
+void simple_sums(const Launcher& launch, const View& weights, const View& am_exp,
+                 const OptionalView& am_low, const View& lm_exp, const OptionalView& lm_low,
+                 const OptionalView& lm_stack, const View& am_sum, const View& lm_sum);
+
+void simple_log_probs(const Launcher& launch, const View& am, const View& lm, const View& am_max,
+                      const View& lm_max, const View& product, const OptionalView& lm_lse,
+                      const OptionalView& am_lse, const OptionalView& log_q, const View& targets,
+                      const View& logit_lengths, const View& target_lengths, int64_t blank,
+                      double lm_only_scale, double am_only_scale, const View& px, const View& py,
+                      const View& logz);
+
+void simple_weights(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
+                    const View& product, const View& logit_lengths, const View& target_lengths,
+                    double scale, double fastemit_lambda, const View& weights);
+
+void simple_backward(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
+                     const View& am, const View& lm, const View& am_exp, const OptionalView& am_low,
+                     const View& lm_exp, const OptionalView& lm_low, const View& product,
+                     const View& logz, const View& am_sum, const View& lm_sum,
+                     const OptionalView& lm_lse, const OptionalView& am_lse,
+                     const OptionalView& log_q, const View& targets, const View& logit_lengths,
+                     const View& target_lengths, int64_t blank, double lm_only_scale,
+                     double am_only_scale, double fastemit_lambda, const View& grad_am,
+                     const View& grad_lm);
+
+void band_lattice(const Launcher& launch, const View& px, const View& py, const View& logit_lengths,
+                  const View& target_lengths, const OptionalView& start,
+                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
+                  double delay_penalty, const View& work, const View& total, const View& gx,
+                  const View& gy);
+
+void prune_bounds(const Launcher& launch, const View& gx, const View& gy, const View& logit_lengths,
+                  const View& target_lengths, int64_t s_range, int64_t rnnt_type,
+                  bool padded_search, const View& start);
+
+void prune_bounds_exact(const Launcher& launch, const View& gx, const View& gy,
+                        const View& logit_lengths, const View& target_lengths, int64_t s_range,
+                        int64_t rnnt_type, const View& scratch, const View& start);
+
+void log_probs(const Launcher& launch, const View& logits, const View& targets,
+               const View& logit_lengths, const View& target_lengths, const OptionalView& start,
+               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+               int64_t blank, int64_t mode_number, const View& px, const View& py, const View& lse);
+
+void log_probs_backward(const Launcher& launch, const View& grad_loss, const View& logits,
+                        const View& lse, const View& gx, const View& gy, const View& targets,
+                        const View& logit_lengths, const View& target_lengths,
+                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                        int64_t S, int64_t row_begin, int64_t blank, int64_t mode_number,
+                        double fastemit_lambda, double clamp, const View& grad_logits);
+
+void joiner_rows(const Launcher& launch, const View& am, const View& lm, const View& logit_lengths,
+                 const View& target_lengths, const OptionalView& start,
+                 const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+                 int64_t activation, const View& hidden);
+
+void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const View& hidden,
+                          const View& logit_lengths, const View& target_lengths,
+                          const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                          int64_t S, int64_t row_begin, int64_t activation, const View& grad_am,
+                          const View& grad_lm);
+
+// Sums of the first columns of x, as many as `sums` has elements, by way of `partial`; to `sums` or
+// added to what is there.
+struct ColumnSums {
+  View x, partial, sums;
+  bool add;
+};
+
+constexpr int kMostColumnSums = 2;
+// Of that many matrices of one type, in one launch or two.
+void column_sums_of(const Launcher& launch, const ColumnSums* all, int count);
+
+void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
+                 const View& sums);
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

@@ -1,0 +1,225 @@
+// log_probs: log-probabilities of blank and of the next symbol at every lattice node, from one
+// reading of the logits. Modes, formulas and layout: pruned_rnnt/ops/joiner/log_probs.py.
+//
+// Axes: R rows, V vocabulary.
+#include "cuda/common/arithmetic.cuh"
+#include "cuda/common/ops.cuh"
+#include "cuda/common/row_cursor.cuh"
+#include "cuda/common/symbol_table.cuh"
+#include "cuda/joiner/logit_rows.cuh"
+#include "cuda/joiner/short_rows.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+namespace {
+
+template <typename real>
+struct Outputs {
+  real *px, *py, *lse;
+};
+
+// The two logits of a row that have a place in the lattice.
+template <typename real>
+struct NodeLogits {
+  real blank, target;
+  bool emits;  // whether there is a target
+};
+
+template <typename scalar>
+__device__ __forceinline__ NodeLogits<acc_type<scalar>> logits_of_node(const RowCursor& node,
+                                                                       const SymbolTable& symbols,
+                                                                       const scalar* x) {
+  const int32_t y = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
+  using real = acc_type<scalar>;
+  return {static_cast<real>(x[symbols.blank]), y >= 0 ? static_cast<real>(x[y]) : real(0), y >= 0};
+}
+
+// Writes the outputs of a row; `normaliser` of one that is not used does not matter.
+template <typename real>
+__device__ __forceinline__ void write_row(const Outputs<real>& out, int64_t row, bool used,
+                                          LogitMode mode, real normaliser,
+                                          const NodeLogits<real>& logits) {
+  real emit = minus_infinity<real>(), stay = minus_infinity<real>();
+  if (used) {
+    const bool dead = normaliser == minus_infinity<real>();
+    if (mode == LogitMode::kHat) {
+      stay = log_sigmoid(logits.blank);
+    } else if (!dead) {
+      stay = logits.blank - normaliser;
+    }
+    if (logits.emits && !dead) {
+      emit = logits.target - normaliser;
+      if (mode == LogitMode::kHat) emit += log_sigmoid(-logits.blank);
+    }
+  }
+  out.px[row] = emit;
+  out.py[row] = stay;
+  out.lse[row] = used ? normaliser : real(0);
+}
+
+// Widens `width` logits from v on; those from V on and `skipped` become -inf.
+template <int width, typename scalar, typename real>
+__device__ __forceinline__ void widen(const Vector<scalar, width>& loaded, int32_t v, int32_t V,
+                                      int32_t skipped, real* x) {
+#pragma unroll
+  for (int i = 0; i < width; ++i) x[i] = static_cast<real>(loaded.x[i]);
+  if (v + width > V || static_cast<uint32_t>(skipped - v) < static_cast<uint32_t>(width)) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      if (v + i >= V || v + i == skipped) x[i] = minus_infinity<real>();
+    }
+  }
+}
+
+// The log-sum-exp of V logits by the lanes of a group.
+template <int lanes, int width, typename scalar>
+__device__ __forceinline__ acc_type<scalar> group_log_sum(const scalar* logits, int32_t V,
+                                                          int32_t skipped, int lane) {
+  using real = acc_type<scalar>;
+  // Vectors a lane has in flight: many, but their elements have to stay in registers.
+  constexpr int in_flight = width >= 8 ? 2 : 4;
+  ExpSum<real> sum;
+  for (int32_t begin = lane * width; begin < V; begin += lanes * width * in_flight) {
+    Vector<scalar, width> loaded[in_flight];
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) {
+      const int32_t v = begin + k * lanes * width;
+      if (v < V) loaded[k] = load_vector<width>(logits + v);
+    }
+    real x[in_flight * width];
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) {
+      widen<width>(loaded[k], begin + k * lanes * width, V, skipped, x + k * width);
+    }
+    sum.add(x);
+  }
+  sum.template merge_lanes<(lanes < 32 ? lanes : 32)>();
+  if (lanes > 32) {
+    __shared__ real maxima[32], sums[32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+      maxima[threadIdx.x / 32] = sum.maximum;
+      sums[threadIdx.x / 32] = sum.sum;
+    }
+    __syncthreads();
+    sum = ExpSum<real>();
+    for (int warp = 0; warp < lanes / 32; ++warp) sum.merge(maxima[warp], sums[warp]);
+  }
+  return sum.log_sum();
+}
+
+template <typename scalar, int lanes, int width>
+__global__ void __launch_bounds__(kRowThreads)
+    log_probs_kernel(RowGeometry geometry, SymbolTable symbols, RowRange range, LogitMode mode,
+                     const scalar* __restrict__ logits, int64_t stride,
+                     Outputs<acc_type<scalar>> out) {
+  using real = acc_type<scalar>;
+  const int lane = threadIdx.x % lanes;
+  int64_t row = range.first_row<lanes>();
+  // A group without a row of its own stays for the sake of the others of its warp.
+  RowCursor node(geometry, range.begin + (row < range.count ? row : range.count - 1));
+  for (int step = 0; step < range.rows_each; ++step) {
+    const bool exists = row < range.count;
+    const bool used = exists && node.valid();
+    const scalar* x = logits + (exists ? row : 0) * stride;
+    NodeLogits<real> of_node{};
+    if (used) of_node = logits_of_node(node, symbols, x);
+    real normaliser = 0;
+    if (mode != LogitMode::kLogProbs && any_group_uses<lanes>(used)) {
+      normaliser = group_log_sum<lanes, width>(x, used ? symbols.V : 0,
+                                               mode == LogitMode::kHat ? symbols.blank : -1, lane);
+    }
+    if (exists && lane == 0) write_row(out, range.begin + row, used, mode, normaliser, of_node);
+    row += range.groups_abreast<lanes>();
+    if (row < range.count) node.advance(range.groups_abreast<lanes>());
+  }
+}
+
+// A thread for each row.
+template <typename scalar, int width>
+__global__ void __launch_bounds__(kShortThreads)
+    short_log_probs_kernel(RowGeometry geometry, SymbolTable symbols, int64_t row_begin,
+                           int64_t rows, LogitMode mode, const scalar* __restrict__ logits,
+                           Outputs<acc_type<scalar>> out) {
+  using real = acc_type<scalar>;
+  scalar* const shared = dynamic_shared_memory<scalar>();
+  const int32_t V = symbols.V;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kShortThreads;
+  const int64_t rows_here = min(int64_t(kShortThreads), rows - first_row);
+  copy_block(logits + first_row * V, static_cast<int32_t>(rows_here * V), shared);
+  const int64_t row = first_row + threadIdx.x;
+  const bool exists = threadIdx.x < rows_here;
+  const RowCursor node(geometry, row_begin + (exists ? row : first_row));
+  __syncthreads();
+  if (!exists) return;
+  const bool used = node.valid();
+  const scalar* x = shared + threadIdx.x * V;
+  NodeLogits<real> of_node{};
+  real normaliser = 0;
+  if (used) {
+    of_node = logits_of_node(node, symbols, x);
+    if (mode != LogitMode::kLogProbs) {
+      const int32_t skipped = mode == LogitMode::kHat ? symbols.blank : -1;
+      ExpSum<real> sum;
+      for (int32_t v = 0; v < V; v += width) {
+        real values[width];
+        widen<width>(load_vector<width>(x + v), v, V, skipped, values);
+#pragma unroll
+        for (int i = 0; i < width; ++i) sum.maximum = fmax(sum.maximum, values[i]);
+      }
+      for (int32_t v = 0; v < V; v += width) {
+        real values[width];
+        widen<width>(load_vector<width>(x + v), v, V, skipped, values);
+#pragma unroll
+        for (int i = 0; i < width; ++i) sum.sum += exp_of(values[i] - sum.maximum);
+      }
+      normaliser = sum.log_sum();
+    }
+  }
+  write_row(out, row_begin + row, used, mode, normaliser, of_node);
+}
+
+}  // namespace
+
+void log_probs(const Launcher& launch, const View& logits, const View& targets,
+               const View& logit_lengths, const View& target_lengths, const OptionalView& start,
+               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+               int64_t blank, int64_t mode_number, const View& px, const View& py,
+               const View& lse) {
+  const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
+  if (rows == 0) return;
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             targets.size(1));
+  const SymbolTable symbols(targets, V, blank);
+  const LogitMode mode = static_cast<LogitMode>(mode_number);
+  dispatch_floating(logits.scalar_type(), "log_probs", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
+    const scalar* data = data_of<scalar>(logits);
+    const Outputs<real> out{mutable_data_of<real>(px), mutable_data_of<real>(py),
+                            mutable_data_of<real>(lse)};
+    if (are_short_rows<scalar>(data, V, stride)) {
+      dispatch_width<scalar>(short_row_width<scalar>(V), [&](auto width) {
+        launch(short_log_probs_kernel<scalar, decltype(width)::value>, short_row_blocks(rows),
+               kShortThreads, V * sizeof(scalar) * kShortThreads, geometry, symbols, row_begin,
+               rows, mode, data, out);
+      });
+      return;
+    }
+    dispatch_width<scalar>(widest_vector<scalar>(data, stride), [&](auto width) {
+      dispatch_lanes(V, decltype(width)::value, rows, [&](auto lanes_constant) {
+        constexpr int lanes = decltype(lanes_constant)::value;
+        const RowRange range = RowRange::of<lanes>(row_begin, rows);
+        launch(log_probs_kernel<scalar, lanes, decltype(width)::value>, range.blocks<lanes>(),
+               kRowThreads, 0, geometry, symbols, range, mode, data, stride, out);
+      });
+    });
+  });
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
+  m.impl("log_probs", TORCH_BOX(&DeviceOp<&log_probs>::call));
+}
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

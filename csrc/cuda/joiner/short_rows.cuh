@@ -1,0 +1,45 @@
+// Rows of logits that are so short that a thread takes a whole one: a block copies its rows, which
+// are one piece of memory, through shared memory with 16-byte accesses.
+//
+// Axes: R rows, V vocabulary.
+#pragma once
+
+#include "cuda/common/vector_access.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+constexpr int kShortThreads = 128;
+constexpr size_t kShortBytes = 48 * 1024;  // shared memory that needs no asking for
+
+// Whether rows of V elements, `stride` apart from `data` on, can be taken this way.
+template <typename scalar>
+bool are_short_rows(const void* data, int64_t V, int64_t stride) {
+  return stride == V && V * sizeof(scalar) * kShortThreads <= kShortBytes &&
+         reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+inline uint32_t short_row_blocks(int64_t rows) {
+  return static_cast<uint32_t>((rows + kShortThreads - 1) / kShortThreads);
+}
+
+// Copies `count` elements between addresses that are multiples of 16 bytes, by all threads.
+template <typename scalar>
+__device__ __forceinline__ void copy_block(const scalar* source, int32_t count, scalar* target) {
+  constexpr int width = 16 / sizeof(scalar);
+  const int32_t whole = count / width * width;
+#pragma unroll 4
+  for (int32_t i = threadIdx.x * width; i < whole; i += kShortThreads * width) {
+    store_vector<width>(target + i, load_vector<width>(source + i));
+  }
+  for (int32_t i = whole + threadIdx.x; i < count; i += kShortThreads) target[i] = source[i];
+}
+
+// The widest access to a row in shared memory: rows begin at multiples of V elements.
+template <typename scalar>
+int short_row_width(int64_t V) {
+  return widest_vector<scalar>(nullptr, V);
+}
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

@@ -1,0 +1,113 @@
+// The recursion over an utterance in two halves of its frames, which two blocks walk at the same
+// time, in two launches (the formulas: pruned_rnnt/ops/lattice/lattice.py):
+//
+//   frames    0 .......... M-1 | M .......... T-1
+//   sums      alpha - early -->|<-- late - beta       a(u), b(u) of the nodes (u,M)
+//   masses    <----- early --- | --- late ------>     m(u) = a(u) b(u) / P, P = sum of a(u) b(u)
+//
+// The early sums are the recursion of beta from the other end: alpha of a node is the sum of the
+// arcs that lead to it, and its share is that of the emit among them. From the cut on, the masses
+// go along the shares: late to the targets of a node's arcs, early to the sources of the arcs that
+// lead to it. An utterance takes as many dependent steps as it has frames and symbols, as if alpha
+// and beta were walked at the same time, without their loss of digits.
+//
+// An arc belongs to the frame it leaves, so that `regular` a(u) counts blanks alone: emits inside
+// frame M are part of b.
+#pragma once
+
+#include "cuda/lattice/probability.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+enum class Walk { kEarlySums, kLateSums, kEarlyMasses, kLateMasses };
+
+constexpr bool is_early(Walk walk) {
+  return walk == Walk::kEarlySums || walk == Walk::kEarlyMasses;
+}
+constexpr bool makes_sums(Walk walk) { return walk == Walk::kEarlySums || walk == Walk::kLateSums; }
+// Whether frames and symbols go down.
+constexpr bool goes_back(Walk walk) {
+  return walk == Walk::kLateSums || walk == Walk::kEarlyMasses;
+}
+
+// M: frames of the early half. The late one has at least one frame.
+__host__ __device__ inline int32_t cut_of(int32_t frames) { return frames / 2; }
+
+// What the walks of an utterance leave for each other in global memory (an op's `work`), for up to
+// `columns` nodes of a frame:
+//
+//   a (2,columns) | b (2,columns) | share of the nodes at the cut (columns) | edges (2, 2 (T+2))
+//
+// a and b as Probability::save writes them. Edges: what crosses from one pass over the columns of a
+// wide lattice to the next, of the early and of the late half.
+template <typename real>
+class CutMemory {
+ public:
+  __host__ __device__ static int64_t elements(int64_t columns, int64_t frames) {
+    return 5 * columns + 4 * (frames + 2);
+  }
+  __device__ __forceinline__ CutMemory(real* work, int64_t n, int64_t columns, int64_t frames)
+      : base_(work + n * elements(columns, frames)), columns_(columns), frames_(frames) {}
+
+  __device__ __forceinline__ void save(bool early, int32_t column,
+                                       const Probability<real>& sum) const {
+    real* const first = base_ + (early ? 0 : 2) * columns_ + column;
+    sum.save(first, first + columns_);
+  }
+  __device__ __forceinline__ real* share() const { return base_ + 4 * columns_; }
+  __device__ __forceinline__ real* edges(bool early) const {
+    return base_ + 5 * columns_ + (early ? 0 : 2 * (frames_ + 2));
+  }
+  // log(a b) of a node at the cut.
+  __device__ __forceinline__ double log_both(int32_t column) const {
+    return sum_of(0, column).exact_log() + sum_of(2, column).exact_log();
+  }
+
+ private:
+  __device__ __forceinline__ Probability<real> sum_of(int place, int32_t column) const {
+    const real* const first = base_ + place * columns_ + column;
+    return Probability<real>::load(first, first + columns_);
+  }
+
+  real* base_;
+  int64_t columns_, frames_;
+};
+
+// log P, from the nodes 0 .. count-1 at the cut; by all threads of the block, which all get it.
+// -inf if no path crosses the cut.
+template <typename real>
+__device__ double log_total(const CutMemory<real>& cut, int32_t count) {
+  __shared__ double of_warps[32];
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  const auto over_block = [&](double own, auto combine) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      own = combine(own, __shfl_xor_sync(kAllLanes, own, distance));
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warps[warp] = own;
+    __syncthreads();
+    double all = of_warps[0];
+    for (int i = 1; i < warps; ++i) all = combine(all, of_warps[i]);
+    return all;
+  };
+  double own = minus_infinity<double>();
+  for (int32_t u = threadIdx.x; u < count; u += blockDim.x) own = fmax(own, cut.log_both(u));
+  double largest = over_block(own, [](double x, double y) { return fmax(x, y); });
+  // Not fmax alone: NaN must reach the sum.
+  if (largest == minus_infinity<double>()) largest = 0;
+  own = 0;
+  for (int32_t u = threadIdx.x; u < count; u += blockDim.x) own += exp(cut.log_both(u) - largest);
+  return largest + log(over_block(own, [](double x, double y) { return x + y; }));
+}
+
+// m(u), where log P is not -inf.
+template <typename real>
+__device__ __forceinline__ Occupancy cut_mass(const CutMemory<real>& cut, int32_t column,
+                                              double log_p) {
+  return {exp(cut.log_both(column) - log_p)};
+}
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

@@ -1,0 +1,237 @@
+// The recursion over whole lattices, a half of an utterance (halves.cuh) by a block.
+//
+// A stripe of 32 neighbouring columns belongs to a team of warps. The walker has a column a lane
+// and moves along the frames as a wave: at step k lane l is at frame k - l, so that its neighbour
+// l-1 has passed that frame one step before and hands over its value by a shuffle:
+//
+//             t 0  1  2  3          a number is the step in which the node is done
+//   lane 0      0  1  2  3
+//   lane 1      1  2  3  4
+//   lane 2      2  3  4  5
+//
+// One carrier loads ahead of the wave what its nodes need, cleans it of what the recursion must not
+// see and lays it into a ring in shared memory in the order of the steps; another, or the same
+// where there are many stripes, stores what the walker leaves in the ring, when a frame's 32
+// columns are through. So the walker, whose steps depend on each other, has little else to do. A
+// stripe's last lane hands its values to the next walker through a second ring. All warps go in
+// periods of kChunk steps with a barrier between them; what each does in a period follows from its
+// number alone (stripe w is kLag periods behind stripe w-1), and whoever needs something finds it
+// made in an earlier period. More columns than a block's walkers can own are done in passes; what
+// crosses from one pass to the next goes through global memory.
+//
+// Axes: t frames, u columns; both count from the corner where the walk begins.
+#pragma once
+
+#include "cuda/lattice/wave_carrier.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+// Where a stripe gets what crosses its first edge, and where it leaves what crosses its last one:
+// the stripe before in this pass, or global memory between two passes; all null at the lattice's
+// ends. The stripe after reads the ring of this one.
+template <typename real, typename Number>
+struct StripeEdges {
+  const Number* before;
+  const real* in;
+  real* out;
+};
+
+template <typename real, Topology topology, bool frames_run, Walk walk>
+class Walker {
+  using OwnColumn = Column<real, topology, walk>;
+
+ public:
+  using Number = typename OwnColumn::Number;
+  using Edges = StripeEdges<real, Number>;
+
+  // begin: with which the walk enters this lane's column.
+  __device__ __forceinline__ Walker(int32_t nodes, const Number& begin,
+                                    StripeMemory<real, frames_run>& memory, const Edges& edges)
+      : nodes_(nodes), memory_(memory), edges_(edges), column_(begin) {
+    if (edges_.in != nullptr) arriving_later_ = edge_in(0);
+  }
+
+  // Steps kChunk * chunk and on. Those behind the last frame do no harm.
+  __device__ __forceinline__ void steps(int32_t chunk) {
+    if (chunk < 0 || chunk * kChunk >= nodes_ + kStripe - 1) return;
+    constexpr int row = kRingRow<frames_run>;
+    const int32_t k = chunk * kChunk;
+    // Edges of the frames k .. k + kChunk - 1, one a lane; that of frame t is of step t + 31.
+    Number arriving = Number::zero();
+    if (edges_.before != nullptr) {
+      if (lane() < kChunk) arriving = edges_.before[(k + lane() + kStripe - 1) % kEdgeSteps];
+    } else if (edges_.in != nullptr) {
+      arriving = arriving_later_;
+      arriving_later_ = edge_in(k + kChunk);
+    }
+    NodePair<real>* const ring = memory_.ring + k % kRingSteps * row + lane();
+    Number* const edges = memory_.template edges_of<Number>() + k % kEdgeSteps;
+    NodePair<real> nodes[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) nodes[i] = ring[i * row];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      Number neighbour = column_.sent().of_lane_before();
+      const Number edge = arriving.of_lane(i);
+      if (lane() == 0) neighbour = edge;
+      const NodePair<real> made = column_.step(nodes[i], neighbour);
+      ring[i * row] = made;
+      if (lane() == kStripe - 1) edges[i] = column_.sent();
+      if (makes_sums(walk) && k + i - lane() == nodes_ - 1) {
+        last_ = column_.own();
+        last_share_ = made.first;
+      }
+    }
+    column_.normalise();
+    if (edges_.out == nullptr) return;
+    __syncwarp();
+    const int32_t t = k + lane() - (kStripe - 1);
+    if (lane() < kChunk && t >= 0 && t < nodes_) {
+      edges[lane()].save(edges_.out + t, edges_.out + nodes_ + t);
+    }
+  }
+
+  // Sum and share of this lane's column at the last node of the walk.
+  __device__ __forceinline__ const Number& last() const { return last_; }
+  __device__ __forceinline__ real last_share() const { return last_share_; }
+
+ private:
+  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ Number edge_in(int32_t begin) const {
+    const int32_t t = begin + lane();
+    if (lane() >= kChunk || t >= nodes_) return Number::zero();
+    return Number::load(edges_.in + t, edges_.in + nodes_ + t);
+  }
+
+  const int32_t nodes_;
+  StripeMemory<real, frames_run>& memory_;
+  const Edges edges_;
+  OwnColumn column_;
+  Number arriving_later_ = Number::zero();
+  Number last_ = Number::zero();
+  real last_share_ = 0;
+};
+
+// One walk over all stripes of half an utterance, by a block of teams of warps: walkers first, then
+// their carriers, of which those that store may be others.
+template <typename real, Topology topology, bool frames_run, int team_warps, Walk walk>
+__device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice,
+                                             const CutMemory<real>& cut, double log_p) {
+  using StripeWalker = Walker<real, topology, frames_run, walk>;
+  using StripeCarrier = Carrier<real, frames_run, walk>;
+  using Number = typename StripeWalker::Number;
+  constexpr bool early = is_early(walk);
+  const int teams = blockDim.x / (32 * team_warps), team = threadIdx.x / 32 % teams;
+  const int role = threadIdx.x / 32 / teams;
+  const bool walks = role == 0, loads = role == 1, stores = role == team_warps - 1;
+  auto* const memory = dynamic_shared_memory<StripeMemory<real, frames_run>>();
+  const int32_t nodes = lattice.frames + 1, stripes = lattice.symbols / kStripe + 1;
+  // Passes of equal size end sooner than full ones and a rest.
+  const int32_t passes = (stripes + teams - 1) / teams;
+  const int32_t stripes_a_pass = (stripes + passes - 1) / passes;
+  for (int32_t group = 0; group < stripes; group += stripes_a_pass) {
+    const int32_t in_pass = min(stripes_a_pass, stripes - group);
+    const int32_t stripe = group + team;
+    const bool takes_part = team < in_pass;
+    typename StripeWalker::Edges edges{};
+    if (team > 0) {
+      edges.before = memory[team - 1].template edges_of<Number>();
+    } else if (group > 0) {
+      edges.in = cut.edges(early);
+    }
+    if (team + 1 == in_pass && stripe + 1 < stripes) edges.out = cut.edges(early);
+    const int32_t column = stripe * kStripe + threadIdx.x % 32;
+    const int32_t symbol = goes_back(walk) ? lattice.symbols - column : column;
+    const bool is_column = walks && takes_part && column <= lattice.symbols;
+    Number begin = Number::zero();
+    if constexpr (makes_sums(walk)) {
+      if (column == 0) begin = Number::one();
+    } else {
+      if (is_column) begin = cut_mass(cut, symbol, log_p);
+    }
+    StripeWalker walker(nodes, begin, memory[team], edges);
+    StripeCarrier carrier(lattice, cut.share(), stripe * kStripe, memory[team]);
+
+    // From the period in which the first carrier fetches its first frames to that in which the last
+    // one stores its last.
+    const int32_t last = (nodes - 1) / kChunk + kLag + kLag * (in_pass - 1);
+    int32_t period = -(kLag + StripeCarrier::ahead);
+    const auto one_period = [&](auto turn) {
+      if (takes_part) {
+        const int32_t chunk = period - kLag * team;
+        if (walks) walker.steps(chunk);
+        if (stores) carrier.store(chunk);
+        if (loads) carrier.template load<decltype(turn)::value>(chunk);
+      }
+      __syncthreads();
+      ++period;
+    };
+    while (period <= last) {
+      one_period(std::integral_constant<int, 0>());
+      one_period(std::integral_constant<int, 1>());
+    }
+    if constexpr (makes_sums(walk)) {
+      if (is_column) {
+        cut.save(early, symbol, walker.last());
+        if (early) cut.share()[symbol] = walker.last_share();
+      }
+    }
+    // The next pass fills the ring anew.
+    __syncthreads();
+  }
+}
+
+// The sums of a half, or its masses, where there is a path: log_p of log_total.
+template <typename real, Topology topology, bool frames_run, int team_warps, bool sums>
+__device__ __forceinline__ void walk_half(const WaveLattice<real>& lattice, bool early,
+                                          const CutMemory<real>& cut, double log_p) {
+  constexpr Walk early_walk = sums ? Walk::kEarlySums : Walk::kEarlyMasses;
+  constexpr Walk late_walk = sums ? Walk::kLateSums : Walk::kLateMasses;
+  const WaveLattice<real> half = lattice.half(early);
+  if (early) {
+    walk_stripes<real, topology, frames_run, team_warps, early_walk>(half, cut, log_p);
+  } else {
+    walk_stripes<real, topology, frames_run, team_warps, late_walk>(half, cut, log_p);
+  }
+}
+
+// Teams of two warps: more find no room in shared memory anyway, and fewer get more registers each.
+// Of three warps, which are faster but would have too few registers if they were as many.
+template <typename real>
+constexpr int kMostTeams = sizeof(real) == 4 ? 10 : 5;
+constexpr int kMostTeamsOfThree = 5;
+template <typename real, int team_warps>
+constexpr int kWaveThreads =
+    32 * team_warps * (team_warps == 3 ? kMostTeamsOfThree : kMostTeams<real>);
+
+// How a block for lattices of up to `columns` columns is launched.
+template <typename real>
+struct WaveBlock {
+  int team_warps;
+  uint32_t threads;
+  size_t shared_bytes;
+
+  // Calls work(std::integral_constant<int, team_warps>).
+  template <typename Work>
+  void dispatch(Work&& work) const {
+    if constexpr (sizeof(real) == 4) {
+      if (team_warps == 3) return work(std::integral_constant<int, 3>());
+    }
+    work(std::integral_constant<int, 2>());
+  }
+};
+
+template <typename real, bool frames_run>
+WaveBlock<real> wave_block(int64_t columns, const DeviceLimits& limits) {
+  const int64_t stripes = (columns + kStripe - 1) / kStripe;
+  const size_t team_bytes = sizeof(StripeMemory<real, frames_run>);
+  const int64_t fitting = limits.shared_bytes / static_cast<int64_t>(team_bytes);
+  const int64_t teams =
+      std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kMostTeams<real>}));
+  const int team_warps = sizeof(real) == 4 && teams <= kMostTeamsOfThree ? 3 : 2;
+  return {team_warps, static_cast<uint32_t>(32 * team_warps * teams), teams * team_bytes};
+}
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

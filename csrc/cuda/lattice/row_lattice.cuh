@@ -1,0 +1,63 @@
+// What the recursions over lattices kept as rows share.
+//
+// Axes: N utterances, T frames, S columns of a frame, R rows.
+#pragma once
+
+#include "cuda/common/ops.cuh"
+#include "cuda/common/row_cursor.cuh"
+#include "cuda/lattice/halves.cuh"
+
+namespace pruned_rnnt {
+namespace cuda {
+
+template <typename real>
+struct LatticeArrays {
+  const real *px, *py;
+  real *total, *gx, *gy, *work;
+};
+
+// The frames of an utterance that a block ends, and whether the rows behind them are its own too.
+struct RowRange {
+  int32_t begin, end;
+  bool rest;
+
+  __device__ __forceinline__ static RowRange all(int32_t frames) {
+    return {0, max(frames, 0), true};
+  }
+  __device__ __forceinline__ static RowRange half(int32_t frames, bool early) {
+    const int32_t cut = cut_of(max(frames, 0));
+    return early ? RowRange{0, cut, false} : RowRange{cut, max(frames, 0), true};
+  }
+};
+
+// Zeros in the rows of gx and gy that the walks have left out: those behind the frames, the columns
+// from `columns` on of each frame, and all if there is no path. `rows`: of all utterances. By all
+// threads of the block.
+template <typename real>
+__device__ void clear_rows(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
+                           int32_t n, bool no_path, const RowRange& range, int64_t rows,
+                           int32_t columns) {
+  const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
+  int64_t count = geometry.utterance_rows;
+  if (geometry.row_splits != nullptr) count = min(rows, geometry.row_splits[n + 1]) - first;
+  const int64_t end = range.rest ? count : range.end * width;
+  for (int64_t i = (no_path ? range.begin : range.end) * width + threadIdx.x; i < end;
+       i += blockDim.x) {
+    arrays.gx[first + i] = arrays.gy[first + i] = 0;
+  }
+  if (no_path) return;
+  for (int64_t t = range.begin + threadIdx.x / 32; t < range.end; t += blockDim.x / 32) {
+    for (int64_t j = columns + threadIdx.x % 32; j < width; j += 32) {
+      arrays.gx[first + t * width + j] = arrays.gy[first + t * width + j] = 0;
+    }
+  }
+}
+
+// Whole lattices, of any topology (row_lattice.cu).
+void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
+                 int64_t rnnt_type, float delay_penalty, const LatticeArrays<float>& arrays);
+void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
+                 int64_t rnnt_type, double delay_penalty, const LatticeArrays<double>& arrays);
+
+}  // namespace cuda
+}  // namespace pruned_rnnt

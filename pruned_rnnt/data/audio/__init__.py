@@ -1,0 +1,1 @@
+"""Audio files and streams to samples and features."""

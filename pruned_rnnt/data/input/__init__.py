@@ -1,0 +1,1 @@
+"""Prepared folders to batches: filters, sampling, augmentation, loading."""

@@ -1,0 +1,129 @@
+"""Which utterances take part in training: those left out are counted and named."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lhotse import CutSet
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.setting_checks import check_at_least
+
+logger = logging.getLogger(__name__)
+
+NAMED_PER_REASON = 5
+_KEPT_PER_REASON = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Bounds on the training utterances; dev and test sets are never filtered.
+
+    min_duration, max_duration: of an utterance, in seconds.
+    max_symbols: longest reference, in symbols (long references are what runs out of memory).
+    subsampling_factor: feature frames per encoder frame; an utterance needs more encoder frames
+        than symbols.
+    """
+
+    min_duration: float = 0.1
+    max_duration: float = 30.0
+    max_symbols: int = 1000
+    subsampling_factor: int = 4
+
+    def __post_init__(self) -> None:
+        check_at_least("data.filters", self, min_duration=0, max_symbols=1, subsampling_factor=1)
+        check_at_least("data.filters", self, max_duration=self.min_duration)
+
+
+def encoder_frames(frames: int, subsampling_factor: int) -> int:
+    """Encoder frames that surely remain of `frames` feature frames.
+
+    Two unpadded 3x3 convolutions of stride 2 leave ((frames - 7) // 2 + 1) // 2, which is never
+    below (frames - 7) // 4; a padded front end leaves more.
+    """
+    return max(0, (frames - 7) // subsampling_factor)
+
+
+def cut_text(cut: Any) -> str:
+    """The reference of a cut: the texts of its supervisions in order of time."""
+    supervisions = sorted(cut.supervisions, key=lambda s: s.start)
+    return " ".join(" ".join((s.text or "").split()) for s in supervisions).strip()
+
+
+@dataclass
+class CutFilter:
+    """Decides about one cut at a time; counts what it left out by reason, and keeps some ids.
+
+    too_large: (cut) -> whether its lattice alone is beyond the bound on batches.
+    tempo: augmentation may make the features shorter by this share.
+    """
+
+    config: FilterConfig
+    tokenizer: Tokenizer
+    too_large: Callable[[Any], bool] | None = None
+    tempo: float = 0.0
+    left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def __call__(self, cut: Any) -> bool:
+        reason = self.reason(cut)
+        if reason is None:
+            return True
+        self.left_out[reason] += 1
+        ids = self.examples.setdefault(reason, [])
+        if len(ids) < _KEPT_PER_REASON:
+            ids.append(cut.id)
+        return False
+
+    def forget(self) -> None:
+        """Starts counting anew."""
+        self.left_out.clear()
+        self.examples.clear()
+
+    def reason(self, cut: Any) -> str | None:
+        """Why the cut is left out, or None when it is kept."""
+        config = self.config
+        if cut.duration < config.min_duration:
+            return f"shorter than {config.min_duration} s"
+        if cut.duration > config.max_duration:
+            return f"longer than {config.max_duration} s"
+        text = cut_text(cut)
+        if not text:
+            return "empty text"
+        symbols = len(self.tokenizer.encode(text))
+        if symbols > config.max_symbols:
+            return f"more than {config.max_symbols} symbols"
+        frames = cut.num_frames if cut.has_features else round(cut.duration * 100)
+        frames = int(frames / (1 + self.tempo))
+        if encoder_frames(frames, config.subsampling_factor) <= symbols:
+            return "too short for its symbols"
+        if self.too_large is not None and self.too_large(cut):
+            return "lattice beyond max_lattice"
+        return None
+
+    def counts(self) -> dict[str, int]:
+        """Number of cuts left out so far, by reason."""
+        return dict(sorted(self.left_out.items()))
+
+    def describe(self) -> str:
+        """One line: how many were left out, why, and the first ids of each reason."""
+        if not self.left_out:
+            return "none left out"
+        parts = []
+        for reason, count in sorted(self.left_out.items()):
+            names = ", ".join(sorted(self.examples[reason])[:NAMED_PER_REASON])
+            more = ", ..." if count > NAMED_PER_REASON else ""
+            parts.append(f"{count} {reason} ({names}{more})")
+        return "; ".join(parts)
+
+
+def filter_cuts(cuts: Iterable[Any], cut_filter: CutFilter, split: str) -> CutSet:
+    """The cuts that pass, in memory, with one line in the log about the rest."""
+    kept = CutSet.from_cuts(cut for cut in cuts if cut_filter(cut))
+    left_out = sum(cut_filter.counts().values())
+    logger.info("%s: %d cuts, %d left out: %s", split, len(kept), left_out, cut_filter.describe())
+    return kept

@@ -1,0 +1,181 @@
+"""The prepared data folder: what every recipe writes and training reads.
+
+    DIR/train_cuts.jsonl.gz   one lhotse CutSet a split (train, dev, test, ...); or several,
+                              train_cuts.000000.jsonl.gz and so on, which training streams
+    DIR/features/  DIR/audio/ what the cuts point at, by paths relative to DIR
+    DIR/tokens/               tokens.model and tokens.txt
+    DIR/prepare.json          what was made from what, and what was left out and why
+
+Paths inside are relative, so the folder can be moved.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lhotse import CutSet
+
+from pruned_rnnt.data.input.manifest_items import manifest_items
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.folder_lock import only_one
+
+REPORT_NAME = "prepare.json"
+_MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
+
+
+@dataclass(frozen=True)
+class PreparedFolder:
+    """Reads a prepared folder at `path`. allow_commands: as of `manifest_items`."""
+
+    path: Path
+    allow_commands: bool = False
+
+    def splits(self) -> list[str]:
+        """Names of the splits on disk, sorted."""
+        files = self.path.glob("*_cuts.*jsonl.gz")
+        return sorted({_MANIFEST_END.sub("", file.name) for file in files})
+
+    def cuts_path(self, split: str) -> Path:
+        return self.path / f"{split}_cuts.jsonl.gz"
+
+    def manifests(self, split: str) -> list[Path]:
+        """The manifest of a split, or those of its shards in order.
+
+        Raises FileNotFoundError naming the file and the splits that exist.
+        """
+        path = self.cuts_path(split)
+        if path.is_file():
+            return [path]
+        shards = sorted(self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz"))
+        if not shards:
+            found = ", ".join(self.splits()) or "none"
+            raise FileNotFoundError(
+                f"no split {split!r} at {path} (splits found: {found}): run `pruned-rnnt prepare`"
+            )
+        return shards
+
+    def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
+        """The cuts of a split, with paths made absolute. `lazy` reads them as they are needed.
+
+        Raises FileNotFoundError naming the file and the splits that exist; ValueError naming the
+        line of a manifest that cannot be read.
+        """
+        chain = _Chain(self.manifests(split), self.allow_commands)
+        cuts = CutSet(chain).map(self.make_absolute())
+        return cuts if lazy else cuts.to_eager()
+
+    def make_absolute(self) -> PathPrefix:
+        """Maps a cut of this folder to one whose paths are absolute."""
+        return PathPrefix(str(self.path.resolve()))
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; FileNotFoundError when there is none."""
+        return Tokenizer.load(self.path / "tokens")
+
+    def report(self) -> dict[str, Any]:
+        """prepare.json."""
+        report: dict[str, Any] = json.loads((self.path / REPORT_NAME).read_text(encoding="utf-8"))
+        return report
+
+
+class _Chain:
+    """The cuts of manifests one after the other, read as they are needed."""
+
+    def __init__(self, manifests: Sequence[Path], allow_commands: bool) -> None:
+        self.manifests = manifests
+        self.allow_commands = allow_commands
+
+    def __iter__(self) -> Iterator[Any]:
+        for manifest in self.manifests:
+            for _, cut in manifest_items(manifest, self.allow_commands):
+                yield cut
+
+
+class PathPrefix:
+    """Makes the relative paths of a cut absolute (a class, so that workers can pickle it)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def __call__(self, cut: Any) -> Any:
+        if cut.has_features:
+            cut = cut.with_features_path_prefix(self.root)
+        if cut.has_recording:
+            cut = cut.with_recording_path_prefix(self.root)
+        return cut
+
+
+def read_cuts(path: Path, allow_commands: bool = False) -> CutSet:
+    """The cuts of a manifest, lazily; relative paths start at its folder if that is a prepared one.
+
+    allow_commands: as of `manifest_items`.
+
+    Raises FileNotFoundError naming the manifest; ValueError naming a line that cannot be read.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no manifest of cuts at {path}")
+    cuts = CutSet(_Chain([path], allow_commands))
+    if (path.parent / REPORT_NAME).is_file():
+        cuts = cuts.map(PreparedFolder(path.parent).make_absolute())
+    return cuts
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Writes `folder`/prepare.json."""
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    (folder / REPORT_NAME).write_text(text, encoding="utf-8")
+
+
+def check_output(output: Path) -> None:
+    """ValueError when `output` holds something else than prepared data: no foreign files are ever
+    deleted."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"output must be a folder, got the file {output}")
+    if output.is_dir() and any(output.iterdir()) and not (output / REPORT_NAME).is_file():
+        raise ValueError(
+            f"output {output} exists and holds no {REPORT_NAME}: it was not made by "
+            "`pruned-rnnt prepare`; choose another folder or empty it"
+        )
+
+
+@contextmanager
+def building(output: Path | str, resume: str = "") -> Iterator[Path]:
+    """Yields an empty folder beside `output` that becomes `output` when all went well.
+
+    resume: what an interrupted run leaves there if the next one can go on with it.
+    An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
+    it is still there, whole. Raises ValueError as `check_output` does, and while another process
+    builds the same.
+    """
+    output = Path(output)
+    check_output(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f"{output.name}.unfinished")
+    replaced = output.with_name(f"{output.name}.replaced")
+    unfinished.mkdir(exist_ok=True)
+    with only_one(unfinished, "is being written"):
+        if not (resume and (unfinished / resume).exists()):
+            _empty(unfinished)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        yield unfinished
+        if output.exists():
+            output.rename(replaced)
+        unfinished.rename(output)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

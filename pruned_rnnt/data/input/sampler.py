@@ -1,0 +1,208 @@
+"""Which utterances make a batch: lhotse's bucketing by duration, with a bound on the lattice.
+
+A batch's memory grows with its padded lattice, utterances x encoder frames x (symbols + 1), each
+taken from the largest: one long text among short ones multiplies it. lhotse's samplers bound
+seconds, and add an utterance before they look whether the bound still holds; so a batch that came
+out too large is parted here, its long texts going by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from lhotse import CutSet
+from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
+
+from pruned_rnnt.data.input.augmentation import derived_seed
+from pruned_rnnt.data.input.filters import CutFilter
+from pruned_rnnt.data.input.manifest_items import manifest_items
+
+logger = logging.getLogger(__name__)
+
+
+class LatticeSize:
+    """Encoder frames and symbols + 1 of a cut. stretch: largest factor that augmentation puts on
+    its duration."""
+
+    def __init__(
+        self, count_symbols: Callable[[Any], int], subsampling_factor: int, stretch: float = 1.0
+    ) -> None:
+        self.count_symbols = count_symbols
+        self.subsampling_factor = subsampling_factor
+        self.stretch = stretch
+
+    def __call__(self, cut: Any) -> tuple[int, int]:
+        frames = round(cut.duration * 100 * self.stretch)
+        return -(-frames // self.subsampling_factor), self.count_symbols(cut) + 1
+
+    def nodes(self, cut: Any) -> int:
+        """Lattice nodes of the cut by itself."""
+        frames, symbols = self(cut)
+        return frames * symbols
+
+
+def part_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[int]]:
+    """Indices of `sizes`, (frames, symbols + 1) each, in groups whose padded lattice keeps `bound`.
+
+    Utterances of similar text length come together. One that is larger than `bound` by itself is
+    a group of its own.
+    """
+    order = sorted(range(len(sizes)), key=lambda index: (sizes[index][1], sizes[index][0], index))
+    groups: list[list[int]] = []
+    longest = most = 0
+    for index in reversed(order):
+        frames, symbols = sizes[index]
+        group = groups[-1] if groups else []
+        longest, most = max(longest, frames), max(most, symbols)
+        if group and (len(group) + 1) * longest * most <= bound:
+            group.append(index)
+        else:
+            groups.append([index])
+            longest, most = frames, symbols
+    return groups
+
+
+class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
+    """lhotse's sampler with a bound on the lattice, and continuing by counting batches.
+
+    source: cuts; its `set_epoch`, if there is one, is told the epoch.
+    max_lattice: nodes; 0 for no bound. lattice_size: needed with it.
+    Other arguments are lhotse's.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        *,
+        max_lattice: int = 0,
+        lattice_size: LatticeSize | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(source, **options)
+        self.source = source
+        self.max_lattice = max_lattice
+        self.lattice_size = lattice_size
+        self._parts: deque[CutSet] = deque()
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
+
+    def __iter__(self) -> BatchSampler:
+        if not self._just_restored_state:
+            self._parts.clear()
+        super().__iter__()
+        return self
+
+    def go_to(self, epoch: int, batches: int) -> None:
+        """The next iteration starts after so many batches of `epoch`.
+
+        Raises ValueError when the epoch has fewer batches.
+        """
+        self.allow_iter_to_reset_state()
+        self.set_epoch(epoch)
+        iter(self)
+        for made in range(batches):
+            try:
+                next(self)
+            except StopIteration:
+                raise ValueError(
+                    f"cannot continue after {batches} batches of epoch {epoch}: the data have only "
+                    f"{made}; are they the same data?"
+                ) from None
+        self._just_restored_state = True
+
+    def _next_batch(self) -> CutSet:
+        if not self._parts:
+            batch = super()._next_batch()
+            if self.lattice_size is None or self.max_lattice <= 0:
+                return batch
+            cuts = list(batch)
+            groups = part_by_lattice([self.lattice_size(cut) for cut in cuts], self.max_lattice)
+            # One utterance can be beyond the bound only if the filter did not look at it.
+            self._parts.extend(CutSet.from_cuts(cuts[i] for i in group) for group in groups)
+        return self._parts.popleft()
+
+
+def duration_bins(cuts: Iterable[Any], buckets: int) -> list[float]:
+    """Bounds in seconds between buckets of equal total duration, as lhotse finds them.
+
+    Few cuts make few buckets; at least one bound, which lhotse needs.
+    """
+    first = list(cuts)
+    buckets = min(buckets, len(first) // 2)
+    if buckets < 2:
+        return [max((cut.duration for cut in first), default=1.0)]
+    return list(estimate_duration_buckets(first, num_buckets=buckets)) or [first[0].duration]
+
+
+class ManifestShards:
+    """The cuts of one process in one epoch, read from the manifests of shards as they are needed.
+
+    Every epoch has its own order of shards. Processes take whole shards in turn, so each reads its
+    own part only; the shards that are left over are read by all, who take cuts in turn. Hence
+    processes have different cuts and nearly equally many.
+
+    keep: which cuts are for training. change: what is done to each cut that is read.
+    speeds: further copies of each cut. allow_commands: as of `manifest_items`.
+    """
+
+    def __init__(
+        self,
+        manifests: Sequence[Path],
+        *,
+        change: Callable[[Any], Any],
+        keep: CutFilter,
+        speeds: Sequence[float],
+        seed: int,
+        rank: int,
+        world_size: int,
+        allow_commands: bool = False,
+    ) -> None:
+        self.manifests = list(manifests)
+        self.allow_commands = allow_commands
+        self.change = change
+        self.keep = keep
+        self.speeds = [speed for speed in speeds if speed != 1.0]
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.keep.forget()
+        order = list(self.manifests)
+        Random(derived_seed("shards", self.seed, self.epoch)).shuffle(order)
+        whole = len(order) // self.world_size * self.world_size
+        for manifest in order[self.rank : whole : self.world_size]:
+            yield from self._cuts(manifest, 0, 1)
+        for manifest in order[whole:]:
+            yield from self._cuts(manifest, self.rank, self.world_size)
+        logger.info("epoch %d, left out: %s", self.epoch, self.keep.describe())
+
+    def beginning(self) -> Iterator[Any]:
+        """The cuts of the first shards: the same in every process and epoch."""
+        for manifest in self.manifests:
+            yield from self._cuts(manifest, 0, 1)
+
+    def _cuts(self, manifest: Path, first: int, step: int) -> Iterator[Any]:
+        items = manifest_items(manifest, self.allow_commands)
+        for _, cut in islice(items, first, None, step):
+            cut = self.change(cut)
+            copies = [cut]
+            if self.speeds:
+                # lhotse would warn of every cut that it takes the features from.
+                plain = cut.drop_features()
+                copies += [plain.perturb_speed(speed) for speed in self.speeds]
+            yield from (copy for copy in copies if self.keep(copy))

@@ -1,0 +1,223 @@
+"""From lhotse cuts to a batch: features, augmentation, symbols, padding.
+
+Axes: N batch, T feature frames, F mel bins, U symbols.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lhotse import CutSet
+from lhotse.utils import LOG_EPSILON, fastcopy
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pruned_rnnt.data.audio.audio_file import rate_problem
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_notes
+from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
+from pruned_rnnt.data.audio.waveform import resample
+from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, kept_global_rngs
+from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.prepared_folder import read_cuts
+from pruned_rnnt.data.input.shar_members import with_audio_of_shar
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+
+# Noises drawn for an utterance; shorter ones follow one another until it ends.
+_NOISES = 8
+
+BadAudioPolicy = Literal["skip", "stop"]
+
+
+class BadAudio(Exception):
+    """Features or audio of a cut cannot be read; the message names cut, files and cause."""
+
+
+class CutsToBatch(Dataset[Batch]):
+    """Maps (epoch, cuts) to a Batch; runs in the worker processes."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stored: bool,
+        augmenter: FeatureAugmenter | None,
+        bad_audio: BadAudioPolicy = "skip",
+        spares: Sequence[Any] = (),
+        allow_commands: bool = False,
+    ) -> None:
+        """stored: load the features of the cuts; otherwise compute them from the recordings.
+
+        augmenter: None leaves the features as they are.
+        bad_audio: leave an utterance that cannot be read out of its batch, or raise ValueError.
+        spares: cuts of which the first that can be read stands in for a batch that has nothing
+            left, since processes need equally many batches; its id ends in `_dup0`. Without
+            spares such a batch is empty.
+        allow_commands: of the noises, as of `manifest_items`.
+        """
+        self.tokenizer = tokenizer
+        self.augmenter = augmenter
+        self.bad_audio = bad_audio
+        self.spares = tuple(spares)
+        self._fbank = None if stored else fbank_extractor()
+        noise = augmenter.config.noise_cuts if augmenter is not None else ""
+        self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
+
+    def __getitem__(self, item: tuple[int, CutSet]) -> Batch:
+        epoch, cuts = item
+        left_out: list[str] = []
+        longest_first = sorted(cuts, key=lambda cut: (-cut.duration, cut.id))
+        with kept_global_rngs():
+            read = self._read(longest_first, epoch, left_out) or self._spare(epoch, left_out)
+        if self.augmenter is not None and self.augmenter.config.tempo > 0:
+            read.sort(key=lambda pair: -pair[1].shape[0])
+        ordered = [cut for cut, _ in read]
+        features_NTF, feature_lengths_N = pad_features([f for _, f in read], LOG_EPSILON)
+        texts = tuple(cut_text(cut) for cut in ordered)
+        targets_NU, target_lengths_N = pad_targets([self.tokenizer.encode(t) for t in texts])
+        return Batch(
+            features_NTF=features_NTF,
+            feature_lengths_N=feature_lengths_N,
+            targets_NU=targets_NU,
+            target_lengths_N=target_lengths_N,
+            texts=texts,
+            ids=tuple(cut.id for cut in ordered),
+            durations=tuple(float(cut.duration) for cut in ordered),
+            words=tuple(aligned_words(cut) for cut in ordered),
+            left_out=tuple(left_out),
+        )
+
+    def _read(
+        self, cuts: Sequence[Any], epoch: int, left_out: list[str]
+    ) -> list[tuple[Any, Tensor]]:
+        """The cuts that can be read, with their features; lines about the others."""
+        read = []
+        for cut in cuts:
+            try:
+                read.append((cut, self._features(cut, epoch, left_out)))
+            except BadAudio as error:
+                if self.bad_audio == "stop":
+                    raise ValueError(f"{error} (data.bad_audio=skip would leave it out)") from error
+                left_out.append(str(error))
+        return read
+
+    def _spare(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
+        if not self.spares:
+            return []
+        for spare in self.spares:
+            read = self._read([spare], epoch, [])
+            if read:
+                return [(fastcopy(spare, id=f"{spare.id}_dup0"), read[0][1])]
+        raise ValueError(f"nothing of a batch can be read, nor anything else: {left_out[0]}")
+
+    def _features(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
+        if self.augmenter is None:
+            return self._load(cut)
+        features_TF = self._with_noise(cut, epoch, left_out)
+        return self.augmenter(features_TF, epoch=epoch, cut_id=cut.id)
+
+    def _with_noise(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
+        if self.augmenter is None or not self._noise_cuts:
+            return self._load(cut)
+        config = self.augmenter.config
+        rng = random.Random(derived_seed(self.augmenter.seed, epoch, cut.id, "noise"))
+        if rng.random() >= config.noise_cuts_probability:
+            return self._load(cut)
+        # lhotse shuffles all noises for each call: it is given no more than an utterance needs.
+        some = rng.sample(self._noise_cuts, min(_NOISES, len(self._noise_cuts)))
+        if self._fbank is not None:
+            some = [_at_rate(with_audio_of_shar(noise), cut.sampling_rate) for noise in some]
+        mixed = CutSet.from_cuts([with_audio_of_shar(cut)]).mix(
+            CutSet.from_cuts(some),
+            snr=config.noise_cuts_snr_db,
+            preserve_id="left",
+            seed=rng.getrandbits(32),
+            random_mix_offset=True,
+        )[0]
+        try:
+            return self._load(mixed)
+        except BadAudio as error:
+            # Raises again where the speech itself is bad.
+            features_TF = self._load(cut)
+            if self.bad_audio == "stop":
+                raise
+            left_out.append(f"noise of {error}")
+            return features_TF
+
+    def _load(self, cut: Any) -> Tensor:
+        try:
+            features_TF = self._load_unchecked(cut)
+        except MemoryError:
+            raise
+        except Exception as error:  # readers of audio and features raise errors of every kind
+            raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
+        # Log energies are small numbers, so their sum is finite if all of them are.
+        if features_TF.shape[0] == 0 or not math.isfinite(features_TF.sum().item()):
+            raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or infinite or NaN features")
+        return features_TF
+
+    def _load_unchecked(self, cut: Any) -> Tensor:
+        if self._fbank is None:
+            return torch.from_numpy(cut.load_features())
+        if rate_problem(cut.sampling_rate):
+            raise ValueError(rate_problem(cut.sampling_rate))
+        with without_decoder_notes(may_be_mp3(cut)):
+            samples_S = with_audio_of_shar(cut).load_audio()[0]
+        samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
+        return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
+
+
+def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
+    """The cuts to mix in; errors name the setting and what is wrong with its file."""
+    setting = f"data.augmentation.noise_cuts={path}"
+    try:
+        noises = list(read_cuts(path, allow_commands))
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{setting}: {error}") from error
+    if not noises:
+        raise ValueError(f"{setting} has no cuts")
+    wanted = "features" if stored else "recording"
+    for noise in noises:
+        if not getattr(noise, f"has_{wanted}", False):
+            raise ValueError(
+                f"{setting}: {noise.id} is no cut with {wanted}, which data.features="
+                f"{'stored' if stored else 'waveform'} needs"
+            )
+        if not stored and rate_problem(noise.sampling_rate):
+            raise ValueError(f"{setting}: {noise.id}: {rate_problem(noise.sampling_rate)}")
+    return noises
+
+
+def _at_rate(cut: Any, rate: int) -> Any:
+    return cut if cut.sampling_rate == rate else cut.resample(rate)
+
+
+def _files(cut: Any) -> str:
+    """The files that a cut, mixed or not, is read from."""
+    found: list[str] = []
+    for track in getattr(cut, "tracks", [cut]):
+        part = getattr(track, "cut", track)
+        if getattr(part, "has_features", False):
+            found.append(str(part.features.storage_path))
+        else:
+            found += [str(path) for path in audio_files(part)]
+    return ", ".join(dict.fromkeys(found)) or "in memory"
+
+
+def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
+    """Words with times from the `word` alignments of a cut; empty if there are none."""
+    return tuple(
+        AlignedWord(
+            word=item.symbol,
+            start=float(item.start),
+            duration=float(item.duration or 0.0),
+        )
+        for supervision in cut.supervisions
+        for item in (supervision.alignment or {}).get("word", ())
+    )

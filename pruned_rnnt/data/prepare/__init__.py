@@ -1,0 +1,1 @@
+"""Corpora to prepared folders."""

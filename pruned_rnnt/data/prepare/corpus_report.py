@@ -1,0 +1,131 @@
+"""What was found in a corpus: counts for prepare.json, and report.txt for a person to read."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pruned_rnnt.data.prepare.entries import counted
+from pruned_rnnt.data.prepare.shard_writer import ShardResult
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+
+# Examples of utterances left out that are kept, of each reason.
+_EXAMPLES = 20
+# Speakers are named up to this many, and counted beyond.
+_NAMED_SPEAKERS = 1000
+_BIN_SECONDS = 0.1
+_RARE = 5
+
+
+def _split_order(name: str) -> tuple[int, str]:
+    known = ("train", "dev", "test")
+    return (known.index(name) if name in known else len(known), name)
+
+
+class CorpusStatistics:
+    """Adds up the results of shards; durations are kept as a histogram of tenths of seconds."""
+
+    def __init__(self) -> None:
+        self.utterances: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.words: Counter[str] = Counter()
+        self.speakers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.characters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.durations: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self.rates: Counter[int] = Counter()
+        self.channels: Counter[int] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.examples: list[tuple[str, str, str]] = []
+
+    def add(self, result: ShardResult) -> None:
+        split = result.split
+        self.utterances[split] += len(result.texts)
+        self.seconds[split] += sum(result.durations)
+        self.words[split] += sum(len(text.split()) for text in result.texts)
+        self.speakers[split].update(result.speakers)
+        self.durations[split].update(int(d / _BIN_SECONDS) for d in result.durations)
+        self.rates.update(result.rates)
+        self.channels.update(result.channels)
+        for text in result.texts:
+            self.characters[split].update(text.replace(" ", ""))
+        for _, origin, reason, details in result.left_out:
+            self.left_out[reason] += 1
+            if self.left_out[reason] <= _EXAMPLES:
+                self.examples.append((origin, reason, details))
+
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """Of each split, as prepare.json has it."""
+        summaries = {}
+        for split in sorted(self.utterances, key=_split_order):
+            if not self.utterances[split]:
+                continue
+            names = sorted(name for name in self.speakers[split] if name)
+            summaries[split] = {
+                "utterances": self.utterances[split],
+                "hours": round(self.seconds[split] / 3600, 3),
+                "words": self.words[split],
+                "distinct_characters": len(self.characters[split]),
+                "speakers": names if len(names) <= _NAMED_SPEAKERS else len(names),
+            }
+        return summaries
+
+    def describe_left_out(self) -> str:
+        """ "12 empty text (the first: a.tsv:7), 3 ..."; empty when there was nothing to say."""
+        first: dict[str, str] = {}
+        for origin, reason, details in self.examples:
+            where = f"{reason} (the first: {origin}{f', {details}' if details else ''})"
+            first.setdefault(reason, where)
+        return counted({first[reason]: count for reason, count in self.left_out.items()})
+
+    def report_lines(self, tokenizer: Tokenizer | None, notes: Iterable[str]) -> list[str]:
+        """report.txt."""
+        lines = ["Corpus", "======"]
+        for split, summary in self.summaries().items():
+            speakers = summary["speakers"]
+            number = speakers if isinstance(speakers, int) else len(speakers)
+            lines.append(
+                f"{split}: {summary['utterances']:,} utterances, {summary['hours']:,} h, "
+                f"{number or 'unknown'} speakers, {self._quantiles(split)}"
+            )
+        lines += [f"sampling rates: {counted({f'at {r} Hz': n for r, n in self.rates.items()})}"]
+        several = sum(count for channels, count in self.channels.items() if channels > 1)
+        if several:
+            lines.append(f"{several:,} utterances have several channels, of which one is used")
+        lines += [*notes, "", "Left out", "========"]
+        lines += [f"{count:,} {reason}" for reason, count in self.left_out.most_common()]
+        lines += [
+            f"  {origin}: {reason}{f' ({details})' if details else ''}"
+            for origin, reason, details in self.examples
+        ]
+        if self.left_out:
+            lines.append("all of them are in left_out.jsonl")
+        else:
+            lines.append("nothing")
+        return [*lines, "", *self._character_lines(tokenizer)] if tokenizer else lines
+
+    def _quantiles(self, split: str) -> str:
+        bins = sorted(self.durations[split].items())
+        ends = np.cumsum([count for _, count in bins])
+        places = np.searchsorted(ends, np.array([0.0, 0.5, 0.95, 1.0]) * (ends[-1] - 1) + 0.5)
+        low, half, most, high = (bins[place][0] * _BIN_SECONDS for place in places)
+        return f"{low:.1f} to {high:.1f} s (half below {half:.1f}, 95% below {most:.1f})"
+
+    def _character_lines(self, tokenizer: Tokenizer) -> list[str]:
+        train = self.characters["train"]
+        lines = [f"Characters of train ({len(train)})", "=" * 20]
+        for character, count in sorted(train.items(), key=lambda item: (-item[1], item[0])):
+            rare = "  rare: a typing error?" if count < _RARE else ""
+            lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
+        for split in sorted(self.characters.keys() - {"train"}):
+            unknown = {
+                character: count
+                for character, count in self.characters[split].items()
+                if UNKNOWN_ID in tokenizer.encode(character)
+            }
+            if unknown:
+                lines.append(f"{split} has characters without a symbol: {counted(unknown)}")
+        return lines

@@ -1,0 +1,104 @@
+"""A Kaldi data directory as a stream of entries; see `own_sources.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pruned_rnnt.data.prepare.entries import Entry
+
+
+@dataclass(frozen=True)
+class KaldiSource:
+    """A Kaldi data directory: wav.scp, text, and where they exist segments and utt2spk.
+
+    wav.scp may hold commands that end in "|". wav.scp, segments and utt2spk are held in memory.
+
+    allow_commands: a shell may run them.
+
+    Raises ValueError naming the first command when they may not run.
+    """
+
+    folder: Path
+    allow_commands: bool = False
+
+    def __iter__(self) -> Iterator[Entry]:
+        audio = self._audio()
+        speakers = {key: value for _, key, value in self._optional("utt2spk")}
+        segments = {key: (line, value) for line, key, value in self._optional("segments")}
+        for line, name, text in _kaldi_lines(self.folder / "text"):
+            origin = f"{self.folder / 'text'}:{line}"
+            recording, start, end, problem, details = name, 0.0, None, "", ""
+            if segments and name not in segments:
+                problem = "not in segments"
+            elif segments:
+                number, value = segments[name]
+                recording, start, end, problem = _segment(value)
+                if problem:
+                    origin, details = f"{self.folder / 'segments'}:{number}", f"{name} {value}"
+            if not problem and recording not in audio:
+                problem, details = "not in wav.scp", recording
+            elif "\ufffd" in text:
+                problem = problem or "text is not UTF-8"
+            command = audio.get(recording, "")
+            if command and not command.endswith("|"):
+                command = str(from_here_or(self.folder, command))
+            yield Entry(
+                id=name.replace("/", "-"),
+                origin=origin,
+                audio=command,
+                is_command=command.endswith("|"),
+                text=text,
+                speaker=speakers.get(name, ""),
+                start=start,
+                duration=None if end is None else round(end - start, 8),
+                problem=problem,
+                details=details,
+            )
+
+    def _audio(self) -> dict[str, str]:
+        """Files and commands by recording."""
+        path = self.folder / "wav.scp"
+        lines = list(_kaldi_lines(path))
+        commands = [(line, value) for line, _, value in lines if value.endswith("|")]
+        if commands and not self.allow_commands:
+            line, first = commands[0]
+            count = "1 command" if len(commands) == 1 else f"{len(commands):,} commands"
+            raise ValueError(
+                f"{path} has {count} that a shell would run, the first in line {line}: "
+                f"{first[:100]!r}; if you trust all of them, allow them with --allow-commands"
+            )
+        return {key: value for _, key, value in lines}
+
+    def _optional(self, name: str) -> Iterator[tuple[int, str, str]]:
+        path = self.folder / name
+        return _kaldi_lines(path) if path.is_file() else iter(())
+
+
+def _kaldi_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            key, *value = line.split(maxsplit=1) or [""]
+            if key:
+                yield number, key, value[0].strip() if value else ""
+
+
+def from_here_or(folder: Path, path: str) -> Path:
+    """Relative paths of manifests start where the program runs, or else at the manifest."""
+    return Path(path) if Path(path).exists() else folder / path
+
+
+def _segment(value: str) -> tuple[str, float, float | None, str]:
+    try:
+        recording, begin, finish = value.split()[:3]
+        start, end = float(begin), float(finish)
+    except ValueError:
+        return "", 0.0, None, "line of segments is not `utterance recording start end`"
+    # Kaldi writes -1 for the end of the recording.
+    if end == -1 and 0 <= start < math.inf:
+        return recording, start, None, ""
+    if not 0 <= start < end < math.inf:
+        return "", 0.0, None, "segment does not have 0 <= start < end"
+    return recording, start, end, ""

@@ -1,0 +1,82 @@
+"""A finished folder is replaced by the same command alone, or when the user insists."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, check_output
+
+# Options that do not change what is in the folder.
+_WITHOUT_EFFECT = frozenset({"output", "num_jobs", "replace"})
+_MOST_NAMED = 3
+
+
+def add_replace_argument(parser: argparse.ArgumentParser) -> None:
+    """--replace, the same in every recipe."""
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="replace a finished folder at --output even if it was prepared by another recipe, "
+        "from another source or with other options",
+    )
+
+
+def check_replaceable(recipe: str, options: argparse.Namespace) -> None:
+    """Checks that `options.output` may be written.
+
+    Raises:
+        ValueError: it holds something else than prepared data; or, without `options.replace`, data
+            prepared by another recipe, from another source or with other options.
+    """
+    output: Path = options.output
+    check_output(output)
+    if options.replace or not (output / REPORT_NAME).is_file():
+        return
+    differences = _differences(output / REPORT_NAME, recipe, plain_options(options))
+    if differences:
+        raise ValueError(
+            f"output {output} holds data prepared differently ({differences}): choose another "
+            "--output, or add --replace to replace them"
+        )
+
+
+def plain_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Parsed options as JSON can hold them; paths are absolute, to mean the same from anywhere."""
+    return {name: _plain(value) for name, value in vars(options).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if isinstance(value, range):
+        return f"{value.start}-{value.stop - 1}"
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _differences(report_path: Path, recipe: str, options: Mapping[str, Any]) -> str:
+    """What differs between a report and a new command, in words; "" for nothing.
+
+    Options that the report does not have came with a later version: they do not count.
+    """
+    try:
+        report = json.loads(report_path.read_text(encoding="utf-8"))
+        old_recipe, old = report["recipe"], report.get("options", {})
+    except (ValueError, KeyError, TypeError):
+        return f"{REPORT_NAME} cannot be read"
+    if old_recipe != recipe:
+        return f"recipe {old_recipe}, now {recipe}"
+    changed = [
+        f"{name} {_shown(old[name])}, now {_shown(value)}"
+        for name, value in options.items()
+        if name not in _WITHOUT_EFFECT and name in old and old[name] != value
+    ]
+    more = len(changed) - _MOST_NAMED
+    return "; ".join(changed[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, (str, int, float)) and value != "" else json.dumps(value)

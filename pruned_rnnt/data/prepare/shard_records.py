@@ -1,0 +1,84 @@
+"""Which shards of an interrupted prepare are done, so that the next run need not make them again.
+
+A record is written when a shard is whole, and holds what the shard was made of: entries or options
+that changed make it anew. Changed audio under the same name is not noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.data.prepare.shard_writer import Shard, ShardResult, manifest_name, write_shard
+
+RECORDS = ".shards"
+_NUMBERED = re.compile(r"\.(\d{6})\.|-(\d{6})\.")
+
+
+def write_shard_once(shard: Shard) -> ShardResult:
+    """`write_shard`, or what it returned when it made the very same shard before."""
+    record = shard.folder / RECORDS / f"{shard.split}-{shard.number:06d}.json"
+    fingerprint = _fingerprint(shard)
+    result = _recorded(record, fingerprint)
+    if result is not None:
+        manifest = shard.folder / manifest_name(shard.split, shard.number)
+        if result.cuts == 0 or manifest.is_file():
+            return result
+    result = write_shard(shard)
+    record.parent.mkdir(exist_ok=True)
+    unfinished = record.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps({"made_of": fingerprint, "result": vars(result)}))
+    unfinished.rename(record)
+    return result
+
+
+def forget_records(folder: Path) -> None:
+    """Removes the records of `folder`: a prepare that failed shall look at everything again."""
+    shutil.rmtree(folder / RECORDS, ignore_errors=True)
+
+
+def remove_others(folder: Path, made: Collection[tuple[str, int]]) -> None:
+    """Removes the files of shards not among (split, number): what a run of other options left."""
+    for path in [
+        *folder.glob("*_cuts.*.jsonl.gz"),
+        *folder.glob("features/*"),
+        *folder.glob("*/*"),
+    ]:
+        number = _NUMBERED.search(path.name)
+        if number is None or path.parent.name == RECORDS:
+            continue
+        split = path.parent.name
+        if path.parent == folder:
+            split = path.name.partition("_cuts.")[0]
+        elif split == "features":
+            split = path.name[: number.start()]
+        if (split, int(number[1] or number[2])) not in made:
+            path.unlink(missing_ok=True)
+
+
+def _fingerprint(shard: Shard) -> str:
+    digest = hashlib.blake2b(repr(shard.config).encode(), digest_size=16)
+    for entry in shard.entries:
+        values: dict[str, Any] = {**vars(entry), "cut": entry.cut and entry.cut.to_dict()}
+        digest.update(repr(sorted(values.items())).encode())
+    return digest.hexdigest()
+
+
+def _recorded(record: Path, fingerprint: str) -> ShardResult | None:
+    if not record.is_file():
+        return None
+    values = json.loads(record.read_text())
+    if values["made_of"] != fingerprint:
+        return None
+    result: dict[str, Any] = values["result"]
+    for name in ("rates", "channels"):
+        result[name] = Counter({int(key): count for key, count in result[name].items()})
+    result["speakers"] = Counter(result["speakers"])
+    result["left_out"] = [tuple(item) for item in result["left_out"]]
+    return ShardResult(**result)

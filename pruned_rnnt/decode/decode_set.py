@@ -1,0 +1,224 @@
+"""Decoding a whole set: search method from the configuration, texts, times, real-time factor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
+from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
+from pruned_rnnt.decode.search.greedy import GreedySearch
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.setting_checks import check_at_least
+
+# Features come every 10 ms.
+FRAME_SECONDS = 0.01 * SUBSAMPLING_FACTOR
+
+# (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
+Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How to search, and in what.
+
+    method: greedy; modified_beam, with fusion; fast_beam_search, which needs k2.
+    split: which set of the prepared data.
+    checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
+        three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
+        path of a checkpoint.
+    use_average: decode with the running average of the parameters; not for checkpoint=average.
+    max_symbols_per_frame: of greedy search with models of loss.rnnt_type=regular; the others emit
+        one at most, and recognisers which run exported models take no more either.
+    skip_unknown: never emit `<unk>`, as those recognisers do.
+    beam_size, num_best, length_norm: of modified beam search.
+    chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
+        the model is configured.
+    metric: units in which the result files count errors: words, or characters without spaces.
+    """
+
+    method: Literal["greedy", "modified_beam", "fast_beam_search"] = "greedy"
+    split: str = "test"
+    checkpoint: str = "last"
+    use_average: bool = True
+    max_symbols_per_frame: int = 1
+    skip_unknown: bool = True
+    beam_size: int = 4
+    num_best: int = 1
+    length_norm: bool = True
+    chunk: int = 0
+    left: int = 0
+    metric: Literal["wer", "cer"] = "wer"
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
+
+    def __post_init__(self) -> None:
+        check_at_least("decode", self, max_symbols_per_frame=1, beam_size=1, num_best=1)
+        check_at_least("decode", self, chunk=0, left=0)
+        if self.fusion.enabled and self.method != "modified_beam":
+            raise ValueError(
+                f"decode.fusion needs decode.method=modified_beam, got {self.method}: only a beam "
+                "holds hypotheses to choose from"
+            )
+        if self.num_best > 1 and self.method != "modified_beam":
+            raise ValueError(
+                f"decode.num_best is {self.num_best}, which needs decode.method=modified_beam: "
+                f"{self.method} finds one hypothesis"
+            )
+
+    @property
+    def label(self) -> str:
+        """Method, fusion with its scales, sizes other than the defaults; in names of results."""
+        fusion = self.fusion
+        parts: list[str] = [self.method]
+        for name, used, scale in (
+            ("ngram", fusion.ngram, fusion.ngram_scale),
+            ("lm", fusion.lm, fusion.lm_scale),
+            ("ilm", fusion.ilm_scale, fusion.ilm_scale),
+            ("hotwords", fusion.hotwords, fusion.hotword_bonus),
+        ):
+            parts += [f"{name}{scale:g}"] * bool(used)
+        for name, field_name, method in (
+            ("symbols", "max_symbols_per_frame", "greedy"),
+            ("beam", "beam_size", "modified_beam"),
+            ("chunk", "chunk", self.method),
+            ("left", "left", self.method),
+        ):
+            size = getattr(self, field_name)
+            if method == self.method and size != getattr(DecodeConfig, field_name):
+                parts.append(f"{name}{size}")
+        if self.metric != "wer":
+            parts.append(self.metric)
+        return "-".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """What was recognised in one utterance; best hypothesis first."""
+
+    id: str
+    reference: str
+    texts: tuple[str, ...]
+    hypotheses: tuple[Hypothesis, ...]
+
+    @property
+    def transcript(self) -> Transcript:
+        best = self.texts[0] if self.texts else ""
+        return Transcript(
+            id=self.id, reference=tuple(self.reference.split()), hypothesis=tuple(best.split())
+        )
+
+    def symbol_times(self) -> list[float]:
+        """Seconds at which the symbols of the best hypothesis were emitted."""
+        return [frame * FRAME_SECONDS for frame in self.hypotheses[0].frames]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedSet:
+    """Every utterance of a set, and how long the recogniser took.
+
+    audio_seconds: of speech; search_seconds: of encoder and search, without reading features.
+    """
+
+    utterances: tuple[Decoded, ...]
+    audio_seconds: float
+    search_seconds: float
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of computation for a second of speech."""
+        return self.search_seconds / max(self.audio_seconds, 1e-9)
+
+
+def build_search(
+    model: TransducerModel,
+    config: DecodeConfig,
+    tokenizer: Tokenizer | None = None,
+    language_model: LanguageModel | None = None,
+) -> Search:
+    """The search of a configuration, to be used for many batches.
+
+    Args:
+        model: in evaluation mode; its parameters stay where they are while the search is used.
+        tokenizer: needed with an n-gram or neural model or hotwords in `config.fusion`.
+        language_model: what `config.fusion.lm` names.
+
+    Raises:
+        ValueError, FileNotFoundError: as the searches and scorers.
+    """
+    silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
+    if config.method == "modified_beam":
+        fusion = config.fusion
+        return ModifiedBeamSearch(
+            model,
+            beam_size=config.beam_size,
+            num_best=config.num_best,
+            length_norm=config.length_norm,
+            silent_symbols=silent,
+            scorers=build_scorers(fusion, tokenizer, language_model),
+            ilm_scale=fusion.ilm_scale,
+        )
+    if config.method == "fast_beam_search":
+        return FastBeamSearch(model, config.fast_beam, silent_symbols=silent)
+    greedy = GreedySearch(
+        model, max_symbols_per_frame=config.max_symbols_per_frame, silent_symbols=silent
+    )
+    return lambda encoded_NTE, lengths: [[best] for best in greedy(encoded_NTE, lengths)]
+
+
+@torch.inference_mode()
+def search_batch(model: TransducerModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
+    """Hypotheses of each utterance, best first; the model is expected in evaluation mode."""
+    batch = batch.to(next(model.parameters()).device)
+    encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
+    return search(encoded_NTE, lengths)
+
+
+def decode_set(
+    model: TransducerModel,
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    config: DecodeConfig,
+    language_model: LanguageModel | None = None,
+) -> DecodedSet:
+    """Recognise every utterance of `batches`; arguments and errors as of `build_search`."""
+    utterances: list[Decoded] = []
+    audio_seconds = search_seconds = 0.0
+    model.eval()
+    search = build_search(model, config, tokenizer, language_model)
+    for batch in batches:
+        started = time.perf_counter()
+        hypotheses = search_batch(model, batch, search)
+        search_seconds += time.perf_counter() - started
+        audio_seconds += sum(batch.durations)
+        utterances += to_texts(batch, hypotheses, tokenizer)
+    return DecodedSet(
+        utterances=tuple(utterances), audio_seconds=audio_seconds, search_seconds=search_seconds
+    )
+
+
+def to_texts(
+    batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]], tokenizer: Tokenizer
+) -> list[Decoded]:
+    """Hypotheses of a batch with their texts and references."""
+    return [
+        Decoded(
+            id=utterance,
+            reference=reference,
+            texts=tuple(tokenizer.decode(hypothesis.symbols) for hypothesis in found),
+            hypotheses=tuple(found),
+        )
+        for utterance, reference, found in zip(batch.ids, batch.texts, hypotheses, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Scores that a beam search adds to the model: language models, hotwords."""

@@ -1,0 +1,76 @@
+"""What a beam search listens to beside the model: language models, hotwords, less of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
+from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
+from pruned_rnnt.decode.fusion.ngram import NgramScorer
+from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.model.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionConfig:
+    """Scores added to those of the model, for each symbol; with decode.method=modified_beam.
+
+    ngram, ngram_scale: n-gram model over the symbols (ARPA or kenlm binary), and the factor of
+        its log-probabilities.
+    lm, lm_scale: folder of a language model's run, and the factor of its log-probabilities.
+    ilm_scale: factor of the log-probabilities of the model's own internal language model, which
+        are subtracted; for models trained with loss.hat=true.
+    hotwords: file with a phrase a line, its own bonus after a colon if it has one (`NEW YORK :2`).
+    hotword_bonus: natural log-probability given for each symbol of the other phrases.
+    """
+
+    ngram: str = ""
+    ngram_scale: float = 0.2
+    lm: str = ""
+    lm_scale: float = 0.3
+    ilm_scale: float = 0.0
+    hotwords: str = ""
+    hotword_bonus: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("ngram_scale", "lm_scale", "ilm_scale"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
+        try:
+            check_bonus(self.hotword_bonus)
+        except ValueError as error:
+            raise ValueError(f"hotword_bonus {error}") from error
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.ngram or self.lm or self.ilm_scale or self.hotwords)
+
+
+def build_scorers(
+    config: FusionConfig, tokenizer: Tokenizer | None, language_model: LanguageModel | None = None
+) -> list[TokenScorer]:
+    """The scorers of a configuration.
+
+    Args:
+        tokenizer: of the recogniser; None where there is nothing to score.
+        language_model: what `config.lm` names, over the same symbols, in evaluation mode.
+
+    Raises:
+        ValueError, FileNotFoundError: as the scorers.
+    """
+    if not (config.ngram or config.lm or config.hotwords):
+        return []
+    assert tokenizer is not None
+    assert language_model is not None or not config.lm
+    scorers: list[TokenScorer] = []
+    if config.ngram:
+        scorers.append(NgramScorer(Path(config.ngram), tokenizer.symbols, config.ngram_scale))
+    if language_model is not None:
+        scorers.append(NeuralScorer(language_model, config.lm_scale))
+    if config.hotwords:
+        hotwords = read_hotwords(Path(config.hotwords), tokenizer, config.hotword_bonus)
+        scorers.append(HotwordScorer(hotwords, len(tokenizer)))
+    return scorers

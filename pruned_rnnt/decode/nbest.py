@@ -1,0 +1,52 @@
+"""Everything a search found, as JSON lines: n-best texts, scores, tokens and words with times.
+
+One line an utterance:
+
+    {"id": ..., "reference": ..., "hypotheses": [
+        {"text": ..., "score": ..., "tokens": [{"token", "start", "end", "score"}, ...],
+         "words": [{"word", "start", "end"}, ...]}, ...]}
+
+Times are seconds from the start of the utterance; scores are natural log-probabilities (with what
+fusion added), the best hypothesis first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import Decoded
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.word_times import timed_tokens, timed_words
+
+
+def write_hypotheses(path: Path, utterances: Iterable[Decoded], tokenizer: Tokenizer) -> None:
+    """Write one line an utterance, in their order."""
+    names = tokenizer.symbols
+    with path.open("w", encoding="utf-8") as file:
+        for utterance in utterances:
+            line = {
+                "id": utterance.id,
+                "reference": utterance.reference,
+                "hypotheses": [
+                    {"text": text, **_details(hypothesis, names, tokenizer)}
+                    for text, hypothesis in zip(utterance.texts, utterance.hypotheses, strict=True)
+                ],
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _details(found: Hypothesis, names: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
+    tokens = timed_tokens(names, found.symbols, found.frames, found.symbol_scores)
+    words = timed_words(tokenizer, found.symbols, tokens, found.symbol_scores)
+    return {
+        "score": round(found.score, 4),
+        "tokens": [
+            {"token": t.token, "start": t.start, "end": t.end, "score": round(score, 4)}
+            for t, score in zip(tokens, found.symbol_scores, strict=True)
+        ],
+        "words": [{"word": w.word, "start": w.start, "end": w.end} for w in words],
+    }

@@ -1,0 +1,197 @@
+"""Result files in the layout icefall's users have tools for.
+
+recogs-SET-SUFFIX.txt        `id:<tab>ref=['a', 'b']` and `id:<tab>hyp=[...]`, by utterance
+errs-SET-SUFFIX.txt          %WER (%CER), utterances with errors marked, errors by kind and word
+wer-summary-SET-SUFFIX.txt   `settings<tab>WER` (CER), best setting first
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pruned_rnnt.decode.scoring.wer import Transcript
+
+_KeyT = TypeVar("_KeyT", str, tuple[str, str])
+
+# Stands in alignments for 'no word here'.
+GAP = "*"
+
+
+@dataclass
+class _WordCounts:
+    """How often a word was right, or took part in an error."""
+
+    correct: int = 0
+    replaced: int = 0
+    replacing: int = 0
+    inserted: int = 0
+    deleted: int = 0
+
+    @property
+    def errors(self) -> int:
+        return self.replaced + self.replacing + self.inserted + self.deleted
+
+    @property
+    def in_reference(self) -> int:
+        return self.correct + self.replaced + self.deleted
+
+    @property
+    def in_hypothesis(self) -> int:
+        return self.correct + self.replacing + self.inserted
+
+
+@dataclass
+class _Statistics:
+    substitutions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    deletions: Counter[str] = field(default_factory=Counter)
+    insertions: Counter[str] = field(default_factory=Counter)
+    words: dict[str, _WordCounts] = field(default_factory=dict)
+
+    def add(self, reference: str, hypothesis: str) -> None:
+        """Count one aligned pair."""
+        if reference == GAP:
+            self.insertions[hypothesis] += 1
+            self._word(hypothesis).inserted += 1
+        elif hypothesis == GAP:
+            self.deletions[reference] += 1
+            self._word(reference).deleted += 1
+        elif reference == hypothesis:
+            self._word(reference).correct += 1
+        else:
+            self.substitutions[(reference, hypothesis)] += 1
+            self._word(reference).replaced += 1
+            self._word(hypothesis).replacing += 1
+
+    def _word(self, word: str) -> _WordCounts:
+        return self.words.setdefault(word, _WordCounts())
+
+
+def write_results(
+    folder: Path,
+    test_set: str,
+    suffix: str,
+    setting: str,
+    transcripts: Sequence[Transcript],
+    metric: str = "WER",
+) -> float:
+    """Write the three files of one decoding; returns the error rate in percent, of two decimals.
+
+    Args:
+        folder: made when it does not exist.
+        test_set: SET in the names of the files.
+        suffix: SUFFIX in the names, e.g. `greedy-step-1000`.
+        setting: name of the search setting in the summary, e.g. `greedy_search`.
+        transcripts: in words, or in characters with metric `CER`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(transcripts, key=lambda transcript: transcript.id)
+    _write(folder / f"recogs-{test_set}-{suffix}.txt", _recogs_lines(ordered))
+    lines, error_rate = _error_lines(ordered, metric)
+    _write(folder / f"errs-{test_set}-{suffix}.txt", lines)
+    summary = folder / f"wer-summary-{test_set}-{suffix}.txt"
+    _write(summary, _summary_lines({setting: error_rate}, metric))
+    return error_rate
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _recogs_lines(transcripts: Sequence[Transcript]) -> list[str]:
+    lines = []
+    for transcript in transcripts:
+        lines.append(f"{transcript.id}:\tref={list(transcript.reference)}")
+        lines.append(f"{transcript.id}:\thyp={list(transcript.hypothesis)}")
+    return lines
+
+
+def _summary_lines(rates: Mapping[str, float], metric: str) -> list[str]:
+    best_first = sorted(rates.items(), key=lambda item: item[1])
+    return [f"settings\t{metric}", *(f"{setting}\t{rate}" for setting, rate in best_first)]
+
+
+def _error_lines(transcripts: Sequence[Transcript], metric: str) -> tuple[list[str], float]:
+    import kaldialign
+
+    statistics = _Statistics()
+    details = []
+    for transcript in transcripts:
+        pairs = kaldialign.align(transcript.reference, transcript.hypothesis, GAP)
+        for reference, hypothesis in pairs:
+            statistics.add(reference, hypothesis)
+        details.append(f"{transcript.id}:\t{_marked_text(pairs)}")
+    insertions = statistics.insertions.total()
+    deletions = statistics.deletions.total()
+    substitutions = statistics.substitutions.total()
+    words = sum(len(transcript.reference) for transcript in transcripts)
+    correct = sum(counts.correct for counts in statistics.words.values())
+    errors = insertions + deletions + substitutions
+    rate = f"{100.0 * errors / words:.2f}" if words else "0.00"
+    lines = [
+        f"%{metric} = {rate}",
+        f"Errors: {insertions} insertions, {deletions} deletions, {substitutions} substitutions, "
+        f"over {words} reference words ({correct} correct)",
+        "Search below for sections starting with PER-UTT DETAILS:, SUBSTITUTIONS:, DELETIONS:, "
+        "INSERTIONS:, PER-WORD STATS:",
+        "",
+        # The two spaces at the end belong to the format.
+        "PER-UTT DETAILS: corr or (ref->hyp)  ",
+        *details,
+        "",
+        "SUBSTITUTIONS: count ref -> hyp",
+        *(
+            f"{count}   {reference} -> {hypothesis}"
+            for (reference, hypothesis), count in _most_frequent(statistics.substitutions)
+        ),
+        "",
+        "DELETIONS: count ref",
+        *(f"{count}   {word}" for word, count in _most_frequent(statistics.deletions)),
+        "",
+        "INSERTIONS: count hyp",
+        *(f"{count}   {word}" for word, count in _most_frequent(statistics.insertions)),
+        "",
+        "PER-WORD STATS: word  corr tot_errs count_in_ref count_in_hyp",
+        *_word_lines(statistics.words),
+    ]
+    return lines, float(rate)
+
+
+def _most_frequent(counter: Counter[_KeyT]) -> list[tuple[_KeyT, int]]:
+    return sorted(counter.items(), key=lambda item: (item[1], item[0]), reverse=True)
+
+
+def _word_lines(words: Mapping[str, _WordCounts]) -> list[str]:
+    worst_first = sorted(words.items(), key=lambda item: (item[1].errors, item[0]), reverse=True)
+    return [
+        f"{word}   {counts.correct} {counts.errors} {counts.in_reference} {counts.in_hypothesis}"
+        for word, counts in worst_first
+    ]
+
+
+def _marked_text(pairs: Sequence[tuple[str, str]]) -> str:
+    """Words as they are, errors as (reference->hypothesis); neighbouring errors in one bracket."""
+    parts: list[str] = []
+    reference: list[str] = []
+    hypothesis: list[str] = []
+
+    def close_bracket() -> None:
+        if reference or hypothesis:
+            parts.append(f"({' '.join(reference) or GAP}->{' '.join(hypothesis) or GAP})")
+            reference.clear()
+            hypothesis.clear()
+
+    for expected, found in pairs:
+        if expected == found:
+            close_bracket()
+            parts.append(expected)
+            continue
+        if expected != GAP:
+            reference.append(expected)
+        if found != GAP:
+            hypothesis.append(found)
+    close_bracket()
+    return " ".join(parts)

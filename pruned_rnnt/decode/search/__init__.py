@@ -1,0 +1,1 @@
+"""Searches: greedy, modified beam, k2 fast beam."""

@@ -1,0 +1,288 @@
+"""Modified beam search: at most one symbol a frame, equal sequences merged; all on the device.
+
+Axes: N batch, T encoder frames, E encoder width, D joiner width, B beam, K kept at the end,
+V vocabulary; R = N * B rows.
+
+A hypothesis is a row of the beam: its score, what predictor and scorers remember of it, and a
+64-bit hash of the whole sequence which tells equal sequences apart from different ones. The
+sequences themselves are read from back pointers once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.rows import (
+    Rows,
+    choose_rows,
+    grow_predictor,
+    start_predictor,
+    take_rows,
+)
+from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+# Odd, so that multiplying by it modulo 2**64 loses nothing; the usual 64-bit LCG multiplier.
+_HASH_MULTIPLIER = 6364136223846793005
+
+
+@dataclass(frozen=True)
+class _Beam:
+    """score_NB, hash_NB as in the module's text; length_NB counts symbols.
+
+    predictor: R rows; scorers: R rows of each scorer.
+    """
+
+    score_NB: Tensor
+    hash_NB: Tensor
+    length_NB: Tensor
+    predictor: Rows
+    scorers: tuple[Rows, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """How the beam came about in one frame: parent rows, symbols (-1: none), score added."""
+
+    parent_NB: Tensor
+    symbol_NB: Tensor
+    added_NB: Tensor
+
+
+class ModifiedBeamSearch:
+    """The best sequences of each utterance, best first.
+
+    The score of a hypothesis is the log-probability of all its paths which stayed in the beam,
+    and what the scorers gave its symbols.
+
+    Args:
+        model: in evaluation mode.
+        beam_size: hypotheses kept after each frame.
+        num_best: hypotheses returned at most; fewer when fewer have a path.
+        length_norm: order by score / (symbols + C) instead of by score, C being the context size
+            of the predictor; the scores returned are never divided.
+        silent_symbols: ids which are never emitted (such as `<unk>`).
+        scorers: what else rates symbols (language models, hotwords).
+        ilm_scale: of the log-probability that the model's own predictor gives a symbol without
+            hearing anything, which is subtracted; for HAT models (arXiv 2003.07705).
+
+    Raises:
+        ValueError: beam_size or num_best below 1, num_best above beam_size, ilm_scale for a model
+            which is not HAT.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        *,
+        beam_size: int = 4,
+        num_best: int = 1,
+        length_norm: bool = True,
+        silent_symbols: Sequence[int] = (),
+        scorers: Sequence[TokenScorer] = (),
+        ilm_scale: float = 0.0,
+    ) -> None:
+        if beam_size < 1 or not 1 <= num_best <= beam_size:
+            raise ValueError(
+                f"beam_size is {beam_size} and num_best is {num_best}, "
+                "need 1 <= num_best <= beam_size"
+            )
+        if ilm_scale and not model.loss_config.hat:
+            raise ValueError(
+                f"ilm_scale is {ilm_scale}, but only a model trained with loss.hat=true has an "
+                "internal language model that can be told apart"
+            )
+        self.model = model
+        self.beam_size = beam_size
+        self.num_best = num_best
+        self.length_norm = length_norm
+        self.scorers = tuple(scorers)
+        self.ilm_scale = ilm_scale
+        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
+        self._silent_V[list(silent_symbols)] = True
+
+    @torch.inference_mode()
+    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
+        """Whole utterances.
+
+        Args:
+            encoded_NTE: (N, T, E) output of `model.encode`.
+            lengths: (N,) integer encoder frames.
+        """
+        device = encoded_NTE.device
+        self._silent_V = self._silent_V.to(device)
+        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
+        beam, steps = self._frames(am_NTD, lengths.to(device))
+        score_NB = beam.score_NB
+        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
+            score_NB = score_NB + scorer.final(rows).view_as(score_NB)
+        rank_NB = score_NB
+        if self.length_norm:
+            rank_NB = rank_NB / (beam.length_NB + self.model.predictor.context_size)
+        order_NB = rank_NB.argsort(dim=1, descending=True, stable=True)
+        kept_NK = order_NB[:, : self.num_best]
+        return _trace(kept_NK, score_NB.gather(1, kept_NK), steps)
+
+    def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[_Step]]:
+        """The search itself; it waits for the device only where a scorer does."""
+        beam = self._start(am_NTD)
+        steps: list[_Step] = []
+        stay_NB = torch.arange(self.beam_size, device=am_NTD.device).expand_as(beam.score_NB)
+        for t in range(am_NTD.size(1)):
+            alive_N1 = (lengths_N > t)[:, None]
+            grown, step = self._grow(beam, self._scores(beam, am_NTD[:, t]), alive_N1)
+            steps.append(
+                _Step(
+                    torch.where(alive_N1, step.parent_NB, stay_NB),
+                    torch.where(alive_N1, step.symbol_NB, -1),
+                    step.added_NB,
+                )
+            )
+            beam = grown
+        return beam, steps
+
+    def _start(self, am_NTD: Tensor) -> _Beam:
+        """One empty hypothesis an utterance; the other rows have no probability."""
+        shape, device = (am_NTD.size(0), self.beam_size), am_NTD.device
+        score_NB = torch.full(shape, float("-inf"), device=device)
+        score_NB[:, 0] = 0.0
+        zeros_NB = torch.zeros(shape, dtype=torch.int64, device=device)
+        rows = shape[0] * shape[1]
+        return _Beam(
+            score_NB,
+            zeros_NB,
+            zeros_NB,
+            start_predictor(self.model, rows, device),
+            tuple(scorer.start(rows, device) for scorer in self.scorers),
+        )
+
+    def _scores(self, beam: _Beam, am_ND: Tensor) -> Tensor:
+        """(N, B, V): what each next symbol would add to the score of every hypothesis."""
+        blank = self.model.predictor.blank
+        lm_NBD = beam.predictor[0].unflatten(0, beam.score_NB.shape)
+        logits_NBV = self.model.joiner(am_ND[:, None].expand_as(lm_NBD), lm_NBD)
+        scores_NBV = joint_log_probs(logits_NBV, blank, self.model.loss_config.hat)
+        scores_NBV = scores_NBV.masked_fill(self._silent_V, float("-inf"))
+        fusion_NBV = torch.zeros_like(scores_NBV)
+        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
+            fusion_NBV += scorer.scores(rows).view_as(scores_NBV)
+        if self.ilm_scale:
+            fusion_NBV -= self.ilm_scale * self._internal_lm(lm_NBD)
+        if self.scorers or self.ilm_scale:
+            fusion_NBV[..., blank] = 0.0
+            scores_NBV = scores_NBV + fusion_NBV
+        return scores_NBV
+
+    def _internal_lm(self, lm_NBD: Tensor) -> Tensor:
+        """Log-probabilities of the symbols where the encoder says nothing; blank has none."""
+        logits_NBV = self.model.joiner(torch.zeros_like(lm_NBD), lm_NBD).float()
+        logits_NBV[..., self.model.predictor.blank] = float("-inf")
+        log_probs_NBV: Tensor = logits_NBV.log_softmax(dim=-1)
+        log_probs_NBV[..., self.model.predictor.blank] = 0.0
+        return log_probs_NBV
+
+    def _grow(self, beam: _Beam, scores_NBV: Tensor, alive_N1: Tensor) -> tuple[_Beam, _Step]:
+        """The best B of all hypotheses grown by blank or a symbol; ended ones stay as they are."""
+        vocab_size = scores_NBV.size(2)
+        blank = self.model.predictor.blank
+        candidates = (beam.score_NB.unsqueeze(-1) + scores_NBV).flatten(1)
+        score_NB, index_NB = candidates.topk(self.beam_size, dim=1)
+        parent_NB, symbol_NB = index_NB // vocab_size, index_NB % vocab_size
+        emits_NB = symbol_NB != blank
+        hash_NB = beam.hash_NB.gather(1, parent_NB)
+        hash_NB = torch.where(emits_NB, hash_NB * _HASH_MULTIPLIER + symbol_NB + 1, hash_NB)
+        length_NB = beam.length_NB.gather(1, parent_NB) + emits_NB
+        first_N1 = torch.arange(len(score_NB), device=score_NB.device)[:, None] * self.beam_size
+        parent_R, symbol_R = (first_N1 + parent_NB).flatten(), symbol_NB.flatten()
+        emits_R = (emits_NB & alive_N1).flatten()
+        alive_R = alive_N1.expand_as(emits_NB).flatten()
+
+        def grown_rows(old: Rows, taken: Rows, grown: Rows) -> Rows:
+            return choose_rows(emits_R, grown, choose_rows(alive_R, taken, old))
+
+        taken = take_rows(beam.predictor, parent_R)
+        predictor = grown_rows(beam.predictor, taken, grow_predictor(self.model, taken, symbol_R))
+        scorers = []
+        for scorer, old in zip(self.scorers, beam.scorers, strict=True):
+            taken = take_rows(old, parent_R)
+            scorers.append(grown_rows(old, taken, scorer.advance(taken, symbol_R, emits_R)))
+        grown = _Beam(
+            torch.where(alive_N1, _merge_equal(score_NB, hash_NB), beam.score_NB),
+            torch.where(alive_N1, hash_NB, beam.hash_NB),
+            torch.where(alive_N1, length_NB, beam.length_NB),
+            predictor,
+            tuple(scorers),
+        )
+        added_NB = scores_NBV.flatten(1).gather(1, index_NB)
+        return grown, _Step(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
+
+
+def modified_beam_search(
+    model: TransducerModel,
+    encoded_NTE: Tensor,
+    lengths: Tensor,
+    *,
+    beam_size: int = 4,
+    num_best: int = 1,
+    length_norm: bool = True,
+    silent_symbols: Sequence[int] = (),
+    scorers: Sequence[TokenScorer] = (),
+    ilm_scale: float = 0.0,
+) -> list[list[Hypothesis]]:
+    """One batch; arguments as of `ModifiedBeamSearch` and its call."""
+    search = ModifiedBeamSearch(
+        model,
+        beam_size=beam_size,
+        num_best=num_best,
+        length_norm=length_norm,
+        silent_symbols=silent_symbols,
+        scorers=scorers,
+        ilm_scale=ilm_scale,
+    )
+    return search(encoded_NTE, lengths)
+
+
+def _merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
+    """Give the first of equal sequences the sum of their probabilities, the others none."""
+    equal_NBB = hash_NB.unsqueeze(2) == hash_NB.unsqueeze(1)
+    spread_NBB = score_NB.unsqueeze(1).masked_fill(~equal_NBB, float("-inf"))
+    first_NB = equal_NBB.int().argmax(dim=2) == torch.arange(
+        score_NB.size(1), device=score_NB.device
+    )
+    return spread_NBB.logsumexp(dim=2).masked_fill(~first_NB, float("-inf"))
+
+
+def _trace(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[_Step]) -> list[list[Hypothesis]]:
+    """Read the kept rows of the last beam back to the first frame, where the results are wanted."""
+    symbols, added = [], []
+    row_NK = kept_NK
+    for step in reversed(steps):
+        symbols.append(step.symbol_NB.gather(1, row_NK))
+        added.append(step.added_NB.gather(1, row_NK))
+        row_NK = step.parent_NB.gather(1, row_NK)
+    scores = score_NK.tolist()
+    if not steps:
+        symbols, added = [torch.full_like(kept_NK, -1)], [torch.zeros_like(score_NK)]
+    symbols_NKT = torch.stack(symbols[::-1], dim=-1).cpu().numpy()
+    added_NKT = torch.stack(added[::-1], dim=-1).cpu().numpy()
+    results: list[list[Hypothesis]] = []
+    for n, scores_K in enumerate(scores):
+        results.append([])
+        for k, score in enumerate(scores_K):
+            if score == float("-inf"):
+                continue
+            (frames,) = (symbols_NKT[n, k] >= 0).nonzero()
+            results[n].append(
+                Hypothesis(
+                    symbols=tuple(symbols_NKT[n, k, frames].tolist()),
+                    frames=tuple(frames.tolist()),
+                    score=score,
+                    symbol_scores=tuple(added_NKT[n, k, frames].tolist()),
+                )
+            )
+    return results

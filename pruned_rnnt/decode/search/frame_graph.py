@@ -1,0 +1,85 @@
+"""A loop over frames on CUDA as a graph: one launch for a block of frames.
+
+Axes: N batch, T encoder frames, D joiner width, M symbols per frame, K frames of a block,
+R rows of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pruned_rnnt.decode.search.rows import Rows
+
+# Frames of a block. A longer one is captured more slowly and wastes more of the last block.
+BLOCK_FRAMES = 32
+
+# (am_NTD, lengths_N, rows) -> symbols_NTM, scores_NTM, rows; no host read inside.
+FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Tensor, Tensor, Rows]]
+
+
+def graph_rows(batch_size: int) -> int:
+    """Rows of the graph that serves a batch: a power of two, so that few graphs serve all."""
+    return 1 << max(batch_size - 1, 0).bit_length()
+
+
+class FrameGraph:
+    """`loop` over K frames, captured once and replayed for each block.
+
+    Args:
+        loop: what is captured; it may change neither its inputs nor anything else.
+        rows: R, of every batch that will be run; smaller batches are padded with empty rows.
+        am_NTD, state: examples of the inputs (their dtypes and widths count, not their sizes).
+    """
+
+    def __init__(self, loop: FrameLoop, rows: int, am_NTD: Tensor, state: Rows) -> None:
+        self._loop = loop
+        self._am_RKD = am_NTD.new_zeros(rows, BLOCK_FRAMES, am_NTD.size(2))
+        self._left_R = torch.zeros(rows, dtype=torch.int64, device=am_NTD.device)
+        self._state = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state)
+        self._graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(am_NTD.device)
+        stream = torch.cuda.Stream(am_NTD.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            # Libraries set themselves up at their first call, which cannot be captured.
+            self._block()
+            # Other threads (data loading pins memory) may go on with what they do.
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._symbols_RKM, self._scores_RKM = self._block()
+            finally:
+                self._graph.capture_end()
+        current.wait_stream(stream)
+
+    def _block(self) -> tuple[Tensor, Tensor]:
+        symbols_RKM, scores_RKM, state = self._loop(self._am_RKD, self._left_R, self._state)
+        for old, new in zip(self._state, state, strict=True):
+            old.copy_(new)
+        self._left_R.sub_(BLOCK_FRAMES)
+        return symbols_RKM, scores_RKM
+
+    def __call__(
+        self, am_NTD: Tensor, lengths_N: Tensor, state: Rows
+    ) -> tuple[Tensor, Tensor, Rows]:
+        """As the loop, for N <= R and any T."""
+        batch_size, num_frames, _ = am_NTD.shape
+        self._left_R.zero_()[:batch_size].copy_(lengths_N)
+        for own, given in zip(self._state, state, strict=True):
+            own.zero_()[:batch_size].copy_(given)
+        symbols, scores = [], []
+        for begin in range(0, num_frames, BLOCK_FRAMES):
+            block_NKD = am_NTD[:, begin : begin + BLOCK_FRAMES]
+            missing = BLOCK_FRAMES - block_NKD.size(1)
+            self._am_RKD[:batch_size].copy_(functional.pad(block_NKD, (0, 0, 0, missing)))
+            self._graph.replay()
+            symbols.append(self._symbols_RKM[:batch_size].clone())
+            scores.append(self._scores_RKM[:batch_size].clone())
+        return (
+            torch.cat(symbols, dim=1)[:, :num_frames],
+            torch.cat(scores, dim=1)[:, :num_frames],
+            tuple(own[:batch_size].clone() for own in self._state),
+        )

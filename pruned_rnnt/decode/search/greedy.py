@@ -1,0 +1,175 @@
+"""Greedy search, a batch at a time, without waiting for the device before the end.
+
+Axes: N batch, T encoder frames, E encoder width, D joiner width, M symbols per frame at most,
+V vocabulary.
+
+The loop over frames has a fixed number of trips and masks what has ended, so nothing is read back
+until all is done. On CUDA, where launching its small kernels would take most of the time, blocks
+of frames are replayed as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
+from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+
+class GreedyFrames(NamedTuple):
+    """What greedy search found in some frames of N streams.
+
+    symbols_NTM: int64, -1 where none was emitted.
+    scores_NTM: float32, log-probability of the step taken (a symbol or blank); 0 beyond the end.
+    predictor: state after these frames, for the next ones.
+    """
+
+    symbols_NTM: Tensor
+    scores_NTM: Tensor
+    predictor: Rows
+
+
+class GreedySearch:
+    """The most probable symbol at every node, one path.
+
+    Keep one object for many batches: it holds the captured CUDA graphs. These refer to the
+    memory of the model's parameters, so make a new object when parameters were moved or replaced.
+
+    Args:
+        model: in evaluation mode.
+        max_symbols_per_frame: M; the search goes on to the next frame after so many symbols.
+            Exported models are decoded with 1, and so are models of all topologies but 'regular':
+            having learnt to emit one a frame, they would repeat it.
+        silent_symbols: ids taken for a blank when they are the most probable (such as `<unk>`).
+
+    Raises:
+        ValueError: max_symbols_per_frame below 1, or above for a model that emits one at most.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        *,
+        max_symbols_per_frame: int = 1,
+        silent_symbols: Sequence[int] = (),
+    ) -> None:
+        if max_symbols_per_frame < 1:
+            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        rnnt_type = model.loss_config.rnnt_type
+        if max_symbols_per_frame > 1 and rnnt_type != "regular":
+            raise ValueError(
+                f"max_symbols_per_frame is {max_symbols_per_frame}, needs 1: a model trained with "
+                f"loss.rnnt_type={rnnt_type} emits one symbol a frame at most"
+            )
+        self.model = model
+        self.max_symbols_per_frame = max_symbols_per_frame
+        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
+        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        self._graphs: dict[int, FrameGraph] = {}
+
+    @torch.inference_mode()
+    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
+        """Whole utterances.
+
+        Args:
+            encoded_NTE: (N, T, E) output of `model.encode`.
+            lengths: (N,) integer encoder frames.
+        """
+        start = start_predictor(self.model, encoded_NTE.size(0), encoded_NTE.device)
+        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        return hypotheses_of(found.symbols_NTM, found.scores_NTM)
+
+    @torch.inference_mode()
+    def frames(self, encoded_NTE: Tensor, lengths_N: Tensor, predictor: Rows) -> GreedyFrames:
+        """Some frames of longer streams; the device is waited for in the first call at most.
+
+        Args:
+            lengths_N: integer, on the device of `encoded_NTE`.
+            predictor: state before these frames, of `start_predictor` or of the frames before.
+        """
+        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
+        if self._silent_V.device != am_NTD.device:
+            self._silent_V = self._silent_V.to(am_NTD.device)
+            self._graphs.clear()
+        if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
+            return GreedyFrames(*self._graph(am_NTD, predictor)(am_NTD, lengths_N, predictor))
+        symbols_NTM, scores_NTM, predictor = self._loop(am_NTD, lengths_N, predictor)
+        return GreedyFrames(symbols_NTM, scores_NTM, predictor)
+
+    def _graph(self, am_NTD: Tensor, predictor: Rows) -> FrameGraph:
+        rows = graph_rows(am_NTD.size(0))
+        if rows not in self._graphs:
+            self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
+        return self._graphs[rows]
+
+    def _loop(
+        self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows
+    ) -> tuple[Tensor, Tensor, Rows]:
+        model, most = self.model, self.max_symbols_per_frame
+        batch_size, num_frames, _ = am_NTD.shape
+        symbols, scores = [], []
+        for t in range(num_frames):
+            alive_N = lengths_N > t
+            for _ in range(most):
+                logits_NV = model.joiner(am_NTD[:, t], predictor[0])
+                log_probs_NV = joint_log_probs(
+                    logits_NV, model.predictor.blank, model.loss_config.hat
+                )
+                best_N, symbol_N = log_probs_NV.max(dim=-1)
+                scores.append(best_N * alive_N)
+                alive_N = alive_N & ~self._silent_V[symbol_N]
+                symbols.append(torch.where(alive_N, symbol_N, -1))
+                grown = grow_predictor(model, predictor, symbol_N)
+                predictor = choose_rows(alive_N, grown, predictor)
+        shape = (batch_size, num_frames, most)
+        if not symbols:
+            return lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape), predictor
+        return (
+            torch.stack(symbols, dim=1).view(shape),
+            torch.stack(scores, dim=1).view(shape),
+            predictor,
+        )
+
+
+def greedy_search(
+    model: TransducerModel,
+    encoded_NTE: Tensor,
+    lengths: Tensor,
+    *,
+    max_symbols_per_frame: int = 1,
+    silent_symbols: Sequence[int] = (),
+) -> list[Hypothesis]:
+    """One batch; arguments as of `GreedySearch` and its call."""
+    search = GreedySearch(
+        model, max_symbols_per_frame=max_symbols_per_frame, silent_symbols=silent_symbols
+    )
+    return search(encoded_NTE, lengths)
+
+
+def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
+    """Fetch the results of greedy search; frames count from the first one given."""
+    most = symbols_NTM.size(2)
+    totals = scores_NTM.sum(dim=(1, 2)).tolist()
+    found = []
+    for symbols, scores, total in zip(
+        symbols_NTM.flatten(1).cpu().numpy(),
+        scores_NTM.flatten(1).cpu().numpy(),
+        totals,
+        strict=True,
+    ):
+        (steps,) = (symbols >= 0).nonzero()
+        found.append(
+            Hypothesis(
+                symbols=tuple(symbols[steps].tolist()),
+                frames=tuple((steps // most).tolist()),
+                score=total,
+                symbol_scores=tuple(scores[steps].tolist()),
+            )
+        )
+    return found

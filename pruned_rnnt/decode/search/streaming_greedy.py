@@ -1,0 +1,114 @@
+"""Greedy recognition of streams: a chunk of features and a state in, symbols and a state out.
+
+Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.rows import Rows, start_predictor
+from pruned_rnnt.model.encoder_kinds import stream_encoder
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+
+class StreamState(NamedTuple):
+    """What N streams remember.
+
+    encoder: of the streaming encoder, a tuple of tensors as its `start` makes it.
+    predictor: as `pruned_rnnt.decode.search.rows.start_predictor` makes it.
+    score_N: float32, log-probability of what was chosen so far.
+    """
+
+    encoder: Any
+    predictor: Rows
+    score_N: Tensor
+
+
+class StreamingTransducer(nn.Module):
+    """A causal model which hears its audio in chunks; one symbol a frame at most.
+
+    Args:
+        model: with a causal encoder; its modules are used, not copied.
+        chunk_size: C, encoder frames (40 ms) of a chunk.
+        left_frames: encoder frames before the chunk that attention sees.
+        silent_symbols: ids taken for a blank (such as `<unk>`).
+
+    Raises:
+        ValueError: as `stream_encoder`.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        chunk_size: int,
+        left_frames: int,
+        silent_symbols: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.encoder = stream_encoder(model.encoder, chunk_size, left_frames)
+        self.search = GreedySearch(model, silent_symbols=silent_symbols)
+
+    def start(self, streams: int) -> StreamState:
+        """The state of streams which have heard nothing yet."""
+        encoder = self.encoder.start(streams)
+        device = next(self.model.parameters()).device
+        predictor = start_predictor(self.model, streams, device)
+        return StreamState(encoder, predictor, torch.zeros(streams, device=device))
+
+    @torch.inference_mode()
+    def forward(
+        self, features_NTF: Tensor, state: StreamState, lengths: Tensor | None = None
+    ) -> tuple[Tensor, StreamState]:
+        """Recognise the next chunk of every stream.
+
+        Args:
+            features_NTF: (N, T, F) with T = `encoder.input_frames`; the next chunk begins
+                `encoder.shift` frames later.
+            lengths: (N,) real feature frames where streams end within this chunk; None: all.
+
+        Returns:
+            (N, C) int64: the symbol emitted at each frame or -1; and the state after the chunk.
+        """
+        found, state = self._chunk(features_NTF, state, lengths)
+        return found.symbols_NTM[:, :, 0], state
+
+    def _chunk(
+        self, features_NTF: Tensor, state: StreamState, lengths: Tensor | None
+    ) -> tuple[GreedyFrames, StreamState]:
+        encoded_NCE, encoder_state = self.encoder(features_NTF, state.encoder, lengths)
+        frames_N = (
+            torch.full_like(state.score_N, self.encoder.chunk_size, dtype=torch.int64)
+            if lengths is None
+            else self.encoder.output_length(lengths)
+        )
+        found = self.search.frames(encoded_NCE, frames_N, state.predictor)
+        score_N = state.score_N + found.scores_NTM.sum(dim=(1, 2))
+        return found, StreamState(encoder_state, found.predictor, score_N)
+
+    @torch.inference_mode()
+    def recognise(self, features_NTF: Tensor, feature_lengths: Tensor) -> list[Hypothesis]:
+        """Whole utterances (N, T, F), chunk by chunk; frames of symbols count from the start."""
+        streams, num_frames, _ = features_NTF.shape
+        device = features_NTF.device
+        lengths = feature_lengths.to(device)
+        state = self.start(streams)
+        chunks = []
+        for begin in range(0, max(num_frames, 1), self.encoder.shift):
+            chunk_NTF = features_NTF[:, begin : begin + self.encoder.input_frames]
+            missing = self.encoder.input_frames - chunk_NTF.size(1)
+            chunk_NTF = nn.functional.pad(chunk_NTF, (0, 0, 0, missing))
+            left = (lengths - begin).clamp(0, self.encoder.input_frames)
+            found, state = self._chunk(chunk_NTF, state, left)
+            chunks.append(found)
+        return hypotheses_of(
+            torch.cat([found.symbols_NTM for found in chunks], dim=1),
+            torch.cat([found.scores_NTM for found in chunks], dim=1),
+        )

@@ -1,0 +1,77 @@
+"""`pruned-rnnt export`: check its options, write the folder, verify it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.export.differences import differences
+from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
+from pruned_rnnt.export.torch_folder import export_torch
+from pruned_rnnt.export.verify import verify
+from pruned_rnnt.interop.icefall.export_folder import export_icefall
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
+from pruned_rnnt.usage_errors import ExportError
+
+
+def check_export(options: argparse.Namespace) -> None:
+    """Refuse what cannot be done before the model is loaded.
+
+    Raises:
+        ExportError: options that do not go together.
+        MissingPackageError: a package of the extra `export` is not installed.
+    """
+    if options.format != "onnx" and (options.int8 or options.fp16 or options.verify):
+        raise ExportError("--int8, --fp16 and --verify are for --format onnx")
+    if options.format == "onnx":
+        require(*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ()))
+    for path in options.verify or ():
+        if not path.is_file():
+            raise ExportError(f"audio file not found: {path}")
+
+
+def run_export(
+    options: argparse.Namespace,
+    model: TransducerModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    source: str,
+    decode: DecodeConfig,
+    usual_longest: float | None,
+) -> bool:
+    """Write the folder, print what was written and verified; False where verifying failed."""
+    # The exporters' remarks are about operators that no model here has.
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    model = model.cpu().eval()
+    sizes = OnnxOptions(
+        streaming=options.streaming,
+        chunk=options.chunk,
+        left=options.left,
+        int8=options.int8,
+        fp16=options.fp16,
+    )
+    if options.format == "torch":
+        export_torch(model, tokenizer, folder, sizes, source, usual_longest)
+        print(f'wrote {folder}; use it with pruned_rnnt.load("{folder}").transcribe("a.wav")')
+        return True
+    if options.format == "icefall":
+        export_icefall(model, tokenizer, folder)
+        print(f"wrote {folder}; icefall's scripts take it as --checkpoint {folder}/pretrained.pt")
+        return True
+    graphs = export_onnx(model, tokenizer, folder, sizes, source, decode)
+    print(f"wrote {folder}; use it with: python {folder / 'recognise.py'} a.wav")
+    for line in differences(model, decode):
+        print(f"differs: {line}")
+    exact = True
+    if options.verify:
+        for result in verify(model, tokenizer, graphs, folder, options.verify):
+            print("\n".join(result.lines()))
+            # Smaller numbers round differently: their differences are listed, and no failure.
+            exact = exact and (result.exact or result.precision != "fp32")
+        print("verified" if exact else "NOT VERIFIED: the exported model differs, see above")
+    return exact

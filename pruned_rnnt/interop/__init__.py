@@ -1,0 +1,1 @@
+"""Models and runs of other toolkits."""

@@ -1,0 +1,135 @@
+"""A run's folder made of a model which icefall's Zipformer recipe trained.
+
+config.yaml, tokens/, checkpoints/step-N.pt      as training leaves them, without its states
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.config import load_config, to_dict, to_yaml
+from pruned_rnnt.interop.icefall.token_files import read_token_file
+from pruned_rnnt.interop.icefall.zipformer_import import (
+    IcefallImport,
+    IcefallSizes,
+    icefall_sizes,
+    import_icefall,
+    read_icefall,
+)
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
+
+_ENCODER = "model.encoder."
+# Parts of our model without which nothing can be decoded.
+_NEEDED = ("encoder.", "predictor.", "joiner.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRun:
+    """What was made: the model in evaluation mode, its configuration, and what did not fit."""
+
+    model: TransducerModel
+    config: ExperimentConfig
+    fit: IcefallImport
+
+
+def import_run(
+    checkpoint: Path,
+    tokens: Path,
+    output: Path,
+    *,
+    since: Path | None = None,
+    trust: bool = False,
+    overrides: Sequence[str] = (),
+) -> ImportedRun:
+    """Write the folder `output`.
+
+    Args:
+        checkpoint, since, trust: as of `read_icefall`.
+        tokens: bpe.model or tokens.txt of the recipe.
+        overrides: `section.key=value`; those of model.encoder tell what parameters do not.
+
+    Raises:
+        ValueError: files of another kind, a model which ours cannot hold, or a run in `output`.
+        FileNotFoundError: no such file.
+    """
+    if (output / CONFIG_NAME).exists():
+        raise ValueError(f"{output} holds a run; choose another --output")
+    if not checkpoint.is_file():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}")
+    parameters = read_icefall(checkpoint, since, trust=trust)
+    sizes = icefall_sizes(parameters, **_encoder_changes(overrides))
+    if not (sizes.vocab_size and sizes.predictor_dim and sizes.joiner_dim):
+        raise ValueError(f"{checkpoint} is of no transducer: it has no decoder and joiner")
+    tokenizer = read_token_file(tokens, sizes.vocab_size)
+    config = load_config(ExperimentConfig, None, [*_settings(sizes, output), *overrides])
+    model = TransducerModel(config.model, sizes.vocab_size, config.loss)
+    fit = import_icefall(parameters, model)
+    if fit.wrong_shape:
+        raise ValueError(f"{checkpoint} does not fit: {'; '.join(fit.wrong_shape)}")
+    missing = [name for name in fit.missing if name.startswith(_NEEDED)]
+    if missing:
+        raise ValueError(f"{checkpoint} lacks {', '.join(missing)}")
+    model.load_state_dict(fit.state_dict)
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(output / "tokens")
+    CheckpointFolder(output / "checkpoints").save(
+        0,
+        {
+            "config": to_dict(config),
+            "vocab_size": sizes.vocab_size,
+            "model": model.state_dict(),
+            "average": None,
+            "counters": {"step": 0},
+            "score": None,
+        },
+    )
+    (output / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
+    return ImportedRun(model=model.eval(), config=config, fit=fit)
+
+
+def _encoder_changes(overrides: Sequence[str]) -> dict[str, Any]:
+    named = [item for item in overrides if item.startswith(_ENCODER)]
+    if not named:
+        return {}
+    kind = f"{_ENCODER}kind=zipformer"
+    encoder = load_config(ExperimentConfig, None, [kind, *named]).model.encoder
+    names = [item.removeprefix(_ENCODER).partition("=")[0] for item in named]
+    return {name: getattr(encoder, name) for name in names}
+
+
+def _settings(sizes: IcefallSizes, output: Path) -> list[str]:
+    """What the run's configuration must say, and how the recipe trains."""
+    encoder = [f"{_ENCODER}{name}={_plain(value)}" for name, value in vars(sizes.encoder).items()]
+    return [
+        *encoder,
+        f"model.predictor.dim={sizes.predictor_dim}",
+        f"model.predictor.context_size={sizes.context_size}",
+        f"model.joiner_dim={sizes.joiner_dim}",
+        f"loss.ctc_scale={0.2 if sizes.has_ctc else 0.0}",
+        "optimiser.name=scaled_adam",
+        "optimiser.learning_rate=0.045",
+        "schedule.kind=eden",
+        "schedule.warm_up_steps=500",
+        f"train.folder={output}",
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def print_import(run: ImportedRun) -> None:
+    """Sizes, and by name what did not fit."""
+    count = sum(parameter.numel() for parameter in run.model.parameters())
+    print(f"wrote {run.config.folder}: Zipformer transducer, {count / 1e6:.1f} M parameters")
+    for names, meaning in (
+        (run.fit.unused, "left out, there is no place for"),
+        (run.fit.missing, "not in the checkpoint, left as random values for training alone"),
+    ):
+        if names:
+            print(f"{meaning}: {', '.join(names)}")

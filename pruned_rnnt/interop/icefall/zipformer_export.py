@@ -1,0 +1,54 @@
+"""Our models under the names of icefall's Zipformer recipe, for that recipe's own scripts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.interop.icefall.zipformer_import import NAMES_IN_MODEL, OWN_STATE
+from pruned_rnnt.model.predictor import StatelessPredictor
+from pruned_rnnt.model.zipformer.layer import ZipformerLayer
+from pruned_rnnt.model.zipformer.stack import Stack
+from pruned_rnnt.model.zipformer.zipformer import Zipformer
+
+# Held twice in our model.
+_SHARED = "pruned_loss.joiner."
+
+
+def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters of a transducer as the recipe names and shapes them, complete for strict loading.
+
+    Args:
+        model: holds a `Zipformer` as `encoder` and a `StatelessPredictor` as `predictor`.
+
+    Raises:
+        ValueError: a model with another encoder or predictor, or with normalised features, for
+            which the recipe has no place.
+    """
+    encoder, predictor = model.encoder, model.predictor
+    if not isinstance(encoder, Zipformer):
+        raise ValueError(f"the encoder is a {type(encoder).__name__}, icefall's recipe a Zipformer")
+    if encoder.config.feature_norm != "none":
+        raise ValueError(
+            f"model.encoder.feature_norm is {encoder.config.feature_norm!r}, "
+            "icefall's recipe has features as they are"
+        )
+    if not isinstance(predictor, StatelessPredictor):
+        raise ValueError(
+            f"the predictor is a {type(predictor).__name__}, icefall's recipe has a stateless one"
+        )
+    state = {}
+    for name, value in model.state_dict().items():
+        if name.endswith(OWN_STATE) or name.startswith(_SHARED):
+            continue
+        beginning = next(prefix for prefix in NAMES_IN_MODEL if name.startswith(prefix))
+        their_name = NAMES_IN_MODEL[beginning] + name[len(beginning) :]
+        state[their_name] = value.detach().cpu().clone()
+    for name, module in encoder.named_modules():
+        if isinstance(module, Stack):
+            for index, layer in enumerate(module.layers):
+                assert isinstance(layer, ZipformerLayer)
+                # The recipe has this in every layer and never uses it.
+                scale_E = torch.full_like(layer.bypass.bypass_scale.detach().cpu(), 0.5)
+                state[f"{name}.layers.{index}.bypass_scale"] = scale_E
+    return state

@@ -1,0 +1,323 @@
+"""Simple loss, band and pruned loss as one module, with the warm-up of their scales.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
+from pruned_rnnt.loss.checks import (
+    check_batch,
+    check_floating,
+    check_options,
+    check_s_range,
+    check_same,
+    check_shape,
+    readable,
+    reduced,
+)
+from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
+from pruned_rnnt.loss.joiner import Joiner, check_joiner
+from pruned_rnnt.loss.pruned import rnnt_loss_pruned
+from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
+from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
+from pruned_rnnt.ops.common.row_geometry import RowGeometry
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.fused_joiner import row_plan
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.joiner.log_probs import HAT
+from pruned_rnnt.ops.step.pruned_step import pruned_step
+from pruned_rnnt.ops.step.step_plan import StepPlan
+
+# Of the two projections of the simple loss at initialisation, as a share of torch's default: their
+# sum should begin near the uniform distribution.
+_INITIAL_SHARE = 0.25
+
+
+class PrunedTransducerLoss(nn.Module):
+    """The training loss of a pruned transducer (arXiv 2206.13236), from encoder to number.
+
+    loss = simple_scale * simple loss + pruned_scale * pruned loss. During warm_up_steps the first
+    scale goes from 1 to simple_scale and the second from pruned_scale_start to 1, linearly,
+    because the band means little until the simple loss has learned something.
+
+    On a GPU a mean or sum computes its gradients in forward (but in float16), so that the backward
+    pass only multiplies them: call it under torch.no_grad() where none are wanted. Gradients that
+    reach simple_loss or pruned_loss by themselves are computed afresh: better set the scales here.
+
+    Args:
+        joiner: a Joiner, whose logits are then never stored; or any callable from am
+            (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
+            logits (N, T, S, V).
+        encoder_dim, predictor_dim, vocab_size: E, P and V.
+        blank: column of the blank; negative counts from the end.
+        s_range: columns of the band.
+        exact_bounds: see prune_bounds.
+        rnnt_type, delay_penalty, fastemit_lambda, hat, reduction: see rnnt_loss; hat concerns the
+            pruned loss.
+        lm_only_scale, am_only_scale: see rnnt_loss_simple.
+        simple_scale, pruned_scale_start, warm_up_steps: see above.
+
+    Raises:
+        ValueError: options out of range; a Joiner of other widths or another vocabulary.
+    """
+
+    def __init__(
+        self,
+        joiner: Joiner | Callable[[Tensor, Tensor], Tensor],
+        encoder_dim: int,
+        predictor_dim: int,
+        vocab_size: int,
+        *,
+        blank: int = 0,
+        s_range: int = 5,
+        rnnt_type: str = "regular",
+        lm_only_scale: float = 0.25,
+        am_only_scale: float = 0.0,
+        delay_penalty: float = 0.0,
+        fastemit_lambda: float = 0.0,
+        simple_scale: float = 0.5,
+        pruned_scale_start: float = 0.1,
+        warm_up_steps: int = 2000,
+        hat: bool = False,
+        exact_bounds: bool = False,
+        reduction: str = "mean",
+    ):
+        super().__init__()
+        self.options = check_options(
+            blank=blank,
+            vocabulary=vocab_size,
+            rnnt_type=rnnt_type,
+            reduction=reduction,
+            delay_penalty=delay_penalty,
+            fastemit_lambda=fastemit_lambda,
+            clamp=None,
+            hat=hat,
+        )
+        self.simple_options = check_simple_options(
+            blank=blank,
+            vocabulary=vocab_size,
+            rnnt_type=rnnt_type,
+            lm_only_scale=lm_only_scale,
+            am_only_scale=am_only_scale,
+            delay_penalty=delay_penalty,
+            fastemit_lambda=fastemit_lambda,
+        )
+        check_s_range(s_range, self.options.rnnt_type)
+        if isinstance(joiner, Joiner):
+            check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
+        self.joiner = joiner
+        self.encoder_dim = encoder_dim
+        self.predictor_dim = predictor_dim
+        self.vocab_size = vocab_size
+        self.s_range = s_range
+        self.rnnt_type = rnnt_type
+        self.simple_scale = simple_scale
+        self.pruned_scale_start = pruned_scale_start
+        self.warm_up_steps = warm_up_steps
+        self.exact_bounds = exact_bounds
+        self.reduction = reduction
+        self.simple_am_proj = nn.Linear(encoder_dim, vocab_size)
+        self.simple_lm_proj = nn.Linear(predictor_dim, vocab_size)
+        with torch.no_grad():
+            for projection in (self.simple_am_proj, self.simple_lm_proj):
+                projection.weight.mul_(_INITIAL_SHARE)
+                projection.bias.mul_(_INITIAL_SHARE)
+
+    def scales(self, step: int) -> tuple[float, float]:
+        """Scales of the simple and of the pruned loss after that many optimiser steps."""
+        done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
+        simple = 1.0 + done * (self.simple_scale - 1.0)
+        pruned = self.pruned_scale_start + done * (1.0 - self.pruned_scale_start)
+        return simple, pruned
+
+    def forward(
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        targets: Tensor,
+        logit_lengths: Tensor | None,
+        target_lengths: Tensor | None,
+        step: int,
+    ) -> TransducerLosses:
+        """Losses of a batch.
+
+        Args:
+            encoder_out: (N, T, E) and predictor_out: (N, U+1, P), floating.
+            targets: (N, U) integers, not the blank.
+            logit_lengths, target_lengths: (N,) integers, None for T and U. On the CPU padding is
+                left out of the joiner; on the inputs' device they are never waited for.
+            step: optimiser steps done so far, for the warm-up.
+
+        Raises:
+            TypeError, ValueError: see rnnt_loss and prune_bounds; widths that are not E and P.
+        """
+        check_floating("encoder_out", encoder_out, "(N, T, E)", 3)
+        check_floating("predictor_out", predictor_out, "(N, U+1, P)", 3)
+        batch, frames, rows = *encoder_out.shape[:2], max(predictor_out.shape[1], 1)
+        wanted = (batch, frames, self.encoder_dim)
+        check_shape("encoder_out", encoder_out, wanted, "(N, T, encoder_dim)")
+        wanted = (batch, rows, self.predictor_dim)
+        check_shape("predictor_out", predictor_out, wanted, "(N, U+1, predictor_dim)")
+        check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
+        utterances = check_batch(
+            targets,
+            logit_lengths,
+            target_lengths,
+            batch=batch,
+            frames=frames,
+            symbols=rows - 1,
+            vocabulary=self.vocab_size,
+            blank=self.options.blank,
+            rnnt_type=self.options.rnnt_type,
+            device=encoder_out.device,
+            validate=False,
+            source="encoder_out and predictor_out",
+        )
+        if utterances.host_lengths is not None and readable(False):
+            check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
+        weights = self._plain_weights(encoder_out, predictor_out)
+        if weights is not None:
+            return self._in_one_step(encoder_out, predictor_out, weights, utterances, step)
+        utterances = utterances.on_device()
+        simple_loss, occupancy = checked_simple_loss(
+            self.simple_am_proj(encoder_out),
+            self.simple_lm_proj(predictor_out),
+            utterances,
+            self.simple_options,
+        )
+        bounds = chosen_bounds(
+            occupancy, utterances, self.s_range, self.options.rnnt_type, self.exact_bounds
+        )
+        pruned_loss = self._pruned_loss(encoder_out, predictor_out, utterances, bounds)
+        simple_scale, pruned_scale = self.scales(step)
+        total = simple_scale * simple_loss + pruned_scale * pruned_loss
+        return TransducerLosses(
+            loss=reduced(total, self.reduction),
+            simple_loss=reduced(simple_loss, self.reduction),
+            pruned_loss=reduced(pruned_loss, self.reduction),
+            occupancy=occupancy,
+            bounds=bounds,
+            simple_scale=simple_scale,
+            pruned_scale=pruned_scale,
+            utterances=UtteranceLosses(total.detach(), simple_loss.detach(), pruned_loss.detach()),
+        )
+
+    def _plain_weights(self, *inputs: Tensor) -> list[Tensor] | None:
+        """Weights and biases in the order of pruned_step, where the layers are what they seem, so
+        that these alone say what they do: nothing that wraps them, no hooks, and no compiler that
+        wants to see each. Else None."""
+        joiner, device = self.joiner, inputs[0].device
+        if not isinstance(joiner, Joiner) or torch.compiler.is_compiling():
+            return None
+        if min(inputs[0].numel(), inputs[1].numel()) == 0 or inputs[1].device != device:
+            return None
+        weights: list[Tensor] = []
+        for layer in (
+            self.simple_am_proj,
+            self.simple_lm_proj,
+            joiner.encoder_proj,
+            joiner.decoder_proj,
+            joiner.output_linear,
+        ):
+            if type(layer) is not nn.Linear:
+                return None
+            if layer._forward_hooks or layer._forward_pre_hooks:
+                return None
+            if layer._backward_hooks or layer._backward_pre_hooks:
+                return None
+            # Not by attribute, which takes the host ten times as long; without a parametrization
+            # both are there.
+            parameters = layer._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            if weight is None or bias is None or weight.device != device:
+                return None
+            weights += (weight, bias)
+        return weights
+
+    def _in_one_step(
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        weights: list[Tensor],
+        utterances: Utterances,
+        step: int,
+    ) -> TransducerLosses:
+        assert isinstance(self.joiner, Joiner)
+        dtype = product_dtype(encoder_out, predictor_out, *weights)
+        frames = encoder_out.shape[1]
+        simple_scale, pruned_scale = self.scales(step)
+        plan = StepPlan(
+            dtype=dtype,
+            differentiable=torch.is_grad_enabled(),
+            simple=self.simple_options,
+            rows=row_plan(
+                RowGeometry(None, None, frames, self.s_range),
+                utterances.band_rows(frames, self.s_range),
+                self.vocab_size * dtype.itemsize,
+                weights[-2].shape[1] * dtype.itemsize,
+                None,
+                self.vocab_size,
+                ACTIVATIONS[self.joiner.activation],
+                self.options,
+            ),
+            exact_bounds=self.exact_bounds,
+            simple_scale=simple_scale,
+            pruned_scale=pruned_scale,
+            reduction=self.reduction,
+        )
+        losses = pruned_step(encoder_out, predictor_out, weights, utterances, plan)
+        if losses.each is None:
+            each = UtteranceLosses(
+                *(x.detach() for x in (losses.total, losses.simple, losses.pruned))
+            )
+        else:
+            each = UtteranceLosses(*losses.each.unbind())
+        return TransducerLosses(
+            loss=losses.total,
+            simple_loss=losses.simple,
+            pruned_loss=losses.pruned,
+            occupancy=Occupancy(losses.gx, losses.gy),
+            bounds=Bounds(losses.start, self.s_range),
+            simple_scale=simple_scale,
+            pruned_scale=pruned_scale,
+            utterances=each,
+        )
+
+    def _pruned_loss(
+        self, encoder_out: Tensor, predictor_out: Tensor, utterances: Utterances, bounds: Bounds
+    ) -> Tensor:
+        if isinstance(self.joiner, Joiner):
+            return checked_fused_loss(
+                self.joiner.encoder_proj(encoder_out),
+                self.joiner.decoder_proj(predictor_out),
+                self.joiner.output_linear.weight,
+                self.joiner.output_linear.bias,
+                utterances,
+                bounds,
+                self.joiner.activation,
+                self.options,
+            )
+        am_NTSE, lm_NTSP = prune(encoder_out, predictor_out, bounds)
+        logits_NTSV = self.joiner(am_NTSE, lm_NTSP)
+        shape = (*am_NTSE.shape[:3], self.vocab_size)
+        check_shape("what joiner returns", logits_NTSV, shape, "logits (N, T, S, vocab_size)")
+        return rnnt_loss_pruned(
+            logits_NTSV,
+            utterances.targets,
+            bounds,
+            utterances.logit_lengths,
+            utterances.target_lengths,
+            blank=self.options.blank,
+            rnnt_type=self.rnnt_type,
+            delay_penalty=self.options.delay_penalty,
+            fastemit_lambda=self.options.fastemit_lambda,
+            hat=self.options.mode == HAT,
+            reduction="none",
+        )

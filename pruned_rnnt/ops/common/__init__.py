@@ -1,0 +1,1 @@
+"""Library of ops, geometry of rows, and products that every room of ops shares."""

@@ -1,0 +1,160 @@
+"""Finds and loads the compiled libraries, and reports which op runs where.
+
+A library is one file for each device, `libpruned_rnnt_cpu.so` and `libpruned_rnnt_cuda.so`, in a
+folder `lib` of the installed package; an editable install may have several package folders, and
+all are searched. Beside it lies `build_notes.txt`, which says what was built and why not more.
+Environment:
+    PRUNED_RNNT_BACKEND      auto (default): compiled kernels where there are any, else plain torch;
+                             native: raise where this machine's libraries are missing;
+                             fallback: plain torch only
+    PRUNED_RNNT_LIBRARY_DIR  the one folder to search instead
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from pruned_rnnt.ops.common.library import FALLBACKS, MISSING_KERNELS, NAMESPACE
+
+BACKENDS = ("auto", "native", "fallback")
+DEVICES = ("cpu", "cuda")
+BUILD_NOTES = "build_notes.txt"
+# Ops that only call others of this library and torch's own: no kernels are wanted for them, but for
+# `scale` on a GPU, where it saves launches.
+COMPOSED = frozenset(
+    {
+        "ctc",
+        "fused_log_probs",
+        "fused_log_probs_backward",
+        "scale",
+        "simple_product",
+        "simple_sums",
+    }
+)
+
+logger = logging.getLogger("pruned_rnnt")
+
+# For each device where its kernels come from, in words: filled by load_native.
+_STATE: dict[str, str] = {}
+
+
+def requested_backend() -> str:
+    """The value of PRUNED_RNNT_BACKEND; raises ValueError for one that does not exist."""
+    backend = os.environ.get("PRUNED_RNNT_BACKEND", "") or "auto"
+    if backend not in BACKENDS:
+        raise ValueError(f"PRUNED_RNNT_BACKEND must be one of {BACKENDS}, got {backend!r}")
+    return backend
+
+
+def library_folders() -> list[Path]:
+    """Folders that may hold the libraries, in the order of search."""
+    chosen = os.environ.get("PRUNED_RNNT_LIBRARY_DIR")
+    if chosen:
+        return [Path(chosen)]
+    package = [Path(entry) for entry in sys.modules[__package__.partition(".")[0]].__path__]
+    return list(dict.fromkeys([*(p / "lib" for p in package), Path(__file__).parents[2] / "lib"]))
+
+
+def _build_note(device: str) -> str:
+    for folder in library_folders():
+        notes = folder / BUILD_NOTES
+        if notes.is_file():
+            for line in notes.read_text().splitlines():
+                name, _, note = line.partition(": ")
+                if name == device and note != "built":
+                    return note
+    return f"no library in {', '.join(map(str, library_folders()))}"
+
+
+def _load(device: str) -> str | None:
+    """Loads the library of a device. Returns why not, or None once it is loaded."""
+    if device == "cuda" and torch.version.cuda is None:
+        return "the installed torch has no CUDA"
+    for folder in library_folders():
+        path = folder / f"libpruned_rnnt_{device}.so"
+        if not path.is_file():
+            continue
+        try:
+            torch.ops.load_library(str(path))
+        except OSError as error:
+            return f"{path} does not load: {error}"
+        _STATE[device] = f"native ({path})"
+        return None
+    return _build_note(device)
+
+
+def load_native() -> None:
+    """Loads the libraries as PRUNED_RNNT_BACKEND says, once at import.
+
+    Raises:
+        ImportError: PRUNED_RNNT_BACKEND=native, and the CPU library, or the CUDA library on a
+            machine with a CUDA device, cannot be loaded.
+    """
+    backend = requested_backend()
+    for device in DEVICES:
+        if backend == "fallback":
+            _STATE[device] = "fallback (PRUNED_RNNT_BACKEND=fallback)"
+            continue
+        reason = _load(device)
+        if reason is None:
+            continue
+        if backend == "native" and (device == "cpu" or torch.cuda.is_available()):
+            raise ImportError(f"PRUNED_RNNT_BACKEND=native, but for {device}: {reason}")
+        _STATE[device] = f"fallback ({reason})"
+        if "does not load" in reason:
+            warnings.warn(f"pruned_rnnt runs plain torch on {device}: {reason}", stacklevel=2)
+        elif device == "cpu" or torch.version.cuda is not None:
+            MISSING_KERNELS[device] = _advice(device, reason)
+    for device, state in _STATE.items():
+        logger.info("%s: %s", device, state)
+
+
+def _advice(device: str, reason: str) -> str:
+    """What to do where a library is missing that could be there."""
+    tools = "a C++ compiler" if device == "cpu" else "nvcc"
+    torch_folder = Path(torch.__file__).parent
+    return (
+        f"pruned_rnnt runs plain torch on {device}, several times slower than its compiled kernels "
+        f"({reason}). To build them, have {tools} on the path and run, in pruned_rnnt's source "
+        f"folder: PRUNED_RNNT_REQUIRE_NATIVE=1 PRUNED_RNNT_TORCH_DIR={torch_folder} pip install "
+        "--force-reinstall --no-deps . (PRUNED_RNNT_BACKEND=fallback silences this warning)"
+    )
+
+
+def backend_summary(device: str) -> str:
+    """Where the kernels for a device type come from: "native (FILE)" or "fallback (REASON)".
+
+    device: "cpu", "cuda" or another type of torch's, which has no compiled kernels.
+    """
+    return _STATE.get(device, "fallback (no compiled kernels for this kind of device)")
+
+
+@cache
+def has_native_kernel(op: str, device: str) -> bool:
+    """Whether the op of that name has a compiled kernel for "cpu" or "cuda" in this process."""
+    name = f"{NAMESPACE}::{op}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()))
+
+
+def backend_report() -> str:
+    """Which backend each device and each op uses in this process, and why, as text of some lines.
+
+    "native" is a compiled kernel, "fallback" plain torch (which every other device uses), and
+    "composed" an op that calls other ops and torch's own kernels.
+    """
+    lines = [f"torch {torch.__version__}, PRUNED_RNNT_BACKEND={requested_backend()}"]
+    lines += [f"{device}: {backend_summary(device)}" for device in DEVICES]
+    width = max(map(len, FALLBACKS), default=0) + 2
+    lines.append("op".ljust(width) + "".join(device.ljust(10) for device in DEVICES).rstrip())
+    for op in FALLBACKS:
+        without = "composed" if op in COMPOSED else "fallback"
+        cells = ["native" if has_native_kernel(op, device) else without for device in DEVICES]
+        lines.append(op.ljust(width) + "".join(cell.ljust(10) for cell in cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""From encoder and predictor frames to log-probabilities at lattice nodes."""

@@ -1,0 +1,105 @@
+"""Hidden rows of the joiner for a chunk of lattice nodes: act(am(n,t) + lm(n,u)), and its gradient.
+
+Axes: N batch, T frames, U symbols, D joiner dim, R rows of the whole geometry (row_geometry.py),
+r rows of the chunk, which begins and ends at whole frames. acc: float64 for float64 input, else
+float32. fused_joiner.py calls these chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.common.library import define
+from pruned_rnnt.ops.common.row_geometry import nodes_of_rows
+
+ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
+
+
+def _joiner_rows(
+    am: Tensor,
+    lm: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    start: Tensor | None,
+    row_splits: Tensor | None,
+    frames: int,
+    columns: int,
+    row_begin: int,
+    activation: int,
+    hidden: Tensor,
+) -> None:
+    n, t, u, valid = nodes_of_rows(
+        logit_lengths,
+        target_lengths,
+        start,
+        row_splits,
+        frames,
+        columns,
+        row_begin,
+        hidden.shape[0],
+    )
+    total = am[n, t.clamp(max=am.shape[1] - 1)] + lm[n, u.clamp(0, lm.shape[1] - 1)]
+    if activation == ACTIVATIONS["tanh"]:
+        total = total.tanh()
+    elif activation == ACTIVATIONS["relu"]:
+        total = total.relu()
+    hidden.copy_(total.masked_fill(~valid[:, None], 0))
+
+
+def _joiner_rows_backward(
+    grad_hidden: Tensor,
+    hidden: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    start: Tensor | None,
+    row_splits: Tensor | None,
+    frames: int,
+    columns: int,
+    row_begin: int,
+    activation: int,
+    grad_am: Tensor,
+    grad_lm: Tensor,
+) -> None:
+    n, t, u, valid = nodes_of_rows(
+        logit_lengths,
+        target_lengths,
+        start,
+        row_splits,
+        frames,
+        columns,
+        row_begin,
+        hidden.shape[0],
+    )
+    grad = grad_hidden.to(grad_lm.dtype)
+    if activation == ACTIVATIONS["tanh"]:
+        grad = grad * (1 - hidden.to(grad.dtype).square())
+    elif activation == ACTIVATIONS["relu"]:
+        grad = grad * (hidden > 0)
+    grad = grad.masked_fill(~valid[:, None], 0)
+    at_am = n * grad_am.shape[1] + t.clamp(max=grad_am.shape[1] - 1)
+    at_lm = n * grad_lm.shape[1] + u.clamp(0, grad_lm.shape[1] - 1)
+    am_rows = grad_am.view(-1, grad_am.shape[2])
+    sums = torch.zeros_like(am_rows, dtype=grad.dtype).index_add_(0, at_am, grad)
+    am_rows.index_copy_(0, at_am, sums[at_am].to(am_rows.dtype))
+    grad_lm.view(-1, grad_lm.shape[2]).index_add_(0, at_lm, grad)
+
+
+# am (N,T,D), lm (N,U+1,D) of one dtype, lengths (N) int32 -> hidden (r,D) of that dtype for rows
+# row_begin .. row_begin + r. activation 0 none, 1 tanh, 2 relu. Rows of invalid nodes are 0.
+joiner_rows = define(
+    "joiner_rows(Tensor am, Tensor lm, Tensor logit_lengths, Tensor target_lengths, Tensor? start, "
+    "Tensor? row_splits, int T, int S, int row_begin, int activation, Tensor(a!) hidden) -> ()",
+    _joiner_rows,
+)
+
+# grad_hidden, hidden (r,D) of one dtype -> grad_am (N,T,D) of that dtype or acc: the frames of this
+# chunk are assigned (0 where no node is valid; summed in acc, rounded once), others untouched;
+# grad_lm (N,U+1,D) acc: added to, in a fixed order (the fallback on CUDA: under
+# torch.use_deterministic_algorithms).
+joiner_rows_backward = define(
+    "joiner_rows_backward(Tensor grad_hidden, Tensor hidden, Tensor logit_lengths, "
+    "Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, int row_begin, "
+    "int activation, Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
+    _joiner_rows_backward,
+)

@@ -1,0 +1,1 @@
+"""Recursions over the lattice: sums of paths, and occupancies."""

@@ -1,0 +1,111 @@
+"""CTC by torch's own kernels, as one op, so that torch.compile can trace it.
+
+Axes: N batch, T frames, U symbols, V vocabulary.
+
+torch's kernels make NaN of log-probabilities of -inf, and pass on what padding holds. Here padding
+counts as zeros, and a log-probability of -inf as one so low that no sum of others comes near it: an
+utterance whose paths all need one has no path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.common.library import accumulator, define, opaque_to_compile
+from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+
+NEG_INF = float("-inf")
+# Stands for the logarithm of 0. A loss of half as much or more has one in all of its paths.
+_LOG_ZERO = -1e30
+
+
+def _log_softmax(logits: Tensor, logit_lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """(N,T,V) in the accumulator's dtype, finite where the logits are finite or -inf."""
+    t = torch.arange(logits.shape[1], device=logits.device)
+    padding = t >= logit_lengths.to(logits.device)[:, None]
+    log_probs = logits.to(dtype).masked_fill(padding[:, :, None], 0)
+    nothing_allowed = (log_probs == NEG_INF).all(2, keepdim=True)
+    log_probs = log_probs.log_softmax(2).masked_fill_(nothing_allowed, NEG_INF)
+    return log_probs.masked_fill_(log_probs == NEG_INF, _LOG_ZERO)
+
+
+def _ctc(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    loss: Tensor,
+    grad: Tensor,
+) -> None:
+    log_probs = _log_softmax(logits, logit_lengths, loss.dtype)
+    by_time = log_probs.transpose(0, 1)
+    lengths: tuple[Any, Any] = (logit_lengths, target_lengths)
+    forward, backward = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
+    if logit_lengths.device.type == "cpu":
+        # torch 2.11 wants length tensors where the log-probabilities are; lists are for the host.
+        lengths = (logit_lengths.tolist(), target_lengths.tolist())
+        forward = torch.ops.aten._ctc_loss.default
+        backward = torch.ops.aten._ctc_loss_backward.default
+    nll, log_alpha = forward(by_time, targets, *lengths, blank, zero_infinity=True)
+    unit = torch.ones_like(nll)
+    grad_by_time = backward(unit, by_time, targets, *lengths, nll, log_alpha, blank, True)
+    infeasible = nll >= -_LOG_ZERO / 2
+    loss.copy_(nll.masked_fill(infeasible, 0))
+    grad_log_probs = grad_by_time.transpose(0, 1).masked_fill_(infeasible[:, None, None], 0)
+    # On to the logits.
+    torch.addcmul(
+        grad_log_probs, log_probs.exp_(), grad_log_probs.sum(2, keepdim=True), value=-1, out=grad
+    )
+
+
+# logits (N,T,V); targets (N,U), lengths (N) int64, lengths best on the CPU. -> loss (N) and grad
+# (N,T,V) = d loss / d logits, acc. An utterance without a path gets 0, and so does padding.
+ctc = define(
+    "ctc(Tensor logits, Tensor targets, Tensor logit_lengths, Tensor target_lengths, int blank, "
+    "Tensor(a!) loss, Tensor(b!) grad) -> ()",
+    _ctc,
+)
+
+
+class _Ctc(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        logit_lengths: Tensor,
+        target_lengths: Tensor,
+        blank: int,
+    ) -> Tensor:
+        acc = accumulator(logits.dtype)
+        loss = logits.new_empty(logits.shape[:1], dtype=acc)
+        grad = torch.empty(logits.shape, dtype=acc, device=logits.device)
+        ctc(logits, targets, logit_lengths, target_lengths, blank, loss, grad)
+        ctx.save_for_backward(grad)
+        ctx.dtype = logits.dtype
+        return loss
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return (grad_loss[:, None, None] * grad).to(ctx.dtype), None, None, None, None
+
+
+@opaque_to_compile
+def ctc_losses(
+    logits_NTV: Tensor,
+    targets_NU: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+) -> Tensor:
+    """Loss (N,) acc of logits, differentiable; integers are int64."""
+    loss: Tensor = _Ctc.apply(  # type: ignore[no-untyped-call]
+        logits_NTV, targets_NU, logit_lengths, target_lengths, blank
+    )
+    return loss

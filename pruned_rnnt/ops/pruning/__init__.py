@@ -1,0 +1,1 @@
+"""Choosing the band, and cutting to it."""

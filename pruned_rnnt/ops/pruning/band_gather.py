@@ -1,0 +1,76 @@
+"""Predictor rows of the band: out(n,t,j) = lm(n, start(n,t) + j), and the gradient of that.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.common.library import accumulator, define
+from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+
+
+def _columns(start: Tensor, s_range: int, rows: int) -> tuple[Tensor, Tensor]:
+    """u (N,T,S) int64 within 0..U, and a mask of the columns that were inside."""
+    u = start.long()[:, :, None] + torch.arange(s_range, device=start.device)
+    inside = (u >= 0) & (u < rows)
+    return u.clamp(0, rows - 1), inside
+
+
+def _band_gather(lm: Tensor, start: Tensor, s_range: int, out: Tensor) -> None:
+    u, inside = _columns(start, s_range, lm.shape[1])
+    n = torch.arange(lm.shape[0], device=lm.device)[:, None, None]
+    out.copy_(lm[n, u].masked_fill_(~inside[..., None], 0))
+
+
+def _band_gather_backward(grad: Tensor, start: Tensor, grad_lm: Tensor) -> None:
+    batch, rows, width = grad_lm.shape
+    u, inside = _columns(start, grad.shape[2], rows)
+    n = torch.arange(batch, device=grad.device)[:, None, None]
+    # Columns outside go to a row of their own that is dropped.
+    where = torch.where(inside, n * rows + u, batch * rows).reshape(-1)
+    total = grad.new_zeros((batch * rows + 1, width), dtype=accumulator(grad.dtype))
+    total.index_add_(0, where, grad.reshape(-1, width).to(total.dtype))
+    grad_lm.copy_(total[:-1].view(batch, rows, width))
+
+
+# lm (N,U+1,D), start (N,T) int32 -> out (N,T,S,D) of the dtype of lm; 0 where start + j > U.
+band_gather = define(
+    "band_gather(Tensor lm, Tensor start, int s_range, Tensor(a!) out) -> ()", _band_gather
+)
+
+# grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D) of the dtype of grad, summed in acc and in a
+# fixed order (the fallback on CUDA: under torch.use_deterministic_algorithms).
+band_gather_backward = define(
+    "band_gather_backward(Tensor grad, Tensor start, Tensor(a!) grad_lm) -> ()",
+    _band_gather_backward,
+)
+
+
+class _BandGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lm: Tensor, start: Tensor, s_range: int) -> Tensor:
+        batch, frames = start.shape
+        out = lm.new_empty((batch, frames, s_range, lm.shape[2]))
+        band_gather(lm, start, s_range, out)
+        ctx.save_for_backward(start)
+        ctx.rows = lm.shape[1]
+        return out
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (start,) = ctx.saved_tensors
+        grad_lm = grad.new_empty((grad.shape[0], ctx.rows, grad.shape[3]))
+        band_gather_backward(grad.contiguous(), start, grad_lm)
+        return grad_lm, None, None
+
+
+def gathered_band(lm_NUD: Tensor, start_NT: Tensor, s_range: int) -> Tensor:
+    """lm (N,U+1,D), start (N,T) int32, both contiguous -> (N,T,S,D); differentiable in lm."""
+    out: Tensor = _BandGather.apply(lm_NUD, start_NT, s_range)  # type: ignore[no-untyped-call]
+    return out

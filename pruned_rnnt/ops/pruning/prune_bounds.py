@@ -1,0 +1,143 @@
+"""Which columns of the lattice to keep: from occupancies to a band start for each frame.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame (s_range).
+
+With k = S-1 for `regular` and k = 1 otherwise, and M = max(U_n+1-S, 0) the last window:
+    1. score(s,t) for s = 0..M is the mass of the paths that pass frame t inside the window:
+           regular, constrained   sum_{u=s}^{s+S-1} gy(t,u) - gx(t,s-1), gx(t,-1) = 0
+           modified, rna          sum_{u=s}^{s+S-1} gy(t,u) + gx(t,u)
+       A path takes one blank a frame in the first two types, and what enters the window from below
+       is on a path that the band cuts. In the others a symbol stands in the place of the blank:
+       blanks alone would leave a frame that surely emits without a choice.
+       s0(t) = the middle one of the s whose score is within 1e-5 of the largest (of two the
+       first): windows which hold all the mass differ by rounding alone, and every device must
+       choose the same; the middle one leaves paths room on both sides.
+    2. s0(t) = M for t >= T_n - 1, so that the last symbol is reached.
+    3. s1(t) = min over t' >= t of s0(t')                                  (monotone)
+    4. s(t) = min(k t, max over t' >= t of (s1(t') - k (t' - t)))          (contiguous)
+so that s(0) = 0, s(t) <= s(t+1) <= s(t) + k. With padded_search, step 1 looks at s = 0..U+1-S of
+the padded U as k2 does, so that the bounds depend on the padding.
+
+The exact variant maximises sum_t score(s(t),t) over t = 0..T_n-1 under the same constraints
+(s(0) = 0, s(T_n-1) = M, steps of 0..k) by dynamic programming; of equal predecessors the largest
+column is taken. For t >= T_n - 1, and where no band is feasible, s(t) = min(k t, M).
+Source: arXiv 2206.13236; k2's get_rnnt_prune_ranges for the greedy rule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pruned_rnnt.ops.common.library import MODIFIED, REGULAR, RNA, define
+
+NEG_INF = float("-inf")
+TIE = 1e-5
+
+
+def _window_scores(gx: Tensor, gy: Tensor, s_range: int, one_arc_a_frame: bool) -> Tensor:
+    """score (N,T,W) for the windows s = 0 .. max(U+1-S, 0)."""
+    windows = max(gy.shape[2] - s_range, 0) + 1
+    mass = gx + gy if one_arc_a_frame else gy
+    kept = pad(mass, (0, max(s_range - gy.shape[2], 0))).unfold(2, s_range, 1).sum(-1)
+    return kept if one_arc_a_frame else kept - pad(gx, (1, 0))[:, :, :windows]
+
+
+def _prune_bounds(
+    gx: Tensor,
+    gy: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    s_range: int,
+    rnnt_type: int,
+    padded_search: bool,
+    start: Tensor,
+) -> None:
+    frames, device = gy.shape[1], gy.device
+    step = s_range - 1 if rnnt_type == REGULAR else 1
+    score = _window_scores(gx, gy, s_range, rnnt_type in (MODIFIED, RNA))
+    last_N1 = (target_lengths.long()[:, None] + 1 - s_range).clamp_min(0)
+    if not padded_search:
+        s = torch.arange(score.shape[2], device=device)
+        score = score.masked_fill((s > last_N1)[:, None, :], NEG_INF)
+    tied = score >= score.amax(2, keepdim=True) - TIE
+    rank = tied.cumsum(2, dtype=torch.int32)
+    s0 = (rank == (rank[:, :, -1:] + 1) // 2).to(torch.uint8).argmax(2)
+    t = torch.arange(frames, device=device)
+    s0 = torch.where(t < logit_lengths[:, None] - 1, s0, last_N1)
+    s1 = s0.flip(1).cummin(1).values.flip(1)
+    reach = (s1 - step * t).flip(1).cummax(1).values.flip(1) + step * t
+    start.copy_(torch.minimum(reach, step * t))
+
+
+def _prune_bounds_exact(
+    gx: Tensor,
+    gy: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    s_range: int,
+    rnnt_type: int,
+    scratch: Tensor,
+    start: Tensor,
+) -> None:
+    batch, frames, device = gy.shape[0], gy.shape[1], gy.device
+    step = s_range - 1 if rnnt_type == REGULAR else 1
+    score = _window_scores(gx, gy, s_range, rnnt_type in (MODIFIED, RNA))
+    windows = score.shape[2]
+    last_N = (target_lengths.long() + 1 - s_range).clamp_min(0)
+    s = torch.arange(windows, device=device)
+    scratch.zero_()
+    best = score[:, 0].masked_fill(s != 0, NEG_INF)
+    for t in range(1, frames):
+        # Column i of a window of k+1 predecessors is s - k + i.
+        value, offset = pad(best, (step, 0), value=NEG_INF).unfold(1, step + 1, 1).flip(2).max(2)
+        scratch[:, t, :windows] = (s - offset).clamp_min(0).int()
+        best = value + score[:, t]
+    frame_T = torch.arange(frames, device=device)
+    bounds = torch.minimum(step * frame_T, last_N[:, None])
+    feasible = step * (logit_lengths.long() - 1) >= last_N
+    rows = torch.arange(batch, device=device)
+    here = last_N
+    for t in range(frames - 1, -1, -1):
+        traced = feasible & (t < logit_lengths)
+        bounds[:, t] = torch.where(traced, here, bounds[:, t])
+        before = scratch[rows, t, here.clamp_max(windows - 1)].long()
+        here = torch.where(traced, before, here)
+    start.copy_(bounds)
+
+
+# gx, gy (N,T,U+1) acc in row layout, lengths (N) int32 -> start (N,T) int32.
+prune_bounds = define(
+    "prune_bounds(Tensor gx, Tensor gy, Tensor logit_lengths, Tensor target_lengths, int s_range, "
+    "int rnnt_type, bool padded_search, Tensor(a!) start) -> ()",
+    _prune_bounds,
+)
+
+# The same with backpointers in scratch (N,T,U+1) int32, whose content afterwards means nothing.
+prune_bounds_exact = define(
+    "prune_bounds_exact(Tensor gx, Tensor gy, Tensor logit_lengths, Tensor target_lengths, "
+    "int s_range, int rnnt_type, Tensor(a!) scratch, Tensor(b!) start) -> ()",
+    _prune_bounds_exact,
+)
+
+
+def choose_bounds(
+    gx: Tensor,
+    gy: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    s_range: int,
+    rnnt_type: int,
+    exact: bool,
+) -> Tensor:
+    """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies (N,T,U+1)."""
+    start = torch.empty(gy.shape[:2], dtype=torch.int32, device=gy.device)
+    if exact:
+        scratch = torch.empty_like(gy, dtype=torch.int32)
+        prune_bounds_exact(
+            gx, gy, logit_lengths, target_lengths, s_range, rnnt_type, scratch, start
+        )
+    else:
+        prune_bounds(gx, gy, logit_lengths, target_lengths, s_range, rnnt_type, False, start)
+    return start

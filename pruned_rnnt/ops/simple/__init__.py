@@ -1,0 +1,1 @@
+"""The loss of the trivial joiner."""

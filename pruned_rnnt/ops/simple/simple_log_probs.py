@@ -1,0 +1,303 @@
+"""Log-probabilities of the trivial joiner, am(t,v) + lm(u,v), without the 4-D tensor.
+
+Axes: N batch, T frames, U symbols, V vocabulary, R rows. acc: float64 for float64 input, else
+float32.
+
+With am_max = max_v am and am_exp = exp(am - am_max), the same for lm,
+    product(t,u) = sum_v am_exp(t,v) lm_exp(u,v)         a matrix product (simple_products.py)
+    logz(t,u)    = log product + am_max(t) + lm_max(u)   where product >= SAFE,
+                   log sum_v exp(am(t,v) + lm(u,v))      elsewhere: there the terms have
+                   underflowed, and the sum is taken entry by entry over V.
+SAFE is so far above the smallest normal number that what underflowed below it cannot be seen.
+
+With l = lm_only_scale, a = am_only_scale, c = 1 - l - a, and for v = y(u+1) (px) or blank (py):
+    p(t,u) = c (am(t,v) + lm(u,v) - logz(t,u)) + l (lm(u,v) - lm_lse(u))
+           + a (am(t,v) + log_q(v) - am_lse(t))
+A summand whose scale is 0 is left out (its tensors are None); if logz is -inf, px = py = -inf.
+
+Gradients, with ex = (1 + fastemit_lambda) gx and g = grad_loss of the utterance (loss = -log P):
+    weights(t,u) = g c (ex + gy)(t,u) / product(t,u), 0 where product < SAFE
+    am_sum = weights . lm_exp, lm_sum = weights^T . am_exp               matrix products again
+    d am(t,v) = am_exp(t,v) am_sum(t,v)
+              + sum over u with product(t,u) < SAFE of g c (ex + gy) exp(am(t,v) + lm(u,v) - logz)
+              + a g (sum_u ex + gy)(t) exp(am(t,v) + log_q(v) - am_lse(t))
+              - (c + a) g (sum_u ex(t,u) [v = y(u+1)] + [v = blank] sum_u gy(t,u))
+    d lm(u,v) = lm_exp(u,v) lm_sum(u,v)
+              + sum over t with product(t,u) < SAFE of g c (ex + gy) exp(am(t,v) + lm(u,v) - logz)
+              + l g (sum_t ex + gy)(u) exp(lm(u,v) - lm_lse(u))
+              - (c + l) g ([v = y(u+1)] sum_t ex(t,u) + [v = blank] sum_t gy(t,u))
+(the share of d lm through log_q is added by the caller). Rows of padding get exact zeros, whatever
+they hold. Entries with ex + gy = 0 contribute nothing and are not looked at, nor are rows of which
+that is the sum: a row of nothing but -inf has no softmax.
+Source: arXiv 2206.13236, with the exact entries added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.common.library import accumulator, define
+
+NEG_INF = float("-inf")
+# Entries of (R, V) expanded at a time where the product underflowed.
+_EXACT_ELEMENTS = 1 << 22
+
+
+def safe_product(dtype: torch.dtype) -> float:
+    """SAFE of the module docstring for an accumulator dtype."""
+    return 1e-280 if dtype == torch.float64 else 1e-28
+
+
+def _valid_nodes(logit_lengths: Tensor, target_lengths: Tensor, shape: torch.Size) -> Tensor:
+    """(N,T,U+1) bool: t < T_n and u <= U_n."""
+    t = torch.arange(shape[1], device=logit_lengths.device)
+    u = torch.arange(shape[2], device=logit_lengths.device)
+    inside_NT = t < logit_lengths[:, None]
+    inside_NU = u <= target_lengths[:, None]
+    return inside_NT[:, :, None] & inside_NU[:, None, :]
+
+
+def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Indices (n, t, u) of entries (E,3), so many at a time that (piece, V) is small."""
+    count = max(1, _EXACT_ELEMENTS // size)
+    for begin in range(0, entries.shape[0], count):
+        yield entries[begin : begin + count].unbind(1)
+
+
+def _exp_rows(
+    x: Tensor,
+    lengths: Tensor,
+    extra: int,
+    row_max: Tensor,
+    row_lse: Tensor,
+    x_exp: Tensor,
+    x_low: Tensor | None,
+) -> None:
+    count, size = x.shape[1:]
+    outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
+    rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
+    maximum = rows.amax(-1)
+    maximum = maximum.masked_fill(maximum == NEG_INF, 0)
+    exponentials = (rows - maximum[:, :, None]).exp().masked_fill_(outside[:, :, None], 0)
+    row_max.copy_(maximum)
+    row_lse.copy_((maximum + exponentials.sum(2).log()).masked_fill_(outside, 0))
+    x_exp.zero_()[:, :count, :size] = exponentials
+    if x_low is not None:
+        rest = exponentials - x_exp[:, :count, :size].to(exponentials.dtype)
+        x_low.zero_()[:, :count, :size] = rest
+
+
+def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
+    """Targets (N,U+1) int64 with blank in the last column and out-of-range symbols, and a mask of
+    the columns that hold a usable symbol."""
+    last = targets.new_full((targets.shape[0], 1), -1)
+    y = torch.cat([targets, last], dim=1).long()
+    usable = (y >= 0) & (y < size) & (y != blank)
+    return torch.where(usable, y, blank), usable
+
+
+def _simple_log_probs(
+    am: Tensor,
+    lm: Tensor,
+    am_max: Tensor,
+    lm_max: Tensor,
+    product: Tensor,
+    lm_lse: Tensor | None,
+    am_lse: Tensor | None,
+    log_q: Tensor | None,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    lm_only_scale: float,
+    am_only_scale: float,
+    px: Tensor,
+    py: Tensor,
+    logz: Tensor,
+) -> None:
+    acc = product.dtype
+    (batch, frames, size), width = am.shape, lm.shape[1]
+    product = product[:, :, :width]
+    valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    fits_N = (logit_lengths <= frames) & (target_lengths < width)
+    valid &= fits_N[:, None, None]
+    safe = product >= safe_product(acc)
+    z = product.clamp_min(safe_product(acc)).log() + am_max[:, :, None] + lm_max[:, None, :]
+    z.masked_fill_(~valid, 0)
+    entries = (valid & ~safe).nonzero()
+    for n, t, u in _pieces(entries, size):
+        z[n, t, u] = torch.logsumexp(am[n, t].to(acc) + lm[n, u].to(acc), dim=-1)
+    logz.copy_(z)
+
+    y_NU, usable_NU = _symbols(targets, blank, size)
+    y_NTU = y_NU[:, None, :].expand(batch, frames, width)
+    combined_scale = 1 - lm_only_scale - am_only_scale
+    am_x, am_y = am.gather(2, y_NTU).to(acc), am[:, :, blank, None].to(acc)
+    lm_x = lm.gather(2, y_NU[:, :, None]).to(acc)[:, None, :, 0]
+    lm_y = lm[:, None, :, blank].to(acc)
+    log_x, log_y = torch.zeros_like(px), torch.zeros_like(py)
+    if combined_scale != 0:
+        log_x += combined_scale * (am_x + lm_x - z)
+        log_y += combined_scale * (am_y + lm_y - z)
+    if lm_lse is not None and lm_only_scale != 0:
+        log_x += lm_only_scale * (lm_x - lm_lse[:, None, :])
+        log_y += lm_only_scale * (lm_y - lm_lse[:, None, :])
+    if am_lse is not None and log_q is not None and am_only_scale != 0:
+        log_x += am_only_scale * (am_x + log_q[y_NU][:, None, :] - am_lse[:, :, None])
+        log_y += am_only_scale * (am_y + log_q[blank] - am_lse[:, :, None])
+    impossible = ~valid | (z == NEG_INF)
+    u = torch.arange(width, device=am.device)
+    emits_NU = usable_NU & (u < target_lengths[:, None])
+    px.copy_(log_x.masked_fill_(impossible | ~emits_NU[:, None, :], NEG_INF))
+    py.copy_(log_y.masked_fill_(impossible, NEG_INF))
+
+
+def _simple_weights(
+    grad_loss: Tensor,
+    gx: Tensor,
+    gy: Tensor,
+    product: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    scale: float,
+    fastemit_lambda: float,
+    weights: Tensor,
+) -> None:
+    product = product[:, :, : gx.shape[2]]
+    leaving = gx * (1 + fastemit_lambda) + gy
+    used = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    used &= (product >= safe_product(product.dtype)) & (leaving != 0)
+    value = (leaving * (scale * grad_loss)[:, None, None] / product).masked_fill_(~used, 0)
+    weights.zero_()[:, :, 0, : gx.shape[2]] = value
+    if weights.shape[2] == 3:
+        high = weights[:, :, 0]
+        weights[:, :, 1] = high
+        weights[:, :, 2, : gx.shape[2]] = value - high[:, :, : gx.shape[2]].to(value.dtype)
+
+
+def _times_sum(x_exp: Tensor, x_low: Tensor | None, x_sum: Tensor, x: Tensor) -> Tensor:
+    """exp times sum, both stored with padding, in the shape of x."""
+    _, count, size = x.shape
+    acc = accumulator(x.dtype)
+    exponentials = x_exp[:, :count, :size].to(acc)
+    if x_low is not None:
+        exponentials = exponentials + x_low[:, :count, :size].to(acc)
+    return exponentials * x_sum[:, :count, :size].to(acc)
+
+
+def _simple_backward(
+    grad_loss: Tensor,
+    gx: Tensor,
+    gy: Tensor,
+    am: Tensor,
+    lm: Tensor,
+    am_exp: Tensor,
+    am_low: Tensor | None,
+    lm_exp: Tensor,
+    lm_low: Tensor | None,
+    product: Tensor,
+    logz: Tensor,
+    am_sum: Tensor,
+    lm_sum: Tensor,
+    lm_lse: Tensor | None,
+    am_lse: Tensor | None,
+    log_q: Tensor | None,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    lm_only_scale: float,
+    am_only_scale: float,
+    fastemit_lambda: float,
+    grad_am: Tensor,
+    grad_lm: Tensor,
+) -> None:
+    acc = product.dtype
+    batch, frames, size = am.shape
+    combined_scale = 1 - lm_only_scale - am_only_scale
+    product = product[:, :, : lm.shape[1]]
+    valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
+    ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
+    leaving = ex + ey
+    d_am = _times_sum(am_exp, am_low, am_sum, am)
+    d_lm = _times_sum(lm_exp, lm_low, lm_sum, lm)
+
+    unsafe = (leaving != 0) & ~(product >= safe_product(acc))
+    entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
+    for n, t, u in _pieces(entries, size):
+        share = (am[n, t].to(acc) + lm[n, u].to(acc) - logz[n, t, u][:, None]).exp()
+        share *= combined_scale * leaving[n, t, u][:, None]
+        d_am.index_put_((n, t), share, accumulate=True)
+        d_lm.index_put_((n, u), share, accumulate=True)
+
+    if am_lse is not None and log_q is not None and am_only_scale != 0:
+        leaving_NT1 = leaving.sum(2)[:, :, None]
+        softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
+        d_am += am_only_scale * (leaving_NT1 * softmax).masked_fill(leaving_NT1 == 0, 0)
+    if lm_lse is not None and lm_only_scale != 0:
+        leaving_NU1 = leaving.sum(1)[:, :, None]
+        softmax = (lm.to(acc) - lm_lse[:, :, None]).exp()
+        d_lm += lm_only_scale * (leaving_NU1 * softmax).masked_fill(leaving_NU1 == 0, 0)
+
+    y_NU, usable_NU = _symbols(targets, blank, size)
+    ex = ex.masked_fill_(~usable_NU[:, None, :], 0)
+    am_scale, lm_scale = combined_scale + am_only_scale, combined_scale + lm_only_scale
+    d_am.scatter_add_(2, y_NU[:, None, :].expand(batch, frames, -1), -am_scale * ex)
+    d_am[:, :, blank] -= am_scale * ey.sum(2)
+    d_lm.scatter_add_(2, y_NU[:, :, None], -lm_scale * ex.sum(1)[:, :, None])
+    d_lm[:, :, blank] -= lm_scale * ey.sum(1)
+
+    t = torch.arange(frames, device=am.device)
+    u = torch.arange(lm.shape[1], device=am.device)
+    grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
+    grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))
+
+
+# x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp of
+# the row; x_exp (N,L',V') and, where wanted, x_low of the same shape and dtype: exp(x - row_max) as
+# simple_products.py stores it, zeros in what is added to L and V. Rows from lengths[n] + extra on
+# are padding: 0 everywhere without looking at x. A row of nothing but -inf gives row_max 0, row_lse
+# -inf and x_exp 0. NaN stays NaN.
+exp_rows = define(
+    "exp_rows(Tensor x, Tensor lengths, int extra, Tensor(a!) row_max, Tensor(b!) row_lse, "
+    "Tensor(c!) x_exp, Tensor(d!)? x_low) -> ()",
+    _exp_rows,
+)
+
+# am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U'),
+# lm_lse (N,U+1), am_lse (N,T), log_q (V) acc; targets (N,U), lengths (N) int32.
+# -> px, py, logz (N,T,U+1) acc. px is -inf in column U_n; on invalid nodes (t >= T_n or u > U_n)
+# px = py = -inf and logz = 0. A target outside 0..V-1 or equal to blank is unreachable
+# (px = -inf), never read; T_n > T or U_n > U makes the whole utterance invalid.
+simple_log_probs = define(
+    "simple_log_probs(Tensor am, Tensor lm, Tensor am_max, Tensor lm_max, Tensor product, "
+    "Tensor? lm_lse, Tensor? am_lse, Tensor? log_q, Tensor targets, Tensor logit_lengths, "
+    "Tensor target_lengths, int blank, float lm_only_scale, float am_only_scale, "
+    "Tensor(a!) px, Tensor(b!) py, Tensor(c!) logz) -> ()",
+    _simple_log_probs,
+)
+
+# weights of the module docstring, (N,T,parts,U') of the dtype of the exponentials: one part, or
+# three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and in what is added
+# to U+1.
+simple_weights = define(
+    "simple_weights(Tensor grad_loss, Tensor gx, Tensor gy, Tensor product, Tensor logit_lengths, "
+    "Tensor target_lengths, float scale, float fastemit_lambda, Tensor(a!) weights) -> ()",
+    _simple_weights,
+)
+
+# am_exp (N,T,V'), lm_exp (N,U',V') and low parts as stored; am_sum (N,T,V'), lm_sum (N,U',V').
+# grad_am (N,T,V) and grad_lm (N,U+1,V) are of the dtype of am; where that is also the dtype of the
+# sums, they may be am_sum and lm_sum themselves. Same result from run to run on every device.
+simple_backward = define(
+    "simple_backward(Tensor grad_loss, Tensor gx, Tensor gy, Tensor am, Tensor lm, Tensor am_exp, "
+    "Tensor? am_low, Tensor lm_exp, Tensor? lm_low, Tensor product, Tensor logz, Tensor am_sum, "
+    "Tensor lm_sum, Tensor? lm_lse, Tensor? am_lse, Tensor? log_q, Tensor targets, "
+    "Tensor logit_lengths, Tensor target_lengths, int blank, float lm_only_scale, "
+    "float am_only_scale, float fastemit_lambda, Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
+    _simple_backward,
+)

@@ -1,0 +1,1 @@
+"""The whole pruned loss as one step: simple loss, bounds, joiner, band, gradients."""

@@ -1,0 +1,92 @@
+"""Steps which could not be made: named, dumped, counted, and the end after too many in a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
+
+if TYPE_CHECKING:
+    from pruned_rnnt.train.engine.step_report import StepReport
+    from pruned_rnnt.train.engine.task import Task, Utterance
+
+# Folder of a run for what could not be done.
+BAD_STEPS = "bad_steps"
+_NAMED_IN_LOG = 5
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on; the message says why and where to look."""
+
+
+def dump_bad_step(
+    folder: Path, step: int, rank: int, report: StepReport, shapes: Sequence[dict[str, Any]]
+) -> None:
+    """One line to the log about a step that was skipped; a file for this process' own problem.
+
+    Of the processes without a problem of their own, the first one alone has something to say.
+
+    The file in `folder` holds the reason, the shapes and lattice sizes of the step's batches, and
+    the suspected utterances with frames, symbols and loss.
+    """
+    if not report.suspects:
+        if rank == 0:
+            logger.warning("step %d skipped: %s; see %s", step, report.problem, folder)
+        return
+    _dump(
+        folder / f"step-{step:08d}-rank-{rank}.json",
+        f"step {step} skipped",
+        {"step": step, "problem": report.problem, "gradient_norm": str(report.gradient_norm)},
+        shapes,
+        report.suspects,
+    )
+
+
+def report_too_large(
+    task: Task, run: Path, step: int, rank: int, batches: Sequence[tuple[Any, str]]
+) -> None:
+    """The same for each batch of a validation that did not fit, with the allocator's message."""
+    for place, (batch, message) in enumerate(batches):
+        _dump(
+            run / BAD_STEPS / f"validation-{step:08d}-rank-{rank}-{place}.json",
+            f"validation at step {step} goes on without a batch",
+            {"step": step, "problem": f"{OUT_OF_MEMORY} ({message})"},
+            [task.shapes(batch)],
+            task.utterances(batch),
+        )
+
+
+def _dump(
+    path: Path,
+    about: str,
+    facts: dict[str, Any],
+    shapes: Sequence[dict[str, Any]],
+    utterances: Sequence[Utterance],
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dump = {
+        **facts,
+        "batches": list(shapes),
+        # NaN and infinity are no JSON numbers, so losses are strings here.
+        "utterances": [dataclasses.asdict(u) | {"loss": str(u.loss)} for u in utterances],
+    }
+    path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
+    sizes = "; ".join(
+        ", ".join(f"{name} {value}" for name, value in batch.items()) for batch in shapes
+    )
+    names = named([utterance.id for utterance in utterances])
+    logger.warning(
+        "%s: %s; utterances: %s; %s; see %s", about, facts["problem"], names, sizes, path
+    )
+
+
+def named(ids: Sequence[str]) -> str:
+    """The first few ids, for a line of the log."""
+    return ", ".join(ids[:_NAMED_IN_LOG]) + (", ..." if len(ids) > _NAMED_IN_LOG else "")

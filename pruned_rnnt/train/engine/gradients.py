@@ -1,0 +1,142 @@
+"""Gradients of one step: of this process alone, or summed over all while backward still runs.
+
+torch's DistributedDataParallel sums gradients too, but needs every process to come to the end of
+every backward pass: when one runs out of memory, the others wait for its share for ever. Here
+each process sends each bucket exactly once a step and in the same order, whatever happened to its
+own passes: `finish` sends what the passes did not come to, and flags that go with the gradients
+tell all processes alike what to do with the sum. For the same reason parameters may be without a
+gradient in some of the steps, on some of the processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from pruned_rnnt.train.engine.distributed import Ranks
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+class LocalGradients:
+    """Gradients of a training by one process."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def start(self) -> None:
+        """Begin a step: no gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def expect_last_pass(self) -> None:
+        """The next backward pass is the last one of the step."""
+
+    def finish(self, flags_K: Tensor) -> Tensor:
+        """End the passes of a step; returns the flags summed over processes."""
+        return flags_K
+
+
+@dataclass
+class _Bucket:
+    """Neighbouring parameters, and one vector with a view for the gradient of each."""
+
+    flat: Tensor
+    parameters: list[nn.Parameter]
+    views: list[Tensor]
+    missing: int = 0
+
+    def fill(self) -> None:
+        """Move the gradients into the vector: one launch for all, not one for each."""
+        pairs = list(zip(self.parameters, self.views, strict=True))
+        # In the strides of its view, also along axes of length 1: a single gradient with others
+        # would have each copied by itself.
+        there = [
+            (view, parameter.grad.view_as(view))
+            for parameter, view in pairs
+            if parameter.grad is not None
+        ]
+        if len(there) < len(pairs):
+            self.flat.zero_()
+        if there:
+            views, gradients = zip(*there, strict=True)
+            torch._foreach_copy_(views, gradients)
+        for parameter, view in pairs:
+            parameter.grad = view
+
+
+class SummedGradients(LocalGradients):
+    """The same, summed over the processes of a group; every process has to make the same calls.
+
+    Gradients are moved into a few vectors, which are sent. In the last pass of a step that is done
+    as soon as a vector's last gradient is there and those before it are sent: later layers first,
+    while backward works on earlier ones. A parameter without a gradient counts as zero.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], bucket_bytes: int = _BUCKET_BYTES
+    ) -> None:
+        super().__init__(parameters)
+        self._buckets: list[_Bucket] = []
+        self._works: list[Any] = []
+        self._is_last_pass = False
+        group: list[nn.Parameter] = []
+        for parameter in reversed(parameters):
+            size = sum(p.numel() * p.element_size() for p in (*group, parameter))
+            if group and (size > bucket_bytes or group[0].dtype != parameter.dtype):
+                self._add_bucket(group)
+                group = []
+            group.append(parameter)
+        self._add_bucket(group)
+
+    def _add_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
+        flat = parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
+        parts = flat.split([p.numel() for p in parameters])
+        views = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+        bucket = _Bucket(flat, list(parameters), views)
+        self._buckets.append(bucket)
+
+        def count(parameter: Tensor) -> None:
+            if self._is_last_pass:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._send(only_complete=True)
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(count)
+
+    def start(self) -> None:
+        super().start()
+        self._works.clear()
+        self._is_last_pass = False
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def expect_last_pass(self) -> None:
+        self._is_last_pass = True
+
+    def finish(self, flags_K: Tensor) -> Tensor:
+        self._is_last_pass = False
+        self._send(only_complete=False)
+        self._works.append(distributed.all_reduce(flags_K, async_op=True))
+        for work in self._works:
+            work.wait()
+        return flags_K
+
+    def _send(self, *, only_complete: bool) -> None:
+        """Send the buckets whose turn it is."""
+        while len(self._works) < len(self._buckets):
+            bucket = self._buckets[len(self._works)]
+            if only_complete and bucket.missing > 0:
+                return
+            bucket.fill()
+            self._works.append(distributed.all_reduce(bucket.flat, async_op=True))
+
+
+def gradients_of(parameters: Sequence[nn.Parameter], ranks: Ranks) -> LocalGradients:
+    """What sums the gradients of `parameters` over `ranks`."""
+    return SummedGradients(parameters) if ranks.world_size > 1 else LocalGradients(parameters)

@@ -1,0 +1,43 @@
+"""The tokens of a run: those of the data it began with, which its checkpoints belong to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pruned_rnnt.config import ConfigError
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+
+_FOLDER = "tokens"
+
+
+def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
+    """Refuse to train a run on data with other tokens.
+
+    Args:
+        tokenizer: of the data.
+        run: folder of the run, which may be new.
+        data: folder of the data, for the message.
+
+    Raises:
+        ConfigError: the run has other tokens.
+        ValueError: the run's tokens are damaged.
+    """
+    if not _has_tokens(run):
+        return
+    own = Tokenizer.load(run / _FOLDER).symbols
+    if tokenizer.symbols != own:
+        raise ConfigError(
+            f"the tokens of data.path={data} ({len(tokenizer)} symbols) differ from those of the "
+            f"run {run} ({len(own)} symbols), which its parameters belong to: use data that were "
+            "prepared with the run's tokens, or choose another train.folder"
+        )
+
+
+def save_tokens(tokenizer: Tokenizer, run: Path) -> None:
+    """Give the tokens to a run that has none; those of a run are never written over."""
+    if not _has_tokens(run):
+        tokenizer.save(run / _FOLDER)
+
+
+def _has_tokens(run: Path) -> bool:
+    return (run / _FOLDER / "tokens.model").exists()

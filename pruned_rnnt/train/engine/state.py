@@ -1,0 +1,237 @@
+"""Everything that makes a run what it is at one moment: saved together, restored together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.config import ConfigError, differences, from_dict, to_dict
+from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.log import log_info
+from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
+from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
+
+logger = logging.getLogger(__name__)
+
+# Keys which may change between a run and its continuation: they do not change what is learnt.
+_FREE_KEYS = (
+    "decode.",
+    "data.num_workers",
+    "data.prefetch_factor",
+    "data.path",
+    "data.allow_commands",
+    "data.valid",
+    "train.folder",
+    "train.log_every",
+    "train.validate_every",
+    "train.save_every",
+    "train.picture_every",
+    "train.keep_",
+    "train.max_bad_steps",
+)
+
+
+@dataclass
+class Counters:
+    """Where the run is: steps done, epoch (from 0), batches of that epoch consumed.
+
+    validation_due: the validation of this step has not come to its end; true in a checkpoint that
+    is written before it.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    bad_in_row: int = 0
+    bad_steps: int = 0
+    validation_due: bool = False
+
+
+@dataclass
+class TrainingState:
+    """References to everything with a state; `average` is None when switched off."""
+
+    config: RunConfig
+    task: Task
+    optimiser: torch.optim.Optimizer
+    scaler: Any
+    average: RunningAverage | None
+    loader: Loader
+    ranks: Ranks
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    _random: dict[str, Any] | None = None
+
+    def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
+        """Write a checkpoint (first process only; all have to call). `score`: validation WER.
+
+        While steps are being skipped, it takes no other's place.
+
+        Raises:
+            TrainingStopped: as `stop_if_diverged`; nothing is written.
+        """
+        self.stop_if_diverged(folder)
+        # What is still to be restored is where the run is, not what loading has drawn meanwhile.
+        random_states = self.ranks.gather(self._random or capture_random_state())
+        # Processes change their buffers each by its own batches.
+        buffers = self.ranks.gather(
+            {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
+        )
+        if not self.ranks.is_first:
+            return None
+        average = self.average
+        path = folder.save(
+            self.counters.step,
+            {
+                "config": to_dict(self.config),
+                **self.task.checkpoint_values(),
+                "model": self.task.model.state_dict(),
+                "average": average.state_dict() if average is not None else None,
+                "average_updates": average.updates if average is not None else 0,
+                "optimiser": self.optimiser.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "sampler": self.loader.state_dict(self.counters.batch),
+                "random": random_states,
+                "buffers": buffers if self.ranks.world_size > 1 else [],
+                "counters": dataclasses.asdict(self.counters),
+                "score": score,
+            },
+            keep_all=self.counters.bad_in_row > 0,
+        )
+        note = "" if score is None else " with its validation"
+        log_info(logger, f"saved {path.name}{note}", f"saved {path}{note}")
+        return path
+
+    def stop_if_diverged(self, folder: CheckpointFolder) -> None:
+        """Look at the parameters; all processes have to call.
+
+        Raises:
+            TrainingStopped: one of them is NaN, infinite or absurdly large.
+        """
+        broken = describe_broken(self.task.model.state_dict())
+        found = next((text for text in self.ranks.gather(broken) if text), "")
+        if not found:
+            return
+        paths = folder.paths()
+        kept = f"the newest checkpoint is {paths[-1]}" if paths else "there is no checkpoint"
+        raise TrainingStopped(
+            f"training stopped at step {self.counters.step}, because it has diverged: {found}. "
+            f"Nothing was saved, {kept}. Lower optimiser.learning_rate (now "
+            f"{self.config.optimiser.learning_rate:g}) and continue with --allow-changes"
+        )
+
+    def restore_newest(self, folder: CheckpointFolder, *, allow_changes: bool) -> None:
+        """Go to the newest readable checkpoint, if there is one; see `restore`.
+
+        Raises:
+            CheckpointError: the processes do not see the same checkpoints.
+        """
+        values = folder.load_newest(quiet=not self.ranks.is_first)
+        if values is not None:
+            self.restore(values, allow_changes=allow_changes)
+        steps = self.ranks.gather(self.counters.step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"the processes would go on from different steps, {steps} by rank: train.folder "
+                f"({self.config.train.folder}) has to be on a file system that all machines share"
+            )
+
+    def restore(self, values: dict[str, Any], *, allow_changes: bool) -> None:
+        """Go to the moment of a checkpoint.
+
+        Random generators follow in `restore_random`, once nothing else will draw from them.
+
+        Raises:
+            ConfigError: the checkpoint is of another configuration (the message names the keys) or
+                of another model.
+            CheckpointError: the checkpoint is that of an imported model.
+        """
+        if "optimiser" not in values:
+            raise CheckpointError(
+                f"{self.config.train.folder} holds an imported model: parameters alone, from which "
+                "no training can go on"
+            )
+        # Settings that there were not yet then had the values which are their defaults now.
+        before = to_dict(from_dict(type(self.config), values["config"], "the checkpoint"))
+        changed = [
+            line
+            for line in differences(before, to_dict(self.config))
+            if not line.startswith(_FREE_KEYS)
+        ]
+        if changed and not allow_changes:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run with another configuration "
+                f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes to "
+                "go on with the new one"
+            )
+        for line in changed if self.ranks.is_first else ():
+            logger.warning("configuration changed: %s", line)
+        self._load_model(values)
+        self.optimiser.load_state_dict(values["optimiser"])
+        self.scaler.load_state_dict(values["scaler"])
+        self.counters = Counters(**values["counters"])
+        self._restore_place(values["sampler"], len(values["random"]), allow_changes)
+        if self.average is not None and values["average"] is not None:
+            self.average.load_state_dict(values["average"], values["average_updates"])
+        # A process that was not there before keeps its own seed.
+        if self.ranks.rank < len(values["random"]):
+            self._random = values["random"][self.ranks.rank]
+        buffers = values.get("buffers", [])  # checkpoints of version 0.1 have none
+        if self.ranks.rank < len(buffers):
+            self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
+
+    def _load_model(self, values: dict[str, Any]) -> None:
+        """Parameters of a checkpoint; ConfigError where they are of a model of other sizes."""
+        own = self.task.checkpoint_values()["vocab_size"]
+        if values["vocab_size"] != own:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run with {values['vocab_size']} symbols, and "
+                f"the data have {own}: use the run's own data, or choose another train.folder"
+            )
+        try:
+            self.task.model.load_state_dict(values["model"])
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run of another model, which this one cannot "
+                f"continue: choose another train.folder ({reason})"
+            ) from error
+
+    def _restore_place(self, sampler: dict[str, Any], processes: int, allow_changes: bool) -> None:
+        """Go to the place in the epoch; with another number of processes, to about the same."""
+        own = self.ranks.world_size
+        if processes == own:
+            self.loader.load_state_dict(sampler)
+            return
+        if not allow_changes:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run of {processes} process(es), and there are "
+                f"{own} now: only with --allow-changes can it go on, from about the same place in "
+                "the epoch, in batches that are others"
+            )
+        counters = self.counters
+        counters.batch = counters.batch * processes // own
+        if self.ranks.is_first:
+            logger.warning(
+                "%d process(es) instead of %d: going on after batch %d of the epoch, where some "
+                "utterances will be trained on twice and some not at all",
+                own,
+                processes,
+                counters.batch,
+            )
+        self.loader.set_epoch(counters.epoch)
+        self.loader.load_state_dict(self.loader.state_dict(counters.batch))
+
+    def restore_random(self) -> None:
+        """Set the random generators to the restored moment, the first time it is called."""
+        if self._random is not None:
+            restore_random_state(self._random)
+            self._random = None

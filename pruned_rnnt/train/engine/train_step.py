@@ -1,0 +1,196 @@
+"""One optimiser step: forward, backward, clip, update; or a report of why it was not made.
+
+The loss of a step is the sum over all utterances of all processes and accumulated batches divided
+by all their encoder frames, so neither the number of processes nor of batches changes what is
+minimised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.gradients import gradients_of
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
+from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.task import Task, Utterance, total_size
+from pruned_rnnt.train.experiment import TrainConfig
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# Below this the loss scale of float16 has met values that no scale can save.
+_SMALLEST_SCALE = 2.0**-10
+
+
+@dataclass
+class _Passes:
+    """Forward and backward passes of a step: losses of the batches that were done, on the device.
+
+    sums_K: of the losses named in `names` over all utterances, the total first; None before the
+    first batch. out_of_memory: the allocator's message when the batch after these did not fit,
+    else empty.
+    """
+
+    losses: list[Tensor] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    sums_K: Tensor | None = None
+    out_of_memory: str = ""
+
+
+class Stepper:
+    """Holds what a step needs; `scaler` has state that belongs into checkpoints."""
+
+    def __init__(
+        self,
+        task: Task,
+        optimiser: torch.optim.Optimizer,
+        config: TrainConfig,
+        *,
+        clip_norm: float,
+        ranks: Ranks,
+    ) -> None:
+        self.task = task
+        self.device = next(task.model.parameters()).device
+        self.optimiser = optimiser
+        self.clip_norm = clip_norm
+        self.ranks = ranks
+        self.dtype = _DTYPES.get(config.precision)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
+        self.gradients = gradients_of(self.parameters, ranks)
+
+    def __call__(
+        self, batches: Sequence[Any], step: int, *, stop_requested: bool = False
+    ) -> StepReport:
+        """Train on `batches`; `step` counts the steps before this one.
+
+        Raises:
+            TrainingStopped: memory ran out in the update itself, which cannot be taken back.
+        """
+        started = time.perf_counter()
+        size = total_size(self.task.size(batch) for batch in batches)
+        # Nobody waits for the others before the first forward pass is done.
+        all_frames = self.ranks.start_sum([size.frames])
+        self.gradients.start()
+        passes = self._passes(batches, step, lambda: 1 / all_frames()[0])
+        # Where the first pass ran out of memory nobody has asked for it.
+        all_frames()
+        problem, norm, losses, stop = self._agree(passes, stop_requested)
+        if problem:
+            self.gradients.start()
+        else:
+            self._update()
+        return StepReport(
+            sums=dict(zip(passes.names, losses, strict=True)),
+            size=size,
+            seconds=time.perf_counter() - started,
+            gradient_norm=norm,
+            problem=problem,
+            suspects=self._suspects(batches, passes, problem),
+            stop_requested=stop,
+        )
+
+    def _passes(self, batches: Sequence[Any], step: int, scale: Callable[[], float]) -> _Passes:
+        """Forward and backward of each batch, up to one that does not fit into memory."""
+        done = _Passes()
+
+        def work() -> None:
+            for index, batch in enumerate(batches):
+                if index == len(batches) - 1:
+                    self.gradients.expect_last_pass()
+                self._pass(batch, step, scale, done)
+
+        done.out_of_memory = out_of_memory_in(work)
+        return done
+
+    def _pass(self, batch: Any, step: int, scale: Callable[[], float], done: _Passes) -> None:
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
+            losses = self.task.losses(batch.to(self.device), step)
+        self.scaler.scale(losses.objective * scale()).backward()
+        sums_K = torch.stack((losses.total, *losses.parts.values())).sum(dim=1)
+        done.names = ("total", *losses.parts)
+        done.sums_K = sums_K if done.sums_K is None else done.sums_K + sums_K
+        done.losses.append(losses.total)
+
+    def _agree(self, passes: _Passes, stop_requested: bool) -> tuple[str, float, list[float], bool]:
+        """Sum gradients over processes, scale and clip them: problem, norm, losses, stop.
+
+        All processes come to the same decision: flags are summed along with the gradients, and
+        what is computed from the sums is the same everywhere.
+        """
+        # Filled in place: a copy from the host would wait until the device is done.
+        flags_K = torch.zeros(3, device=self.device)
+        for index, flag in ((0, bool(passes.out_of_memory)), (2, stop_requested)):
+            if flag:
+                flags_K[index].fill_(1.0)
+        if passes.sums_K is not None:
+            # NaN where some loss is infinite or NaN, as 0 times any other number is 0.
+            torch.mul(passes.sums_K[0], 0.0, out=flags_K[1])
+        flags_K = self.gradients.finish(flags_K)
+        if self.ranks.world_size == 1 and passes.out_of_memory:
+            # There may be no gradient at all, which neither scaler nor clipping can work with.
+            sums = [] if passes.sums_K is None else passes.sums_K.tolist()
+            return _out_of_memory(passes), math.nan, sums, stop_requested
+        self.scaler.unscale_(self.optimiser)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
+        # The only wait for the device in a step.
+        known = [norm.reshape(1), flags_K]
+        values = torch.cat(known if passes.sums_K is None else [*known, passes.sums_K]).tolist()
+        gradient_norm, failed, bad_losses, stop, *sums = values
+        problem = ""
+        if failed:
+            problem = _out_of_memory(passes)
+        elif bad_losses:
+            problem = "infinite or NaN loss"
+        elif not math.isfinite(gradient_norm):
+            problem = self._problem_of_gradient()
+        if problem:
+            self.scaler.update()
+        return problem, gradient_norm, sums, stop > 0
+
+    def _problem_of_gradient(self) -> str:
+        if self.scaler.is_enabled() and self.scaler.get_scale() > _SMALLEST_SCALE:
+            return "gradient beyond float16; the loss scale is halved"
+        return "infinite or NaN gradient"
+
+    def _update(self) -> None:
+        try:
+            self.scaler.step(self.optimiser)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # Some parameters or moments may have moved: unlike a pass, this cannot be skipped.
+            raise TrainingStopped(
+                "memory ran out in the optimiser's update; training can only go on from the last "
+                f"checkpoint, with smaller batches or a smaller model ({error})"
+            ) from error
+        self.scaler.update()
+
+    def _suspects(
+        self, batches: Sequence[Any], passes: _Passes, problem: str
+    ) -> tuple[Utterance, ...]:
+        if not problem:
+            return ()
+        if passes.out_of_memory:
+            batch = batches[len(passes.losses)]
+            return tuple(self.task.utterances(batch))
+        everything = [
+            dataclasses.replace(utterance, loss=loss)
+            for batch, loss_N in zip(batches, passes.losses, strict=True)
+            for utterance, loss in zip(self.task.utterances(batch), loss_N.tolist(), strict=True)
+        ]
+        bad = tuple(u for u in everything if not math.isfinite(u.loss))
+        return bad or (tuple(everything) if "gradient" in problem else ())
+
+
+def _out_of_memory(passes: _Passes) -> str:
+    return f"{OUT_OF_MEMORY} ({passes.out_of_memory or 'in another process'})"

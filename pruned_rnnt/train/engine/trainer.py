@@ -1,0 +1,312 @@
+"""The training loop: fetch, step, log, validate, save."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from pruned_rnnt import backend_summary
+from pruned_rnnt.config import to_yaml
+from pruned_rnnt.data.input.worker_signals import WorkerDiedError
+from pruned_rnnt.folder_lock import only_one
+from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
+from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.log import (
+    RunLog,
+    log_file,
+    log_info,
+    progress_bar,
+    progress_line,
+    step_line,
+)
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
+from pruned_rnnt.train.engine.metric_accumulator import Totals
+from pruned_rnnt.train.engine.random_state import seed_everything
+from pruned_rnnt.train.engine.state import TrainingState
+from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.stop_signals import StopSignals
+from pruned_rnnt.train.engine.task import Task
+from pruned_rnnt.train.engine.train_step import Stepper
+from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
+from pruned_rnnt.train.optim.optimiser import build_optimiser
+from pruned_rnnt.train.optim.schedule import learning_rate_scale
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["finished", "preempted"]
+
+
+class Trainer:
+    """One run, new or continued.
+
+    Args:
+        config: of the experiment: the sections of `task.RunConfig` and whatever the task reads.
+        ranks: this process among all.
+        console: where the progress bar goes.
+        allow_changes: go on although the configuration differs from the one in the checkpoint.
+        make_task: makes what is trained from the configuration, the ranks and the device.
+
+    Raises:
+        ConfigError: the run's folder holds checkpoints of another configuration.
+        FileNotFoundError: the data are not prepared.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        ranks: Ranks | None = None,
+        console: Console | None = None,
+        *,
+        allow_changes: bool = False,
+        make_task: Callable[[Any, Ranks, torch.device], Task],
+    ) -> None:
+        self.config = config
+        self.folder = Path(config.train.folder)
+        self.ranks = ranks or Ranks()
+        self.console = console or Console()
+        if config.train.threads > 0:
+            torch.set_num_threads(config.train.threads)
+        # All processes start from the same parameters, and drop out different units.
+        seed_everything(config.train.seed)
+        device = pick_device(config.train, self.ranks.local_rank)
+        self.task = make_task(config, self.ranks, device)
+        self.task.check_files(self.folder)
+        self.model = self.task.model
+        seed_everything(config.train.seed + self.ranks.rank)
+        self.optimiser = build_optimiser(self.model, config.optimiser)
+        self.stepper = Stepper(
+            self.task,
+            self.optimiser,
+            config.train,
+            clip_norm=config.optimiser.clip_norm,
+            ranks=self.ranks,
+        )
+        decay = config.train.average_decay
+        self.average = RunningAverage(self.model, decay) if decay > 0 else None
+        self.state = TrainingState(
+            config,
+            self.task,
+            self.optimiser,
+            self.stepper.scaler,
+            self.average,
+            self.task.train_loader(),
+            self.ranks,
+        )
+        self.checkpoints = CheckpointFolder(
+            self.folder / "checkpoints", config.train.keep_last, config.train.keep_best
+        )
+        self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
+        self.totals = Totals()
+        self.log: RunLog | None = None
+        self.stop_signals = StopSignals(show_note=self.ranks.is_first)
+        self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
+
+    def run(self) -> Outcome:
+        """Train until `train.steps`, or until `stop_signals` has received one in some process.
+
+        Raises:
+            TrainingStopped: training cannot go on.
+            KeyboardInterrupt: a second Ctrl-C.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.stop_signals)
+            self._open_logs(stack)
+            try:
+                return self._train(stack)
+            except WorkerDiedError as error:
+                if self.ranks.world_size == 1:
+                    self.state.save(self.checkpoints, score=None)
+                reason = self.groups.reason(error)
+                raise stopped_without_worker(self.state.counters.step, reason) from error
+
+    def _train(self, stack: ExitStack) -> Outcome:
+        config, counters = self.config.train, self.state.counters
+        if counters.validation_due:
+            self._validate_and_save()
+        while counters.step < config.steps:
+            for batches in self._steps_of_epoch(stack):
+                self._set_learning_rate()
+                stop = self.stop_signals.received is not None or bool(self.groups.lost_worker)
+                report = self.stepper(batches, counters.step, stop_requested=stop)
+                self._account(report, batches)
+                if self._due(config.log_every):
+                    self._log_training()
+                at_end = counters.step >= config.steps
+                counters.validation_due = at_end or self._due(config.validate_every)
+                if report.stop_requested:
+                    return self._stop()
+                if counters.validation_due:
+                    self._save_and_validate()
+                else:
+                    if self._due(config.picture_every):
+                        self._show()
+                    if self._due(config.save_every):
+                        self.state.save(self.checkpoints, score=None)
+                if at_end:
+                    break
+            else:
+                self._end_epoch()
+        return "finished"
+
+    def _stop(self) -> Outcome:
+        """Save between two steps, in all processes, because one of them was asked to stop."""
+        self.state.save(self.checkpoints, score=None)
+        if self.groups.lost_worker:
+            raise stopped_without_worker(self.state.counters.step, self.groups.lost_worker)
+        if self.ranks.is_first:
+            logger.warning("stopped %s after step %d", self.stop_signals, self.state.counters.step)
+        return "preempted"
+
+    def _steps_of_epoch(self, stack: ExitStack) -> Iterator[list[Any]]:
+        """Batches of each step which is left of this epoch."""
+        self.state.loader.set_epoch(self.state.counters.epoch)
+        # Making workers draws from torch's generator; the run must not depend on when that is.
+        with torch.random.fork_rng(devices=[]):
+            batches = iter(self.state.loader)
+        self.groups.watch_workers(stack)
+        self.state.restore_random()
+        self.model.train()
+        for group, count in self.groups.groups(batches):
+            self.state.counters.batch += count
+            yield group
+
+    def _set_learning_rate(self) -> None:
+        counters = self.state.counters
+        scale = learning_rate_scale(
+            self.config.schedule, counters.step, counters.epoch, self.config.train.steps
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.config.optimiser.learning_rate * scale
+
+    def _account(self, report: StepReport, batches: list[Any]) -> None:
+        """Count the step; report one that was not made, and give up after too many in a row."""
+        counters = self.state.counters
+        counters.step += 1
+        self.progress.advance(self.task_id)
+        if not report.problem:
+            counters.bad_in_row = 0
+            self.totals.add(report)
+            if self.average is not None:
+                self.average.update()
+            return
+        counters.bad_steps += 1
+        counters.bad_in_row += 1
+        if not report.problem.startswith(OUT_OF_MEMORY):
+            # No utterance is to blame for what broken parameters make of it.
+            self.state.stop_if_diverged(self.checkpoints)
+        folder = self.folder / BAD_STEPS
+        shapes = [self.task.shapes(batch) for batch in batches]
+        dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
+        if counters.bad_in_row >= self.config.train.max_bad_steps:
+            raise TrainingStopped(
+                f"training stopped at step {counters.step}: {counters.bad_in_row} steps in a row "
+                f"were skipped, the last one for: {report.problem}; see {folder}"
+            )
+
+    def _due(self, every: int) -> bool:
+        """Whether something done every so many steps is due; 0 is left to the end of epochs."""
+        return every > 0 and self.state.counters.step % every == 0
+
+    def _end_epoch(self) -> None:
+        counters = self.state.counters
+        if counters.batch == 0:
+            raise TrainingStopped(
+                f"training stopped in epoch {counters.epoch}: it has not one batch"
+            )
+        counters.epoch += 1
+        counters.batch = 0
+        self.state.loader.set_epoch(counters.epoch)
+        if self.config.train.validate_every == 0:
+            self._save_and_validate()
+        elif self.config.train.save_every == 0:
+            self.state.save(self.checkpoints, score=None)
+
+    def _log_training(self) -> None:
+        self.state.stop_if_diverged(self.checkpoints)
+        counters = self.state.counters
+        values = self.totals.averages(self.ranks)
+        self.totals = Totals()
+        if self.log is None:
+            return
+        values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
+        values["epoch"] = counters.epoch
+        values["bad_steps"] = counters.bad_steps
+        if self.stepper.scaler.is_enabled():
+            values["grad_scale"] = float(self.stepper.scaler.get_scale())
+        if self.stepper.device.type == "cuda":
+            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        self.log.scalars("train", counters.step, values)
+        status = progress_line(values)
+        self.progress.update(self.task_id, status=status)
+        steps = self.config.train.steps
+        short = step_line(counters.step, steps, values)
+        log_info(logger, short, f"step {counters.step}/{steps} {status}")
+
+    def _save_and_validate(self) -> None:
+        """Whatever ends a validation, no training is lost; it is made up for when the run goes on.
+
+        See `Counters.validation_due`.
+        """
+        self.state.counters.validation_due = True
+        self.state.save(self.checkpoints, score=None)
+        self._validate_and_save()
+
+    def _validate_and_save(self) -> None:
+        with self._averaged():
+            score = self.task.validate(self.state.counters.step, self.log)
+        self.state.counters.validation_due = False
+        if score is not None and not math.isfinite(score):
+            score = None  # nothing is better or worse than it
+        self.state.save(self.checkpoints, score=score)
+
+    def _show(self) -> None:
+        if self.log is not None:
+            with self._averaged():
+                self.task.show(self.state.counters.step, self.log)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The model has the averaged parameters inside; speeds do not count the time."""
+        applied: AbstractContextManager[None] = (
+            self.average.applied() if self.average is not None else nullcontext()
+        )
+        with self.totals.paused(), applied:
+            yield
+
+    def _open_logs(self, stack: ExitStack) -> None:
+        step = self.state.counters.step
+        if self.ranks.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_one(self.folder, "is being trained"))
+        stack.enter_context(log_file(self.folder, self.ranks.rank))
+        if self.ranks.is_first:
+            (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
+            self.task.save_files(self.folder)
+            redo = ("valid",) if self.state.counters.validation_due else ()
+            self.log = stack.enter_context(RunLog(self.folder, step, redo))
+        self.progress = stack.enter_context(progress_bar(self.console, enabled=self.ranks.is_first))
+        self.task_id = self.progress.add_task(
+            "training", total=self.config.train.steps, completed=step, status=""
+        )
+        self.totals = Totals()
+        logger.info(
+            "%s at step %d of %d: %.2f M parameters, %s, processes: %d",
+            "continuing" if step else "starting",
+            step,
+            self.config.train.steps,
+            sum(p.numel() for p in self.model.parameters()) / 1e6,
+            self.stepper.device,
+            self.ranks.world_size,
+        )
+        device = self.stepper.device.type
+        logger.info("kernels of the losses on %s: %s", device, backend_summary(device))

@@ -1,0 +1,75 @@
+"""Optimiser: what changes the parameters, and how gradients are clipped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserConfig:
+    """How gradients change the parameters.
+
+    name: adamw, or scaled_adam (Zipformer paper, arXiv 2310.11230), which wants the eden schedule.
+    learning_rate: at the top of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
+    betas: decay of the running means of the gradient and of its square, for each step.
+    eps: added to the root of the latter, against division by zero.
+    weight_decay: adamw only; matrices alone, not biases and norms.
+    clip_norm: largest norm of the whole gradient of the loss per frame; 0 switches clipping off.
+    """
+
+    name: Literal["adamw", "scaled_adam"] = "adamw"
+    learning_rate: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"optimiser.{name} is {getattr(self, name)}, needs > 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimiser.betas is {list(self.betas)}, needs two of 0 <= x < 1")
+        check_at_least("optimiser", self, weight_decay=0, clip_norm=0)
+
+
+def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
+    """The optimiser over all parameters which take a gradient, in the model's order.
+
+    It holds its moments from the beginning: running out of memory in an update, unlike in a pass,
+    ends training, so what updates need has to be there before the first pass.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if config.name == "scaled_adam":
+        return ScaledAdam(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+    matrices = [p for p in parameters if p.dim() >= 2]
+    vectors = [p for p in parameters if p.dim() < 2]
+    optimiser = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        # One kernel for all parameters, which needs no memory of its own.
+        fused=all(p.is_cuda for p in parameters),
+    )
+    moments = {
+        index: {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+        for index, parameter in enumerate([*matrices, *vectors])
+    }
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
+    return optimiser

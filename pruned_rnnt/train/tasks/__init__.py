@@ -1,0 +1,1 @@
+"""Trainable tasks: speech recognisers, language models."""

@@ -1,0 +1,219 @@
+"""Will it fit? The largest batches of a configuration, found and run before training.
+
+Axes: N batch, T frames, U symbols.
+
+Everything here works on a sampler, model and optimiser of its own and writes nothing: a rehearsal
+beside a run, or before it is continued, changes neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, peak, release_memory, reset_peak
+from pruned_rnnt.train.engine.random_state import seed_everything
+from pruned_rnnt.train.engine.train_step import Stepper
+from pruned_rnnt.train.experiment import ExperimentConfig, pick_device
+from pruned_rnnt.train.optim.optimiser import build_optimiser
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+
+GIB = 2**30
+# Share of a GPU that a batch may take: the rest goes to fragmentation, NCCL and the CUDA context.
+USABLE_SHARE = 0.9
+# The search ends when what fits and what does not are this close.
+_PRECISION = 1.05
+# The first pass plans and fills caches; the second one is what training will see.
+_PASSES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledBatch:
+    """A batch as the sampler made it, features not loaded.
+
+    frames: padded feature frames, N T. lattice: padded lattice nodes, N T/4 (U+1). symbols: of all
+    references. longest, seconds: duration of the longest utterance and of all.
+    """
+
+    cuts: Any
+    utterances: int
+    frames: int
+    lattice: int
+    symbols: int
+    longest: float
+    seconds: float
+
+
+# What batches are the largest by: the heading in the table, and the measure.
+MEASURES: dict[str, Callable[[SampledBatch], float]] = {
+    "padded frames": lambda batch: batch.frames,
+    "longest utterance": lambda batch: batch.longest,
+    "lattice nodes": lambda batch: batch.lattice,
+    "symbols": lambda batch: batch.symbols,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """Batches of the first epoch that are the largest by each of `MEASURES`.
+
+    batches: how many were looked at. seconds: of speech in them. complete: there are no more.
+    """
+
+    largest: dict[str, SampledBatch]
+    batches: int
+    seconds: float
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One step on a batch.
+
+    peak: largest memory in bytes, on a CPU that of the whole process. problem: why the step was
+    not made, empty if it was. fits: memory did not run out.
+    """
+
+    batch: SampledBatch
+    seconds: float
+    peak: int
+    problem: str
+    fits: bool
+
+
+class Rehearsal:
+    """Model, optimiser and average of a configuration, to try batches on.
+
+    Args:
+        config: of the experiment; data.max_duration is what `scan` is asked for.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        if config.train.threads > 0:
+            torch.set_num_threads(config.train.threads)
+        seed_everything(config.train.seed)
+        self.config = config
+        self.device = pick_device(config.train)
+        self.task = SpeechTask(config, Ranks(), self.device)
+        optimiser = build_optimiser(self.task.model, config.optimiser)
+        clip_norm = config.optimiser.clip_norm
+        self.stepper = Stepper(
+            self.task, optimiser, config.train, clip_norm=clip_norm, ranks=Ranks()
+        )
+        # It takes its share of memory while training.
+        decay = config.train.average_decay
+        self.average = RunningAverage(self.task.model, decay) if decay > 0 else None
+        self.task.model.train()
+
+    def scan(self, max_duration: float, limit: int) -> Scan:
+        """The largest of the first `limit` batches that a sampler with this bound makes."""
+        largest: dict[str, SampledBatch] = {}
+        batches, seconds = 0, 0.0
+        sampled = self._sampled(max_duration)
+        for batch in islice(sampled, limit):
+            batches += 1
+            seconds += batch.seconds
+            for name, measure in MEASURES.items():
+                if name not in largest or measure(batch) > measure(largest[name]):
+                    largest[name] = batch
+        return Scan(
+            largest=largest,
+            batches=batches,
+            seconds=seconds,
+            complete=next(sampled, None) is None,
+        )
+
+    def _sampled(self, max_duration: float) -> Iterator[SampledBatch]:
+        data = dataclasses.replace(self.config.data, max_duration=max_duration)
+        self.task.data.config = data
+        self.loader = self.task.train_loader()
+        self.loader.set_epoch(0)
+        encode = self.task.data.tokenizer.encode
+        for cuts in self.loader.sampler:
+            frames = [_frames(cut) for cut in cuts]
+            symbols = [len(encode(cut_text(cut))) for cut in cuts]
+            durations = [float(cut.duration) for cut in cuts]
+            yield SampledBatch(
+                cuts=cuts,
+                utterances=len(frames),
+                frames=len(frames) * max(frames),
+                lattice=len(frames) * (max(frames) // 4) * (max(symbols) + 1),
+                symbols=sum(symbols),
+                longest=max(durations),
+                seconds=sum(durations),
+            )
+
+    def try_batch(self, sampled: SampledBatch) -> Trial:
+        """Forward, backward and update on a batch."""
+        batch = self.loader.dataset[(0, sampled.cuts)]
+        release_memory()
+        reset_peak(self.device)
+        problem, fits, seconds = "", True, math.nan
+        try:
+            for _ in range(_PASSES):
+                started = time.perf_counter()
+                problem = self.stepper([batch], step=0).problem
+                fits = fits and not problem.startswith(OUT_OF_MEMORY)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - started
+        except TrainingStopped as error:
+            problem, fits = str(error), False
+        used = peak(self.device)
+        return Trial(batch=sampled, seconds=seconds, peak=used, problem=problem, fits=fits)
+
+    def fits(self, max_duration: float, limit_bytes: float, scan_batches: int) -> bool:
+        """Whether the largest batches with this bound take no more than so much memory."""
+        scan = self.scan(max_duration, scan_batches)
+        for batch in {id(batch): batch for batch in scan.largest.values()}.values():
+            trial = self.try_batch(batch)
+            if trial.peak > limit_bytes or not trial.fits:
+                return False
+        return True
+
+
+def search_largest(fits: Callable[[float], bool], start: float, enough: float) -> float | None:
+    """The largest value that fits, to 5%, found by doubling or halving from `start`, and bisecting.
+
+    Args:
+        fits: whether a value fits; true for all values below one that fits.
+        enough: a larger value makes no difference.
+
+    Returns:
+        None when not even a sixty-fourth of `start` fits.
+    """
+    low, high = start, start
+    if fits(start):
+        while True:
+            if low >= enough:
+                return low
+            high = 2 * low
+            if not fits(high):
+                break
+            low = high
+    else:
+        while not fits(low / 2):
+            low /= 2
+            if low <= start / 64:
+                return None
+        low, high = low / 2, low
+    while high / low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _frames(cut: Any) -> int:
+    """Feature frames of 10 ms, also of a cut whose features are not computed yet."""
+    return int(cut.num_frames) if cut.has_features else round(cut.duration * 100)

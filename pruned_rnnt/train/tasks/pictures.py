@@ -1,0 +1,59 @@
+"""What TensorBoard shows of a validation: the lattice, features, decoded samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import FRAME_SECONDS, Decoded
+from pruned_rnnt.diagnostics import lattice_figure
+from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.train.tasks.validate import ValidationReport
+
+
+def lattice_of_example(report: ValidationReport, tokenizer: Tokenizer, title: str) -> Any:
+    """Figure of the longest utterance of the report's example batch, None without occupancies."""
+    batch, losses = report.example_batch, report.example_losses
+    if batch is None or losses is None or losses.occupancy is None:
+        return None
+    index = int(losses.frame_lengths.argmax())
+    symbols = int(batch.target_lengths_N[index])
+    names = tokenizer.symbols
+    return lattice_figure(
+        losses.occupancy,
+        losses.bounds,
+        index=index,
+        logit_length=int(losses.frame_lengths[index]),
+        target_length=symbols,
+        tokens=[names[int(symbol)] for symbol in batch.targets_NU[index, :symbols]],
+        title=f"{title}: {batch.ids[index]}",
+        frame_seconds=FRAME_SECONDS,
+    )
+
+
+def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
+    """Figure of the features of the utterance that `lattice_of_example` shows, None without one.
+
+    Frames are 10 ms; the scale of colours spans what speech takes of log-mel energies.
+    """
+    from matplotlib.figure import Figure
+
+    batch, losses = report.example_batch, report.example_losses
+    if batch is None or losses is None:
+        return None
+    index = int(losses.frame_lengths.argmax())
+    features_TF = batch.features_NTF[index, : int(batch.feature_lengths_N[index])]
+    figure = Figure(figsize=(9, 2.5), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(features_TF.T.numpy(), origin="lower", aspect="auto", vmin=-14.0, vmax=4.0)
+    figure.colorbar(image, label="log energy")
+    name = printable(f"{title}: {batch.ids[index]}")
+    axes.set(title=name, xlabel="frame of 10 ms", ylabel="mel bin")
+    use_fonts_of_labels(figure)
+    return figure
+
+
+def samples_as_markdown(samples: tuple[Decoded, ...]) -> str:
+    """Table of references and what was recognised."""
+    rows = [f"| {s.id} | {s.reference} | {s.texts[0] if s.texts else ''} |" for s in samples]
+    return "\n".join(["| utterance | reference | recognised |", "| --- | --- | --- |", *rows])

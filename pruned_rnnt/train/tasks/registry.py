@@ -1,0 +1,37 @@
+"""The tasks there are, by the name that `task:` has in configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.config import ConfigError, load_config, top_level_value
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.task import Task
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment, LanguageModelTask
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+
+TaskMaker = Callable[[Any, Ranks, torch.device], Task]
+
+
+def load_experiment(
+    yaml_path: Path | None, overrides: Iterable[str]
+) -> tuple[ExperimentConfig | LanguageModelExperiment, TaskMaker]:
+    """The configuration of a file and overrides, and what makes its task.
+
+    Without `task:` it is a recogniser's.
+
+    Raises:
+        ConfigError: as `load_config`; an unknown task.
+    """
+    overrides = list(overrides)
+    name = top_level_value("task", yaml_path, overrides)
+    if name is None:
+        return load_config(ExperimentConfig, yaml_path, overrides), SpeechTask
+    if name != "lm":
+        raise ConfigError(f"task is {name!r}, needs to be 'lm' (or left out, for a recogniser)")
+    return load_config(LanguageModelExperiment, yaml_path, overrides), LanguageModelTask

@@ -1,0 +1,166 @@
+"""Training of a transducer on prepared speech, as a task of the engine."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.loader import BatchLoader
+from pruned_rnnt.data.input.training_durations import save_usual_longest
+from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.train.engine.bad_steps import named, report_too_large
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.log import RunLog, log_info
+from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
+from pruned_rnnt.train.engine.task import BatchSize, Utterance
+from pruned_rnnt.train.engine.trainer import Trainer
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.tasks.pictures import (
+    lattice_of_example,
+    samples_as_markdown,
+    spectrogram_of_example,
+)
+from pruned_rnnt.train.tasks.validate import ValidationReport, validate
+
+logger = logging.getLogger(__name__)
+
+
+class SpeechTask:
+    """Data module and transducer of one process.
+
+    Raises:
+        FileNotFoundError: the data are not prepared.
+    """
+
+    def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.data = DataModule(config.data, rank=ranks.rank, world_size=ranks.world_size)
+        # What is wrong with it shall be known now, not at the first validation.
+        self.data.valid_loader()
+        self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
+        batches = config.train.accumulate * ranks.world_size
+        self.model.batch_seconds = config.data.max_duration * batches
+        if config.train.compile_encoder:
+            # In place: the names of parameters, and so checkpoints, stay what they are.
+            self.model.encoder.compile(dynamic=True)
+
+    def train_loader(self) -> BatchLoader:
+        return self.data.train_loader()
+
+    def losses(self, batch: Batch, step: int) -> ModelLosses:
+        losses: ModelLosses = self.model(
+            batch.features_NTF,
+            batch.feature_lengths_N,
+            batch.targets_NU,
+            batch.target_lengths_N,
+            step,
+        )
+        return losses
+
+    def size(self, batch: Batch) -> BatchSize:
+        return BatchSize(
+            utterances=len(batch),
+            frames=int(self.model.encoder.output_lengths(batch.feature_lengths_N).sum()),
+            symbols=int(batch.target_lengths_N.sum()),
+            audio_seconds=sum(batch.durations),
+        )
+
+    def utterances(self, batch: Batch) -> list[Utterance]:
+        return [
+            Utterance(id=name, frames=int(frames), symbols=int(symbols))
+            for name, frames, symbols in zip(
+                batch.ids, batch.feature_lengths_N, batch.target_lengths_N, strict=True
+            )
+        ]
+
+    def shapes(self, batch: Batch) -> dict[str, Any]:
+        utterances, longest, _ = batch.features_NTF.shape
+        frames = int(self.model.encoder.output_lengths(torch.tensor(longest)))
+        symbols = batch.targets_NU.size(1)
+        return {
+            "features": list(batch.features_NTF.shape),
+            "targets": list(batch.targets_NU.shape),
+            "lattice": [utterances, frames, symbols + 1],
+            "lattice_nodes": utterances * frames * (symbols + 1),
+        }
+
+    def validate(self, step: int, log: RunLog | None) -> float | None:
+        report = self._validate(self.data.valid_loader(), step, self.ranks)
+        (too_large,) = self.ranks.sum([len(report.too_large)])
+        errors = report.errors
+        if log is not None:
+            wer = {"wer": errors.rate} if errors.reference_words else {}
+            values = {**report.losses, **wer, **report.masses, "skipped_batches": too_large}
+            log.scalars("valid", step, values)
+            loss = report.losses.get("total", math.nan)
+            about = f"step {step} validation: loss {loss:.4f} WER"
+            left_out = f", without {too_large:.0f} batches that did not fit" if too_large else ""
+            log_info(logger, f"{about} {errors.rate:.2%}{left_out}", f"{about} {errors}{left_out}")
+            self._show(report, step, log)
+        return errors.rate if errors.reference_words else None
+
+    def show(self, step: int, log: RunLog) -> None:
+        # Making workers draws from torch's generator.
+        with torch.random.fork_rng(devices=[]):
+            first = list(itertools.islice(self.data.valid_loader(), 1))
+        self._show(self._validate(first, step, Ranks()), step, log)
+
+    def _validate(self, batches: Any, step: int, ranks: Ranks) -> ValidationReport:
+        # Without gradients each pass would be compiled anew, which takes longer than it saves.
+        stance: AbstractContextManager[Any] = (
+            torch.compiler.set_stance("force_eager")
+            if self.config.train.compile_encoder
+            else nullcontext()
+        )
+        with stance:
+            report = validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+        report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
+        if report.without_loss:
+            logger.warning(
+                "validation at step %d: %d utterances have no finite loss, and are left out of the "
+                "mean (too short for their symbols?): %s",
+                step,
+                len(report.without_loss),
+                named(report.without_loss),
+            )
+        return report
+
+    def _show(self, report: ValidationReport, step: int, log: RunLog) -> None:
+        figure = lattice_of_example(report, self.data.tokenizer, f"step {step}")
+        if figure is not None:
+            log.figure("valid/lattice", step, figure)
+        spectrogram = spectrogram_of_example(report, f"step {step}")
+        if spectrogram is not None:
+            log.figure("valid/spectrogram", step, spectrogram)
+        log.text("valid/samples", step, samples_as_markdown(report.samples))
+
+    def checkpoint_values(self) -> dict[str, Any]:
+        return {"vocab_size": self.model.vocab_size}
+
+    def check_files(self, folder: Path) -> None:
+        check_tokens(self.data.tokenizer, folder, self.config.data.path)
+
+    def save_files(self, folder: Path) -> None:
+        save_tokens(self.data.tokenizer, folder)
+        save_usual_longest(folder, self.data.usual_longest)
+
+
+def speech_trainer(
+    config: ExperimentConfig,
+    ranks: Ranks | None = None,
+    console: Console | None = None,
+    *,
+    allow_changes: bool = False,
+) -> Trainer:
+    """The trainer of a recogniser; arguments and errors are those of `Trainer`."""
+    return Trainer(config, ranks, console, allow_changes=allow_changes, make_task=SpeechTask)

@@ -1,0 +1,209 @@
+"""Validation: losses, word error rate, and material for pictures, without touching training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import (
+    DecodeConfig,
+    Decoded,
+    Search,
+    build_search,
+    search_batch,
+    to_texts,
+)
+from pruned_rnnt.decode.scoring.wer import ErrorCounts, count_errors
+from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
+from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.memory import out_of_memory_in
+
+# Greedy search as recognisers which run exported models do it.
+_GREEDY = DecodeConfig()
+# With several processes the sampler repeats utterances so that each has as many batches.
+_REPEATED = re.compile(r"_dup\d+$")
+_SAMPLES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationReport:
+    """losses: by part, over the whole set, per encoder frame and (as `NAME_per_symbol`) per symbol.
+    masses: of the band, means over utterances; none with the full loss. errors: of greedy search.
+    These are over all processes.
+
+    samples: some decoded utterances. example_batch, example_losses: the first batch with its losses
+    and occupancies, of this process (None when it had no batch).
+    too_large: batches of this process that did not fit into memory, with the allocator's message;
+    they count nowhere. without_loss: ids of utterances of this process whose loss is infinite or
+    NaN, or which have none; they count in the errors only.
+    """
+
+    losses: dict[str, float]
+    masses: dict[str, float]
+    errors: ErrorCounts
+    samples: tuple[Decoded, ...]
+    example_batch: Batch | None
+    example_losses: ModelLosses | None
+    too_large: tuple[tuple[Batch, str], ...]
+    without_loss: tuple[str, ...]
+
+
+@dataclass
+class _Sums:
+    """What processes add up; plain values."""
+
+    losses: dict[str, float] = field(default_factory=dict)
+    masses: dict[str, float] = field(default_factory=dict)
+    utterances: int = 0
+    frames: int = 0
+    symbols: int = 0
+    errors: ErrorCounts = field(default_factory=ErrorCounts)
+
+    def add_losses(
+        self, losses: ModelLosses, masses: Mapping[str, Tensor], batch: Batch, counts_N: Tensor
+    ) -> None:
+        """Those of the utterances of a batch for which `counts_N` is true."""
+        self.utterances += int(counts_N.sum())
+        self.frames += int(losses.frame_lengths.cpu()[counts_N].sum())
+        self.symbols += int(batch.target_lengths_N[counts_N].sum())
+        for name, values_N in {"total": losses.total, **losses.parts}.items():
+            self.losses[name] = float(values_N.cpu()[counts_N].double().sum())
+        for name, values_N in masses.items():
+            self.masses[name] = float(values_N.cpu()[counts_N].double().sum())
+
+    def add(self, other: _Sums) -> None:
+        for own, more in ((self.losses, other.losses), (self.masses, other.masses)):
+            for name, value in more.items():
+                own[name] = own.get(name, 0.0) + value
+        self.utterances += other.utterances
+        self.frames += other.frames
+        self.symbols += other.symbols
+        self.errors += other.errors
+
+
+class _Measured:
+    """Batch after batch of one process."""
+
+    def __init__(self, model: TransducerModel, tokenizer: Tokenizer, step: int) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.tokenizer = tokenizer
+        self.step = step
+        self.search: Search = build_search(model, _GREEDY)
+        self.sums = _Sums()
+        self.samples: list[Decoded] = []
+        self.without_loss: list[str] = []
+        self.example: tuple[Batch, ModelLosses] | None = None
+
+    def add(self, batch: Batch) -> None:
+        """Losses and search; nothing is counted unless all of it was done.
+
+        Validation sets are not filtered: an utterance may be too short for its symbols, or to be
+        heard at all.
+        """
+        frames_N = self.model.encoder.output_lengths(batch.feature_lengths_N)
+        least_N = torch.ones_like(frames_N)
+        if self.model.loss_config.rnnt_type != "regular":
+            least_N += batch.target_lengths_N
+        measured = batch.select(frames_N >= least_N)
+        sums = _Sums()
+        finite: set[str] = set()
+        losses: ModelLosses | None = None
+        if len(measured) > 0:
+            losses = self._losses(measured.to(self.device))
+            finite_N = losses.total.isfinite().cpu()
+            finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
+            once_N = ~torch.tensor([bool(_REPEATED.search(name)) for name in measured.ids])
+            masses = band_masses(losses, measured, self.model.loss_config.rnnt_type)
+            sums.add_losses(losses, masses, measured, finite_N & once_N)
+        found: list[Decoded] = []
+        heard = batch.select(frames_N >= 1)
+        if len(heard) > 0:
+            found = to_texts(heard, search_batch(self.model, heard, self.search), self.tokenizer)
+        unique = [decoded for decoded in found if not _REPEATED.search(decoded.id)]
+        sums.errors = count_errors([utterance.transcript for utterance in unique])
+        self.sums.add(sums)
+        self.samples += unique[: _SAMPLES - len(self.samples)]
+        self.without_loss += [name for name in batch.ids if name not in finite]
+        if losses is not None and self.example is None:
+            self.example = (measured, losses)
+
+    def _losses(self, batch: Batch) -> ModelLosses:
+        losses: ModelLosses = self.model(
+            batch.features_NTF,
+            batch.feature_lengths_N,
+            batch.targets_NU,
+            batch.target_lengths_N,
+            self.step,
+        )
+        return losses
+
+
+def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, Tensor]:
+    """Shares of each utterance's probability that the band keeps and has on its edges, (N,) each.
+
+    None with the full loss, which has no band.
+    """
+    if losses.occupancy is None or losses.bounds is None:
+        return {}
+    lengths = (losses.frame_lengths, batch.target_lengths_N)
+    kept = retained_mass(losses.occupancy, losses.bounds, *lengths, rnnt_type=rnnt_type)
+    edges = band_edge_mass(losses.occupancy, losses.bounds, *lengths)
+    return {
+        "retained_mass": kept.total,
+        "retained_symbol_mass": kept.emit,
+        "band_edge_mass": edges.lower + edges.upper,
+    }
+
+
+@torch.no_grad()
+def validate(
+    model: TransducerModel,
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    *,
+    step: int,
+    ranks: Ranks,
+) -> ValidationReport:
+    """Losses and WER over a set, with the model in evaluation mode while it lasts.
+
+    No random generator is touched, so validating more often changes no training.
+    """
+    was_training = model.training
+    model.eval()
+    measured = _Measured(model, tokenizer, step)
+    too_large: list[tuple[Batch, str]] = []
+    with torch.random.fork_rng(devices=[]):
+        for batch in batches:
+            if message := out_of_memory_in(partial(measured.add, batch)):
+                too_large.append((batch, message))
+    model.train(was_training)
+    total = _Sums()
+    # Each process may have other parts of the loss: none, where nothing fitted into memory.
+    for sums in ranks.gather(measured.sums):
+        total.add(sums)
+    utterances, frames, symbols = (
+        max(count, 1) for count in (total.utterances, total.frames, total.symbols)
+    )
+    by_name = dict(sorted(total.losses.items()))
+    return ValidationReport(
+        losses={
+            **{name: loss / frames for name, loss in by_name.items()},
+            **{f"{name}_per_symbol": loss / symbols for name, loss in by_name.items()},
+        },
+        masses={name: mass / utterances for name, mass in total.masses.items()},
+        errors=total.errors,
+        samples=tuple(measured.samples),
+        example_batch=measured.example[0] if measured.example else None,
+        example_losses=measured.example[1] if measured.example else None,
+        too_large=tuple(too_large),
+        without_loss=tuple(measured.without_loss),
+    )

@@ -1,0 +1,1 @@
+"""Audio files, streams and microphones to text, with a trained model."""

@@ -1,0 +1,128 @@
+"""Recognition while the audio is still coming: samples in, text out.
+
+Axes: S samples, T feature frames, F mel bins, N = 1 stream, C encoder frames of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.data.audio.audio_stream import FeatureStream
+from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
+from pruned_rnnt.data.audio.waveform import FloatArray
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
+from pruned_rnnt.export.stream_sizes import stream_sizes
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.transcribe.silence import is_digital_silence
+
+# Encoder frames without a symbol, one second, after which the next word starts a new line.
+_PAUSE_FRAMES = 25
+# Feature frames of digital silence kept before the first sound: 0.2 s.
+_SILENT_FRAMES = 20
+
+
+class RawSource(Protocol):
+    """A binary file, or what reads like one."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, none at the end."""
+
+
+class LiveRecogniser:
+    """One stream of audio through a causal model.
+
+    Args:
+        chunk, left: encoder frames of a chunk and before it; 0 takes what the model was trained
+            with.
+
+    Raises:
+        ValueError: the model cannot stream.
+    """
+
+    def __init__(
+        self, model: TransducerModel, tokenizer: Tokenizer, chunk: int = 0, left: int = 0
+    ) -> None:
+        silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
+        chunk, left = stream_sizes(model, chunk, left)
+        self.stream = StreamingTransducer(model.eval(), chunk, left, silent)
+        self.tokenizer = tokenizer
+        self._device = next(model.parameters()).device
+        self._state = self.stream.start(1)
+        self._frames = FeatureStream()
+        self._waiting_TF = torch.zeros(0, FEATURE_DIM)
+        self._started = False
+        self._line: list[int] = []
+        self._shown = ""
+        self._pause = 0
+
+    def accept(self, samples_S: FloatArray) -> str:
+        """Take (S,) samples at 16 kHz; the text they add, a line break after each long pause."""
+        self._wait_for(self._frames.accept(samples_S))
+        added = ""
+        while len(self._waiting_TF) >= self.stream.encoder.input_frames:
+            added += self._hear()
+        return added
+
+    def finish(self) -> str:
+        """The text of what was not yet a full chunk: all is heard as if it had come at once."""
+        self._wait_for(self._frames.finish())
+        added = ""
+        while len(self._waiting_TF) > 0:
+            added += self._hear()
+        return added
+
+    def _wait_for(self, features_TF: Tensor) -> None:
+        """Keep (T, F) features for the next chunks, but for digital silence at the beginning.
+
+        No model has learned from audio without any noise; some make words of it.
+        """
+        if not self._started:
+            sounds = (~is_digital_silence(features_TF)).nonzero()[:, 0]
+            if not len(sounds):
+                return
+            self._started = True
+            features_TF = features_TF[max(0, int(sounds[0]) - _SILENT_FRAMES) :]
+        self._waiting_TF = torch.cat((self._waiting_TF, features_TF))
+
+    def _hear(self) -> str:
+        """The text of the next chunk; at the end of the stream it need not be full."""
+        encoder = self.stream.encoder
+        chunk_TF = self._waiting_TF[: encoder.input_frames]
+        self._waiting_TF = self._waiting_TF[encoder.shift :]
+        lengths_N = torch.tensor([len(chunk_TF)], device=self._device)
+        missing = encoder.input_frames - len(chunk_TF)
+        chunk_NTF = nn.functional.pad(chunk_TF, (0, 0, 0, missing))[None].to(self._device)
+        symbols_NC, self._state = self.stream(chunk_NTF, self._state, lengths_N)
+        return self._show(symbols_NC[0].tolist())
+
+    def _show(self, symbols: list[int]) -> str:
+        added = ""
+        for symbol in symbols:
+            self._pause = 0 if symbol >= 0 else self._pause + 1
+            if symbol >= 0:
+                self._line.append(symbol)
+                text = self.tokenizer.decode(self._line)
+                added += text[len(self._shown) :]
+                self._shown = text
+            elif self._pause == _PAUSE_FRAMES and self._line:
+                added += "\n"
+                self._line, self._shown = [], ""
+        return added
+
+
+def transcribe_raw(recogniser: LiveRecogniser, source: RawSource) -> Iterator[str]:
+    """Text as it comes, of raw signed 16-bit samples: one channel, 16 kHz, native byte order."""
+    rest = b""
+    while block := source.read(2 * SAMPLING_RATE // 10):
+        data = rest + block
+        even = len(data) // 2 * 2
+        data, rest = data[:even], data[even:]
+        integers_S = np.frombuffer(data, dtype=np.int16)
+        yield recogniser.accept((integers_S / 32768).astype(np.float32))
+    yield recogniser.finish()

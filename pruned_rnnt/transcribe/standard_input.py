@@ -1,0 +1,149 @@
+"""Raw samples from standard input, where people also send whole audio files.
+
+Samples are signed 16 bits, one channel, 16 kHz. A wav header in front of such samples is skipped,
+since many programs write one (arecord does); every other format is refused by its name.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.transcribe.live import RawSource
+
+_SIGNATURES = {
+    b"fLaC": "flac", b"OggS": "ogg or opus", b"ID3": "mp3", b"FORM": "aiff", b"caff": "caf",
+    b".snd": "au", b"NIST_1A": "sph", b"RF64": "rf64", b"riff": "wave64", b"ADIF": "aac",
+    b"\x1aE\xdf\xa3": "webm or matroska", b"\x30\x26\xb2\x75": "wma", b"#!AMR": "amr",
+}  # fmt: skip
+# Two mp3 frames: the longest has 1,441 bytes.
+_LOOK = 2048
+# kbit/s of MPEG 1 and of MPEG 2, layer III, by index.
+_KBITS = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
+)
+_MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_PCM, _EXTENSIBLE = 1, 0xFFFE
+# No chunk before the samples of a wav file is nearly as large.
+_LARGEST_CHUNK = 2**20
+_ADVICE = (
+    "- reads one channel of 16-bit samples at 16,000 Hz: name the file instead, or convert it with "
+    "`ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
+)
+
+
+class SampleSource:
+    """The samples of a source, after what of it was looked at; `limit` bytes at most."""
+
+    def __init__(self, source: RawSource) -> None:
+        self._source = source
+        self._seen = b""
+        self._limit: int | None = None
+
+    def read(self, size: int, /) -> bytes:
+        if self._limit is not None:
+            size = min(size, self._limit)
+        data, self._seen = self._seen[:size], self._seen[size:]
+        if not data and size:
+            data = self._source.read(size)
+        if self._limit is not None:
+            self._limit -= len(data)
+        return data
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes, which `read` gives again; fewer at the end."""
+        while len(self._seen) < size and (data := self._source.read(size - len(self._seen))):
+            self._seen += data
+        return self._seen[:size]
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes; ValueError at the end."""
+        data = self.peek(size)
+        if len(data) < size:
+            raise ValueError("standard input ends within its wav header")
+        self._seen = self._seen[size:]
+        return data
+
+    def end_after(self, size: int) -> None:
+        self._limit = size
+
+
+def open_samples(source: RawSource) -> SampleSource:
+    """The raw samples of standard input.
+
+    Raises:
+        ValueError: nothing there, another format than raw samples or wav, or a wav file of another
+            rate, width or number of channels.
+    """
+    samples = SampleSource(source)
+    begin = samples.peek(_LOOK)
+    if not begin:
+        raise ValueError("standard input has no samples")
+    if begin.startswith(b"RIFF") and begin[8:12] == b"WAVE":
+        _skip_wav_header(samples)
+    elif kind := encoded_format(begin):
+        raise ValueError(f"standard input is {kind}; {_ADVICE}")
+    return samples
+
+
+def encoded_format(begin: bytes) -> str:
+    """The name of the format that some bytes begin, of at least two frames; empty for samples."""
+    for signature, name in _SIGNATURES.items():
+        if begin.startswith(signature):
+            return name
+    if begin[4:8] == b"ftyp":
+        return "m4a or mp4"
+    # Samples may look like the header of one frame; hardly like two in the right distance.
+    for name, length_of in (("mp3", _mp3_frame_length), ("aac", _aac_frame_length)):
+        length = length_of(begin)
+        if length and length_of(begin[length:]):
+            return name
+    return ""
+
+
+def _mp3_frame_length(data: bytes) -> int:
+    """Bytes of the layer III frame that begins here, 0 where none does."""
+    if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE6 != 0xE2:
+        return 0
+    version, rate, kbits = data[1] >> 3 & 3, data[2] >> 2 & 3, data[2] >> 4
+    if version not in _MP3_RATES or rate == 3:
+        return 0
+    bits = 1000 * _KBITS[version != 3][kbits]
+    return (144 if version == 3 else 72) * bits // _MP3_RATES[version][rate] + (data[2] >> 1 & 1)
+
+
+def _aac_frame_length(data: bytes) -> int:
+    """Bytes of the ADTS frame that begins here, 0 where none does."""
+    if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0 or data[2] >> 2 & 15 > 12:
+        return 0
+    length = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
+    return length if length > 7 else 0
+
+
+def _skip_wav_header(samples: SampleSource) -> None:
+    samples.take(12)
+    is_usable = False
+    while True:
+        name, size = struct.unpack("<4sI", samples.take(8))
+        if name == b"data":
+            break
+        if size > _LARGEST_CHUNK:
+            raise ValueError(f"standard input is a broken wav file; {_ADVICE}")
+        chunk = samples.take(size + size % 2)
+        if name == b"fmt " and size >= 16:
+            kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", chunk[:16])
+            if kind == _EXTENSIBLE and size >= 26:
+                (kind,) = struct.unpack("<H", chunk[24:26])
+            is_usable = (kind, channels, rate, bits) == (_PCM, 1, SAMPLING_RATE, 16)
+            if not is_usable:
+                what = "PCM" if kind == _PCM else f"format {kind}"
+                raise ValueError(
+                    f"standard input is wav, {what}: {channels} channels of {bits} bits at "
+                    f"{rate:,} Hz; {_ADVICE}"
+                )
+    if not is_usable:
+        raise ValueError(f"standard input is a broken wav file; {_ADVICE}")
+    # Who writes to a pipe does not know the size, and leaves 0 or the largest there is.
+    if size:
+        samples.end_after(size)

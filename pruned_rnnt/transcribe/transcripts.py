@@ -1,0 +1,83 @@
+"""Transcriptions as text, JSON lines, subtitles and CTM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pruned_rnnt.decode.ctm import ctm_text
+from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.transcribe.recogniser import Transcription
+
+# A subtitle ends with a pause, or before it gets longer than people can read.
+_PAUSE_SECONDS = 0.8
+_MOST_SECONDS = 6.0
+_MOST_LETTERS = 80
+
+
+def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
+    """What is written about one file; every line ends with a line break.
+
+    text: `name<tab>text`, and with `times` a line `start end word` for each word.
+    jsonl: one object with file, seconds, text, score (log-probability of the path) and words with
+        their start, end and confidence.
+    srt: numbered subtitles.
+    ctm: `name 1 start duration word confidence` for each word.
+    """
+    if kind == "srt":
+        return _srt(result.words)
+    if kind == "ctm":
+        words = ((w.word, w.start, w.end, w.confidence) for w in result.words)
+        return ctm_text(name, words)
+    if kind == "jsonl":
+        words_of_file = [
+            {"word": w.word, "start": w.start, "end": w.end, "confidence": w.confidence}
+            for w in result.words
+        ]
+        values = {
+            "file": name,
+            "seconds": result.seconds,
+            "text": result.text,
+            "score": round(result.score, 4),
+            "words": words_of_file,
+        }
+        return json.dumps(values, ensure_ascii=False) + "\n"
+    lines = [f"{name}\t{result.text}"]
+    if times:
+        lines += [f"{w.start:9.2f}{w.end:9.2f}  {w.word}" for w in result.words]
+    return "\n".join(lines) + "\n"
+
+
+def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
+    """Words parted at pauses, and where a part would be too long to read."""
+    parts: list[list[TimedWord]] = []
+    letters = 0
+    for word in words:
+        letters += 1 + len(word.word)
+        part = parts[-1] if parts else []
+        if (
+            not part
+            or word.start - part[-1].end > _PAUSE_SECONDS
+            or word.end - part[0].start > _MOST_SECONDS
+            or letters > _MOST_LETTERS
+        ):
+            parts.append([word])
+            letters = len(word.word)
+        else:
+            part.append(word)
+    return parts
+
+
+def _srt(words: Sequence[TimedWord]) -> str:
+    blocks = []
+    for number, part in enumerate(subtitles(words), start=1):
+        text = " ".join(word.word for word in part)
+        blocks.append(f"{number}\n{_clock(part[0].start)} --> {_clock(part[-1].end)}\n{text}\n")
+    return "\n".join(blocks)
+
+
+def _clock(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d},{rest % 1000:03d}"

@@ -1,1 +1,0 @@
-"""Data recipes: one folder a corpus, each with a prepare module and its README."""
