@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the test suite; further arguments go to pytest.
+# Sets up .venv and runs the tests that are not slow. Arguments go to pytest; -m "" runs all tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh

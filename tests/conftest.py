@@ -1,4 +1,4 @@
-"""Shared test set-up: `gpu` tests are skipped where there is no CUDA device."""
+"""Skip tests marked `gpu` on a machine without a CUDA device."""
 
 import pytest
 import torch
