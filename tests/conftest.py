@@ -1,7 +1,11 @@
-"""Skip tests marked `gpu` on a machine without a CUDA device."""
+"""Settings of all tests: `gpu` tests need a CUDA device, and no test fails on a loaded machine."""
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any_load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_load")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

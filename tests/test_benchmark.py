@@ -62,7 +62,7 @@ def test_a_row_is_complete_and_kept(tmp_path, monkeypatch) -> None:
         path = results.append([row], "cpu")
     lines = path.read_text().splitlines()
     assert [results.Row(**json.loads(line)) for line in lines] == [row, row]
-    assert row.case in results.shown([row])
+    assert row.case in results.format_table([row])
 
 
 PEAK_PROGRAM = """

@@ -1,13 +1,13 @@
-"""Runs cases on systems and shows or keeps the results.
+"""Measure cases on systems, and print or keep the results.
 
     python -m scripts.benchmark cpu                          all CPU cases, all systems
     python -m scripts.benchmark cpu --case cpu-full --keep   one case; rows go to results/cpu.jsonl
     python -m scripts.benchmark cpu --system pruned_rnnt --repeats 50
     python -m scripts.benchmark cuda --shapes FILE.npz --peer-sources FOLDER --keep
 
-Inputs are made from a fixed seed, so all systems of a run work on the same numbers; the loss is
-kept in the row to show that they compute the same. Times are of forward and backward together. On
-the CPU each system runs in a process of its own, on CUDA all run in this one.
+Inputs come from a fixed seed, so all systems of a run compute the same numbers; each row has the
+loss as a check. Times are of forward and backward together. On the CPU each system runs in its own
+process; on CUDA all run in this process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from scripts.benchmark.cases import CASES, SHAPES_VARIABLE, Case
-from scripts.benchmark.results import Row, append, shown
-from scripts.benchmark.run import counted, run_one
+from scripts.benchmark.results import Row, append, format_table
+from scripts.benchmark.run import run_one, with_call_counts
 from scripts.benchmark.systems import System
 from scripts.benchmark.systems_ours import OURS
 from scripts.benchmark.systems_peers import PEERS
@@ -33,11 +33,11 @@ from scripts.benchmark.systems_peers import PEERS
 SYSTEMS = {system.name: system for system in [*OURS, *PEERS]}
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def in_process_of_its_own(case: Case, system: System, repeats: int) -> Row:
+def run_in_own_process(case: Case, system: System, repeats: int) -> Row:
     command = [sys.executable, "-m", "scripts.benchmark", "one", case.name, system.name]
     result = subprocess.run(
         [*command, "--repeats", str(repeats)],
@@ -57,8 +57,8 @@ def compile_peers(archives: str) -> None:
 
     begin = time.monotonic()
     for package, reason in compile_all(Path(archives), Path("build/peers").absolute()).items():
-        say(f"not compiled: {package}: {reason}")
-    say(f"compiling other packages took {time.monotonic() - begin:.0f} s")
+        log(f"not compiled: {package}: {reason}")
+    log(f"compiling other packages took {time.monotonic() - begin:.0f} s")
 
 
 def chosen_systems(names: str | None, table: str) -> list[System]:
@@ -68,12 +68,12 @@ def chosen_systems(names: str | None, table: str) -> list[System]:
         if reason is None:
             systems.append(SYSTEMS[name])
         else:
-            say(f"left out: {name} ({reason})")
+            log(f"left out: {name} ({reason})")
     return systems
 
 
 def device_is_lost() -> bool:
-    """Whether an earlier error has made the device useless for this process."""
+    """True if an earlier error has made the device unusable for this process."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -84,21 +84,21 @@ def device_is_lost() -> bool:
 def measured_rows(
     work: list[tuple[Case, System]], arguments: argparse.Namespace
 ) -> list[tuple[Row, Case, System]]:
-    """Rows of all pairs that run; the others are named with the reason."""
+    """Measure all pairs; log the reason for those that fail."""
     on_cuda = arguments.table == "cuda"
-    run = run_one if on_cuda else in_process_of_its_own
+    run = run_one if on_cuda else run_in_own_process
     rows = []
     for case, system in work:
         try:
             row = run(case, system, arguments.repeats)
         except Exception as error:  # of any package
-            say(f"{case.name}: {system.name} failed: {str(error).splitlines()[:1]}")
+            log(f"{case.name}: {system.name} failed: {str(error).splitlines()[:1]}")
             if on_cuda and device_is_lost():
-                say("the device is lost to this process: the rest is left out")
+                log("the device is unusable for this process: the rest is left out")
                 break
             continue
         rows.append((row, case, system))
-        say(shown([row]).splitlines()[-1])
+        log(format_table([row]).splitlines()[-1])
     return rows
 
 
@@ -111,7 +111,7 @@ def run_table(arguments: argparse.Namespace) -> int:
     cases = [case for case in CASES.values() if case.device == table]
     if arguments.case:
         cases = [CASES[name] for name in arguments.case.split(",")]
-    # One system after the other: what breaks the device cannot spoil what came before.
+    # Grouped by system, so that a system that breaks the device does not affect those before it.
     work = [
         (case, system)
         for system in chosen_systems(arguments.system, table)
@@ -120,10 +120,10 @@ def run_table(arguments: argparse.Namespace) -> int:
     ]
     measured = measured_rows(work, arguments)
     if table == "cuda":
-        measured = counted(measured, say)
+        measured = with_call_counts(measured, log)
     order = {case.name: i for i, case in enumerate(cases)}
     rows = sorted((row for row, _, _ in measured), key=lambda row: order[row.case])
-    print(shown(rows))
+    print(format_table(rows))
     if arguments.keep:
         print(f"kept in {append(rows, table)}")
     return 0 if rows else 1
@@ -136,16 +136,20 @@ def main() -> int:
     for table in sorted({case.device for case in CASES.values()}):
         command = commands.add_parser(table, help=f"the cases of the {table} table")
         names = ", ".join(case.name for case in CASES.values() if case.device == table)
-        command.add_argument("--case", help=f"of {names}; separated by commas")
-        command.add_argument("--system", help=f"of {', '.join(SYSTEMS)}; separated by commas")
-        command.add_argument("--keep", action="store_true", help="append the rows to the results")
-        command.add_argument("--shapes", help="an .npz with the lengths of real utterances")
+        command.add_argument("--case", help=f"one or more of {names}, separated by commas")
         command.add_argument(
-            "--peer-sources", help="compile other packages from the .tar.gz in this folder (CUDA)"
+            "--system", help=f"one or more of {', '.join(SYSTEMS)}, separated by commas"
+        )
+        command.add_argument("--keep", action="store_true", help="append the rows to the results")
+        command.add_argument("--shapes", help=".npz file with the lengths of real utterances")
+        command.add_argument(
+            "--peer-sources", help="folder with .tar.gz sources of packages to compile (CUDA)"
         )
         command.set_defaults(table=table)
         command.add_argument("--repeats", type=int, default=20)
-    one = commands.add_parser("one", help="one case and system in this process, as a JSON row")
+    one = commands.add_parser(
+        "one", help="measure one case on one system in this process; print a JSON row"
+    )
     one.add_argument("case", choices=CASES)
     one.add_argument("system", choices=SYSTEMS)
     one.add_argument("--repeats", type=int, default=20)

@@ -1,19 +1,19 @@
-"""How much of the paths' mass a trained model's band keeps, by the rule that chooses its windows.
+"""Mass that a trained model's band keeps, for several rules that choose the band's windows.
 
     python -m scripts.benchmark.band_rules RUN [--s-range 3 5 8] [--keep]
     python -m scripts.benchmark.band_rules planted [--steps 1500] [--noise 0.5] [--keep]
 
-takes the test set of a run, or utterances of a small model that it trains first on planted
-alignments (planted_model), and for each width prints a row for every rule:
+The utterances are the test set of a run, or synthetic ones on whose known alignments a small model
+is trained first (planted_model). For each width a row is printed for every rule:
 
-    first    of the windows within 1e-5 of the largest score
-    argmax   the largest score alone, as k2 does: rounding decides between equal windows
-    middle   of the tied windows: prune_bounds
-    exact    the best sum of scores over all frames: prune_bounds(exact=True)
+    first    the first of the windows whose score is within 1e-5 of the largest
+    argmax   the window with the largest score, as in k2: rounding decides between equal windows
+    middle   the middle one of the windows within 1e-5 of the largest: prune_bounds
+    exact    the windows with the largest sum of scores over all frames: prune_bounds(exact=True)
 
-retained: share of the simple loss's occupancy inside the band; pruned - full: by how many nats an
-utterance's pruned loss exceeds its exact loss, with the same joiner (mean, 95th percentile,
-largest). --keep adds rows to results/band_rules.jsonl.
+retained: share of the simple loss's occupancy inside the band. pruned - full: difference in nats
+between an utterance's pruned and full loss with the same joiner (mean, 95th percentile, largest).
+--keep adds rows to results/band_rules.jsonl.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width.
 """
@@ -61,8 +61,8 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Lattices:
-    """A batch as the losses take it: encoder_NTE, predictor_NUP, targets_NU, lengths (N,) int32,
-    and the occupancy of its simple loss."""
+    """A batch with the arguments of the losses (lengths (N,) int32), and its simple loss's
+    occupancy."""
 
     encoder_NTE: Tensor
     predictor_NUP: Tensor
@@ -73,7 +73,7 @@ class Lattices:
 
 
 def window_scores(lattices: Lattices, s_range: int) -> Tensor:
-    """score (N,T,W) of step 1 in prune_bounds.py, -inf after an utterance's last window."""
+    """score (N,T,W) as in step 1 of prune_bounds.py, -inf after an utterance's last window."""
     emit, blank = lattices.occupancy
     windows = max(blank.shape[2] - s_range, 0) + 1
     wide = torch.nn.functional.pad(blank, (0, max(s_range - blank.shape[2], 0)))
@@ -85,7 +85,7 @@ def window_scores(lattices: Lattices, s_range: int) -> Tensor:
 
 
 def band_of(choice_NT: Tensor, lattices: Lattices, s_range: int) -> Bounds:
-    """Steps 2 to 4 in ops/pruning/prune_bounds.py: from a window a frame to a band."""
+    """The band for one chosen window per frame: steps 2 to 4 of ops/pruning/prune_bounds.py."""
     t, k = torch.arange(choice_NT.shape[1]), s_range - 1
     last_N1 = (lattices.symbols_N.long()[:, None] + 1 - s_range).clamp_min(0)
     s0 = torch.where(t < lattices.frames_N[:, None] - 1, choice_NT, last_N1)
@@ -125,7 +125,7 @@ RULES: dict[str, Callable[[Lattices, int], Bounds]] = {
 
 
 def joiner_loss(joiner: pruned_rnnt.Joiner, lattices: Lattices, bounds: Bounds | None) -> Tensor:
-    """Loss (N,) of a joiner, inside a band or everywhere."""
+    """Loss (N,) of a joiner, inside a band or over the whole lattice."""
     return pruned_rnnt.rnnt_loss_fused(
         joiner.encoder_proj(lattices.encoder_NTE),
         joiner.decoder_proj(lattices.predictor_NUP),
@@ -140,19 +140,19 @@ def joiner_loss(joiner: pruned_rnnt.Joiner, lattices: Lattices, bounds: Bounds |
     )
 
 
-class Trained(NamedTuple):
-    """A model's joiner, and lattices of utterances that it was not trained on."""
+class TrainedJoiner(NamedTuple):
+    """A model's joiner, and lattices of utterances on which it was not trained."""
 
     joiner: pruned_rnnt.Joiner
     lattices: Iterator[Lattices]
 
 
-def of_run(run: Path) -> Trained:
+def from_run(run: Path) -> TrainedJoiner:
     config = run_config(run, ["train.device=cpu"])
     model = load_model(config).model
     criterion = model.pruned_loss
     if criterion is None or config.loss.rnnt_type != "regular":
-        raise SystemExit(f"{run}: needs a model of the pruned loss, regular topology")
+        raise SystemExit(f"{run}: needs a model with the pruned loss and the regular topology")
 
     def lattices() -> Iterator[Lattices]:
         for batch in DataModule(config.data).test_loader():
@@ -169,12 +169,15 @@ def of_run(run: Path) -> Trained:
                 occupancy=losses.occupancy,
             )
 
-    return Trained(model.joiner, lattices())
+    return TrainedJoiner(model.joiner, lattices())
 
 
-def planted_model(steps: int, noise: float) -> Trained:
-    """Two convolutions over noisy frames in which each of 10 to 40 symbols (of 29) lasts 4 to 9
-    frames, trained on that many batches of 8 with the pruned loss of width 5 (seed 0)."""
+def planted_model(steps: int, noise: float) -> TrainedJoiner:
+    """Train two convolutions on synthetic utterances, with the pruned loss of width 5 (seed 0).
+
+    An utterance has 10 to 40 symbols out of 29. Each lasts 4 to 9 frames, which are the symbol's
+    vector plus noise. A batch has 8 utterances.
+    """
     torch.manual_seed(0)
     vocabulary, width = 30, 64
     symbols = torch.randn(vocabulary, 24)
@@ -219,18 +222,14 @@ def planted_model(steps: int, noise: float) -> Trained:
         optimiser.step()
         if step % 100 == 0 or step + 1 == steps:
             print(
-                f"step {step}: {float(loss.detach()):.3f} nats a symbol, simple and pruned",
+                f"step {step}: {float(loss.detach()):.3f} nats per symbol, simple and pruned",
                 flush=True,
             )
-    return Trained(joiner, (batch(steps)[0] for _ in range(25)))
+    return TrainedJoiner(joiner, (batch(steps)[0] for _ in range(25)))
 
 
-def measured(name: str, trained: Trained, widths: list[int]) -> list[Row]:
-    with torch.no_grad():
-        return _measured(name, trained, widths)
-
-
-def _measured(name: str, trained: Trained, widths: list[int]) -> list[Row]:
+@torch.no_grad()
+def measured(name: str, trained: TrainedJoiner, widths: list[int]) -> list[Row]:
     joiner = trained.joiner
     retained, excess, tied = (defaultdict(list) for _ in range(3))
     for lattices in trained.lattices:
@@ -269,9 +268,18 @@ def _measured(name: str, trained: Trained, widths: list[int]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("run", help="the folder of a trained run, or the word planted")
-    parser.add_argument("--steps", type=int, default=1500, help="of training on planted alignments")
-    parser.add_argument("--noise", type=float, default=0.5, help="beside symbols of variance 1")
+    parser.add_argument(
+        "run", help="folder of a trained run, or `planted` for synthetic utterances"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1500, help="training steps on synthetic utterances"
+    )
+    parser.add_argument(
+        "--noise",
+        type=float,
+        default=0.5,
+        help="standard deviation of the noise in synthetic utterances",
+    )
     parser.add_argument("--s-range", type=int, nargs="+", default=[3, 5, 8])
     parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
     options = parser.parse_args()
@@ -281,7 +289,9 @@ def main() -> None:
         if planted
         else Path(options.run).name
     )
-    trained = planted_model(options.steps, options.noise) if planted else of_run(Path(options.run))
+    trained = (
+        planted_model(options.steps, options.noise) if planted else from_run(Path(options.run))
+    )
     print("S  rule    tied frames  retained  pruned - full: mean  95%     largest")
     for row in measured(name, trained, options.s_range):
         print(

@@ -1,4 +1,4 @@
-"""What is measured: inputs of a given shape, and the work that every system does on them.
+"""The cases of the benchmark: inputs of given shapes, and the work that every system does on them.
 
 Axes: N batch, T frames, U symbols, V vocabulary, D joiner width, E encoder width, P predictor
 width, S columns kept a frame.
@@ -14,28 +14,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# full: logits (N,T,U+1,V) in, loss and the gradient by the logits out.
-# simple: am (N,T,V), lm (N,U+1,V) in, smoothed simple loss and both gradients out.
-# step: encoder (N,T,E) and predictor (N,U+1,P) outputs in; four projections, smoothed simple loss,
-#       band, joiner (tanh, linear), pruned loss; gradients to both inputs and all weights out.
+# full: logits (N,T,U+1,V) -> loss and gradient of the logits.
+# simple: am (N,T,V), lm (N,U+1,V) -> smoothed simple loss and both gradients.
+# step: encoder (N,T,E) and predictor (N,U+1,P) outputs -> four projections, smoothed simple loss,
+#       band, joiner (tanh, linear), pruned loss; gradients of both inputs and all weights.
 # trainer_step: a step as the trainer calls it: the sum over the utterances, and the losses of each.
-# exact_step: the same inputs; two projections, joiner over the whole lattice, full loss; gradients.
-# lattice: px (N,U,T+1), py (N,U+1,T) in; total and both gradients out.
-# bounds: occupancies of px and py in, bounds out.
+# exact_step: as step, with two projections, joiner and full loss over the whole lattice.
+# lattice: px (N,U,T+1), py (N,U+1,T) -> total and both gradients.
+# bounds: occupancies of px and py -> bounds.
 KINDS = ("full", "simple", "step", "trainer_step", "exact_step", "lattice", "bounds")
 
-
-# The .npz with the lengths of real utterances, arrays `frames` and `tokens` (option --shapes).
+# Path of the .npz with the lengths of real utterances, arrays `frames` and `tokens` (--shapes).
 SHAPES_VARIABLE = "BENCHMARK_SHAPES"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row group of the results. Lengths are T and U for all utterances unless ragged, or
-    those of the first N utterances of the shapes file if real; then T and U are their maxima.
+    """One case, which every system runs.
 
-    autocast: dtype of the products under autocast, "" for none. tf32: whether float32 products may
-    run in TF32.
+    All utterances have T frames and U symbols, unless `ragged` (shorter ones, too) or `real` (the
+    first N utterances of the shapes file, whose maxima are T and U). autocast: dtype of the
+    products under autocast, "" for none. tf32: float32 products may run in TF32.
     """
 
     name: str
@@ -89,9 +88,7 @@ _EXACT_B30 = {**_B30, "kind": "exact_step", "S": 0}
 _V5000 = {**_STEP, "N": 30, "T": 400, "U": 100, "V": 5000}
 CUDA_CASES = [
     Case(name="cuda-step-b30-bf16", autocast="bfloat16", **_B30),
-    Case(
-        name="cuda-trainer-step-b30-bf16", autocast="bfloat16", **{**_B30, "kind": "trainer_step"}
-    ),
+    Case(name="cuda-trainer-step-b30-bf16", autocast="bfloat16", **_TRAINER_B30),
     Case(name="cuda-step-b30-fp32", **_B30),
     Case(name="cuda-step-b30-tf32", tf32=True, **_B30),
     Case(name="cuda-step-v5000-bf16", autocast="bfloat16", **_V5000),
@@ -109,14 +106,19 @@ CASES = {case.name: case for case in [*CPU_CASES, *CUDA_CASES]}
 
 
 class Inputs(NamedTuple):
-    """The tensors of a case, the same for every system (seed 0). The first two are leaves, but for
-    bounds."""
+    """The tensors of a case, the same for every system (seed 0). The first two are leaves, except
+    those of bounds."""
 
     first: Tensor
     second: Tensor | None
     targets: Tensor
     logit_lengths: Tensor
     target_lengths: Tensor
+
+    @property
+    def targets_and_lengths(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Positional arguments that most losses take after the logits."""
+        return self.targets, self.logit_lengths, self.target_lengths
 
 
 class Layers(nn.Module):
@@ -129,6 +131,11 @@ class Layers(nn.Module):
         self.encoder_proj = nn.Linear(case.E, case.D)
         self.decoder_proj = nn.Linear(case.P, case.D)
         self.output = nn.Linear(case.D, case.V)
+
+    def joiner_parameters(self) -> list[Tensor]:
+        """Weights of an `exact_step`, which has no simple loss."""
+        used = (self.encoder_proj, self.decoder_proj, self.output)
+        return [x for layer in used for x in layer.parameters()]
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -167,12 +174,12 @@ def _lengths(case: Case) -> list[Tensor]:
         return [(size * share).int() for size in (case.T, case.U)]
     path = os.environ.get(SHAPES_VARIABLE)
     if path is None:
-        raise ValueError(f"case {case.name} takes its lengths from a file: give --shapes")
+        raise ValueError(f"case {case.name} needs the lengths of real utterances: give --shapes")
     shapes = np.load(path)
     lengths = [torch.from_numpy(shapes[key][: case.N]).int() for key in ("frames", "tokens")]
     found = [int(x.max()) for x in lengths]
     if found != [case.T, case.U]:
-        raise ValueError(f"the shapes file has maxima {found}, the case [{case.T}, {case.U}]")
+        raise ValueError(f"the shapes file has maxima {found}, the case needs [{case.T}, {case.U}]")
     return lengths
 
 

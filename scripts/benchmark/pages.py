@@ -1,9 +1,9 @@
 """Tables and pictures of docs/performance.md, from the committed rows in results/*.jsonl.
 
-`python -m scripts.benchmark.pages` writes them anew; run it when rows were added. In the page each
-table stands between `<!-- rows: NAME -->` and `<!-- end -->`, NAME being a key of TABLES; the text
-around the tables is written by hand and holds no measured number. Of each case the newest run is
-shown: all rows of the commit that pruned_rnnt's last row has, which were measured side by side.
+`python -m scripts.benchmark.pages` writes them; run it after adding rows. In the page each table is
+between `<!-- rows: NAME -->` and `<!-- end -->`, where NAME is a key of TABLES; the text around the
+tables is written by hand and contains no measured number. The tables show the newest run of each
+case: all rows with the commit of pruned_rnnt's last row, which were measured in one run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_rows(table: str, folder: Path = FOLDER) -> list[Row]:
 
 
 def newest_run(rows: Iterable[Row], case: str) -> dict[str, Row]:
-    """The last row of each system among those of the newest commit of ours; ours come first."""
+    """The last row of each system among those with the commit of our last row; ours come first."""
     of_case = [row for row in rows if row["case"] == case]
     ours = [row for row in of_case if row["system"] == OURS]
     if not ours:
@@ -46,7 +46,7 @@ def cases_of(rows: Iterable[Row], kinds: Sequence[str]) -> list[str]:
 
 
 def label(row: Row) -> str:
-    """What was computed, without what the table's heading says."""
+    """The description of a row without the words that are in the table's heading."""
     kind, _, sizes = row["what"].partition(" forward+backward, ")
     for text in (" cuda", " cpu", "autocast "):
         sizes = sizes.replace(text, "")
@@ -61,8 +61,8 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
-def state(rows: Iterable[Row]) -> str:
-    """On what the rows were measured, a sentence for each combination."""
+def provenance(rows: Iterable[Row]) -> str:
+    """One sentence for each machine, version and commit with which the rows were measured."""
     found = dict.fromkeys(
         (row.get("machine") or row["device"], row["torch"], row["commit"], row["date"])
         for row in rows
@@ -74,7 +74,7 @@ def state(rows: Iterable[Row]) -> str:
 
 
 def comparison(table: str, kinds: Sequence[str]) -> str:
-    """A line for each case, a column for each system: milliseconds / MiB."""
+    """A table with a line for each case and a column for each system: milliseconds / MiB."""
     rows = read_rows(table)
     runs = [run for case in cases_of(rows, kinds) if (run := newest_run(rows, case))]
     systems = list(dict.fromkeys(system for run in runs for system in run))
@@ -91,11 +91,11 @@ def comparison(table: str, kinds: Sequence[str]) -> str:
         ]
         for run in runs
     ]
-    return markdown(header, lines) + state(row for run in runs for row in run.values())
+    return markdown(header, lines) + provenance(row for run in runs for row in run.values())
 
 
 def launches() -> str:
-    """Kernels launched by a step, and how often the host waits for the GPU."""
+    """A table of kernels launched by a step, and of waits of the host for the GPU."""
     rows = read_rows("cuda")
     runs = [newest_run(rows, case) for case in cases_of(rows, ["step", "simple", "full"])]
     lines = [
@@ -108,7 +108,7 @@ def launches() -> str:
 
 
 def engine() -> str:
-    """Steps of the trainer beside the bare work of its model."""
+    """A table of steps of the trainer and bare steps of its model."""
     rows = [row for row in read_rows("engine") if "max_duration" in row]
     header = ["GPUs", "audio a step and GPU", "bare step", "trainer's step", "overhead", "commit"]
     lines = [
@@ -154,7 +154,7 @@ def decoding() -> str:
         [method, *(_factor(cells.get((method, *column))) for column in columns)]
         for method in dict.fromkeys(row["method"] for row in rows)
     ]
-    return markdown(header, lines) + state(rows)
+    return markdown(header, lines) + provenance(rows)
 
 
 def _factor(row: Row | None) -> str:
@@ -174,7 +174,7 @@ def export() -> str:
         ]
         for row in rows
     ]
-    return markdown(header, lines) + state(rows)
+    return markdown(header, lines) + provenance(rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -201,7 +201,7 @@ def rendered(page: str) -> str:
     def block(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
         if name not in TABLES:
-            raise ValueError(f"{PAGE.name} wants rows {name!r}; there are {sorted(TABLES)}")
+            raise ValueError(f"{PAGE.name} names rows {name!r}, needs one of {sorted(TABLES)}")
         return begin + TABLES[name]() + end
 
     return _BLOCK.sub(block, page)
@@ -213,7 +213,7 @@ def text_outside(page: str) -> str:
 
 
 class Picture(NamedTuple):
-    """Bars of one number for each case and system of a table's newest runs."""
+    """A bar chart of one column, for each case and system of a table's newest runs."""
 
     name: str
     table: str
@@ -247,12 +247,12 @@ def path_of(picture: Picture) -> Path:
 
 
 def description(picture: Picture) -> str:
-    """What a picture was drawn from, which is written into it: says whether it is up to date."""
+    """The numbers that a picture shows; stored in its file, to check that it is up to date."""
     return json.dumps(values_of(picture)).replace('"', "'")
 
 
 def draw(picture: Picture) -> None:
-    """A panel of horizontal bars for each case, each with an axis of its own that begins at 0."""
+    """Draw a panel of horizontal bars for each case, each with its own axis from 0."""
     import matplotlib
 
     matplotlib.use("svg")

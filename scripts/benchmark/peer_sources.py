@@ -1,5 +1,5 @@
-"""Compiles other packages from their source archives (pip download --no-binary :all: --no-deps) for
-the torch and the CUDA device at hand, without their build scripts, which ask for older ones."""
+"""Compile other packages from their source archives (pip download --no-binary :all: --no-deps) for
+the installed torch and the CUDA device, without their build scripts, which require older ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADERS = Path(__file__).parent / "peer_headers"
 @dataclass(frozen=True)
 class Source:
     """A package: its name, the name of its compiled module, the source files below its root, the
-    folder below its root that goes on the Python path, and the flags of its own build script."""
+    folder below its root to add to the Python path, and the flags of its own build script."""
 
     package: str
     extension: str
@@ -32,13 +32,13 @@ class Source:
 
 
 def _write_torch_version(root: Path) -> None:
-    """optimized_transducer refuses another torch than the one of this file."""
+    """optimized_transducer refuses any torch whose version is not in this file."""
     module = root / "optimized_transducer/python/optimized_transducer/torch_version.py"
     module.write_text(f"optimized_transducer_torch_version = {str(torch.__version__)!r}\n")
 
 
 def _stand_in_for_pkg_resources(root: Path) -> None:
-    """warp_rnnt asks it for its version; setuptools no longer has it."""
+    """warp_rnnt reads its version through pkg_resources, which setuptools no longer has."""
     stand_in = types.ModuleType("pkg_resources")
     version = root.name.rpartition("-")[2]
     stand_in.get_distribution = lambda name: types.SimpleNamespace(version=version)
@@ -109,14 +109,17 @@ def _compile(archives: Path, source: Source, build: Path) -> None:
         with_cuda=True,
     )
     sys.modules[source.extension] = module
-    # The root holds the metadata that tells the version.
+    # The root has the metadata with the version.
     sys.path[:0] = [str(root / source.python), str(root)]
     importlib.import_module(source.package)
 
 
 def compile_all(archives: Path, build: Path) -> dict[str, str]:
-    """Makes every package whose archive is in the folder importable; where that fails, says why:
-    package -> reason. Packages are compiled side by side."""
+    """Compile every package whose archive is in the folder, in parallel, and make it importable.
+
+    Returns:
+        The reason for each package that fails.
+    """
     build.mkdir(parents=True, exist_ok=True)
     reasons: dict[str, str] = {}
     with ThreadPoolExecutor(len(SOURCES)) as pool:

@@ -1,13 +1,13 @@
-"""float32 against float64 on long lattices: errors of losses and gradients, ours and fast_rnnt's.
+"""Errors of float32 losses and gradients on long lattices, for this package and fast_rnnt.
 
     python -m scripts.benchmark.precision [--device cuda] [--keep]
     python -m scripts.benchmark.precision --table
 
-prints for every lattice the relative error (L2) of the occupancies and of the simple loss's
-gradients, the largest deviation of a frame's blank mass from 1, and the loss beside the exact one.
-float64 is this package's own recursion, which the tests hold against all paths. --keep adds rows
-to results/precision.jsonl; --table measures nothing and prints the kept rows as Markdown, which is
-results/PRECISION.md.
+For every lattice this prints the relative error (L2) of the occupancies and of the simple loss's
+gradients, the largest deviation of a frame's blank mass from 1, the loss, and the exact loss. The
+exact values are those of this package in float64, which the tests compare with a sum over all
+paths. --keep adds rows to results/precision.jsonl; --table only prints the kept rows as Markdown
+(the file results/PRECISION.md).
 
 Axes: T frames, U symbols, V vocabulary; one utterance.
 """
@@ -40,15 +40,23 @@ class Lattice(NamedTuple):
     targets: Tensor
 
 
-class Sums(NamedTuple):
-    """What a system makes of a lattice, in float64: the loss, occupancies (1,T,U+1) and the
+class LatticeResults(NamedTuple):
+    """Results of a system on a lattice, as float64 tensors: the loss, occupancies (1,T,U+1) and the
     gradients of am and lm."""
 
     loss: Tensor
     emit: Tensor
     blank: Tensor
-    am: Tensor
-    lm: Tensor
+    am_grad: Tensor
+    lm_grad: Tensor
+
+    @property
+    def occupancies(self) -> tuple[Tensor, ...]:
+        return self.emit, self.blank
+
+    @property
+    def gradients(self) -> tuple[Tensor, ...]:
+        return self.am_grad, self.lm_grad
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,56 +97,57 @@ def lattices() -> Iterator[Lattice]:
         )
 
 
-def our_sums(lattice: Lattice, device: str, dtype: torch.dtype) -> Sums:
+def our_results(lattice: Lattice, device: str, dtype: torch.dtype) -> LatticeResults:
     leaves = [x.to(device, dtype).requires_grad_() for x in (lattice.am, lattice.lm)]
     loss, occupancy = pruned_rnnt.rnnt_loss_simple(*leaves, lattice.targets.to(device))
     grads = torch.autograd.grad(loss, leaves)
-    return Sums(*(x.detach().cpu().double() for x in (loss, *occupancy, *grads)))
+    return LatticeResults(*(x.detach().cpu().double() for x in (loss, *occupancy, *grads)))
 
 
-def fast_rnnt_sums(lattice: Lattice, device: str) -> Sums:
+def fast_rnnt_results(lattice: Lattice, device: str) -> LatticeResults:
     fast_rnnt = importlib.import_module("fast_rnnt")
     am, lm = (x.clone().to(device).requires_grad_() for x in (lattice.am, lattice.lm))
     loss, (px_grad, py_grad) = fast_rnnt.rnnt_loss_simple(
         lm, am, lattice.targets.to(device), 0, reduction="sum", return_grad=True
     )
     grads = torch.autograd.grad(loss, (am, lm))
-    # Of the loss, (1,U,T+1) and (1,U+1,T), to occupancies in rows of frames.
+    # Gradients of the loss, (1,U,T+1) and (1,U+1,T), as occupancies (1,T,U+1).
     emit = -torch.nn.functional.pad(px_grad[:, :, :-1].transpose(1, 2), (0, 1))
-    sums = (loss, emit, -py_grad.transpose(1, 2), *grads)
-    return Sums(*(x.detach().cpu().double() for x in sums))
+    values = (loss, emit, -py_grad.transpose(1, 2), *grads)
+    return LatticeResults(*(x.detach().cpu().double() for x in values))
 
 
-def error(got: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> float:
+def relative_error(got: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> float:
+    """L2 norm of the difference divided by that of the exact values, over all tensors."""
     difference = sum(float((a - b).square().sum()) for a, b in zip(got, exact, strict=True))
     return (difference / sum(float(x.square().sum()) for x in exact)) ** 0.5
 
 
-def systems(device: str) -> dict[str, tuple[str, Callable[[Lattice], Sums]]]:
-    """By name: version, and how a lattice is summed up."""
-    found: dict[str, tuple[str, Callable[[Lattice], Sums]]] = {
-        "pruned_rnnt": (commit(), lambda lattice: our_sums(lattice, device, torch.float32))
+def systems(device: str) -> dict[str, tuple[str, Callable[[Lattice], LatticeResults]]]:
+    """By name: the version, and a function that computes the results on a lattice."""
+    found: dict[str, tuple[str, Callable[[Lattice], LatticeResults]]] = {
+        "pruned_rnnt": (commit(), lambda lattice: our_results(lattice, device, torch.float32))
     }
     try:
         fast_rnnt = importlib.import_module("fast_rnnt")
     except ImportError:
         return found
     version = getattr(fast_rnnt, "__version__", "unknown")
-    found["fast_rnnt"] = (version, lambda lattice: fast_rnnt_sums(lattice, device))
+    found["fast_rnnt"] = (version, lambda lattice: fast_rnnt_results(lattice, device))
     return found
 
 
 def measured(device: str) -> Iterator[Row]:
     for lattice in lattices():
-        exact = our_sums(lattice, "cpu", torch.float64)
-        for name, (version, sums_of) in systems(device).items():
-            got = sums_of(lattice)
+        exact = our_results(lattice, "cpu", torch.float64)
+        for name, (version, compute) in systems(device).items():
+            got = compute(lattice)
             yield Row(
                 case=lattice.name,
                 system=name,
                 version=version,
-                occupancy_error=error(got[1:3], exact[1:3]),
-                gradient_error=error(got[3:], exact[3:]),
+                occupancy_error=relative_error(got.occupancies, exact.occupancies),
+                gradient_error=relative_error(got.gradients, exact.gradients),
                 mass_error=float((got.blank.sum(2) - 1).abs().max()),
                 loss=float(got.loss),
                 exact_loss=float(exact.loss),
@@ -150,14 +159,14 @@ def measured(device: str) -> Iterator[Row]:
 
 
 def kept_table() -> str:
-    """The kept rows as Markdown: a row for each lattice and system, in the order they were kept."""
+    """The kept rows as Markdown: grouped by lattice, in the order in which they were added."""
     rows = [Row(**json.loads(line)) for line in (FOLDER / "precision.jsonl").open()]
     lines = [
         "# Errors of float32 against float64",
         "",
         "Relative (L2) errors of the occupancies and of the simple loss's gradients, largest error",
-        "of a frame's blank mass, which must be 1, and loss. Made from precision.jsonl by",
-        "`python -m scripts.benchmark.precision --table`; pruned_rnnt by commit.",
+        "of a frame's blank mass (exactly 1), and the loss. pruned_rnnt's version is a commit.",
+        "`python -m scripts.benchmark.precision --table` prints this file from precision.jsonl.",
         "",
         "| lattice | system | machine | occupancies | gradients | mass | loss | float64 |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -176,7 +185,9 @@ def kept_table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cpu", help="where float32 runs (default cpu)")
+    parser.add_argument(
+        "--device", default="cpu", help="device of the float32 computation (default cpu)"
+    )
     parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
     parser.add_argument("--table", action="store_true", help="print the kept rows as Markdown")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Rows of results: what is in one, where it is kept, how a table is shown."""
+"""Rows of results: their fields, the files that keep them, and their table."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FOLDER = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One system on one case. Times in milliseconds, memory in MiB above the inputs, kernels
-    launched in a step and waits of the host for the device (timing.py; None on the CPU)."""
+    """One system on one case: milliseconds, MiB above the inputs, launches of kernels and waits of
+    the host for the device (timing.py; the last two are None on the CPU)."""
 
     case: str
     what: str
@@ -38,7 +38,7 @@ class Row:
 
 
 def machine(device: str) -> str:
-    """The machine in words: the device's name, or the processor's and its cores."""
+    """Name of the CUDA device, or of the processor with its number of cores."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     model = "unknown processor"
@@ -55,8 +55,8 @@ def machine(device: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree, with `+` if tracked files differ from it. A copy of the tree
-    without git takes it from GIT_COMMIT in the environment."""
+    """The commit of the working tree, with `+` if tracked files differ from it. In a copy without
+    git, the environment variable GIT_COMMIT."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(FOLDER.parent), *arguments]
@@ -69,7 +69,7 @@ def commit() -> str:
 
 
 def append(rows: Iterable[Row], table: str) -> Path:
-    """Adds rows to results/TABLE.jsonl, which is kept in git."""
+    """Append rows to results/TABLE.jsonl, which is kept in git."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{table}.jsonl"
     with path.open("a") as file:
@@ -78,8 +78,8 @@ def append(rows: Iterable[Row], table: str) -> Path:
     return path
 
 
-def shown(rows: Iterable[Row]) -> str:
-    """A table of rows for people."""
+def format_table(rows: Iterable[Row]) -> str:
+    """The rows as a plain-text table."""
     header = ("case", "system", "version", "median ms", "p20", "p80", "peak MiB", "loss")
     header += ("launches", "waits")
     cells = [header] + [

@@ -1,4 +1,4 @@
-"""One system on one case: its row, and what it calls."""
+"""Measure one system on one case, and count its kernel launches and waits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def make_step(case: Case, system: System) -> Step:
 
 
 def run_one(case: Case, system: System, repeats: int) -> Row:
-    """Measures one system on one case in this process."""
+    """Measure one system on one case in this process."""
     step = make_step(case, system)
-    # Of bounds, a number that tells one result from another.
+    # For `bounds`, the mean start of the band.
     loss = float(step().double().mean())
     if system.replayed:
         measured = measure_replayed(step, repeats)
@@ -51,10 +51,10 @@ def run_one(case: Case, system: System, repeats: int) -> Row:
     )
 
 
-def counted(
-    measured: list[tuple[Row, Case, System]], say: Callable[[str], None]
+def with_call_counts(
+    measured: list[tuple[Row, Case, System]], log: Callable[[str], None]
 ) -> list[tuple[Row, Case, System]]:
-    """The rows with their launches and waits, as far as they can be counted."""
+    """The rows with launches and waits added, if they can be counted."""
     result = []
     for row, case, system in measured:
         try:
@@ -64,6 +64,6 @@ def counted(
             del step
             torch.cuda.empty_cache()
         except Exception as error:  # of any package, or of the profiler
-            say(f"{case.name}: calls of {system.name} not counted: {str(error).splitlines()[:1]}")
+            log(f"{case.name}: calls of {system.name} not counted: {str(error).splitlines()[:1]}")
         result.append((row, case, system))
     return result

@@ -1,9 +1,8 @@
 """The systems that are measured, and how each does the work of a case.
 
-A system has a name, a version, and a function for every kind of case that it can do: from a case
-and its inputs to a step, which runs forward and backward and returns the loss (mean over
-utterances).
-Systems whose packages are missing are left out of a run and named.
+A system has a name, a version, and a function for every kind of case that it supports. The function
+turns a case and its inputs into a Step, which runs forward and backward and returns the loss (mean
+over utterances). A run leaves out systems whose packages are missing, and logs them.
 """
 
 from __future__ import annotations
@@ -20,22 +19,23 @@ from scripts.benchmark.cases import Case, Inputs
 
 
 class Step:
-    """Forward and backward of a loss, with gradients made anew each time; or the forward alone,
-    where no input of the case is differentiable."""
+    """Forward and backward of a loss, with new gradients in each call; only forward if no input of
+    the case is differentiable."""
 
     def __init__(self, loss: Callable[[], Tensor], inputs: Inputs, *parameters: Tensor):
         self._loss = loss
         self._device = inputs.first.device.type
-        given = (inputs.first, inputs.second, *parameters)
-        self._leaves = [x for x in given if x is not None and x.requires_grad]
+        candidates = (inputs.first, inputs.second, *parameters)
+        self._leaves = [x for x in candidates if x is not None and x.requires_grad]
         self.autocast(None)
 
     def autocast(self, dtype: torch.dtype | None) -> None:
-        """Of the forward pass, on the inputs' device; made once, not in every run."""
+        """Set the dtype of autocast in the forward pass. The context is created once, not in every
+        call."""
         self._context = torch.autocast(self._device, dtype, enabled=dtype is not None)
 
     def clear(self) -> None:
-        """Gives the gradients of the last run back."""
+        """Free the gradients of the last call."""
         for leaf in self._leaves:
             leaf.grad = None
 
@@ -65,7 +65,7 @@ class ReplayedStep:
             self._value = step()
 
     def clear(self) -> None:
-        """Nothing: the gradients live in the graph's memory."""
+        """Do nothing: the gradients are in the graph's memory."""
 
     def __call__(self) -> Tensor:
         self._graph.replay()
@@ -77,8 +77,8 @@ Builder = Callable[[Case, Inputs], Step]
 
 @dataclass(frozen=True)
 class System:
-    """kinds: builders by kind of case. module: what must import. environment: of its process on the
-    CPU. replayed: whether the step is captured in a CUDA graph."""
+    """kinds: builders by kind of case. module: the module to import. environment: variables of its
+    process on the CPU. replayed: the step is captured in a CUDA graph."""
 
     name: str
     module: str
@@ -94,7 +94,7 @@ class System:
             return str(getattr(importlib.import_module(self.module), "__version__", "source"))
 
     def available(self) -> str | None:
-        """None if the system can run here, else why not."""
+        """None if the system can run here, otherwise the reason why not."""
         try:
             importlib.import_module(self.module)
         except (ImportError, OSError) as error:
@@ -103,6 +103,6 @@ class System:
 
 
 def end_boundary(inputs: Inputs) -> Tensor:
-    """(N,4) int64 [0, 0, U_n, T_n], as k2 and fast_rnnt want the lengths."""
+    """(N,4) int64 [0, 0, U_n, T_n]: the lengths in the format of k2 and fast_rnnt."""
     zeros = torch.zeros_like(inputs.logit_lengths)
     return torch.stack([zeros, zeros, inputs.target_lengths, inputs.logit_lengths], dim=1).long()

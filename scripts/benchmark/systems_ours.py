@@ -1,4 +1,4 @@
-"""How this package does the work of a case: with compiled kernels, in a CUDA graph, without."""
+"""This package as a system: with compiled kernels, in a CUDA graph, and in plain torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from scripts.benchmark.systems import Step, System
 
 def full(case: Case, inputs: Inputs) -> Step:
     def loss() -> Tensor:
-        return pruned_rnnt.rnnt_loss(
-            inputs.first, inputs.targets, inputs.logit_lengths, inputs.target_lengths
-        )
+        return pruned_rnnt.rnnt_loss(inputs.first, *inputs.targets_and_lengths)
 
     return Step(loss, inputs)
 
@@ -25,12 +23,7 @@ def simple(case: Case, inputs: Inputs) -> Step:
 
     def loss() -> Tensor:
         return pruned_rnnt.rnnt_loss_simple(
-            am,
-            lm,
-            inputs.targets,
-            inputs.logit_lengths,
-            inputs.target_lengths,
-            lm_only_scale=case.lm_only_scale,
+            am, lm, *inputs.targets_and_lengths, lm_only_scale=case.lm_only_scale
         ).loss
 
     return Step(loss, inputs)
@@ -54,37 +47,35 @@ def _pruned_transducer(case: Case) -> pruned_rnnt.PrunedTransducerLoss:
     return module
 
 
-def on_the_host(inputs: Inputs) -> Inputs:
-    """Lengths that the host knows let padding be left out, as in a training loop."""
+def with_lengths_on_host(inputs: Inputs) -> Inputs:
+    """Lengths on the CPU, as in a training loop: the loss can then leave padding out."""
     return inputs._replace(
         logit_lengths=inputs.logit_lengths.cpu(), target_lengths=inputs.target_lengths.cpu()
     )
 
 
-def step_where_lengths_are(case: Case, inputs: Inputs) -> Step:
+def _build_step(case: Case, inputs: Inputs) -> Step:
     module = _pruned_transducer(case)
 
     def loss() -> Tensor:
-        first, second, *others = inputs
-        return module(first, second, *others, 0).loss
+        return module(*inputs, 0).loss
 
     return Step(loss, inputs, *module.parameters())
 
 
 def step(case: Case, inputs: Inputs) -> Step:
-    return step_where_lengths_are(case, on_the_host(inputs))
+    return _build_step(case, with_lengths_on_host(inputs))
 
 
-def trainer_step_where_lengths_are(case: Case, inputs: Inputs) -> Step:
-    """The same as the trainer calls it: a sum over the batch, divided by its frames, and the losses
+def _build_trainer_step(case: Case, inputs: Inputs) -> Step:
+    """A step as the trainer calls it: the sum over the batch divided by its frames, and the losses
     of each utterance for the log."""
     module = _pruned_transducer(case)
     module.reduction = "sum"
     frames = float(inputs.logit_lengths.sum())
 
     def loss() -> Tensor:
-        first, second, *others = inputs
-        losses = module(first, second, *others, 0)
+        losses = module(*inputs, 0)
         torch.stack(losses.utterances).sum(dim=1)
         return losses.loss * (1 / frames)
 
@@ -92,12 +83,11 @@ def trainer_step_where_lengths_are(case: Case, inputs: Inputs) -> Step:
 
 
 def trainer_step(case: Case, inputs: Inputs) -> Step:
-    return trainer_step_where_lengths_are(case, on_the_host(inputs))
+    return _build_trainer_step(case, with_lengths_on_host(inputs))
 
 
-def exact_step_where_lengths_are(case: Case, inputs: Inputs) -> Step:
+def _build_exact_step(case: Case, inputs: Inputs) -> Step:
     layers = make_layers(case)
-    used = (layers.encoder_proj, layers.decoder_proj, layers.output)
 
     def loss() -> Tensor:
         first, second, targets, *lengths = inputs
@@ -111,11 +101,11 @@ def exact_step_where_lengths_are(case: Case, inputs: Inputs) -> Step:
             *lengths,
         )
 
-    return Step(loss, inputs, *(x for layer in used for x in layer.parameters()))
+    return Step(loss, inputs, *layers.joiner_parameters())
 
 
 def exact_step(case: Case, inputs: Inputs) -> Step:
-    return exact_step_where_lengths_are(case, on_the_host(inputs))
+    return _build_exact_step(case, with_lengths_on_host(inputs))
 
 
 def lattice(case: Case, inputs: Inputs) -> Step:
@@ -151,16 +141,18 @@ KINDS = {
     "lattice": lattice,
     "bounds": bounds,
 }
-# What a graph replays must not depend on the host's lengths.
-REPLAYED = {
+# A graph must not depend on lengths on the host.
+KINDS_IN_A_GRAPH = {
     **KINDS,
-    "step": step_where_lengths_are,
-    "trainer_step": trainer_step_where_lengths_are,
-    "exact_step": exact_step_where_lengths_are,
+    "step": _build_step,
+    "trainer_step": _build_trainer_step,
+    "exact_step": _build_exact_step,
 }
 OURS = [
     System("pruned_rnnt", "pruned_rnnt", KINDS, {"PRUNED_RNNT_BACKEND": "native"}),
-    System("pruned_rnnt in a graph", "pruned_rnnt", REPLAYED, devices=("cuda",), replayed=True),
+    System(
+        "pruned_rnnt in a graph", "pruned_rnnt", KINDS_IN_A_GRAPH, devices=("cuda",), replayed=True
+    ),
     System(
         "pruned_rnnt fallback",
         "pruned_rnnt",

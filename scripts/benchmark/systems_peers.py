@@ -1,4 +1,4 @@
-"""How other packages do the work of a case. README.md says where to get them."""
+"""Other packages as systems. README.md explains how to install them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,19 @@ SIMPLE_SCALE = 0.5
 
 # Mean loss of float32 logits (N,T,U+1,V), or of packed rows.
 FullLoss = Callable[[Case, Inputs, Tensor], Tensor]
-# T_n and U_n of each utterance, known to the host.
+# T_n and U_n of each utterance.
 Lengths = list[tuple[int, int]]
 
 
-def _used(layers: Layers) -> list[Tensor]:
-    """The weights of a step over the whole lattice."""
-    used = (layers.encoder_proj, layers.decoder_proj, layers.output)
-    return [x for layer in used for x in layer.parameters()]
-
-
-def _joined(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
-    """Logits (N,T,U+1,V) float32 of the whole lattice."""
+def _padded_logits(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
+    """Logits (N,T,U+1,V) float32 of the whole lattice, with padding."""
     am, lm = layers.encoder_proj(inputs.first), layers.decoder_proj(inputs.second)
     logits: Tensor = layers.output(torch.tanh(am[:, :, None] + lm[:, None])).float()
     return logits
 
 
-def _without_padding(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
-    """The same as packed rows, padding left out before the joiner."""
+def _packed_logits(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
+    """The same logits as packed rows; the joiner computes no padding."""
     am, lm = layers.encoder_proj(inputs.first), layers.decoder_proj(inputs.second)
     rows = [
         (am[n, :frames, None] + lm[n, None, : symbols + 1]).flatten(0, 1)
@@ -46,9 +40,9 @@ def _without_padding(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor
 
 
 def _full_kinds(
-    full_loss: FullLoss, join: Callable[[Layers, Inputs, Lengths], Tensor] = _joined
+    full_loss: FullLoss, join: Callable[[Layers, Inputs, Lengths], Tensor] = _padded_logits
 ) -> dict[str, Any]:
-    """What a package with the full loss alone can do."""
+    """The kinds that a package with only the full loss supports."""
 
     def full(case: Case, inputs: Inputs) -> Step:
         return Step(lambda: full_loss(case, inputs, inputs.first), inputs)
@@ -61,13 +55,13 @@ def _full_kinds(
         def loss() -> Tensor:
             return full_loss(case, inputs, join(layers, inputs, pairs))
 
-        return Step(loss, inputs, *_used(layers))
+        return Step(loss, inputs, *layers.joiner_parameters())
 
     return {"full": full, "exact_step": exact_step}
 
 
 class _K2Style:
-    """k2 and fast_rnnt have the same functions of the same names."""
+    """k2 or fast_rnnt, whose functions have the same names."""
 
     def __init__(self, module: str):
         self.name = module
@@ -175,16 +169,14 @@ class _K2Style:
 
 
 def _optimized_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
-    """Takes packed logits: the rows of a batch without padding are the same memory. Writes the
-    gradient over them."""
+    """Takes packed logits; a batch without padding has the same memory layout. Writes the gradient
+    over the logits."""
     from optimized_transducer import transducer_loss
 
-    assert logits.dim() == 2 or not case.ragged, "padding would have to be cut out first"
+    assert logits.dim() == 2 or not case.ragged, "padding would have to be removed first"
     value: Tensor = transducer_loss(
         logits.view(-1, case.V),
-        inputs.targets,
-        inputs.logit_lengths,
-        inputs.target_lengths,
+        *inputs.targets_and_lengths,
         blank=0,
         reduction="mean",
         one_sym_per_frame=False,
@@ -196,28 +188,24 @@ def _optimized_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
 def _torchaudio(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
     from torchaudio.functional import rnnt_loss
 
-    lengths = (inputs.logit_lengths, inputs.target_lengths)
-    value: Tensor = rnnt_loss(logits, inputs.targets, *lengths, blank=0, reduction="mean")
+    value: Tensor = rnnt_loss(logits, *inputs.targets_and_lengths, blank=0, reduction="mean")
     return value
 
 
 def _warp_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
     from warprnnt_pytorch import RNNTLoss
 
-    lengths = (inputs.logit_lengths, inputs.target_lengths)
-    value: Tensor = RNNTLoss(blank=0, reduction="mean")(logits, inputs.targets, *lengths)
+    value: Tensor = RNNTLoss(blank=0, reduction="mean")(logits, *inputs.targets_and_lengths)
     return value.squeeze()
 
 
 def _warp_rnnt(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
-    """Takes log-probabilities; log_softmax is part of the work."""
+    """Takes log-probabilities, so log_softmax is part of the measurement."""
     from warp_rnnt import rnnt_loss
 
     value: Tensor = rnnt_loss(
         logits.log_softmax(-1),
-        inputs.targets,
-        inputs.logit_lengths,
-        inputs.target_lengths,
+        *inputs.targets_and_lengths,
         blank=0,
         reduction="mean",
         gather=True,
@@ -231,10 +219,10 @@ PEERS = [
     System(
         "optimized_transducer",
         "optimized_transducer",
-        _full_kinds(_optimized_transducer, _without_padding),
+        _full_kinds(_optimized_transducer, _packed_logits),
     ),
     System("warp-transducer", "warprnnt_pytorch", _full_kinds(_warp_transducer)),
     System("warp-rnnt gather", "warp_rnnt", _full_kinds(_warp_rnnt), devices=("cuda",)),
-    # The last: where it reads out of bounds, nothing else runs on the device afterwards.
+    # The last one: if it reads out of bounds, nothing else can run on the device afterwards.
     System("torchaudio", "torchaudio", _full_kinds(_torchaudio)),
 ]

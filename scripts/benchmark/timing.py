@@ -14,8 +14,8 @@ import torch
 from scripts.benchmark.systems import ReplayedStep, Step
 
 MIB = 1 << 20
-# Runs before any is measured; and how long they go on for a GPU, whose short steps are as fast as
-# the host, which needs some dozens before it is.
+# Warm-up calls, and their least duration on a GPU: the times of short steps are those of the host,
+# which needs some dozens of calls to reach its full speed.
 WARM_UPS = 3
 WARM_UP_SECONDS = 0.1
 # Calls of the CUDA runtime that make the host wait for the device.
@@ -23,8 +23,8 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 
 class Measurement(NamedTuple):
-    """Seconds of the repeats (median, 20th and 80th percentile); peak memory above the inputs, in
-    MiB: allocated device memory, or on the CPU the peak of the process's resident memory."""
+    """Seconds per call (median, 20th and 80th percentile), and peak memory above the inputs in MiB:
+    allocated device memory, or on the CPU resident memory of the process."""
 
     median: float
     p20: float
@@ -33,7 +33,7 @@ class Measurement(NamedTuple):
 
 
 def measure(step: Step, device: str, repeats: int) -> Measurement:
-    """Runs a step until it is warm, and then `repeats` times and once more."""
+    """Warm up, time `repeats` calls, and measure the memory of one more."""
     on_gpu = torch.device(device).type == "cuda"
     begin, done = time.perf_counter(), 0
     while done < WARM_UPS or (on_gpu and time.perf_counter() - begin < WARM_UP_SECONDS):
@@ -47,7 +47,7 @@ def measure(step: Step, device: str, repeats: int) -> Measurement:
 
 
 def measure_replayed(step: Step, repeats: int) -> Measurement:
-    """The same for replays of a step captured in a CUDA graph; memory is that of the capture."""
+    """As `measure`, for a step captured in a CUDA graph; memory is that of the capture."""
     step()
     step.clear()
     torch.cuda.synchronize()
@@ -77,7 +77,7 @@ def _cpu_seconds(step: Step, repeats: int) -> list[float]:
 
 
 def gpu_seconds(step: Step | ReplayedStep, repeats: int) -> list[float]:
-    """Of each run between two events; the host waits after each, as a training loop would not."""
+    """Time of each call between two events. Unlike a training loop, the host waits after each."""
     seconds = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -100,14 +100,14 @@ def gpu_peak(step: Step) -> int:
 
 
 class Calls(NamedTuple):
-    """Kernels that a step starts, and how often it makes the host wait for the device."""
+    """Kernels launched by a step, and how often the host waits for the device."""
 
     launches: int
     waits: int
 
 
 def count_calls(step: Step | ReplayedStep) -> Calls:
-    """Counts in a profile of one run. To be used after all timing: profiling slows later calls."""
+    """Count in a profile of one call. Use it after all timing: profiling slows later calls."""
     step()
     launches, waits = _profiled(step)
     _, own_waits = _profiled(lambda: None)
@@ -131,10 +131,10 @@ def _profiled(work: Callable[[], object]) -> tuple[int, int]:
 
 def _cpu_peak(step: Step) -> int:
     step.clear()
-    # What the C library keeps of freed memory would hide as much of the step's own.
+    # Freed memory that the C library keeps would hide the same amount of the step's memory.
     ctypes.CDLL(None).malloc_trim(0)
     before = _resident("VmRSS")
-    # Sets the kernel's high-water mark of this process back to what is resident now.
+    # Resets VmHWM, the peak resident memory of this process, to the current value.
     Path("/proc/self/clear_refs").write_text("5")
     step()
     return _resident("VmHWM") - before
