@@ -1,4 +1,4 @@
-"""Every path through a small lattice, one by one, in plain Python floats: the tests' oracle."""
+"""The oracle of the tests: every path through a small lattice, one by one, in plain Python."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class Arc(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Occupancy or log-probabilities in rows (N, T, U + 1)."""
+    """Occupancies or log-probabilities, each (N, T, U + 1) or (T, U + 1)."""
 
     emit: Tensor
     blank: Tensor
@@ -27,7 +27,7 @@ class Band(NamedTuple):
 
 
 def paths(frames: int, symbols: int, rnnt_type: str) -> Iterator[list[Arc]]:
-    """All paths of a lattice with that many frames and symbols, by recursion over their arcs."""
+    """All paths of a lattice with the given numbers of frames and symbols."""
 
     def extend(frame: int, column: int) -> Iterator[list[Arc]]:
         if frame == frames:
@@ -45,7 +45,7 @@ def paths(frames: int, symbols: int, rnnt_type: str) -> Iterator[list[Arc]]:
 
 
 def weight(path: list[Arc], emit: Tensor, blank: Tensor, rnnt_type: str) -> float:
-    """Log-probability of a path; emit, blank (T, U + 1) of one utterance."""
+    """Log-probability of a path. emit, blank: (T, U + 1) of one utterance."""
     total = 0.0
     for arc in path:
         if not arc.is_symbol:
@@ -60,7 +60,7 @@ def weight(path: list[Arc], emit: Tensor, blank: Tensor, rnnt_type: str) -> floa
 def log_total(
     emit: Tensor, blank: Tensor, frames: int, symbols: int, rnnt_type: str = "regular"
 ) -> Tensor:
-    """log of the sum over paths, differentiable; emit, blank (T, U + 1) of one utterance."""
+    """Log of the sum over all paths, differentiable. emit, blank: (T, U + 1) of one utterance."""
     scores = []
     for path in paths(frames, symbols, rnnt_type):
         score = torch.zeros((), dtype=emit.dtype)
@@ -75,7 +75,8 @@ def log_total(
 def joiner_log_probs(
     logits: Tensor, targets: list[int], blank: int, *, hat: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Rows emit, blank (T, U + 1) of one utterance's logits (T, U + 1, V); emit(., U) is -inf."""
+    """emit, blank (T, U + 1) of one utterance's logits (T, U + 1, V); the last column of emit is
+    -inf."""
     log_probs = logits.log_softmax(-1)
     if hat:
         others = [v for v in range(logits.shape[-1]) if v != blank]
@@ -91,7 +92,7 @@ def joiner_log_probs(
 def posteriors(
     emit: Tensor, blank: Tensor, lengths: list[tuple[int, int]], rnnt_type: str = "regular"
 ) -> Rows:
-    """Posterior of each arc, summed over paths; emit, blank (N, T, U + 1)."""
+    """Occupancy of each arc, summed over paths. emit, blank: (N, T, U + 1)."""
     result = Rows(torch.zeros_like(emit), torch.zeros_like(blank))
     for n, (frames, symbols) in enumerate(lengths):
         scored = [
@@ -101,10 +102,10 @@ def posteriors(
         top = max(score for _, score in scored)
         total = sum(math.exp(score - top) for _, score in scored)
         for path, score in scored:
-            share = math.exp(score - top) / total
+            probability = math.exp(score - top) / total
             for arc in path:
                 target = result.emit if arc.is_symbol else result.blank
-                target[n, arc.frame, arc.column] += share
+                target[n, arc.frame, arc.column] += probability
     return result
 
 

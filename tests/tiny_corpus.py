@@ -1,7 +1,7 @@
-"""A prepared data folder so small and plain that a tiny model learns it in seconds.
+"""A prepared data folder that is so simple that a tiny model learns it in seconds.
 
-Every word is a fixed pattern over the mel bins, spoken for some frames, with silence between; no
-word comes twice in an utterance.
+Every word is a fixed pattern over the mel bins, repeated for some frames, with silence between
+words. No word occurs twice in an utterance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SILENCE = -12.0
 
 
 def make_corpus(folder: Path, train: int = 32, dev: int = 6, seed: int = 0) -> Path:
-    """Write train, dev and test splits; utterances have 1 to 3 words."""
+    """Write the splits train, dev and test, and return `folder`; utterances have 1 to 3 words."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
     patterns = {word: rng.uniform(-10, 2, size=BINS).astype(np.float32) for word in WORDS}
@@ -42,11 +42,12 @@ def make_corpus(folder: Path, train: int = 32, dev: int = 6, seed: int = 0) -> P
 
 
 def tiny_experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
-    """An experiment of a second or two over `corpus`."""
+    """An experiment on `corpus` that runs for a second or two."""
     return load_config(ExperimentConfig, None, tiny_overrides(corpus, run, *overrides))
 
 
 def tiny_overrides(corpus: Path, run: Path, *overrides: str) -> list[str]:
+    """The settings of `tiny_experiment`, as arguments of the command line."""
     return [
         f"data.path={corpus}",
         "data.num_workers=0",

@@ -1,11 +1,11 @@
-"""Every CUDA kernel on small shapes: what compute-sanitizer runs (scripts/gpu_check.sh).
+"""Runs every CUDA kernel on small shapes, for compute-sanitizer (scripts/gpu_check.sh).
 
     compute-sanitizer --tool racecheck python -m tests.cuda.all_kernels
 
-A checked kernel takes milliseconds, so a few calls of each op stand for the many of the tests,
-spread over all layouts, topologies and options. Ops that are cuBLAS products alone are left out,
-and a whole step has products of float64: racecheck dies of some of cuBLAS's own kernels for others
-("failed to handle a hardware exception").
+A checked kernel takes milliseconds, so only a few of the tests' calls of each op are made, spread
+over all layouts, topologies and options. Ops that consist of cuBLAS products are left out, and
+whole steps run in float64: racecheck fails on some of cuBLAS's kernels for other dtypes ("failed to
+handle a hardware exception").
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pruned_rnnt.ops.common.native import COMPOSED
 from tests.cuda.test_kernels import on_cuda
 from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, split_simple_calls
 
-# Longer than a ring of the lattice kernels and wider than a stripe.
+# Longer than a ring buffer of the lattice kernels and wider than a stripe.
 LONGER = ("longer", [45, 20], [70, 3], 40)
-CALLS_OF_AN_OP = 12
+CALLS_PER_OP = 12
 
 
 def few_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) -> list[Call]:
-    """At most CALLS_OF_AN_OP calls of every op, evenly spaced."""
+    """At most CALLS_PER_OP calls of every op, evenly spaced."""
     by_op: dict[str, list[Call]] = defaultdict(list)
     for call in all_calls(shape, dtype):
         by_op[call.op].append(call)
@@ -33,15 +33,14 @@ def few_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) 
     for call in split_simple_calls(batch_of(frames, symbols, vocabulary), vocabulary, dtype):
         by_op[call.op + " split"].append(call)
     return [
-        calls[i * len(calls) // CALLS_OF_AN_OP]
+        calls[index]
         for calls in by_op.values()
-        for i in range(CALLS_OF_AN_OP)
-        if i == 0 or i * len(calls) // CALLS_OF_AN_OP > (i - 1) * len(calls) // CALLS_OF_AN_OP
+        for index in sorted({i * len(calls) // CALLS_PER_OP for i in range(CALLS_PER_OP)})
     ]
 
 
-def step(reduction: str) -> None:
-    """Forward and backward of a whole loss, whose small kernels are no ops of their own."""
+def run_step(reduction: str) -> None:
+    """Forward and backward of a whole loss, some of whose small kernels are not ops."""
     joiner = pruned_rnnt.Joiner(6, 5, 8, 11)
     module = pruned_rnnt.PrunedTransducerLoss(joiner, 6, 5, 11, s_range=3, reduction=reduction)
     module.to("cuda", torch.float64)
@@ -58,7 +57,7 @@ def step(reduction: str) -> None:
 def main() -> None:
     torch.manual_seed(0)
     for reduction in ("mean", "none"):
-        step(reduction)
+        run_step(reduction)
     done: set[str] = set()
     count = 0
     for shape in (SHAPES[0], LONGER):

@@ -1,4 +1,4 @@
-"""Division-free indexing against / and %, compiled for the host from the header kernels use."""
+"""FastDivmod against / and %, compiled for the host from the header that the kernels use."""
 
 import ctypes
 import shutil
@@ -10,11 +10,11 @@ import pytest
 HEADER = Path(__file__).parents[2] / "csrc" / "fast_divmod.h"
 COMPILER = shutil.which("c++") or shutil.which("g++")
 
-# Counts the dividends whose quotient or remainder is wrong, for one divisor: the ends of the range,
-# multiples of the divisor and their neighbours over the whole range, and random ones.
+# Counts the dividends with a wrong quotient or remainder for one divisor. The dividends are both
+# ends of the range, multiples of the divisor and their neighbours, and random numbers.
 SOURCE = """
 #include "fast_divmod.h"
-extern "C" uint64_t wrong(uint32_t divisor, uint32_t last, uint32_t samples) {
+extern "C" uint64_t count_wrong(uint32_t divisor, uint32_t last, uint32_t samples) {
   const pruned_rnnt::FastDivmod fast(divisor);
   uint64_t count = 0;
   const auto check = [&](uint64_t dividend) {
@@ -47,9 +47,9 @@ LAST_INT32 = 2**31 - 1
 LAST_UINT32 = 2**32 - 1
 
 
-def divisor_classes() -> list[int]:
-    """Small ones; powers of two and their neighbours; powers of small primes; near both ends of the
-    ranges; ones whose reciprocal has the longest remainders; arbitrary large ones."""
+def divisors() -> list[int]:
+    """Small ones; powers of two and their neighbours; powers of primes; those near the ends of both
+    ranges; those whose reciprocal has the largest remainder; arbitrary large ones."""
     powers = [2**k + near for k in range(32) for near in (-1, 0, 1)]
     primes = [p**k for p in (3, 5, 7, 641, 65537) for k in range(1, 21)]
     ends = [LAST_INT32 - k for k in range(5)] + [LAST_UINT32 - k for k in range(5)]
@@ -59,7 +59,7 @@ def divisor_classes() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory):
+def count_wrong(tmp_path_factory):
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("fast_divmod")
@@ -68,17 +68,17 @@ def wrong(tmp_path_factory):
     subprocess.run(
         [*command, str(folder / "check.cpp"), "-o", str(folder / "check.so")], check=True
     )
-    function = ctypes.CDLL(str(folder / "check.so")).wrong
+    function = ctypes.CDLL(str(folder / "check.so")).count_wrong
     function.restype = ctypes.c_uint64
     function.argtypes = [ctypes.c_uint32] * 3
     return function
 
 
 @pytest.mark.parametrize("last", [LAST_INT32, LAST_UINT32])
-def test_quotients_and_remainders(wrong, last: int) -> None:
-    failures = [d for d in divisor_classes() if wrong(d, last, 2000) != 0]
+def test_quotients_and_remainders(count_wrong, last: int) -> None:
+    failures = [d for d in divisors() if count_wrong(d, last, 2000) != 0]
     assert failures == []
 
 
-def test_small_divisors_over_all_small_dividends(wrong) -> None:
-    assert [d for d in range(1, 300) if wrong(d, 70_000, 70_001) != 0] == []
+def test_small_divisors_with_all_small_dividends(count_wrong) -> None:
+    assert [d for d in range(1, 300) if count_wrong(d, 70_000, 70_001) != 0] == []

@@ -1,4 +1,4 @@
-"""Every CUDA kernel against the plain-torch fallback of its op on the CPU, and on odd shapes."""
+"""Every CUDA kernel against the plain-torch fallback of its op on the CPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.lattice.lattice import cut_memory
 from tests.ops.native_cases import (
     SHAPES,
+    TOLERANCES,
     Batch,
     Call,
     all_calls,
@@ -32,14 +33,7 @@ pytestmark = [
     ),
 ]
 
-# (dtype, rtol, atol): 16-bit results may differ by one rounding.
-TOLERANCES = [
-    (torch.float64, 1e-9, 1e-10),
-    (torch.float32, 2e-4, 2e-5),
-    (torch.float16, 4e-3, 4e-3),
-    (torch.bfloat16, 3e-2, 3e-2),
-]
-# Wider than a warp's and a block's share of a lattice, longer than the rings in shared memory.
+# Wider than the columns of one warp or one block, longer than the ring buffers in shared memory.
 LARGE = [
     ("several_stripes", [150, 97], [130, 61], 7),
     ("more_stripes_than_warps", [90], [470], 5),
@@ -52,12 +46,12 @@ def on_cuda(call: Call) -> Call:
 
     inputs = list(moved(call.inputs))
     if call.op in ("log_probs", "log_probs_backward"):
-        # .cuda() packs the view of a wider workspace.
-        where = 0 if call.op == "log_probs" else 1
-        logits = call.inputs[where]
-        wide = logits.new_zeros(logits.shape[0], logits.stride(0)).cuda()
-        wide[:, : logits.shape[1]] = inputs[where]
-        inputs[where] = wide[:, : logits.shape[1]]
+        # The logits are a view of a wider workspace; .cuda() alone would make them contiguous.
+        position = 0 if call.op == "log_probs" else 1
+        logits = call.inputs[position]
+        workspace = logits.new_zeros(logits.shape[0], logits.stride(0)).cuda()
+        workspace[:, : logits.shape[1]] = inputs[position]
+        inputs[position] = workspace[:, : logits.shape[1]]
     return replace(call, inputs=tuple(inputs), outputs=moved(call.outputs))
 
 
@@ -89,11 +83,11 @@ def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
-def test_parts_of_exponentials_equal_fallback(shape, dtype) -> None:
+def test_exponentials_in_bfloat16_parts_equal_fallback(shape, dtype) -> None:
     torch.manual_seed(len(shape[0]))
     _, frames, symbols, vocabulary = shape
     for call in split_simple_calls(batch_of(frames, symbols, vocabulary), vocabulary, dtype):
-        # Everything that is stored in bfloat16 may differ by one rounding.
+        # Values stored in bfloat16 may differ by one rounding.
         check(call, 1e-2, 1e-2)
 
 
@@ -133,7 +127,7 @@ def test_bands_of_any_width(columns, rnnt_type, dtype, rtol, atol) -> None:
 @pytest.mark.parametrize("columns", [1, 2, 5, 8, 9, 32, 33, 64, 100])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
 def test_bands_with_a_path(columns, rnnt_type, dtype, rtol, atol) -> None:
-    """Bands that move on by a column at most, so that every topology has a path."""
+    """Bands that move by at most one column per frame, so that every topology has a path."""
     torch.manual_seed(columns)
     batch = batch_of([160, 61, 90], [100, 37, 80], 4)
     start = sloping_start(batch, columns)
@@ -145,7 +139,7 @@ def test_bands_with_a_path(columns, rnnt_type, dtype, rtol, atol) -> None:
 @pytest.mark.parametrize("columns", [5, 7])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
 def test_bands_of_many_frames(columns, rnnt_type, dtype, rtol, atol) -> None:
-    """Segments of one frame, of some and of many; one utterance that no path fits into."""
+    """Segments of one frame, of a few and of many frames; one utterance without a path."""
     torch.manual_seed(columns)
     batch = batch_of([1700, 26, 25, 3, 1, 200], [60, 20, 1, 2, 0, 190], 4)
     start = random_start(batch, columns)
@@ -154,7 +148,7 @@ def test_bands_of_many_frames(columns, rnnt_type, dtype, rtol, atol) -> None:
 
 @pytest.mark.parametrize("columns", [4, 40])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
-def test_bands_that_go_back(columns, rnnt_type) -> None:
+def test_bands_that_move_back(columns, rnnt_type) -> None:
     torch.manual_seed(columns)
     batch = batch_of([30, 20], [60, 25], 4)
     start = random_start(batch, columns)
@@ -165,25 +159,25 @@ def test_bands_that_go_back(columns, rnnt_type) -> None:
 
 
 @pytest.mark.parametrize("s_range", [3, 17, 40])
-def test_wide_search_of_bounds(s_range: int) -> None:
+def test_bounds_of_long_utterances(s_range: int) -> None:
     torch.manual_seed(s_range)
     batch = batch_of([1500, 40], [300, 9], 4)
-    gx, gy = torch.rand(2, 2, 1500, 301)
+    emit, blank = torch.rand(2, 2, 1500, 301)
     lengths = (batch.logit_lengths, batch.target_lengths)
     start = torch.full((2, 1500), -7, dtype=torch.int32)
     for rnnt_type in (0, 1):
-        inputs = (gx, gy, *lengths, s_range, rnnt_type, False)
+        inputs = (emit, blank, *lengths, s_range, rnnt_type, False)
         check(Call("prune_bounds", inputs, (start,)), 0, 0)
-        scratch = torch.empty(gx.shape, dtype=torch.int32)
-        exact = (gx.double(), gy.double(), *lengths, s_range, rnnt_type, scratch)
+        scratch = torch.empty(emit.shape, dtype=torch.int32)
+        exact = (emit.double(), blank.double(), *lengths, s_range, rnnt_type, scratch)
         check(Call("prune_bounds_exact", exact, (start,)), 0, 0)
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES, ids=lambda x: str(x))
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
-@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in_place"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["new_gradient", "in_place"])
 def test_dense_logits(shape, in_place, dtype, rtol, atol) -> None:
-    """Rows without a gap between them go through shared memory as long as they are short."""
+    """Contiguous rows, which kernels load through shared memory if they are short."""
     torch.manual_seed(3)
     _, frames, symbols, vocabulary = shape
     for call in log_probs_calls(batch_of(frames, symbols, vocabulary), vocabulary, dtype):

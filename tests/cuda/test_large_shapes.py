@@ -1,7 +1,7 @@
-"""Lattices, bands, vocabularies and batches at the ends of their ranges, and tensors of more than
-2^31 elements.
+"""Extreme sizes of lattices, bands, vocabularies and batches, and tensors with more than 2^31
+elements.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary.
+Axes: N batch, T frames, U symbols, S columns of the band, D joiner width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _all_memory() -> Iterator[None]:
+def _free_device_memory() -> Iterator[None]:
     torch.manual_seed(7)
     torch.cuda.empty_cache()
     yield
@@ -50,20 +50,21 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def gradient_bound(name: str, dtype: torch.dtype) -> float:
-    """Of the error, as a share of the largest element. Float32 holds the logarithm of the
-    probability of 4000 random symbols, near -10000, to 0.0005, and adds it up."""
+    """Largest error of a gradient, relative to its largest element. In float32 the log-probability
+    of 4000 random symbols, about -10000, has a rounding error of 0.0005, and the errors add up."""
     if dtype == torch.float64:
         return 1e-9
     return {"U_4000": 0.3, "T_30000": 0.3, "S_512": 0.05}.get(name, 1e-2)
 
 
 def blank_bonus(name: str) -> float:
-    """For the logit of blank. 30000 frames without a symbol must be likely, as in speech."""
+    """Added to the logits of the blank, so that 30,000 frames with few symbols are likely, as in
+    speech."""
     return 10.0 if name == "T_30000" else 0.0
 
 
 def random_batch(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Targets and lengths; utterance 0 is full, the others are up to a fifth shorter."""
+    """Targets and lengths; utterance 0 has full lengths, the others are up to a fifth shorter."""
     targets = torch.randint(1, sizes.vocabulary, (sizes.batch, sizes.symbols), dtype=torch.int32)
     lengths = []
     for size in (sizes.frames, sizes.symbols):
@@ -73,10 +74,10 @@ def random_batch(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
     return targets, lengths[0], lengths[1]
 
 
-def equal_on_both(
+def check_cuda_against_cpu(
     losses: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype, bound: float
 ) -> None:
-    """losses(device, *inputs) (N,) and gradients: the GPU in dtype against the CPU in float64."""
+    """Compare losses(device, *inputs) (N,) and gradients: CUDA in dtype with the CPU in float64."""
     rounded = [x.to(dtype) for x in inputs]
     results = []
     for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
@@ -105,7 +106,7 @@ def test_full_loss(name, dtype) -> None:
 
     logits = torch.randn(shape)
     logits[..., 0] += blank_bonus(name)
-    equal_on_both(losses, [logits], dtype, bound)
+    check_cuda_against_cpu(losses, [logits], dtype, bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -124,7 +125,7 @@ def test_simple_bounds_and_fused(name, dtype) -> None:
             *inputs, *moved, lm_only_scale=0.25, reduction="none"
         ).loss
 
-    equal_on_both(simple, [am, lm], dtype, bound)
+    check_cuda_against_cpu(simple, [am, lm], dtype, bound)
 
     occupancy = pruned_rnnt.rnnt_loss_simple(am.double(), lm.double(), *batch).occupancy
     bounds = pruned_rnnt.prune_bounds(occupancy, *batch[1:], s_range)
@@ -143,11 +144,11 @@ def test_simple_bounds_and_fused(name, dtype) -> None:
     am, lm = torch.randn(size, frames, width), torch.randn(size, symbols + 1, width)
     layer = [torch.randn(vocabulary, width), torch.randn(vocabulary)]
     layer[1][0] += 2 * blank_bonus(name)
-    equal_on_both(fused, [am, lm, *layer], dtype, bound)
+    check_cuda_against_cpu(fused, [am, lm, *layer], dtype, bound)
 
 
-# --- more than 2^31 elements: against each utterance by itself -----------------------------------
-def needs(gibibytes: int) -> None:
+# --- more than 2^31 elements: some utterances are compared with a batch of one -------------------
+def needs_memory(gibibytes: int) -> None:
     if torch.cuda.mem_get_info()[0] < gibibytes << 30:
         pytest.skip(f"needs {gibibytes} GiB of free device memory")
 
@@ -162,13 +163,13 @@ def random_targets(batch: int, symbols: int, vocabulary: int) -> Tensor:
     return torch.randint(1, vocabulary, (batch, symbols), dtype=torch.int32, device="cuda")
 
 
-def same(loss: Tensor, gradient: Tensor, alone_loss: Tensor, alone_gradient: Tensor) -> None:
+def assert_same(loss: Tensor, gradient: Tensor, alone_loss: Tensor, alone_gradient: Tensor) -> None:
     torch.testing.assert_close(loss, alone_loss, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradient, alone_gradient, rtol=1e-2, atol=1e-6)
 
 
 def test_padded_lattice_beyond_32_bits() -> None:
-    needs(40)
+    needs_memory(40)
     size, frames, symbols, vocabulary = 128, 1500, 300, 50
     logits = random_logits(size, frames, symbols + 1, vocabulary)
     targets = random_targets(size, symbols, vocabulary)
@@ -177,12 +178,14 @@ def test_padded_lattice_beyond_32_bits() -> None:
     for n in (0, 77, 95, 127):
         alone = logits.detach()[n : n + 1].requires_grad_()
         one = pruned_rnnt.rnnt_loss(alone, targets[n : n + 1], reduction="none")
-        same(loss[n : n + 1], gradient[n : n + 1], one, torch.autograd.grad(one.sum(), alone)[0])
+        assert_same(
+            loss[n : n + 1], gradient[n : n + 1], one, torch.autograd.grad(one.sum(), alone)[0]
+        )
 
 
 @pytest.mark.parametrize("lengths_on", ["cpu", "cuda"])
 def test_packed_lattice_beyond_32_bits(lengths_on) -> None:
-    needs(40)
+    needs_memory(40)
     size, symbols, vocabulary = 128, 300, 50
     frames_N = torch.arange(1500, 1500 - size, -1, dtype=torch.int32)
     symbols_N = symbols - torch.arange(size, dtype=torch.int32) % 7
@@ -199,18 +202,18 @@ def test_packed_lattice_beyond_32_bits(lengths_on) -> None:
         alone = logits.detach()[rows].view(shape).requires_grad_()
         one = pruned_rnnt.rnnt_loss(alone, targets[n : n + 1, :used], reduction="none")
         (grad,) = torch.autograd.grad(one.sum(), alone)
-        same(loss[n : n + 1], gradient[rows], one, grad.view(-1, vocabulary))
+        assert_same(loss[n : n + 1], gradient[rows], one, grad.view(-1, vocabulary))
 
 
 def diagonal_band(batch: int, frames: int, symbols: int, s_range: int) -> Bounds:
-    """Straight from the first to the last symbol."""
+    """A band along the straight line from the first to the last symbol."""
     start = torch.arange(frames, device="cuda") * (symbols + 1 - s_range) // (frames - 1)
     return Bounds(start.int().expand(batch, -1).contiguous(), s_range)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_band_beyond_32_bits(packed) -> None:
-    needs(40)
+    needs_memory(40)
     size, frames, symbols, s_range, vocabulary = 64, 1500, 90, 5, 4800
     bounds = diagonal_band(size, frames, symbols, s_range)
     targets = random_targets(size, symbols, vocabulary)
@@ -223,11 +226,13 @@ def test_band_beyond_32_bits(packed) -> None:
         alone = logits.detach()[n : n + 1].requires_grad_()
         band = Bounds(bounds.start[n : n + 1], s_range)
         one = pruned_rnnt.rnnt_loss_pruned(alone, targets[n : n + 1], band, reduction="none")
-        same(loss[n : n + 1], gradient[n : n + 1], one, torch.autograd.grad(one.sum(), alone)[0])
+        assert_same(
+            loss[n : n + 1], gradient[n : n + 1], one, torch.autograd.grad(one.sum(), alone)[0]
+        )
 
 
 def test_gather_beyond_32_bits() -> None:
-    needs(40)
+    needs_memory(40)
     size, frames, symbols, s_range, width = 64, 1500, 90, 45, 512
     bounds = diagonal_band(size, frames, symbols, s_range)
     am = torch.empty(size, frames, 1, device="cuda", dtype=torch.bfloat16)
@@ -246,7 +251,7 @@ def test_gather_beyond_32_bits() -> None:
 
 
 def test_simple_loss_beyond_32_bits() -> None:
-    needs(60)
+    needs_memory(60)
     size, frames, symbols, vocabulary = 64, 1700, 20, 20_000
     am = random_logits(size, frames, vocabulary)
     lm = torch.randn(size, symbols + 1, vocabulary, device="cuda", dtype=torch.bfloat16)
@@ -267,7 +272,7 @@ def test_simple_loss_beyond_32_bits() -> None:
 
 
 def test_mutual_information_beyond_32_bits() -> None:
-    needs(60)
+    needs_memory(60)
     size, symbols, frames = 2000, 900, 1200
     px = torch.randn(size, symbols, frames + 1, device="cuda")
     py = torch.randn(size, symbols + 1, frames, device="cuda")

@@ -1,8 +1,8 @@
-"""A training step on CUDA: equal to the CPU, never waiting, captured in a CUDA graph and replayed
-with new data."""
+"""A training step on CUDA: equal to the CPU, without synchronisation, captured in a CUDA graph."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -50,7 +50,7 @@ def test_equals_the_cpu(lengths_on, options) -> None:
     ("dtype", "share"), [(torch.float16, 2e-2), (torch.bfloat16, 1e-1)], ids=str
 )
 def test_16_bits_are_near_float32(dtype, share, autocast, lengths_on) -> None:
-    """With a band over everything, which rounding cannot move."""
+    """The band covers the whole lattice, so that rounding cannot move it."""
     kind = torch.float32 if autocast else dtype
     expected = gradients(make_model("cpu", s_range=U + 2), make_batch("cpu", "cpu"))
     model = make_model("cuda", kind, s_range=U + 2)
@@ -67,7 +67,7 @@ def test_16_bits_are_near_float32(dtype, share, autocast, lengths_on) -> None:
 
 @options
 @pytest.mark.parametrize("lengths_on", LENGTHS_ON)
-def test_three_runs_have_the_same_bits(lengths_on, options) -> None:
+def test_repeated_steps_are_bitwise_equal(lengths_on, options) -> None:
     model, batch = make_model("cuda", **options), make_batch("cuda", lengths_on)
     first = gradients(model, batch)
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_three_runs_have_the_same_bits(lengths_on, options) -> None:
 
 @options
 @pytest.mark.parametrize("lengths_on", LENGTHS_ON)
-def test_never_waits_for_the_device(lengths_on, options) -> None:
+def test_no_synchronisation_with_the_device(lengths_on, options) -> None:
     model, batch = make_model("cuda", **options), make_batch("cuda", lengths_on)
     gradients(model, batch)
     torch.cuda.synchronize()
@@ -90,8 +90,8 @@ def test_never_waits_for_the_device(lengths_on, options) -> None:
 
 # --- CUDA graphs ---------------------------------------------------------------------------------
 class Training:
-    """A model with its optimiser, on one device. The gradients are made anew in each step, or kept
-    and set to zero."""
+    """A model on CUDA with its optimiser. Each step allocates new gradients, or sets kept ones to
+    zero."""
 
     def __init__(self, autocast: torch.dtype | None, kept_gradients: bool, **options: object):
         self.model: Model = make_model("cuda", **options)
@@ -108,15 +108,20 @@ class Training:
         return loss.detach()
 
 
-def captured(training: Training, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A graph of one step on the memory of batch, and where it leaves the loss. As torch asks, a
-    side stream warms up first, and gradients that are not kept are made inside of the graph."""
+def warm_up(step: Callable[[], object]) -> None:
+    """Three calls on a side stream, which torch requires before the capture of a graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            training.step(batch)
+            step()
     torch.cuda.current_stream().wait_stream(side)
+
+
+def captured(training: Training, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of one step that reads its data from `batch`, and the tensor with its loss. The graph
+    allocates gradients that are not kept."""
+    warm_up(lambda: training.step(batch))
     training.optimiser.zero_grad(set_to_none=not training.kept_gradients)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -147,18 +152,15 @@ def test_a_captured_step_follows_new_data(kept_gradients, autocast, options) -> 
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
-def test_a_captured_step_refuses_what_cannot_be() -> None:
-    """Lengths that turn bad after the capture: infinity, and the others go on."""
+def test_a_captured_step_gives_infinity_for_invalid_lengths() -> None:
+    """A length becomes invalid after the capture; the other utterances keep their losses."""
     training = Training(None, False, reduction="none")
     batch = make_batch("cuda", "cuda")
     graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
-        training.model(batch)
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.no_grad(), torch.cuda.graph(graph):
-        losses = training.model(batch)
+    with torch.no_grad():
+        warm_up(lambda: training.model(batch))
+        with torch.cuda.graph(graph):
+            losses = training.model(batch)
     graph.replay()
     assert losses.isfinite().all()
     batch.logit_lengths[2] = 1000

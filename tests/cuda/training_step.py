@@ -1,4 +1,4 @@
-"""A model small enough to test with, whose training step goes through PrunedTransducerLoss.
+"""A small model whose training step uses PrunedTransducerLoss.
 
 Axes: N batch, T frames, U symbols, V vocabulary.
 """
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def make_model(device: str, dtype: torch.dtype = torch.float32, **options: object) -> Model:
-    """The same weights each time."""
+    """A model with the same weights in each call."""
     torch.manual_seed(0)
     return Model(**options).to(device, dtype)
 
@@ -52,7 +52,7 @@ def make_model(device: str, dtype: torch.dtype = torch.float32, **options: objec
 def make_batch(
     device: str, lengths_on: str, seed: int = 1, dtype: torch.dtype = torch.float32
 ) -> Batch:
-    """Ragged, other numbers and lengths for another seed; utterance 0 has no symbols."""
+    """Random values and lengths that depend on the seed; utterance 0 has no symbols."""
     generator = torch.Generator().manual_seed(seed)
     frames, history = (torch.randn(N, x, 8, generator=generator) for x in (T, U + 1))
     targets = torch.randint(1, V - 1, (N, U), generator=generator, dtype=torch.int32)
@@ -69,6 +69,6 @@ def make_batch(
 
 
 def gradients(model: Model, batch: Batch) -> list[Tensor]:
-    """The loss, and its gradients by all weights."""
+    """The loss and its gradients with respect to all weights."""
     loss = 1.7 * model(batch)
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]

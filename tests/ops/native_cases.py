@@ -16,6 +16,13 @@ from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
 from pruned_rnnt.ops.lattice.lattice import cut_memory
 
 NEG_INF = float("-inf")
+# (dtype, rtol, atol): 16-bit results may differ by one rounding.
+TOLERANCES = [
+    (torch.float64, 1e-9, 1e-10),
+    (torch.float32, 2e-4, 2e-5),
+    (torch.float16, 4e-3, 4e-3),
+    (torch.bfloat16, 3e-2, 3e-2),
+]
 
 
 @dataclass(frozen=True)
