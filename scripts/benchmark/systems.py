@@ -48,17 +48,22 @@ class Step:
         return value.detach()
 
 
+def warm_up(step: Callable[[], object]) -> None:
+    """Three calls on a side stream, which torch requires before the capture of a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
 class ReplayedStep:
     """A step captured in a CUDA graph. Calling it replays the graph."""
 
     def __init__(self, step: Step):
         self._step = step
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
+        warm_up(step)
         step.clear()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):

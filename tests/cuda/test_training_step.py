@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
+from scripts.benchmark.systems import warm_up
 from tests.cuda.training_step import (
     HAS_KERNELS,
     Batch,
@@ -106,16 +106,6 @@ class Training:
         loss.backward()
         self.optimiser.step()
         return loss.detach()
-
-
-def warm_up(step: Callable[[], object]) -> None:
-    """Three calls on a side stream, which torch requires before the capture of a graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
 
 
 def captured(training: Training, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
