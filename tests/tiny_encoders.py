@@ -9,7 +9,7 @@ from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
 
 def tiny_conformer(**changes: Any) -> ConformerConfig:
-    """One layer of width 16; causal ones see chunks of 4 frames and two chunks before."""
+    """One layer of width 16; causal ones see chunks of 4 frames and two before."""
     values = {
         "layers": 1,
         "dim": 16,
