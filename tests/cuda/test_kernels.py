@@ -33,7 +33,7 @@ pytestmark = [
     ),
 ]
 
-# Wider than the columns of one warp or one block, longer than the ring buffers in shared memory.
+# Wider than a warp's and a block's share of a lattice, longer than the rings in shared memory.
 LARGE = [
     ("several_stripes", [150, 97], [130, 61], 7),
     ("more_stripes_than_warps", [90], [470], 5),

@@ -16,13 +16,6 @@ from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
 from pruned_rnnt.ops.lattice.lattice import cut_memory
 
 NEG_INF = float("-inf")
-# (dtype, rtol, atol): 16-bit results may differ by one rounding.
-TOLERANCES = [
-    (torch.float64, 1e-9, 1e-10),
-    (torch.float32, 2e-4, 2e-5),
-    (torch.float16, 4e-3, 4e-3),
-    (torch.bfloat16, 3e-2, 3e-2),
-]
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,15 @@ SHAPES = [
     ("single_long", [67], [21], 37),
     ("wide_vocabulary", [5, 9, 2], [4, 8, 1], 301),
     ("tiny_vocabulary", [6, 3], [4, 2], 2),
+]
+
+
+# (dtype, rtol, atol): 16-bit results may differ by one rounding.
+TOLERANCES = [
+    (torch.float64, 1e-9, 1e-10),
+    (torch.float32, 2e-4, 2e-5),
+    (torch.float16, 4e-3, 4e-3),
+    (torch.bfloat16, 3e-2, 3e-2),
 ]
 
 
