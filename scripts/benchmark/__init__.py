@@ -1,1 +1,1 @@
-"""Benchmarks of the losses beside other implementations: `python -m scripts.benchmark --help`."""
+"""Benchmarks of the losses against other implementations: `python -m scripts.benchmark --help`."""
