@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.column_sums import parts_of
 from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
-from pruned_rnnt.ops.lattice.lattice import cut_memory
+from pruned_rnnt.ops.lattice.lattice import split_workspace
 
 NEG_INF = float("-inf")
 
@@ -163,7 +163,7 @@ def band_lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
                 px[torch.rand(rows) < 0.1] = NEG_INF
                 inputs = (px, py, batch.logit_lengths, batch.target_lengths, *geometry)
                 outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
-                work = cut_memory(px, batch.size, geometry[3], geometry[2])
+                work = split_workspace(px, batch.size, geometry[3], geometry[2])
                 yield Call("band_lattice", (*inputs, rnnt_type, delay, work), outputs)
 
 
@@ -179,7 +179,7 @@ def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
             px = log_softmax_like(size, symbols, emit_frames, dtype=dtype)
             py = log_softmax_like(size, symbols + 1, frames, dtype=dtype)
             outputs = [poison(*shape, dtype=dtype) for shape in ((size,), px.shape, py.shape)]
-            work = cut_memory(px, size, symbols + 1, frames)
+            work = split_workspace(px, size, symbols + 1, frames)
             yield Call("lattice", (px, py, boundary, rnnt_type, work), tuple(outputs))
 
 
