@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 from pruned_rnnt.compat.k2_log_probs import (
     get_rnnt_logprobs_joint,
     get_rnnt_logprobs_pruned,
@@ -106,7 +106,7 @@ def rnnt_loss_smoothed(
         )
         return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
     logit_lengths, target_lengths = _lengths(boundary, am, symbols)
-    loss, occupancy = losses.rnnt_loss_simple(
+    loss, occupancy = pruned_rnnt.rnnt_loss_simple(
         am,
         lm,
         symbols,
@@ -154,7 +154,7 @@ def rnnt_loss(
         )
         return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
     logit_lengths, target_lengths = _lengths(boundary, logits, symbols)
-    return losses.rnnt_loss(
+    return pruned_rnnt.rnnt_loss(
         logits,
         symbols,
         logit_lengths,
@@ -207,7 +207,7 @@ def rnnt_loss_pruned(
         )
         return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
     logit_lengths, target_lengths = _lengths(boundary, logits, symbols)
-    return losses.rnnt_loss_pruned(
+    return pruned_rnnt.rnnt_loss_pruned(
         logits,
         symbols,
         bounds_of_ranges(ranges),

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 from pruned_rnnt.ops.common.library import MODIFIED, REGULAR
 from pruned_rnnt.ops.common.saturated import as_int32
 from pruned_rnnt.ops.pruning.prune_bounds import prune_bounds
@@ -125,13 +125,13 @@ def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> tuple[Tensor, Ten
     Raises:
         ValueError: what `pruned_rnnt.prune` refuses.
     """
-    am_pruned, lm_pruned = losses.prune(am, lm, bounds_of_ranges(ranges))
+    am_pruned, lm_pruned = pruned_rnnt.prune(am, lm, bounds_of_ranges(ranges))
     return am_pruned, lm_pruned
 
 
-def bounds_of_ranges(ranges: Tensor) -> losses.Bounds:
+def bounds_of_ranges(ranges: Tensor) -> pruned_rnnt.Bounds:
     """k2's ranges are contiguous: their first column says it all."""
-    return losses.Bounds(as_int32(ranges[:, :, 0]), ranges.shape[2])
+    return pruned_rnnt.Bounds(as_int32(ranges[:, :, 0]), ranges.shape[2])
 
 
 def _needed_s_range(boundary: Tensor) -> int:

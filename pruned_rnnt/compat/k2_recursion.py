@@ -12,7 +12,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 _Grads = tuple[Tensor, Tensor]
 
@@ -52,13 +52,15 @@ def mutual_information_recursion(
     rnnt_type = "modified" if symbol_takes_frame else "regular"
     is_frameless = _frameless(px, py, boundary)
     if is_frameless is None:
-        scores, (emit, blank) = losses.mutual_information(px, py, boundary, rnnt_type=rnnt_type)
+        scores, (emit, blank) = pruned_rnnt.mutual_information(
+            px, py, boundary, rnnt_type=rnnt_type
+        )
     else:
         assert boundary is not None
         # One frame and no symbol stand in for those boxes, whose results are put in afterwards.
         one_frame = torch.tensor([0, 0, 0, 1], dtype=boundary.dtype, device=boundary.device)
         boxes = torch.where(is_frameless[:, None], one_frame, boundary)
-        scores, (emit, blank) = losses.mutual_information(px, py, boxes, rnnt_type=rnnt_type)
+        scores, (emit, blank) = pruned_rnnt.mutual_information(px, py, boxes, rnnt_type=rnnt_type)
         box_scores, box_emit = _frameless_scores(px.to(scores), boundary, symbol_takes_frame)
         rows = is_frameless.to(px.device)
         scores = torch.where(rows, box_scores, scores)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 LOSS_NAME = "pruned_rnnt"
 _LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
@@ -89,7 +89,7 @@ class NemoRNNTLoss(torch.nn.Module):
         Raises:
             ValueError: what `pruned_rnnt.rnnt_loss` refuses.
         """
-        loss = losses.rnnt_loss(
+        loss = pruned_rnnt.rnnt_loss(
             acts,
             labels,
             act_lens,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 
 def transducer_loss(
@@ -47,7 +47,7 @@ def transducer_loss(
         raise ValueError(
             f"logits has {logits.ndim} dimensions; it must be packed, (sum of T_n (U_n + 1), V)"
         )
-    return losses.rnnt_loss(
+    return pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,

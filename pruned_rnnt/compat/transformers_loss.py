@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
 _LOSS_TYPE = "ParakeetForRNNT"
@@ -61,7 +61,7 @@ def rnnt_loss(
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
-    each = losses.rnnt_loss(
+    each = pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,

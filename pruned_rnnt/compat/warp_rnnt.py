@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 
 class WarpRnntError(ValueError, RuntimeError):
@@ -75,7 +75,7 @@ def rnnt_loss(
             _check(log_probs.shape[3] == 2, "xs must have values only for blank and label")
             labels = torch.ones_like(labels)
             blank = 0
-    costs = losses.rnnt_loss(
+    costs = pruned_rnnt.rnnt_loss(
         log_probs,
         labels,
         frames_lengths,

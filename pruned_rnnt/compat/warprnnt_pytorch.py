@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 
 def rnnt_loss(
@@ -39,7 +39,7 @@ def rnnt_loss(
     """
     if reduction not in ("mean", "sum", "none", None):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
-    costs = losses.rnnt_loss(
+    costs = pruned_rnnt.rnnt_loss(
         acts,
         labels,
         act_lens,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 from pruned_rnnt.compat.installed import attribute_of
 
 __all__ = ["rnnt_loss"]
@@ -70,7 +70,7 @@ def _rnnt_loss(
 ) -> Tensor:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'none', 'mean' or 'sum'")
-    costs = losses.rnnt_loss(
+    costs = pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,

@@ -16,7 +16,6 @@ from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.row_loss import run_recursion
-from pruned_rnnt.ops.lattice.lattice import LatticeSums
 from pruned_rnnt.ops.simple.simple_log_probs import (
     Exponentials,
     NodeScores,
@@ -101,7 +100,7 @@ def simple_joiner_log_probs(
 
 def simple_recursion(
     parts: SimpleLogProbs, logit_lengths: Tensor, target_lengths: Tensor, options: SimpleOptions
-) -> LatticeSums:
+) -> tuple[Tensor, Tensor, Tensor]:
     """total (N,), gx, gy (N,T,U+1) of the whole lattice."""
     rows = LatticeRows(logit_lengths, target_lengths, None, None, *parts.px.shape[1:])
     return run_recursion(parts.px, parts.py, rows, options.rnnt_type, options.delay_penalty)
