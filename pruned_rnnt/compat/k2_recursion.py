@@ -42,11 +42,11 @@ def mutual_information_recursion(
 
     Returns:
         scores (B,), differentiable in px and py; with return_grad (scores, (px_grad, py_grad)).
-        A box without frames (t_begin = t_end) has one path at most: its symbols, which the second
-        recursion has no frames for. Without symbols, too, its score is 0.
+        A box without frames (t_begin = t_end) has at most one path, of its symbols alone, and
+        none if symbols take frames. A box without frames and symbols scores 0.
 
     Raises:
-        ValueError: what `pruned_rnnt.mutual_information` refuses.
+        ValueError: as `pruned_rnnt.mutual_information`.
     """
     symbol_takes_frame = px.shape[-1] == py.shape[-1]
     rnnt_type = "modified" if symbol_takes_frame else "regular"
@@ -57,7 +57,7 @@ def mutual_information_recursion(
         )
     else:
         assert boundary is not None
-        # One frame and no symbol stand in for those boxes, whose results are put in afterwards.
+        # One frame and no symbol replace those boxes, whose results are filled in afterwards.
         one_frame = torch.tensor([0, 0, 0, 1], dtype=boundary.dtype, device=boundary.device)
         boxes = torch.where(is_frameless[:, None], one_frame, boundary)
         scores, (emit, blank) = pruned_rnnt.mutual_information(px, py, boxes, rnnt_type=rnnt_type)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, batch
 from torch import Tensor
 
 from pruned_rnnt.compat import k2, k2_pruning, optimized_transducer, torchaudio, warp_rnnt
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, batch
 
 pytestmark = pytest.mark.gpu
 

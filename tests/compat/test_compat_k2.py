@@ -4,7 +4,10 @@ import inspect
 
 import pytest
 import torch
-from batches import (
+from torch import Tensor
+
+from pruned_rnnt.compat import k2
+from tests.compat.batches import (
     BLANK,
     FRAMES,
     LENGTHS,
@@ -14,9 +17,6 @@ from batches import (
     batch,
     oracle_losses,
 )
-from torch import Tensor
-
-from pruned_rnnt.compat import k2
 
 TYPES = ["regular", "modified", "constrained"]
 

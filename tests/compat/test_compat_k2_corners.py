@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import torch
-from batches import BLANK, VOCABULARY, assert_same_gradients, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import fast_rnnt, k2
+from tests.compat.batches import BLANK, VOCABULARY, assert_same_gradients, batch, oracle_losses
 
 TYPES = ["regular", "modified", "constrained"]
 EVERY_COLUMN = torch.tensor([0, 1, 2, 3]).expand(4, 4, 4)

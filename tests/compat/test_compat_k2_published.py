@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import fast_rnnt, k2
+from tests.compat.batches import oracle_losses
 
 TYPES = ["regular", "modified", "constrained"]
 # One utterance of 4 frames and 3 symbols; the blank is 2.

@@ -4,15 +4,15 @@ import sys
 import types
 from typing import Any
 
-import nemo_numbers as numbers
-import nemo_stand_in
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.nemo_loss import NemoRNNTLoss
+from tests.compat import nemo_numbers as numbers
+from tests.compat import nemo_stand_in
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
 

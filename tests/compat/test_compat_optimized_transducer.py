@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import BLANK, LENGTHS, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import optimized_transducer
+from tests.compat.batches import BLANK, LENGTHS, batch, oracle_losses
 
 # One symbol a frame and a last blank need more frames than symbols: the last utterance goes.
 RNA_LENGTHS = LENGTHS[:3]

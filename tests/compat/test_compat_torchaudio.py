@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 from pruned_rnnt.compat import torchaudio
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 ONE = torch.tensor(
     [

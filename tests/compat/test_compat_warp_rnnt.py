@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import warp_rnnt
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, batch, oracle_losses
 
 XN, YN = FRAMES.int(), SYMBOLS.int()
 

@@ -3,8 +3,9 @@ second derivatives, gradients of a part of the inputs, torch.compile without a b
 
 import pytest
 import torch
-from loss_calls import NAMES, make_call
-from loss_cases import DEVICES
+
+from tests.loss.loss_calls import NAMES, make_call
+from tests.loss.loss_cases import DEVICES
 
 UPSTREAM = [[1.0, 1.0, 1.0], [-0.5, 0.0, 3.0], [0.0, 0.0, 0.0]]
 

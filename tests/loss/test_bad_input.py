@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from bad_input_calls import (
+
+import pruned_rnnt
+from tests.loss.bad_input_calls import (
     CALLS,
     S,
     V,
@@ -20,8 +22,6 @@ from bad_input_calls import (
     refused,
     simple,
 )
-
-import pruned_rnnt
 
 LENGTHS = ("logit_lengths", "target_lengths")
 

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from bad_input_calls import (
+
+import pruned_rnnt
+from pruned_rnnt.ops.common.native import has_native_kernel
+from tests.loss.bad_input_calls import (
     LOSSES,
     V,
     arguments,
@@ -21,10 +24,7 @@ from bad_input_calls import (
     refused,
     simple,
 )
-from loss_cases import DEVICES
-
-import pruned_rnnt
-from pruned_rnnt.ops.common.native import has_native_kernel
+from tests.loss.loss_cases import DEVICES
 
 # --- values, which on the CPU name the utterance -------------------------------------------------
 LENGTHS = [

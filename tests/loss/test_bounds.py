@@ -5,7 +5,11 @@ import math
 
 import pytest
 import torch
-from loss_cases import (
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt import Bounds, Occupancy
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
     Batch,
@@ -13,10 +17,6 @@ from loss_cases import (
     make_batch,
     reference_losses,
 )
-from torch import Tensor
-
-import pruned_rnnt
-from pruned_rnnt import Bounds, Occupancy
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from loss_cases import DEVICES, make_batch
 from torch import Tensor, nn
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss, TransducerLosses
+from tests.loss.loss_cases import DEVICES, make_batch
 
 E, P, D, V = 6, 5, 16, 12
 NUMBERS = ("loss", "simple_loss", "pruned_loss")

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from loss_cases import (
+
+import pruned_rnnt
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
     every_small_batch,
@@ -13,8 +15,6 @@ from loss_cases import (
     reference_rows,
     twin_total,
 )
-
-import pruned_rnnt
 
 FORMS = [{}, {"from_log_probs": True}, {"hat": True}]
 

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from loss_cases import DEVICES, gradients, make_batch
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
 from pruned_rnnt.ops.joiner import fused_joiner
+from tests.loss.loss_cases import DEVICES, gradients, make_batch
 
 WIDTH = 12
 

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from loss_cases import DEVICES
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.loss.results import Bounds
+from tests.loss.loss_cases import DEVICES
 
 # A frame's blanks have a mass of 1 (`regular`).
 MASS_ERROR = 1e-5

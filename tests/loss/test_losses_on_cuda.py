@@ -3,11 +3,11 @@ same bits from run to run, and without a wait for the device."""
 
 import pytest
 import torch
-from loss_calls import NAMES, LossCall, make_call
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.ops.common.native import has_native_kernel
+from tests.loss.loss_calls import NAMES, LossCall, make_call
 
 pytestmark = pytest.mark.gpu
 

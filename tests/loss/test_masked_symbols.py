@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from loss_cases import DEVICES, gradients, make_batch
 from torch import Tensor
 
 import pruned_rnnt
+from tests.loss.loss_cases import DEVICES, gradients, make_batch
 
 SCALES = [(0.0, 0.0), (0.25, 0.0), (0.0, 0.3), (0.2, 0.4), (0.6, 0.4)]
 MASKED = 4

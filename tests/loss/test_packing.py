@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from loss_cases import DEVICES
 
 import pruned_rnnt
+from tests.loss.loss_cases import DEVICES
 
 
 @pytest.mark.parametrize("device", DEVICES)

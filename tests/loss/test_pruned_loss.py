@@ -2,7 +2,11 @@
 
 import pytest
 import torch
-from loss_cases import (
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt import Bounds
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
     every_small_batch,
@@ -12,10 +16,6 @@ from loss_cases import (
     reference_rows,
     twin_total,
 )
-from torch import Tensor
-
-import pruned_rnnt
-from pruned_rnnt import Bounds
 
 FORMS = [{}, {"from_log_probs": True}, {"hat": True}]
 

@@ -4,7 +4,10 @@ import itertools
 
 import pytest
 import torch
-from loss_cases import (
+from torch import Tensor
+
+import pruned_rnnt
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
     every_small_batch,
@@ -13,9 +16,6 @@ from loss_cases import (
     reference_losses,
     twin_total,
 )
-from torch import Tensor
-
-import pruned_rnnt
 
 SCALES = [(0.0, 0.0), (0.25, 0.0), (0.0, 0.3), (0.2, 0.4), (0.5, 0.5)]
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from loss_cases import DEVICES, make_batch
 
 import pruned_rnnt
 from pruned_rnnt import Joiner, PrunedTransducerLoss
+from tests.loss.loss_cases import DEVICES, make_batch
 
 E, P, D, V = 6, 5, 8, 12
 

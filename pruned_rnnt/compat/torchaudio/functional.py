@@ -40,11 +40,11 @@ def rnnt_loss(
         fused_log_softmax: False if logits are log-probabilities already.
 
     Returns:
-        (N,) for reduction 'none', else a scalar. The dtype is that of logits, but for bfloat16
-        (which torchaudio does not take) float32. Float16 logits are summed in float32.
+        (N,) for reduction 'none', else a scalar. The dtype is that of logits, except
+        float32 for bfloat16 (which torchaudio does not take). Float16 logits are summed in float32.
 
     Raises:
-        ValueError: an unknown reduction, and what `pruned_rnnt.rnnt_loss` refuses.
+        ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     return _call_in_python(
         logits,
