@@ -1,6 +1,6 @@
 """Other projects' transducer losses with their own names, argument order and corner behaviour.
 
-| module | stands in for |
+| module | replaces |
 | --- | --- |
 | `k2` | `k2`: simple, smoothed, pruned and full loss, ranges, pruning, recursions, RaggedTensor |
 | `fast_rnnt` | `fast_rnnt`: the same losses, in its argument order |

@@ -55,5 +55,5 @@ def _imported(package: str) -> ModuleType | str:
     except (ImportError, OSError) as error:  # OSError: a library built for another torch
         return str(error)
     if found.__name__.startswith("pruned_rnnt."):
-        return f"the name {package} stands for {found.__name__} here"
+        return f"the name {package} refers to {found.__name__} here"
     return found

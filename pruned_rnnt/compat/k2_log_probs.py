@@ -5,7 +5,7 @@ only for batches that the native losses do not take, and for return_grad.
 
 Axes: B batch, S symbols, T frames, C vocabulary, R the kept columns of a pruned lattice. px is
 (B, S, T + 1) for 'regular' with -inf at the frame after the last, (B, S, T) otherwise; py is
-(B, S + 1, T). For 'constrained' px holds the blank that follows the symbol, too.
+(B, S + 1, T). For 'constrained' px includes the blank that follows the symbol.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def rnnt_loss(
 
 
 def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
-    """The `loss_function` of `ParakeetForRNNT`; stands in for `ParakeetForRNNTLoss`.
+    """The `loss_function` of `ParakeetForRNNT`; replaces `ParakeetForRNNTLoss`.
 
     Args:
         arguments: logits, labels, logit_lengths, label_lengths, blank_token_id and optionally
@@ -118,7 +118,7 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
 
 
 def register(**options: Any) -> None:
-    """Make every `ParakeetForRNNT`, built before or after, compute its loss here.
+    """Make every `ParakeetForRNNT`, built before or after, compute its loss with pruned_rnnt.
 
     Args:
         options: reduction, fastemit_lambda, clamp, delay_penalty of `rnnt_loss`, for all models.
@@ -144,7 +144,7 @@ def register(**options: Any) -> None:
 
 
 def use(model: Any, **options: Any) -> None:
-    """Make one model compute its loss here.
+    """Make one model compute its loss with pruned_rnnt.
 
     Args:
         model: a `ParakeetForRNNT`, or another model that calls its loss function as that does.

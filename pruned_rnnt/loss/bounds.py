@@ -40,10 +40,10 @@ def prune_bounds(
     exact: bool = False,
     validate: bool = False,
 ) -> Bounds:
-    """The s_range columns of each frame that hold the most probability (arXiv 2206.13236).
+    """The s_range columns of each frame with the most probability (arXiv 2206.13236).
 
     The band starts at column 0, never moves down, moves up by at most s_range - 1 columns a frame
-    (`regular`; else 1) and ends at the last column, so that it always holds a path.
+    (`regular`; else 1) and ends at the last column, so that it always has a path.
 
     Args:
         occupancy: of the simple loss; emit and blank (N, T, U+1).
@@ -185,7 +185,7 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
 
     Returns:
         PrunedInputs: am (N, T, S, D), a view, and lm (N, T, S, D') with
-        lm[n, t, j] = lm[n, start[n, t] + j], zeros where that lies beyond U.
+        lm[n, t, j] = lm[n, start[n, t] + j], zeros beyond U.
 
     Raises:
         TypeError: an argument of the wrong type.

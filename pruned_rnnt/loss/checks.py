@@ -4,8 +4,8 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
 
 Shapes, dtypes, devices and scalars are always checked, without reading data. Lengths, targets and
 whether an utterance has a path are checked on the CPU, where that needs no synchronization. On
-other devices such an utterance gets a loss of +inf and a gradient of 0, unless validate=True asks
-for the synchronization and the checks; the same holds for all devices inside torch.compile.
+other devices such an utterance gets a loss of +inf and a gradient of 0, unless validate=True
+requests the synchronization and the checks; this also applies to all devices in torch.compile.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _lengths(
 
 
 def readable(validate: bool, *tensors: Tensor | None) -> bool:
-    """True if values may be read: on the CPU, or because the caller asked for it."""
+    """True if values may be read: on the CPU, or because of validate."""
     if torch.compiler.is_compiling():
         return False
     return validate or all(x is None or x.device.type == "cpu" for x in tensors)

@@ -50,7 +50,7 @@ class Joiner(nn.Module):
 
 
 def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_size: int) -> None:
-    """ValueError for a joiner of other widths; layers that replace Linear need not name theirs."""
+    """ValueError for a joiner of other widths; layers without in_features and out_features pass."""
     for name, wanted, layer, size in (
         ("encoder_dim", encoder_dim, "encoder_proj", "in_features"),
         ("predictor_dim", predictor_dim, "decoder_proj", "in_features"),

@@ -72,7 +72,7 @@ def test_a_k2_that_cannot_be_loaded(
 
 
 def test_serving_as_k2_for_files_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What docs/compat.md shows for code that cannot be edited."""
+    """docs/compat.md shows this for code that cannot be edited."""
     monkeypatch.setitem(sys.modules, "k2", k2)
     monkeypatch.setitem(sys.modules, "k2.version", k2.version)
     names: dict[str, object] = {}
@@ -81,7 +81,7 @@ def test_serving_as_k2_for_files_that_import_it(monkeypatch: pytest.MonkeyPatch)
     assert served is k2
     assert served.RaggedTensor([[1], [2, 3]]).dim0 == 2
     assert names["text"] == k2.version.__version__
-    with pytest.raises(AttributeError, match=r"the name k2 stands for pruned_rnnt\.compat\.k2"):
+    with pytest.raises(AttributeError, match=r"the name k2 refers to pruned_rnnt\.compat\.k2"):
         _ = served.ctc_topo
 
 

@@ -192,7 +192,7 @@ def test_a_boundary_of_another_shape() -> None:
 
 
 def first_rule(px_grad: Tensor, py_grad: Tensor, length: int, symbols: int, s_range: int) -> list:
-    """First kept column of each frame of one utterance: windows by all that they hold."""
+    """First kept column of each frame of one utterance: windows by all their mass."""
     columns, frames = py_grad.shape
     regular = px_grad.shape[1] == frames + 1
     step = s_range - 1 if regular else 1

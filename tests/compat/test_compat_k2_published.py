@@ -1,4 +1,4 @@
-"""What the test suites of k2 and fast_rnnt ask of the losses, with their examples and sizes."""
+"""The checks of k2's and fast_rnnt's test suites, with their examples and sizes."""
 
 import pytest
 import torch

@@ -164,7 +164,7 @@ def test_register_as_the_default(nemo: Any) -> None:
 
 
 class Joint:
-    """The properties of NeMo's RNNTJoint that tell which loss fits."""
+    """The properties of NeMo's RNNTJoint on which the choice of a loss depends."""
 
     num_classes_with_blank = 6
 

@@ -154,7 +154,7 @@ def test_other_names_are_the_installed_torchaudios(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.usefixtures("fresh_imports")
 def test_a_torchaudio_for_another_torch_does_not_break_the_loss(tmp_path, monkeypatch) -> None:
-    """Beside a torch without CUDA its public wheel raises OSError, not ImportError."""
+    """With a torch without CUDA its public wheel raises OSError, not ImportError."""
     (tmp_path / "torchaudio.py").write_text("raise OSError('libc10_cuda.so')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torchaudio", raising=False)

@@ -13,6 +13,7 @@ from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.lattice.lattice import split_workspace
 from tests.ops.native_cases import (
     SHAPES,
+    TOLERANCES,
     Batch,
     Call,
     all_calls,
@@ -32,13 +33,6 @@ pytestmark = [
     ),
 ]
 
-# (dtype, rtol, atol): 16-bit results may differ by one rounding.
-TOLERANCES = [
-    (torch.float64, 1e-9, 1e-10),
-    (torch.float32, 2e-4, 2e-5),
-    (torch.float16, 4e-3, 4e-3),
-    (torch.bfloat16, 3e-2, 3e-2),
-]
 # Wider than a warp's and a block's share of a lattice, longer than the rings in shared memory.
 LARGE = [
     ("several_stripes", [150, 97], [130, 61], 7),

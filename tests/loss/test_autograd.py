@@ -1,4 +1,4 @@
-"""What every loss owes autograd: upstream gradients of any sign, graphs that are kept, refusal of
+"""Autograd of every loss: upstream gradients of any sign, graphs that are kept, refusal of
 second derivatives, gradients of a part of the inputs, torch.compile without a break."""
 
 import pytest

@@ -1,4 +1,4 @@
-"""Lengths, targets and bands that cannot be: an error which names the utterance, or infinity."""
+"""Impossible lengths, targets and bands: an error that names the utterance, or infinity."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from tests.loss.bad_input_calls import (
 )
 from tests.loss.loss_cases import DEVICES
 
-# --- values, which on the CPU name the utterance -------------------------------------------------
+# --- values: on the CPU the error names the utterance --------------------------------------------
 LENGTHS = [
     ("logit_lengths", [6, 7, 4], r"logit_lengths\[1\] is 7; .* at most 6, the frames of"),
     ("logit_lengths", [6, 0, 4], r"logit_lengths\[1\] is 0; it must be at least 1"),
@@ -120,7 +120,7 @@ def test_boundary(boundary) -> None:
     refused(information, given, r"boundary\[2\] is .*0 <= u_begin <= u_end <= 3")
 
 
-# --- where values are not looked at: +inf and zero gradient, without a wait ---------------------
+# --- values that are not read: +inf and zero gradient, without synchronization -------------------
 SPOILT = [
     ("logit_lengths", torch.tensor([6, 7, 4])),
     ("logit_lengths", torch.tensor([6, 0, 4])),
@@ -141,14 +141,14 @@ SPOILT = [
 
 @contextmanager
 def unseen_values(device: str) -> Iterator[None]:
-    """Values are not looked at: on CUDA, where any wait is an error; on the CPU as inside
+    """Values are not read: on CUDA, where any synchronization is an error; on the CPU as inside
     torch.compile."""
     if device == "cpu":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
             yield
         return
-    # The fallback waits; the compiled kernels must not.
+    # The fallback synchronizes; the compiled kernels must not.
     mode = "error" if has_native_kernel("band_lattice", "cuda") else "default"
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode(mode)

@@ -1,5 +1,5 @@
 """Every loss on CUDA: equal to the CPU in all dtypes, under autocast, on any stream and device, the
-same bits from run to run, and without a wait for the device."""
+same bits from run to run, and without synchronization."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""rnnt_loss_simple against the 4-D logits it stands for, in float64, at any range of am and lm."""
+"""rnnt_loss_simple against its 4-D logits, in float64, at any range of am and lm."""
 
 import itertools
 
@@ -124,7 +124,7 @@ def test_normaliser_is_right_at_any_range(distance, lm_scale, am_scale, dtype, d
         am_only_scale=am_scale,
         reduction="none",
     )
-    # What alpha, as large as the loss, can resolve: 0.01 where the peaks are 1e4 apart in float32.
+    # The resolution of alpha, which is as large as the loss: 0.01 for peaks 1e4 apart in float32.
     resolution = torch.finfo(dtype).eps * expected.abs().max().item()
     torch.testing.assert_close(loss.cpu().double(), expected, rtol=0, atol=8 * resolution)
     for grad, wanted in zip(gradients(loss, batch.upstream(), *given), expected_grads, strict=True):

@@ -20,11 +20,11 @@ NEG_INF = float("-inf")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an op: its arguments, and what the outputs hold before it."""
+    """One call of an op: its arguments, and the outputs as they are before it."""
 
     op: str
     inputs: tuple[object, ...]
-    outputs: tuple[Tensor | None, ...]  # None: one that is not wanted
+    outputs: tuple[Tensor | None, ...]  # None: an output that is not computed
 
     def fresh_outputs(self) -> list[Tensor | None]:
         return [None if x is None else x.clone() for x in self.outputs]
@@ -57,8 +57,17 @@ SHAPES = [
 ]
 
 
+# (dtype, rtol, atol): 16-bit results may differ by one rounding.
+TOLERANCES = [
+    (torch.float64, 1e-9, 1e-10),
+    (torch.float32, 2e-4, 2e-5),
+    (torch.float16, 4e-3, 4e-3),
+    (torch.bfloat16, 3e-2, 3e-2),
+]
+
+
 def poison(*shape: int, dtype: torch.dtype) -> Tensor:
-    """An output that no kernel may leave as it is."""
+    """An output of NaN, every element of which a kernel must overwrite."""
     return torch.full(shape, float("nan"), dtype=dtype)
 
 
@@ -74,7 +83,7 @@ def log_softmax_like(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def random_start(batch: Batch, columns: int) -> Tensor:
-    """Bands that a path fits into where there is room: from 0 to the last symbol, never back."""
+    """Bands from 0 to the last symbol that never move back."""
     last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
     share = torch.rand(batch.size, batch.frames).sort(1).values
     start = (share * (last + 0.999)).int()
@@ -84,10 +93,10 @@ def random_start(batch: Batch, columns: int) -> Tensor:
 
 
 def sloping_start(batch: Batch, columns: int) -> Tensor:
-    """Bands that move on by a column at most, from 0 to the last symbol, where there is time."""
+    """Bands from 0 to the last symbol that move by one column per frame at most."""
     last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
     t = torch.arange(batch.frames)
-    # Two frames are left at the end for what must come behind the last move.
+    # The last two frames are left for the arcs after the last move.
     slope = last / (batch.logit_lengths[:, None] - 2).clamp_min(1)
     return torch.minimum((slope * t).int(), last).int()
 

@@ -14,19 +14,11 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
-from tests.ops.native_cases import SHAPES, Call, all_calls
+from tests.ops.native_cases import SHAPES, TOLERANCES, Call, all_calls
 
 pytestmark = pytest.mark.skipif(
     not has_native_kernel("log_probs", "cpu"), reason="the CPU library is not built"
 )
-
-# (dtype, rtol, atol): 16-bit results may differ by one rounding.
-TOLERANCES = [
-    (torch.float64, 1e-9, 1e-10),
-    (torch.float32, 2e-4, 2e-5),
-    (torch.float16, 4e-3, 4e-3),
-    (torch.bfloat16, 3e-2, 3e-2),
-]
 
 
 def outputs_of(call: Call, function) -> list[torch.Tensor]:

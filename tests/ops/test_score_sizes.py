@@ -1,4 +1,4 @@
-"""The recursion in float32 on scores that no exponential holds, against float64."""
+"""The recursion in float32 on scores whose exponentials overflow, against float64."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ NAMESPACE = "pruned_rnnt"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 NEG_INF = float("-inf")
 
-# The topologies by name, with the numbers that the kernels know them by (csrc/topology.h).
+# The topologies by name, with their numbers in the kernels (csrc/topology.h).
 RNNT_TYPES = {"regular": 0, "modified": 1, "constrained": 2, "rna": 3}
 REGULAR, MODIFIED, CONSTRAINED, RNA = RNNT_TYPES.values()
 
@@ -93,7 +93,7 @@ def _tuple_type(hint: Any) -> Any:
 
 
 def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
-    """The arguments of the schema that a parameter stands for."""
+    """The arguments of the schema for a parameter."""
     is_output = get_origin(hint) is Annotated
     bare = get_args(hint)[0] if is_output else hint
     if _tuple_type(bare) is not None:

@@ -63,7 +63,7 @@ def log_probs(
     normalization: int,
     out: Out[RowLogProbs],
 ) -> None:
-    """logits (r,V) of any floating dtype, last stride 1, row stride >= V, hold rows row_begin ..
+    """logits (r,V) of any floating dtype, last stride 1, row stride >= V, are rows row_begin ..
     row_begin + r, which are written in px, py and lse. targets (N,U), lengths (N) int32."""
     count, size = logits.shape
     nodes = rows.nodes(row_begin, count)
@@ -107,7 +107,7 @@ def log_probs_backward(
     grad_logits: Out[Tensor],
 ) -> None:
     """grad_loss (N) acc is dL / d loss_n, loss_n = -log P_n. logits (r,V) and grad_logits (r,V')
-    with V' >= V hold rows row_begin ...; columns from V on are written 0. grad_logits may be the
+    with V' >= V are rows row_begin ...; columns from V on are written 0. grad_logits may be the
     memory of logits. Rows with ex + gy = 0 and invalid rows get exact zeros, whatever the logits
     are."""
     count, size = logits.shape

@@ -3,7 +3,7 @@
 Axes: N batch, T frames, U symbols, S columns kept a frame, R rows (row_geometry.py).
 
 The recurrence is that of lattice.py from (0,0) to (U_n,T_n), with two changes:
-    - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) stands in place of px(t,u);
+    - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) replaces px(t,u);
     - an arc to or from a node outside the band is -inf (`constrained`: the blank that belongs to an
       emit must be inside the band too).
 A full lattice is a band that starts at 0 and is U+1 wide. The delay penalty is k2 issue 955.

@@ -10,7 +10,7 @@ With k = S-1 for `regular` and k = 1 otherwise, and M = max(U_n+1-S, 0) the last
        from below is on paths that the band cuts. In the others a frame emits a symbol instead of a
        blank, so that blanks alone say nothing about a frame that surely emits.
        s0(t) = the middle one of the s whose score is within 1e-5 of the largest (of two the
-       first): windows which hold all the mass differ by rounding alone, and every device must
+       first): windows that contain all the mass differ by rounding alone, and every device must
        choose the same; the middle one leaves paths room on both sides.
     2. s0(t) = M for t >= T_n - 1, so that the last symbol is reached.
     3. s1(t) = min over t' >= t of s0(t')                                  (monotone)

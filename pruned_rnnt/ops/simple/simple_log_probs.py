@@ -8,7 +8,8 @@ With am_max = max_v am and am_exp = exp(am - am_max), the same for lm,
     logz(t,u)    = log product + am_max(t) + lm_max(u)   where product >= SAFE,
                    log sum_v exp(am(t,v) + lm(u,v))      elsewhere: there the terms have
                    underflowed, and the sum is taken entry by entry over V.
-SAFE is so far above the smallest normal number that what underflowed below it cannot be seen.
+SAFE is so far above the smallest normal number that terms which underflowed cannot change a sum
+of SAFE or more.
 
 With l = lm_only_scale, a = am_only_scale, c = 1 - l - a, and for v = y(u+1) (px) or blank (py):
     p(t,u) = c (am(t,v) + lm(u,v) - logz(t,u)) + l (lm(u,v) - lm_lse(u))
@@ -27,8 +28,8 @@ Gradients, with ex = (1 + fastemit_lambda) gx and g = grad_loss of the utterance
               + l g (sum_t ex + gy)(u) exp(lm(u,v) - lm_lse(u))
               - (c + l) g ([v = y(u+1)] sum_t ex(t,u) + [v = blank] sum_t gy(t,u))
 (the share of d lm through log_q is added by the caller). Rows of padding get exact zeros, whatever
-they hold. Entries with ex + gy = 0 contribute nothing and are not looked at, nor are rows of which
-that is the sum: a row of nothing but -inf has no softmax.
+values they have. Entries with ex + gy = 0 contribute nothing and are not read, nor are rows of such
+entries: a row of nothing but -inf has no softmax.
 Source: arXiv 2206.13236, with the exact entries added.
 """
 
@@ -72,6 +73,28 @@ class NodeScores(NamedTuple):
     logz: Tensor
 
 
+class Scales(NamedTuple):
+    """The blank, and the two scales of smoothing."""
+
+    blank: int
+    lm_only_scale: float
+    am_only_scale: float
+
+
+class Sums(NamedTuple):
+    """am_sum (N,T,V') and lm_sum (N,U',V') of the module docstring."""
+
+    am_sum: Tensor
+    lm_sum: Tensor
+
+
+class Gradients(NamedTuple):
+    """(N,T,V) and (N,U+1,V)."""
+
+    grad_am: Tensor
+    grad_lm: Tensor
+
+
 class Upstream(NamedTuple):
     """grad_loss (N) and the occupancies gx, gy (N,T,U+1), acc."""
 
@@ -112,8 +135,8 @@ def exp_rows(
     x_low: Out[Tensor | None],
 ) -> None:
     """x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp
-    of the row; x_exp (N,L',V') and, where wanted, x_low of the same shape and dtype: exp(x -
-    row_max) as simple_products.py stores it, zeros in what is added to L and V. Rows from
+    of the row; x_exp (N,L',V') and, if not None, x_low of the same shape and dtype: exp(x -
+    row_max) as simple_products.py stores it, zeros beyond L and V. Rows from
     lengths[n] + extra on are padding: 0 everywhere, and x is not read there. A row of nothing but
     -inf gives row_max 0, row_lse -inf and x_exp 0. NaN stays NaN."""
     count, size = x.shape[1:]
@@ -132,7 +155,7 @@ def exp_rows(
 
 def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
     """Targets (N,U+1) int64 with blank in the last column and out-of-range symbols, and a mask of
-    the columns that hold a usable symbol."""
+    the columns with a usable symbol."""
     last = targets.new_full((targets.shape[0], 1), -1)
     y = torch.cat([targets, last], dim=1).long()
     usable = (y >= 0) & (y < size) & (y != blank)
@@ -148,9 +171,7 @@ def simple_log_probs(
     product: Tensor,
     smoothing: Smoothing,
     batch: TargetsAndLengths,
-    blank: int,
-    lm_only_scale: float,
-    am_only_scale: float,
+    scales: Scales,
     out: Out[NodeScores],
 ) -> None:
     """am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U') acc;
@@ -162,6 +183,7 @@ def simple_log_probs(
     """
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
     targets, logit_lengths, target_lengths = batch
+    blank, lm_only_scale, am_only_scale = scales
     (_, frames, size), width = am.shape, lm.shape[1]
     product = product[:, :, :width]
     valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
@@ -209,8 +231,8 @@ def simple_weights(
     weights: Out[Tensor],
 ) -> None:
     """weights of the module docstring, (N,T,parts,U') of the dtype of the exponentials: one part,
-    or three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and in what is
-    added to U+1."""
+    or three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and beyond
+    U+1."""
     grad_loss, gx, gy = upstream
     columns = gx.shape[2]
     product = product[:, :, :columns]
@@ -243,23 +265,19 @@ def simple_backward(
     exps: Exponentials,
     product: Tensor,
     logz: Tensor,
-    am_sum: Tensor,
-    lm_sum: Tensor,
+    sums: Sums,
     smoothing: Smoothing,
     batch: TargetsAndLengths,
-    blank: int,
-    lm_only_scale: float,
-    am_only_scale: float,
+    scales: Scales,
     fastemit_lambda: float,
-    grad_am: Out[Tensor],
-    grad_lm: Out[Tensor],
+    grads: Out[Gradients],
 ) -> None:
-    """am_sum (N,T,V'), lm_sum (N,U',V'). grad_am (N,T,V) and grad_lm (N,U+1,V) are of the dtype of
-    am; where that is also the dtype of the sums, they may be am_sum and lm_sum themselves. The
-    result is the same from run to run on every device."""
+    """The gradients have the dtype of am; if that is also the dtype of the sums, they may be am_sum
+    and lm_sum themselves. The result is the same from run to run on every device."""
     grad_loss, gx, gy = upstream
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
     targets, logit_lengths, target_lengths = batch
+    blank, lm_only_scale, am_only_scale = scales
     _, frames, size = am.shape
     combined_scale = 1 - lm_only_scale - am_only_scale
     product = product[:, :, : lm.shape[1]]
@@ -267,8 +285,8 @@ def simple_backward(
     ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
     ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
     leaving = ex + ey
-    d_am = _times_sum(exps.am_exp, exps.am_low, am_sum, am)
-    d_lm = _times_sum(exps.lm_exp, exps.lm_low, lm_sum, lm)
+    d_am = _times_sum(exps.am_exp, exps.am_low, sums.am_sum, am)
+    d_lm = _times_sum(exps.lm_exp, exps.lm_low, sums.lm_sum, lm)
 
     unsafe = (leaving != 0) & ~(product >= safe_product(acc))
     entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
@@ -297,5 +315,5 @@ def simple_backward(
 
     t = torch.arange(frames, device=am.device)
     u = torch.arange(lm.shape[1], device=am.device)
-    grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
-    grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))
+    grads.grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
+    grads.grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))

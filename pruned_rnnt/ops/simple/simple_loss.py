@@ -18,8 +18,11 @@ from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.row_loss import run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     Exponentials,
+    Gradients,
     NodeScores,
+    Scales,
     Smoothing,
+    Sums,
     Upstream,
     exp_rows,
     simple_backward,
@@ -90,8 +93,8 @@ def simple_joiner_log_probs(
     smoothing = Smoothing(row_lse if options.lm_only_scale != 0 else None, am_lse, log_q)
     scores = NodeScores(*am.new_empty((3, utterances, frames, width), dtype=acc).unbind(0))
     batch = TargetsAndLengths(targets, logit_lengths, target_lengths)
-    scales = (options.blank, options.lm_only_scale, options.am_only_scale)
-    simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, *scales, scores)
+    scales = Scales(options.blank, options.lm_only_scale, options.am_only_scale)
+    simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, scales, scores)
     if layout.weight_parts == 1:
         am_low = lm_low = None
     kept = (am_exp, am_low, lm_exp, lm_low, product, scores.logz)
@@ -142,9 +145,10 @@ def simple_gradient(
         total if in_place and total.shape == x.shape else torch.empty_like(x)
         for total, x in ((am_sum, am), (lm_sum, lm))
     )
-    kept = (exps, parts.product, parts.logz, am_sum, lm_sum, smoothing, batch)
-    scales = (blank, lm_only_scale, am_only_scale, fastemit)
-    simple_backward(upstream, am, lm, *kept, *scales, grad_am, grad_lm)
+    kept = (exps, parts.product, parts.logz, Sums(am_sum, lm_sum), smoothing, batch)
+    scales = Scales(blank, lm_only_scale, am_only_scale)
+    grads = Gradients(grad_am, grad_lm)
+    simple_backward(upstream, am, lm, *kept, scales, fastemit, grads)
     if smoothing.log_q is not None:
         through_prior = unigram_gradient(upstream, am, lm, smoothing, batch, blank, fastemit)
         grad_lm = grad_lm + am_only_scale * through_prior
