@@ -32,7 +32,7 @@ def attribute_of(
     """
     if name.startswith("__") and name not in _SPECIAL:
         raise NotThereError(f"module {module!r} has no attribute {name!r}")
-    found = _imported(package)
+    found = imported_package(package)
     if isinstance(found, ModuleType):
         return getattr(found, name)
     if stand_in is not None:
@@ -47,7 +47,7 @@ def attribute_of(
 
 
 @functools.cache
-def _imported(package: str) -> ModuleType | str:
+def imported_package(package: str) -> ModuleType | str:
     """The package, or why it cannot be imported. Cached, because Python repeats failed imports,
     which take long."""
     try:

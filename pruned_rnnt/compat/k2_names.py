@@ -70,9 +70,6 @@ _NAMES = {
     "swoosh_r_forward": swoosh.swoosh_r,
     "swoosh_r_forward_and_deriv": swoosh.swoosh_r_forward_and_deriv,
     "version": SimpleNamespace(
-        __version__="pruned_rnnt.compat",
-        __build_type__="Release",
-        __git_sha1__="",
-        __git_date__="",
+        __version__="pruned_rnnt.compat", __build_type__="Release", __git_sha1__="", __git_date__=""
     ),
 }

@@ -77,7 +77,7 @@ def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -
     if is_regular:
         needed = _needed_s_range(boundary)
         if s_range < needed:
-            _warn_of_small_s_range(s_range)
+            warn_of_small_s_range(s_range)
             s_range = needed
     if s_range < smallest:
         raise ValueError(
@@ -141,7 +141,7 @@ def _needed_s_range(boundary: Tensor) -> int:
 
 
 @functools.cache
-def _warn_of_small_s_range(s_range: int) -> None:
+def warn_of_small_s_range(s_range: int) -> None:
     """Warns once for each s_range, because it is cached."""
     warnings.warn(
         f"s_range={s_range} cannot reach the last symbol of every reference of this batch; "

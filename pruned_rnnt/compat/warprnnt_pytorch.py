@@ -68,11 +68,5 @@ class RNNTLoss(torch.nn.Module):
 
     def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
         return rnnt_loss(
-            acts,
-            labels,
-            act_lens,
-            label_lens,
-            self.blank,
-            self.reduction,
-            self.fastemit_lambda,
+            acts, labels, act_lens, label_lens, self.blank, self.reduction, self.fastemit_lambda
         )

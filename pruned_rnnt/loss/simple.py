@@ -58,13 +58,7 @@ def rnnt_loss_simple(
     """
     check_am_lm(am, lm, "V")
     options = check_simple_options(
-        blank,
-        am.shape[2],
-        rnnt_type,
-        lm_only_scale,
-        am_only_scale,
-        delay_penalty,
-        fastemit_lambda,
+        blank, am.shape[2], rnnt_type, lm_only_scale, am_only_scale, delay_penalty, fastemit_lambda
     )
     check_reduction(reduction)
     size, frames, vocabulary = am.shape

@@ -14,12 +14,12 @@ _PACKAGES = ("k2", "torchaudio")
 def fresh_imports() -> Iterator[None]:
     """compat imports the packages again in the test, and after it."""
     before = _imported()
-    installed._imported.cache_clear()
+    installed.imported_package.cache_clear()
     yield
     for name in _imported():
         del sys.modules[name]
     sys.modules.update(before)
-    installed._imported.cache_clear()
+    installed.imported_package.cache_clear()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_classes_of_k2_are_names_without_k2() -> None:
 
 
 @pytest.mark.usefixtures("no_k2")
-def test_an_unknown_name_says_why() -> None:
+def test_unknown_names_raise_the_reason() -> None:
     with pytest.raises(AttributeError, match=r"has no 'ctc_topo' of its own, and k2, .* import"):
         _ = k2.ctc_topo
     assert not hasattr(k2, "ctc_topo")
@@ -71,7 +71,7 @@ def test_a_k2_that_cannot_be_loaded(
         _ = k2.ctc_topo
 
 
-def test_serving_as_k2_for_files_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_k2_in_sys_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/compat.md shows this for code that cannot be edited."""
     monkeypatch.setitem(sys.modules, "k2", k2)
     monkeypatch.setitem(sys.modules, "k2.version", k2.version)

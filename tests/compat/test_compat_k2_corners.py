@@ -123,7 +123,7 @@ def test_symbols_without_frames_have_no_path() -> None:
             assert gradient.isfinite().all()
 
 
-def test_a_recursion_without_frames_takes_the_symbols() -> None:
+def test_a_box_without_frames_emits_its_symbols() -> None:
     """Of finite px at the frame after the last, which k2's recursion uses, too."""
     px = torch.arange(24.0).view(2, 3, 4).requires_grad_()
     py = torch.zeros(2, 4, 3)

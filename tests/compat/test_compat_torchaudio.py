@@ -171,7 +171,7 @@ def loss_of(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_torchscript_runs_it_and_says_that_it_cannot_be_saved() -> None:
+def test_torchscript_runs_it_but_cannot_save_it() -> None:
     targets, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for scripted in (
         torch.jit.script(torchaudio.transforms.RNNTLoss(blank=0)), torch.jit.script(loss_of)

@@ -81,7 +81,7 @@ def test_reductions() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_register_serves_models_built_before(loss_utils: Any) -> None:
+def test_register_changes_existing_models(loss_utils: Any) -> None:
     model = Model(loss_utils)
     transformers_loss.register()
     expected = oracle_losses(batch().logits, batch().targets)
@@ -101,7 +101,7 @@ def test_options_reach_the_loss(loss_utils: Any) -> None:
         transformers_loss.register(clip=1)
 
 
-def test_use_serves_one_model(loss_utils: Any) -> None:
+def test_use_changes_one_model(loss_utils: Any) -> None:
     one, other = Model(loss_utils), Model(loss_utils)
     transformers_loss.use(one, reduction="mean_batch")
     arguments = call_arguments()

@@ -84,7 +84,7 @@ def test_non_contiguous_inputs(name, device) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
-def test_no_gradient_wanted(name, device) -> None:
+def test_inputs_without_gradient(name, device) -> None:
     losses, inputs = make_call(name, device)
     with torch.no_grad():
         plain = losses(*inputs)

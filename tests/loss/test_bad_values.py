@@ -51,7 +51,7 @@ def test_targets(call, symbol) -> None:
 
 
 @pytest.mark.parametrize("call", LOSSES)
-def test_targets_beyond_the_length_may_be_anything(call) -> None:
+def test_targets_beyond_the_length_have_no_effect(call) -> None:
     targets = arguments()["targets"]
     targets[1, 2] = targets[2, 0] = 10**6
     assert torch.equal(call(changed("targets", targets)), call(arguments()))
@@ -199,7 +199,7 @@ def test_constrained_symbols_need_two_columns(s_range) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_packed_rows_that_do_not_cover_an_utterance(device) -> None:
+def test_too_few_packed_rows_for_an_utterance(device) -> None:
     given = changed("target_lengths", torch.tensor([3, 2, 3]))
     given["logits"] = packed(given["logits"])
     given = {key: x.to(device) for key, x in given.items()}
@@ -211,7 +211,7 @@ def test_packed_rows_that_do_not_cover_an_utterance(device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", [full, simple, pruned, fused, ctc])
 @pytest.mark.parametrize(("name", "value"), SPOILT)
-def test_validate_waits_and_raises(call, name, value) -> None:
+def test_validate_synchronizes_and_raises(call, name, value) -> None:
     given = {key: x.cuda() for key, x in changed(name, value).items()}
     with pytest.raises(ValueError, match="1"):
         call(given, validate=True)

@@ -172,7 +172,7 @@ def test_gradient_in_place(packed, device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
     logits = random_logits(batch).detach()
     clean = logits.clone().to(device).requires_grad_()

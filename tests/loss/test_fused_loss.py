@@ -169,7 +169,7 @@ def test_autocast_runs_in_its_dtype(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     batch = make_batch([6, 4], [3, 1], 16, 0)
     clean = [x.detach() for x in inputs(batch)]
     dirty = [x.clone() for x in clean]

@@ -76,7 +76,7 @@ def test_occupancies(kind, frames, symbols, device) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
 @pytest.mark.parametrize("columns", [5, 8, 20, None])
-def test_rows_of_any_topology(columns, rnnt_type, device) -> None:
+def test_rows_of_every_topology(columns, rnnt_type, device) -> None:
     """Gradients of the full loss, and of bands that are walked in different ways."""
     torch.manual_seed(1)
     frames, symbols, vocabulary = 5000, 60, 4

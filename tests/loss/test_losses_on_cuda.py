@@ -75,7 +75,7 @@ def test_three_runs_have_the_same_bits(name) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("name", NEVER_WAIT)
-def test_never_waits_for_the_device(name) -> None:
+def test_does_not_synchronize_with_the_device(name) -> None:
     call = make_call(name, "cuda", torch.float32)
     results(call)
     torch.cuda.synchronize()

@@ -83,7 +83,7 @@ def test_default_boundary_is_everything(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_emits_in_the_last_column_count_where_they_are_given(device) -> None:
+def test_finite_emits_in_the_last_column_count(device) -> None:
     """As in k2: symbols may follow the last blank if px[:, :, T] allows it."""
     px = torch.zeros(1, 1, 2, dtype=torch.float64, device=device)
     py = torch.zeros(1, 2, 1, dtype=torch.float64, device=device)

@@ -190,7 +190,7 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     """Also the columns of the band beyond an utterance's last symbol."""
     batch = make_batch([6, 4], [3, 1], 7, 0)
     bounds = bounds_of(batch, 3, "regular")

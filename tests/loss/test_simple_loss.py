@@ -181,7 +181,7 @@ def test_gradcheck(lm_scale, am_scale) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     """Also the unigram distribution of am smoothing leaves padding out."""
     batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
     clean = [x.detach() for x in inputs(batch)]

@@ -11,7 +11,7 @@ from tests.ops.native_cases import NEG_INF, batch_of, log_softmax_like, random_s
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
 @pytest.mark.parametrize(("columns", "back"), [(512, 0), (1100, 0), (600, 2), (4, 2), (33, 1)])
-def test_bands_of_any_kind(device, columns, back, rnnt_type) -> None:
+def test_every_topology_and_width_of_band(device, columns, back, rnnt_type) -> None:
     torch.manual_seed(columns)
     symbols = [columns + 30, 8, columns - 1]
     batch = batch_of([14, 9, columns // 8 + 3], symbols, 4)

@@ -47,14 +47,7 @@ def rnnt_loss(
         ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     return _call_in_python(
-        logits,
-        targets,
-        logit_lengths,
-        target_lengths,
-        blank,
-        clamp,
-        reduction,
-        fused_log_softmax,
+        logits, targets, logit_lengths, target_lengths, blank, clamp, reduction, fused_log_softmax
     )
 
 

@@ -78,7 +78,8 @@ def row_losses(
     chunks = (plan.cuts, plan.vocabulary, blank, mode, plan.activation)
     workspace = (hidden, logits)
     fused_log_probs(*problem[:7], *geometry, *chunks, *workspace, px, py, lse)
-    lattice_rows = LatticeRows(*lengths, *geometry)
+    sizes = (plan.frames, plan.columns)
+    lattice_rows = LatticeRows(*lengths, problem.start, problem.row_splits, *sizes)
     total, gx, gy = run_recursion(px, py, lattice_rows, rnnt_type, delay_penalty)
     kept = None if torch.compiler.is_compiling() else workspace
     return total, RowStatistics(lse, gx, gy), kept

@@ -34,11 +34,7 @@ def _log_softmax(logits: Tensor, logit_lengths: Tensor, dtype: torch.dtype) -> T
 
 @op
 def ctc(
-    logits: Tensor,
-    batch: TargetsAndLengths,
-    blank: int,
-    loss: Out[Tensor],
-    grad: Out[Tensor],
+    logits: Tensor, batch: TargetsAndLengths, blank: int, loss: Out[Tensor], grad: Out[Tensor]
 ) -> None:
     """logits (N,T,V); targets (N,U) and lengths (N) int64, lengths on the CPU if possible. -> loss
     (N) and grad (N,T,V) = d loss / d logits, acc; 0 for an utterance without a path, and grad 0 on
