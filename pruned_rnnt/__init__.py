@@ -1,6 +1,6 @@
 """Pruned RNN-T: transducer losses and training for PyTorch.
 
-The way of the data. Axes: N batch, T frames, U symbols, S band, E encoder dim, D joiner dim,
+The flow of data. Axes: N batch, T frames, U symbols, S band, E encoder width, D joiner width,
 V vocabulary.
 
 |  # | stage         | where                                | in -> out                           |
@@ -18,11 +18,11 @@ V vocabulary.
 | 11 | checkpoint    | train/engine/checkpoint              | model, optimiser, sampler, RNG, ... |
 | 12 | decoding      | decode/                              | -> hypotheses, times                |
 | 13 | scoring       | decode/scoring/wer                   | -> errors by type, WER              |
-| 14 | export        | export/                              | -> ONNX files a recogniser runs     |
+| 14 | export        | export/                              | -> ONNX files for recognisers       |
 | 15 | alignment     | align/                               | text -> times of words and symbols  |
 
-`import pruned_rnnt` gives the losses and needs torch alone. `pruned_rnnt.diagnostics` is imported
-when it is first used; the other parts are imported by name.
+`import pruned_rnnt` imports the losses and needs torch alone. `pruned_rnnt.diagnostics` is imported
+at its first use; other parts need an import of their own.
 """
 
 from __future__ import annotations
@@ -30,27 +30,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pruned_rnnt.loss import (
+from pruned_rnnt.loss.bounds import prune, prune_bounds
+from pruned_rnnt.loss.ctc import ctc_loss
+from pruned_rnnt.loss.full import rnnt_loss
+from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.mutual_information import mutual_information
+from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
+from pruned_rnnt.loss.pruned import rnnt_loss_pruned
+from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
+from pruned_rnnt.loss.results import (
     Bounds,
-    Joiner,
     LatticeOccupancy,
     MutualInformation,
     Occupancy,
     PrunedInputs,
-    PrunedTransducerLoss,
     SimpleLoss,
     TransducerLosses,
-    ctc_loss,
-    mutual_information,
-    packed_row_splits,
-    prune,
-    prune_bounds,
-    rnnt_loss,
-    rnnt_loss_fused,
-    rnnt_loss_pruned,
-    rnnt_loss_simple,
-    row_splits_to_row_ids,
 )
+from pruned_rnnt.loss.simple import rnnt_loss_simple
 from pruned_rnnt.ops import backend_report, backend_summary
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ __all__ = [
     "row_splits_to_row_ids",
 ]
 
-__version__ = "0.1.0"  # pyproject.toml reads it here
+__version__ = "0.1.0"  # read by pyproject.toml
 
 
 def __getattr__(name: str) -> Any:
@@ -102,13 +100,13 @@ def __dir__() -> list[str]:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
-    """A model which `pruned-rnnt export RUN --format torch` wrote, ready for `.transcribe(file)`.
+    """Loads a model that `pruned-rnnt export RUN --format torch` wrote, for `.transcribe(file)`.
 
     Raises:
-        ValueError: no such file, or another kind of file; the message says which.
+        ValueError: the file does not exist or is of another kind.
         MissingPackageError: a package of the extra `train` is not installed.
     """
-    # Here and not above: the losses need torch alone, a recogniser much more.
+    # Imported here because the losses need torch alone.
     from pruned_rnnt.optional_packages import missing_packages_named
 
     with missing_packages_named():

@@ -26,8 +26,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pruned_rnnt import ctc_loss
 from pruned_rnnt.decode.search.greedy import GreedySearch
-from pruned_rnnt.loss import ctc_loss
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import BLANK, ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import SIZES

@@ -1,6 +1,6 @@
 """Other projects' transducer losses with their own names, argument order and corner behaviour.
 
-| module | stands in for |
+| module | replaces |
 | --- | --- |
 | `k2` | `k2`: simple, smoothed, pruned and full loss, ranges, pruning, recursions, RaggedTensor |
 | `fast_rnnt` | `fast_rnnt`: the same losses, in its argument order |
@@ -11,7 +11,7 @@
 | `nemo_loss` | adds `loss_name: pruned_rnnt` to NVIDIA NeMo |
 | `transformers_loss` | the RNN-T loss of Hugging Face transformers' `ParakeetForRNNT` |
 
-`from pruned_rnnt.compat import k2` instead of `import k2` is the whole change in a recipe;
-docs/compat.md has the differences. Nothing here computes a loss of its own: the functions translate
-arguments and layouts. Other names of k2 and torchaudio come from the installed packages.
+In a recipe, replace `import k2` by `from pruned_rnnt.compat import k2`; docs/compat.md lists the
+differences. These modules only translate arguments and layouts for this package's losses. Other
+names of k2 and torchaudio come from the installed packages.
 """

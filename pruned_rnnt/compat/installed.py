@@ -1,4 +1,4 @@
-"""Names that a compat module has not: they come from the package that it stands in for."""
+"""Names that a compat module does not define come from the package that it replaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-# Python asks modules for many special names; of these only this one is passed on.
+# Python looks up many special names in modules; only this one is passed on to the package.
 _SPECIAL = ("__version__",)
 
 
@@ -24,15 +24,15 @@ def attribute_of(
     Args:
         package: the package, or one of its modules, as it is imported.
         name: the attribute.
-        module: the compat module that was asked, for the message.
-        stand_in: returns what takes the place of a name, raises KeyError where nothing does.
+        module: the compat module, for the message.
+        stand_in: returns the replacement for a name, or raises KeyError.
 
     Raises:
-        NotThereError: an AttributeError, which says why the package could not be imported.
+        NotThereError: an AttributeError with the reason why the package could not be imported.
     """
     if name.startswith("__") and name not in _SPECIAL:
         raise NotThereError(f"module {module!r} has no attribute {name!r}")
-    found = _imported(package)
+    found = imported_package(package)
     if isinstance(found, ModuleType):
         return getattr(found, name)
     if stand_in is not None:
@@ -47,13 +47,13 @@ def attribute_of(
 
 
 @functools.cache
-def _imported(package: str) -> ModuleType | str:
-    """The package, or why it cannot be imported. Cached: a failed import takes long and is not
-    remembered by Python."""
+def imported_package(package: str) -> ModuleType | str:
+    """The package, or why it cannot be imported. Cached, because Python repeats failed imports,
+    which take long."""
     try:
         found = importlib.import_module(package)
     except (ImportError, OSError) as error:  # OSError: a library built for another torch
         return str(error)
     if found.__name__.startswith("pruned_rnnt."):
-        return f"the name {package} stands for {found.__name__} here"
+        return f"the name {package} refers to {found.__name__} here"
     return found

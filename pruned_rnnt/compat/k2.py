@@ -1,19 +1,19 @@
 """k2's transducer losses under their own names and argument order.
 
-`from pruned_rnnt.compat import k2` runs a recipe's loss code unchanged:
+With `from pruned_rnnt.compat import k2` a recipe's loss code runs unchanged:
 
     simple_loss, (px_grad, py_grad) = k2.rnnt_loss_smoothed(lm=lm, am=am, ..., return_grad=True)
     ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, s_range=5)
     am_pruned, lm_pruned = k2.do_rnnt_pruning(am=am, lm=lm, ranges=ranges)
     pruned_loss = k2.rnnt_loss_pruned(logits, symbols, ranges, blank, boundary)
 
-Every other name is that of the installed k2. Where k2 is not installed, k2_names.py has what model
-and training code of icefall needs: RaggedTensor, ragged.cat, the Swoosh activations.
+All other names come from the installed k2. Without k2, k2_names.py provides those that icefall's
+model and training code needs: RaggedTensor, ragged.cat, the Swoosh activations.
 
 Kept from k2: `delay_penalty` acts only when positive; bounds are searched up to the padded S; the
 am smoothing averages over padding; a target may be the blank; a box without frames and symbols
-scores 0. Better than k2: the normaliser is right at any range of the scores, and the losses are
-the native ones (k2_losses.py says when), whose pruned recursion never leaves the band.
+scores 0. Better than k2: the normaliser is exact for any range of the scores, and most batches use
+the native losses (see k2_losses.py), whose pruned recursion never leaves the band.
 """
 
 from __future__ import annotations

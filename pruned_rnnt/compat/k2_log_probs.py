@@ -1,11 +1,11 @@
 """k2's `get_rnnt_logprobs*`: log-probabilities of symbols and blanks in k2's layout.
 
-All are differentiable in their logits by torch's own autograd. Where only the loss is wanted the
-functions of `pruned_rnnt.compat.k2` do not come here: they run the native losses.
+All are differentiable in their logits by torch's own autograd. The losses of k2_losses.py use them
+only for batches that the native losses do not take, and for return_grad.
 
 Axes: B batch, S symbols, T frames, C vocabulary, R the kept columns of a pruned lattice. px is
 (B, S, T + 1) for 'regular' with -inf at the frame after the last, (B, S, T) otherwise; py is
-(B, S + 1, T). For 'constrained' px holds the blank that follows the symbol, too.
+(B, S + 1, T). For 'constrained' px includes the blank that follows the symbol.
 """
 
 from __future__ import annotations
@@ -36,16 +36,14 @@ def get_rnnt_logprobs(
         boundary: (B, 4) rows [s_begin, t_begin, s_end, t_end]; only t_end is used here.
 
     Returns:
-        px, py. The normaliser is right at any range of the scores, where k2 has a floor.
+        px, py. The normaliser is exact for any range of the scores, where k2 has a floor.
 
     Raises:
         ValueError: shapes that do not fit, or an unknown rnnt_type.
     """
-    _check_simple(lm, am, symbols)
-    log_z = _log_normaliser(lm, am)
-    px = _symbol_scores(lm, symbols) + _symbol_scores_of_frames(am, symbols) - log_z[:, :-1]
-    py = _blank_scores(lm, am, termination_symbol) - log_z
-    return _finish(px, py, boundary, rnnt_type)
+    return get_rnnt_logprobs_smoothed(
+        lm, am, symbols, termination_symbol, 0.0, 0.0, boundary, rnnt_type
+    )
 
 
 def get_rnnt_logprobs_smoothed(
@@ -146,7 +144,7 @@ def get_rnnt_logprobs_pruned(
     _check_symbols(symbols, (batch, symbols.shape[-1]))
     ranges = ranges.long()
     columns = symbols.shape[1] + 1
-    # Column S has no symbol; whatever stands there is cut off below.
+    # Column S has no symbol; its px is cut off below.
     padded = torch.nn.functional.pad(symbols.long(), (0, 1), value=termination_symbol)
     rows = padded[:, None, :].expand(batch, frame_count, columns).gather(2, ranges)
     emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
@@ -173,7 +171,7 @@ def get_hat_logprobs_pruned(
 def _finish(
     px_BST: Tensor, py_BST: Tensor, boundary: Tensor | None, rnnt_type: str
 ) -> tuple[Tensor, Tensor]:
-    """Give px the shape and the blocked arcs of its rnnt_type."""
+    """px with the shape and the impossible arcs of its rnnt_type, and py."""
     _check(
         rnnt_type in _RNNT_TYPES,
         f"rnnt_type is {rnnt_type!r}; it must be one of {', '.join(_RNNT_TYPES)}",
@@ -225,7 +223,7 @@ def _blank_scores(lm: Tensor, am: Tensor, blank: int) -> Tensor:
 def _log_normaliser(lm: Tensor, am: Tensor) -> Tensor:
     """log sum_c exp(lm(s, c) + am(t, c)), (B, S + 1, T), by a matrix product of probabilities.
 
-    Entries where that product underflows are computed again by an exact log-sum-exp.
+    An exact log-sum-exp replaces entries whose product underflows.
     """
     lm_max = lm.detach().amax(dim=2, keepdim=True)
     am_max = am.detach().amax(dim=2, keepdim=True)

@@ -1,19 +1,20 @@
 """The losses of k2 and fast_rnnt: simple, smoothed, full and pruned.
 
-A batch runs on the native losses where these take it: its boundaries begin at [0, 0] and hold
-frames, and no target is the blank. The others go by their log-probabilities and the recursion, as
-k2 computes all of them. To see which is which the batch is looked at once a call, which waits for a
-GPU.
+A batch runs on the native losses if its boundaries begin at [0, 0] and have frames, and no target
+is the blank. Others are computed from their log-probabilities by the recursion, as k2 computes all
+of them. The test for this reads symbols and boundary in each call, which synchronizes with a GPU.
 
 Axes: B batch, S symbols, T frames, C vocabulary, R kept columns.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 from pruned_rnnt.compat.k2_log_probs import (
     get_rnnt_logprobs_joint,
     get_rnnt_logprobs_pruned,
@@ -21,10 +22,29 @@ from pruned_rnnt.compat.k2_log_probs import (
 )
 from pruned_rnnt.compat.k2_pruning import bounds_of_ranges
 from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
+from pruned_rnnt.loss.checks import REDUCTIONS, reduced
 from pruned_rnnt.ops.common.saturated import as_int32
 
 LossAndGrads = tuple[Tensor, tuple[Tensor, Tensor]]
-_REDUCTIONS = ("none", "mean", "sum")
+
+
+class _Options(NamedTuple):
+    """The last arguments of all four losses."""
+
+    boundary: Tensor | None
+    rnnt_type: str
+    delay_penalty: float
+    reduction: str
+    return_grad: bool
+
+    def native(self, blank: int) -> dict[str, Any]:
+        """The arguments of the native losses by name."""
+        return {
+            "blank": blank,
+            "rnnt_type": self.rnnt_type,
+            "delay_penalty": max(self.delay_penalty, 0.0),
+            "reduction": self.reduction,
+        }
 
 
 def rnnt_loss_simple(
@@ -58,19 +78,8 @@ def rnnt_loss_simple(
     Raises:
         ValueError: shapes that do not fit, an unknown rnnt_type or reduction.
     """
-    return rnnt_loss_smoothed(
-        lm,
-        am,
-        symbols,
-        termination_symbol,
-        lm_only_scale=0.0,
-        am_only_scale=0.0,
-        boundary=boundary,
-        rnnt_type=rnnt_type,
-        delay_penalty=delay_penalty,
-        reduction=reduction,
-        return_grad=return_grad,
-    )
+    options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
+    return rnnt_loss_smoothed(lm, am, symbols, termination_symbol, 0.0, 0.0, *options)
 
 
 def rnnt_loss_smoothed(
@@ -92,31 +101,18 @@ def rnnt_loss_smoothed(
         lm_only_scale, am_only_scale: the weights of the two parts.
     """
     _check_reduction(reduction)
+    options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
     # The native loss averages the am part over real positions; k2 over all of them.
     if am_only_scale != 0.0 or not _is_native(symbols, termination_symbol, boundary):
-        px, py = get_rnnt_logprobs_smoothed(
-            lm,
-            am,
-            symbols,
-            termination_symbol,
-            lm_only_scale,
-            am_only_scale,
-            boundary,
-            rnnt_type,
+        scales = (lm_only_scale, am_only_scale)
+        scores = get_rnnt_logprobs_smoothed(
+            lm, am, symbols, termination_symbol, *scales, boundary, rnnt_type
         )
-        return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
-    logit_lengths, target_lengths = _lengths(boundary, am, symbols)
-    loss, occupancy = losses.rnnt_loss_simple(
-        am,
-        lm,
-        symbols,
-        logit_lengths,
-        target_lengths,
-        blank=termination_symbol,
-        lm_only_scale=lm_only_scale,
-        rnnt_type=rnnt_type,
-        delay_penalty=max(delay_penalty, 0.0),
-        reduction=reduction,
+        return _loss_of_log_probs(*scores, options)
+    lengths = _lengths(boundary, am, symbols)
+    native = options.native(termination_symbol)
+    loss, occupancy = pruned_rnnt.rnnt_loss_simple(
+        am, lm, symbols, *lengths, lm_only_scale=lm_only_scale, **native
     )
     if not return_grad:
         return loss
@@ -147,24 +143,8 @@ def rnnt_loss(
         logits: (B, T, S + 1, C), unnormalised.
         use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
     """
-    _check_reduction(reduction)
-    if return_grad or not _is_native(symbols, termination_symbol, boundary):
-        px, py = get_rnnt_logprobs_joint(
-            logits, symbols, termination_symbol, rnnt_type, boundary, use_hat_loss
-        )
-        return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
-    logit_lengths, target_lengths = _lengths(boundary, logits, symbols)
-    return losses.rnnt_loss(
-        logits,
-        symbols,
-        logit_lengths,
-        target_lengths,
-        blank=termination_symbol,
-        rnnt_type=rnnt_type,
-        delay_penalty=max(delay_penalty, 0.0),
-        hat=use_hat_loss,
-        reduction=reduction,
-    )
+    options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
+    return _loss_of_logits(logits, symbols, None, termination_symbol, use_hat_loss, options)
 
 
 def rnnt_loss_pruned(
@@ -186,73 +166,56 @@ def rnnt_loss_pruned(
         ranges: (B, T, R) integers from `get_rnnt_prune_ranges`.
         use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
     """
-    _check_reduction(reduction)
-    if not return_grad and ranges.shape[2] == symbols.shape[1] + 1:
-        # Nothing is cut; this also holds for references that are all empty, R = 1.
-        return rnnt_loss(
-            logits,
-            symbols,
-            termination_symbol,
-            boundary,
-            rnnt_type,
-            delay_penalty,
-            reduction,
-            use_hat_loss,
-        )
-    # The native loss refuses one column where a symbol needs two ('constrained'); k2's is inf.
-    by_rows = return_grad or ranges.shape[2] == 1
-    if by_rows or not _is_native(symbols, termination_symbol, boundary):
-        px, py = get_rnnt_logprobs_pruned(
-            logits, symbols, ranges, termination_symbol, boundary, rnnt_type, use_hat_loss
-        )
-        return _loss_of_rows(px, py, boundary, delay_penalty, reduction, return_grad)
-    logit_lengths, target_lengths = _lengths(boundary, logits, symbols)
-    return losses.rnnt_loss_pruned(
-        logits,
-        symbols,
-        bounds_of_ranges(ranges),
-        logit_lengths,
-        target_lengths,
-        blank=termination_symbol,
-        rnnt_type=rnnt_type,
-        delay_penalty=max(delay_penalty, 0.0),
-        hat=use_hat_loss,
-        reduction=reduction,
-    )
+    options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
+    return _loss_of_logits(logits, symbols, ranges, termination_symbol, use_hat_loss, options)
 
 
-def _loss_of_rows(
-    px: Tensor,
-    py: Tensor,
-    boundary: Tensor | None,
-    delay_penalty: float,
-    reduction: str,
-    return_grad: bool,
+def _loss_of_logits(
+    logits: Tensor, symbols: Tensor, ranges: Tensor | None, blank: int, hat: bool, options: _Options
 ) -> Tensor | LossAndGrads:
+    """The loss over the whole lattice (ranges None), or over the kept columns."""
+    boundary, rnnt_type, _, reduction, return_grad = options
+    _check_reduction(reduction)
+    if ranges is not None and not return_grad and ranges.shape[2] == symbols.shape[1] + 1:
+        # Nothing is cut; this also holds if all references are empty (R = 1).
+        ranges = None
+    # The native loss refuses one column where a symbol needs two ('constrained'); k2's is inf.
+    by_log_probs = return_grad or (ranges is not None and ranges.shape[2] == 1)
+    if by_log_probs or not _is_native(symbols, blank, boundary):
+        if ranges is None:
+            scores = get_rnnt_logprobs_joint(logits, symbols, blank, rnnt_type, boundary, hat)
+        else:
+            scores = get_rnnt_logprobs_pruned(
+                logits, symbols, ranges, blank, boundary, rnnt_type, hat
+            )
+        return _loss_of_log_probs(*scores, options)
+    lengths, native = _lengths(boundary, logits, symbols), options.native(blank)
+    if ranges is None:
+        return pruned_rnnt.rnnt_loss(logits, symbols, *lengths, hat=hat, **native)
+    bounds = bounds_of_ranges(ranges)
+    return pruned_rnnt.rnnt_loss_pruned(logits, symbols, bounds, *lengths, hat=hat, **native)
+
+
+def _loss_of_log_probs(px: Tensor, py: Tensor, options: _Options) -> Tensor | LossAndGrads:
     """The loss from log-probabilities in k2's layout."""
+    boundary, _, delay_penalty, reduction, return_grad = options
     if delay_penalty > 0.0:
         frame_count = py.shape[2]
         last = frame_count - 1 if boundary is None else boundary[:, 3, None, None].to(px) - 1
         time = torch.arange(px.shape[2], dtype=px.dtype, device=px.device)
         px = px + delay_penalty * (last / 2 - time)
     scores, grads = mutual_information_recursion(px, py, boundary, return_grad=True)
-    loss = _reduce(-scores, reduction)
+    loss = reduced(-scores, reduction)
     return (loss, grads) if return_grad else loss
 
 
-def _reduce(losses: Tensor, reduction: str) -> Tensor:
-    if reduction == "mean":
-        return losses.mean()
-    return losses.sum() if reduction == "sum" else losses
-
-
 def _check_reduction(reduction: str) -> None:
-    if reduction not in _REDUCTIONS:
+    if reduction not in REDUCTIONS:
         raise ValueError(f"reduction should be ('none' | 'mean' | 'sum'), given {reduction}")
 
 
 def _is_native(symbols: Tensor, blank: int, boundary: Tensor | None) -> bool:
-    """Whether the native losses take this batch (or say what is wrong with it)."""
+    """True if the native losses take this batch, or refuse it with a message of their own."""
     if symbols.ndim != 2:
         return True
     is_blank = symbols == blank

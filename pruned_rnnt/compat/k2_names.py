@@ -1,8 +1,8 @@
-"""What stands for k2's other names where k2 is not installed.
+"""Replacements for k2's other names if k2 is not installed.
 
-Enough for model and training code of icefall to be imported and to train: RaggedTensor and what
-goes with it, the Swoosh activations, what is printed about the installation, and k2's classes as
-names that annotations may use but that cannot be made.
+They let icefall's model and training code be imported and train: RaggedTensor and RaggedShape, the
+Swoosh activations, the version that icefall logs, and k2's classes as names for annotations, which
+raise when called.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _NEEDS_K2 = "k2.{} needs k2, which is not installed: https://k2-fsa.github.io/k2
 
 
 def stand_in(name: str) -> Any:
-    """What stands for k2.name.
+    """The replacement for k2.name.
 
     Raises:
-        KeyError: nothing does.
+        KeyError: there is none.
     """
     if name in _CLASSES:
         return _class(name)
@@ -70,9 +70,6 @@ _NAMES = {
     "swoosh_r_forward": swoosh.swoosh_r,
     "swoosh_r_forward_and_deriv": swoosh.swoosh_r_forward_and_deriv,
     "version": SimpleNamespace(
-        __version__="pruned_rnnt.compat",
-        __build_type__="Release",
-        __git_sha1__="",
-        __git_date__="",
+        __version__="pruned_rnnt.compat", __build_type__="Release", __git_sha1__="", __git_date__=""
     ),
 }

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 from pruned_rnnt.ops.common.library import MODIFIED, REGULAR
 from pruned_rnnt.ops.common.saturated import as_int32
 from pruned_rnnt.ops.pruning.prune_bounds import prune_bounds
@@ -25,8 +25,8 @@ def get_rnnt_prune_ranges(
     s_range is raised to what the longest reference of the batch needs per frame ('regular'), with
     a warning the first time, and lowered to S + 1. Of windows whose scores differ by less than
     1e-5 the middle one is taken, so that every device chooses the same and paths have room on both
-    sides; k2 takes the largest. Where a symbol takes a frame (not 'regular'), symbols count beside
-    blanks: k2 counts blanks alone, which leaves a frame that surely emits without a choice.
+    sides; k2 takes the largest. If a symbol takes a frame (not 'regular'), symbols count as well as
+    blanks: k2 counts blanks alone, which say nothing about a frame that surely emits.
 
     Args:
         px_grad: (B, S, T + 1) or (B, S, T), py_grad: (B, S + 1, T), from return_grad.
@@ -77,7 +77,7 @@ def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -
     if is_regular:
         needed = _needed_s_range(boundary)
         if s_range < needed:
-            _warn_of_small_s_range(s_range)
+            warn_of_small_s_range(s_range)
             s_range = needed
     if s_range < smallest:
         raise ValueError(
@@ -123,26 +123,26 @@ def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> tuple[Tensor, Ten
         am and lm, each (B, T, R, C); am is a view.
 
     Raises:
-        ValueError: what `pruned_rnnt.prune` refuses.
+        ValueError: as `pruned_rnnt.prune`.
     """
-    am_pruned, lm_pruned = losses.prune(am, lm, bounds_of_ranges(ranges))
+    am_pruned, lm_pruned = pruned_rnnt.prune(am, lm, bounds_of_ranges(ranges))
     return am_pruned, lm_pruned
 
 
-def bounds_of_ranges(ranges: Tensor) -> losses.Bounds:
-    """k2's ranges are contiguous: their first column says it all."""
-    return losses.Bounds(as_int32(ranges[:, :, 0]), ranges.shape[2])
+def bounds_of_ranges(ranges: Tensor) -> pruned_rnnt.Bounds:
+    """k2's ranges are contiguous, so that their first column defines them."""
+    return pruned_rnnt.Bounds(as_int32(ranges[:, :, 0]), ranges.shape[2])
 
 
 def _needed_s_range(boundary: Tensor) -> int:
-    """Columns a frame that let the longest reference of the batch pass: max ceil(S_n / T_n) + 1."""
+    """Columns per frame that all references of the batch fit: max ceil(S_n / T_n) + 1."""
     symbols, frames = boundary[:, 2], boundary[:, 3].clamp_min(1)
     return int(((symbols + frames - 1) // frames).max().clamp_min(1)) + 1
 
 
 @functools.cache
-def _warn_of_small_s_range(s_range: int) -> None:
-    """Cached: it warns once, not once a batch."""
+def warn_of_small_s_range(s_range: int) -> None:
+    """Warns once for each s_range, because it is cached."""
     warnings.warn(
         f"s_range={s_range} cannot reach the last symbol of every reference of this batch; "
         "such batches use the smallest s_range that can",

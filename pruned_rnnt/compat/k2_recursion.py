@@ -12,7 +12,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 _Grads = tuple[Tensor, Tensor]
 
@@ -42,23 +42,25 @@ def mutual_information_recursion(
 
     Returns:
         scores (B,), differentiable in px and py; with return_grad (scores, (px_grad, py_grad)).
-        A box without frames (t_begin = t_end) has one path at most: its symbols, which the second
-        recursion has no frames for. Without symbols, too, its score is 0.
+        A box without frames (t_begin = t_end) has at most one path, of its symbols alone, and
+        none if symbols take frames. A box without frames and symbols scores 0.
 
     Raises:
-        ValueError: what `pruned_rnnt.mutual_information` refuses.
+        ValueError: as `pruned_rnnt.mutual_information`.
     """
     symbol_takes_frame = px.shape[-1] == py.shape[-1]
     rnnt_type = "modified" if symbol_takes_frame else "regular"
     is_frameless = _frameless(px, py, boundary)
     if is_frameless is None:
-        scores, (emit, blank) = losses.mutual_information(px, py, boundary, rnnt_type=rnnt_type)
+        scores, (emit, blank) = pruned_rnnt.mutual_information(
+            px, py, boundary, rnnt_type=rnnt_type
+        )
     else:
         assert boundary is not None
-        # One frame and no symbol stand in for those boxes, whose results are put in afterwards.
+        # One frame and no symbol replace those boxes, whose results are filled in afterwards.
         one_frame = torch.tensor([0, 0, 0, 1], dtype=boundary.dtype, device=boundary.device)
         boxes = torch.where(is_frameless[:, None], one_frame, boundary)
-        scores, (emit, blank) = losses.mutual_information(px, py, boxes, rnnt_type=rnnt_type)
+        scores, (emit, blank) = pruned_rnnt.mutual_information(px, py, boxes, rnnt_type=rnnt_type)
         box_scores, box_emit = _frameless_scores(px.to(scores), boundary, symbol_takes_frame)
         rows = is_frameless.to(px.device)
         scores = torch.where(rows, box_scores, scores)

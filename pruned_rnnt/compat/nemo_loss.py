@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 LOSS_NAME = "pruned_rnnt"
 _LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
@@ -36,18 +36,18 @@ class NemoRNNTLoss(torch.nn.Module):
 
     Args:
         blank: column of the blank; NeMo passes the last one.
-        reduction: None or `none`, `mean` (over utterances), `sum`. NeMo asks for none and reduces
-            by itself.
+        reduction: None or `none`, `mean` (over utterances), `sum`. NeMo passes none and reduces
+            the losses itself.
         fastemit_lambda: f scales the gradient through symbols by 1 + f (FastEmit, arXiv
             2010.11148). The value stays -log P, unless fastemit_scales_value.
         clamp: bound of each element of d loss_n / d logits; 0 or less: none.
         fastemit_scales_value: multiply the value, not the gradient, by 1 + fastemit_lambda, as
             warprnnt_numba does, so that logged losses compare with older runs.
         delay_penalty: as of `pruned_rnnt.rnnt_loss`; above 0 favours early symbols.
-        in_place: write the gradient over the logits, which saves their size in memory. For joints
-            with `log_softmax: false`, and on GPUs also with `log_softmax: null`; with others,
-            torch refuses the backward pass.
-        validate: on GPUs, wait and check labels and lengths as on CPUs, so that an utterance
+        in_place: write the gradient over the logits, which saves as much memory as they take. For
+            joints with `log_softmax: false`, and on GPUs also with `log_softmax: null`; with
+            others, torch refuses the backward pass.
+        validate: on GPUs, synchronize and check labels and lengths as on CPUs, so that an utterance
             without a path is an error and not a loss of +inf.
     """
 
@@ -87,9 +87,9 @@ class NemoRNNTLoss(torch.nn.Module):
             (N,) without reduction, else a scalar; float64 for float64 acts, else float32.
 
         Raises:
-            ValueError: what `pruned_rnnt.rnnt_loss` refuses.
+            ValueError: as `pruned_rnnt.rnnt_loss`.
         """
-        loss = losses.rnnt_loss(
+        loss = pruned_rnnt.rnnt_loss(
             acts,
             labels,
             act_lens,
@@ -111,7 +111,7 @@ def register(*, default: bool = False) -> None:
     """Add `pruned_rnnt` to the losses that NeMo resolves by name. Calling it again is harmless.
 
     Args:
-        default: also let `loss_name: default`, and models without a loss section, mean
+        default: also let `loss_name: default`, and models without a loss section, use
             `pruned_rnnt`. NeMo then reads `pruned_rnnt_kwargs`, not `warprnnt_numba_kwargs`.
 
     Raises:
@@ -135,10 +135,10 @@ def register(*, default: bool = False) -> None:
 
 
 def use(model: Any, **kwargs: Any) -> None:
-    """Make a model that is built or restored already compute its loss here.
+    """Make an existing model compute its loss with pruned_rnnt.
 
     Its config, and so a .nemo file saved from it, keeps the name of the old loss. Call it after
-    `model.change_vocabulary`, which builds the loss anew from the config.
+    `model.change_vocabulary`, which rebuilds the loss from the config.
 
     Args:
         model: an RNN-T model of NeMo, with `loss` and `joint`; the reduction stays.
@@ -151,7 +151,7 @@ def use(model: Any, **kwargs: Any) -> None:
     extra = model.joint.num_extra_outputs
     if extra:
         raise ValueError(
-            f"model's joint has {extra} outputs beside the symbols and the blank (TDT durations or "
+            f"model's joint has {extra} outputs in addition to symbols and blank (TDT durations or "
             "big blanks); pruned_rnnt computes RNN-T losses only, so leave NeMo's own loss in place"
         )
     register()
@@ -184,7 +184,7 @@ def _nemo_rnnt() -> Any:
 
 
 def _resolving(original: Callable[..., Any], resolver: Mapping[str, Any]) -> Callable[..., Any]:
-    """NeMo's resolve_rnnt_loss, which knows its own names only, with ours added."""
+    """NeMo's resolve_rnnt_loss, with the name of this package's loss added."""
 
     @functools.wraps(original)
     def resolve_rnnt_loss(

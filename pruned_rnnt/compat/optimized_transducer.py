@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 
 def transducer_loss(
@@ -21,7 +21,7 @@ def transducer_loss(
     one_sym_per_frame: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """Transducer loss on packed logits; as in the original, their memory becomes the gradient's.
+    """Transducer loss on packed logits; as in the original, the gradient overwrites them.
 
     Args:
         logits: (rows, V): the (T_n, U_n + 1, V) blocks of the utterances one after the other. If
@@ -39,7 +39,7 @@ def transducer_loss(
 
     Raises:
         ValueError: another reduction, logits that are not packed, targets wider or narrower than
-            the longest, and what `pruned_rnnt.rnnt_loss` refuses.
+            the longest, and as `pruned_rnnt.rnnt_loss`.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
@@ -47,7 +47,7 @@ def transducer_loss(
         raise ValueError(
             f"logits has {logits.ndim} dimensions; it must be packed, (sum of T_n (U_n + 1), V)"
         )
-    return losses.rnnt_loss(
+    return pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,

@@ -1,7 +1,7 @@
-"""A stand-in for k2's RaggedTensor where k2 is not installed: lists of numbers, of two axes.
+"""A replacement for k2's RaggedTensor if k2 is not installed: lists of numbers, of two axes.
 
-It has what model and training code of icefall uses to hold the labels of a batch. Names, dtypes and
-results are k2's; more axes, and what k2 does with automata, need k2 itself.
+It covers icefall's use for the labels of a batch. Names, dtypes and results are k2's. More axes
+and automata need k2 itself.
 
     y = RaggedTensor([[1, 3], [5]])          # int32, on the CPU
     y.shape.row_splits(1)                    # tensor([0, 2, 3], dtype=torch.int32)
@@ -87,7 +87,7 @@ class RaggedTensor:
     Args:
         data: a list of lists of numbers, a tensor of two dimensions, or a RaggedShape.
         value: with a RaggedShape, its values, (values,).
-        dtype: int32, float32 or float64. A list is int32, or float32 if it holds a float.
+        dtype: int32, float32 or float64. A list is int32, or float32 if it contains a float.
         device: of the tensors made from a list; the CPU.
 
     Raises:

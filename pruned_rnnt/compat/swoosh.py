@@ -1,4 +1,4 @@
-"""k2's Swoosh activations where k2 is not installed (Zipformer, arXiv 2310.11230, equations 4, 5).
+"""k2's Swoosh activations if k2 is not installed (Zipformer, arXiv 2310.11230, equations 4, 5).
 
 SwooshL(x) = log(1 + exp(x - 4)) - 0.08 x - 0.035
 SwooshR(x) = log(1 + exp(x - 1)) - 0.08 x - 0.313261687

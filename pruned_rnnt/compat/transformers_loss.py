@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
 _LOSS_TYPE = "ParakeetForRNNT"
@@ -43,7 +43,7 @@ def rnnt_loss(
 
     Args:
         logits: (N, T, U + 1, V); float32, float64, float16 or bfloat16, used as they are.
-        targets: (N, U) integers; padding may hold anything.
+        targets: (N, U) integers; padding may have any values.
         logit_lengths, target_lengths: (N,) integers.
         blank_token_id: column of the blank.
         reduction: `mean_volume`: sum of the losses over sum of target_lengths; `mean_batch`: mean
@@ -57,11 +57,11 @@ def rnnt_loss(
         (N,) for reduction `none`, else a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        ValueError: an unknown reduction, and what `pruned_rnnt.rnnt_loss` refuses.
+        ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
-    each = losses.rnnt_loss(
+    each = pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,
@@ -85,7 +85,7 @@ def rnnt_loss(
 
 
 def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
-    """The `loss_function` of `ParakeetForRNNT`; stands in for `ParakeetForRNNTLoss`.
+    """The `loss_function` of `ParakeetForRNNT`; replaces `ParakeetForRNNTLoss`.
 
     Args:
         arguments: logits, labels, logit_lengths, label_lengths, blank_token_id and optionally
@@ -93,8 +93,8 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
             transformers passes to every loss (`num_items_in_batch`) are ignored, as there.
 
     Raises:
-        ValueError: the arguments are those of a TDT loss or of another kind of loss, and what
-            `rnnt_loss` refuses.
+        ValueError: the arguments are those of a TDT loss or of another kind of loss, and as
+            `rnnt_loss`.
     """
     if "duration_logits" in arguments:
         raise ValueError(f"duration_logits is given: {_NO_TDT}")
@@ -103,7 +103,7 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
     if missing:
         raise ValueError(
             f"the model calls its loss function without {', '.join(missing)}; parakeet_rnnt_loss "
-            "serves models that call it as ParakeetForRNNT does"
+            "is for models that call it as ParakeetForRNNT does"
         )
     logits, targets, logit_lengths, target_lengths, blank = (arguments[name] for name in needed)
     optional = ("reduction", "fastemit_lambda", "clamp", "delay_penalty")
@@ -118,7 +118,7 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
 
 
 def register(**options: Any) -> None:
-    """Make every `ParakeetForRNNT`, built before or after, compute its loss here.
+    """Make every `ParakeetForRNNT`, built before or after, compute its loss with pruned_rnnt.
 
     Args:
         options: reduction, fastemit_lambda, clamp, delay_penalty of `rnnt_loss`, for all models.
@@ -144,7 +144,7 @@ def register(**options: Any) -> None:
 
 
 def use(model: Any, **options: Any) -> None:
-    """Make one model compute its loss here.
+    """Make one model compute its loss with pruned_rnnt.
 
     Args:
         model: a `ParakeetForRNNT`, or another model that calls its loss function as that does.
@@ -162,5 +162,7 @@ def _with_options(options: dict[str, Any]) -> Any:
     known = ("reduction", "fastemit_lambda", "clamp", "delay_penalty")
     for name in options:
         if name not in known:
-            raise ValueError(f"{name!r} is no option of the RNN-T loss; it must be one of {known}")
+            raise ValueError(
+                f"{name!r} is not an option of the RNN-T loss; it must be one of {known}"
+            )
     return functools.partial(parakeet_rnnt_loss, **options)

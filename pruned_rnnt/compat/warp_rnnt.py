@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 
 class WarpRnntError(ValueError, RuntimeError):
@@ -45,7 +45,7 @@ def rnnt_loss(
         blank: the blank symbol. With compact, -1 - b stands for blank b, as in warp_rnnt's
             gathering mode.
         gather: accepts log_probs that are not contiguous, as in warp_rnnt. It has no other effect:
-            the loss never holds more than two values of a node beside the gradient.
+            the loss never stores more than two values per node beside the gradient.
         fastemit_lambda: scales the gradient through labels by 1 + fastemit_lambda.
         compact: log_probs and labels are packed.
 
@@ -75,7 +75,7 @@ def rnnt_loss(
             _check(log_probs.shape[3] == 2, "xs must have values only for blank and label")
             labels = torch.ones_like(labels)
             blank = 0
-    costs = losses.rnnt_loss(
+    costs = pruned_rnnt.rnnt_loss(
         log_probs,
         labels,
         frames_lengths,
@@ -159,7 +159,7 @@ def _check_tensors(xs: Tensor, ys: Tensor, xn: Tensor, yn: Tensor) -> None:
     _check(xs.dtype == torch.float32, "xs must be a Float tensor")
     for name in ("ys", "xn", "yn"):
         _check(named[name].dtype == torch.int32, f"{name} must be a Int tensor")
-    # All on the CPU is welcome here; a mixture is what warp_rnnt's message is for.
+    # warp_rnnt refuses all CPU tensors; here only a mixture of devices raises its message.
     if any(tensor.device != xs.device for tensor in named.values()):
         for name, tensor in named.items():
             _check(tensor.is_cuda, f"{name} must be located in the CUDA")

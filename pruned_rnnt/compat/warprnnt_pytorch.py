@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 
 
 def rnnt_loss(
@@ -28,18 +28,18 @@ def rnnt_loss(
         act_lens, label_lens: (N,) integers.
         blank: the blank symbol.
         reduction: 'mean' (over utterances), 'sum', or 'none' or None.
-        fastemit_lambda: scales the gradient through labels by 1 + fastemit_lambda, also where it
-            goes on through the softmax; the loss stays.
+        fastemit_lambda: scales the gradient through labels, including their part of the softmax's
+            gradient, by 1 + fastemit_lambda; the loss does not change.
 
     Returns:
         (1,) for 'mean' and 'sum', else (N,); float64 for float64 acts, else float32.
 
     Raises:
-        ValueError: another reduction, and what `pruned_rnnt.rnnt_loss` refuses.
+        ValueError: another reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     if reduction not in ("mean", "sum", "none", None):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
-    costs = losses.rnnt_loss(
+    costs = pruned_rnnt.rnnt_loss(
         acts,
         labels,
         act_lens,
@@ -54,8 +54,8 @@ def rnnt_loss(
 class RNNTLoss(torch.nn.Module):
     """`rnnt_loss` as a module; the arguments are those of the function.
 
-    Name reduction and fastemit_lambda in the call: the forks of warp-transducer that have both do
-    not agree on which comes first.
+    Pass reduction and fastemit_lambda by name: the forks of warp-transducer that have both differ
+    in their order.
     """
 
     def __init__(
@@ -68,11 +68,5 @@ class RNNTLoss(torch.nn.Module):
 
     def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
         return rnnt_loss(
-            acts,
-            labels,
-            act_lens,
-            label_lens,
-            self.blank,
-            self.reduction,
-            self.fastemit_lambda,
+            acts, labels, act_lens, label_lens, self.blank, self.reduction, self.fastemit_lambda
         )

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    INTEGERS,
+    Sizes,
+    check_batch,
     check_floating,
+    check_integers,
+    check_options,
     check_rnnt_type,
     check_s_range,
     check_same,
     check_shape,
     check_tensor,
-    check_utterances,
     first_bad,
     readable,
 )
@@ -38,10 +40,10 @@ def prune_bounds(
     exact: bool = False,
     validate: bool = False,
 ) -> Bounds:
-    """The s_range columns of each frame that hold the most probability (arXiv 2206.13236).
+    """The s_range columns of each frame with the most probability (arXiv 2206.13236).
 
     The band starts at column 0, never moves down, moves up by at most s_range - 1 columns a frame
-    (`regular`; else 1) and ends at the last column, so that it always holds a path.
+    (`regular`; else 1) and ends at the last column, so that it always has a path.
 
     Args:
         occupancy: of the simple loss; emit and blank (N, T, U+1).
@@ -50,15 +52,15 @@ def prune_bounds(
         rnnt_type: that of the losses.
         exact: choose the band that retains the most under these constraints, by dynamic
             programming, instead of adjusting the best window of each frame.
-        validate: on other devices than the CPU, wait and check values as on the CPU.
+        validate: on other devices than the CPU, synchronize and check values as on the CPU.
 
     Returns:
         Bounds: start (N, T) int32 and s_range.
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: what does not fit; on the CPU or with validate also an utterance whose symbols
-            do not fit into any band of that width, s_range < ceil(U_n / T_n) + 1 (`regular`).
+        TypeError: an argument of the wrong type.
+        ValueError: an argument that does not fit; on the CPU or with validate also an utterance
+            without a band of that width, s_range < ceil(U_n / T_n) + 1 (`regular`).
     """
     if not isinstance(occupancy, tuple) or len(occupancy) != 2:
         raise TypeError(
@@ -77,20 +79,10 @@ def prune_bounds(
     targets = torch.empty((batch, columns - 1), dtype=torch.int32, device=emit.device)
     if readable(validate, targets):
         targets.zero_()
-    utterances = check_utterances(
-        targets,
-        logit_lengths,
-        target_lengths,
-        batch=batch,
-        frames=frames,
-        symbols=columns - 1,
-        vocabulary=2,
-        blank=1,
-        rnnt_type=kind,
-        device=emit.device,
-        validate=validate,
-        source="occupancy",
-    )
+    sizes, options = Sizes(batch, frames, columns - 1, 2), check_options(1, 2, rnnt_type)
+    given = (targets, logit_lengths, target_lengths)
+    checked = check_batch(*given, sizes, options, emit.device, "occupancy", validate)
+    utterances = checked.on_device()
     lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
     if readable(validate, *lengths):
         check_band_width(lengths, s_range, kind)
@@ -107,10 +99,10 @@ def chosen_bounds(
 
 
 def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:
-    """Every utterance has a band of that width (`regular`; the others have one where they have a
-    path at all)."""
+    """Every utterance has a band of that width. (Only `regular` needs the check: in other
+    topologies every utterance that has a path also has a band.)"""
     frames_N, symbols_N = (x.tolist() for x in lengths)
-    # Nearly always one comparison does for all.
+    # In nearly all batches this one comparison is enough.
     if rnnt_type != REGULAR or (s_range - 1) * min(frames_N) >= max(symbols_N):
         return
     for n, (frames, symbols) in enumerate(zip(frames_N, symbols_N, strict=True)):
@@ -122,7 +114,7 @@ def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: in
 
 
 def check_bounds_type(bounds: Bounds) -> None:
-    """TypeError for what is no Bounds, for instance k2's ranges."""
+    """TypeError unless bounds is a Bounds, for instance for k2's ranges."""
     if not isinstance(bounds, Bounds):
         raise TypeError(
             f"bounds is a {type(bounds).__name__}; it must be the Bounds that prune_bounds returns"
@@ -133,10 +125,9 @@ def check_bounds_type(bounds: Bounds) -> None:
 def check_bounds(
     bounds: Bounds, utterances: Utterances, frames: int | None, rnnt_type: int, validate: bool
 ) -> Bounds:
-    """bounds with start int32 and contiguous; where readable, each band holds a path."""
+    """bounds with start int32 and contiguous; if readable, checks that each band has a path."""
     start, s_range = bounds
-    if start.dtype not in INTEGERS:
-        raise ValueError(f"bounds.start is {start.dtype}; it must be int32 or int64")
+    check_integers("bounds.start", start)
     if start.dim() != 2:
         raise ValueError(f"bounds.start has shape {tuple(start.shape)}; it must be (N, T)")
     batch, device = utterances.targets.shape[0], utterances.targets.device
@@ -178,7 +169,7 @@ def _has_path(
     low_N, high_N, top_N = (x.gather(1, last)[:, 0] for x in (low, high, top))
     arrives = (low_N <= target_lengths) & (target_lengths <= high_N)
     if rnnt_type in (MODIFIED, CONSTRAINED):
-        # The last symbol may be what leaves the last frame.
+        # The last frame may be left by the last symbol.
         below = (low_N < target_lengths) & (target_lengths <= high_N + 1)
         arrives |= below if rnnt_type == MODIFIED else below & (target_lengths <= top_N)
     connected = ((meets & (start >= 0)) | (t >= logit_lengths[:, None])).all(1)
@@ -194,10 +185,10 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
 
     Returns:
         PrunedInputs: am (N, T, S, D), a view, and lm (N, T, S, D') with
-        lm[n, t, j] = lm[n, start[n, t] + j], zeros where that lies beyond U.
+        lm[n, t, j] = lm[n, start[n, t] + j], zeros beyond U.
 
     Raises:
-        TypeError: an argument of another type.
+        TypeError: an argument of the wrong type.
         ValueError: shapes, dtypes or devices that do not fit.
     """
     check_floating("am", am, "(N, T, D)", 3)

@@ -1,17 +1,18 @@
-"""The border: what every loss checks about its arguments, once, in the caller's words.
+"""The checks that every loss makes of its arguments, in the caller's words.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
 
-Shapes, dtypes, devices and scalars are always checked, without touching data. Lengths, targets
-and whether an utterance has a path are checked where they can be read without waiting: on the
-CPU. On other devices such an utterance gets a loss of +inf and a gradient of 0, unless
-validate=True asks to wait and check; the same holds for all devices inside torch.compile.
+Shapes, dtypes, devices and scalars are always checked, without reading data. Lengths, targets and
+whether an utterance has a path are checked on the CPU, where that needs no synchronization. On
+other devices such an utterance gets a loss of +inf and a gradient of 0, unless validate=True
+requests the synchronization and the checks; this also applies to all devices in torch.compile.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from pruned_rnnt.ops.common.saturated import as_int32
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 REDUCTIONS = ("none", "mean", "sum")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -28,9 +30,16 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def check_tensor(name: str, x: object) -> None:
-    """TypeError for lists, arrays and whatever else has no dtype and device of torch's."""
+    """TypeError for a list, an array or anything else that is not a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+
+
+def check_integers(name: str, x: object) -> None:
+    check_tensor(name, x)
+    assert isinstance(x, Tensor)
+    if x.dtype not in INTEGERS:
+        raise ValueError(f"{name} is {x.dtype}; it must be int32 or int64")
 
 
 def check_floating(name: str, x: Tensor, shape: str, dims: int) -> None:
@@ -56,15 +65,27 @@ def check_shape(name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> N
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
 
 
+def check_am_lm(am: Tensor, lm: Tensor, width: str) -> None:
+    """am (N, T, width) and lm (N, U+1, width), at least one row, on one device."""
+    check_floating("am", am, f"(N, T, {width})", 3)
+    check_floating("lm", lm, f"(N, U+1, {width})", 3)
+    check_same("lm", lm, "am", am)
+    shape = (am.shape[0], max(lm.shape[1], 1), am.shape[2])
+    check_shape("lm", lm, shape, f"(N, U+1, {width}) by the shape of am")
+
+
+def check_one_of(name: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; it must be one of {list(choices)}")
+
+
 def check_rnnt_type(rnnt_type: str) -> int:
-    if rnnt_type not in RNNT_TYPES:
-        raise ValueError(f"rnnt_type is {rnnt_type!r}; it must be one of {list(RNNT_TYPES)}")
+    check_one_of("rnnt_type", rnnt_type, RNNT_TYPES)
     return RNNT_TYPES[rnnt_type]
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
+    check_one_of("reduction", reduction, REDUCTIONS)
 
 
 def check_blank(blank: int, vocabulary: int) -> int:
@@ -91,26 +112,23 @@ def check_finite(name: str, value: float) -> float:
 
 
 def check_options(
-    *,
     blank: int,
     vocabulary: int,
-    rnnt_type: str,
-    reduction: str,
-    delay_penalty: float,
-    fastemit_lambda: float,
-    clamp: float | None,
-    hat: bool,
+    rnnt_type: str = "regular",
+    delay_penalty: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    clamp: float | None = None,
+    hat: bool = False,
     from_log_probs: bool = False,
 ) -> LossOptions:
     """The scalar arguments that the losses of logits share."""
-    check_reduction(reduction)
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
     if clamp is not None and not clamp > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
     return LossOptions(
         blank=check_blank(blank, vocabulary),
-        mode=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
+        normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),
         fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
@@ -132,9 +150,7 @@ def _lengths(
         if full is None:
             raise ValueError(f"{name} is missing; packed rows need it")
         return torch.full((batch,), full, dtype=torch.int32, device=device)
-    check_tensor(name, lengths)
-    if lengths.dtype not in INTEGERS:
-        raise ValueError(f"{name} is {lengths.dtype}; it must be int32 or int64")
+    check_integers(name, lengths)
     check_shape(name, lengths, (batch,), "(N,)")
     if lengths.device.type != "cpu" and lengths.device != device:
         raise ValueError(f"{name} is on {lengths.device}; it must be on {device} or the CPU")
@@ -142,66 +158,61 @@ def _lengths(
 
 
 def readable(validate: bool, *tensors: Tensor | None) -> bool:
-    """Whether values may be looked at: without waiting, or because the caller asked to."""
+    """True if values may be read: on the CPU, or because of validate."""
     if torch.compiler.is_compiling():
         return False
     return validate or all(x is None or x.device.type == "cpu" for x in tensors)
+
+
+class Sizes(NamedTuple):
+    """The sizes that targets and lengths must fit: batch N, frames T, symbols U, vocabulary V.
+
+    None where packed rows leave a size open: then any N and U will do, and logit_lengths has no
+    upper bound.
+    """
+
+    batch: int | None
+    frames: int | None
+    symbols: int | None
+    vocabulary: int
 
 
 def check_batch(
     targets: Tensor,
     logit_lengths: Tensor | None,
     target_lengths: Tensor | None,
-    *,
-    batch: int | None,
-    frames: int | None,
-    symbols: int | None,
-    vocabulary: int,
-    blank: int,
-    rnnt_type: int,
+    sizes: Sizes,
+    options: LossOptions | SimpleOptions,
     device: torch.device,
-    validate: bool,
     source: str,
+    validate: bool = False,
 ) -> Utterances:
-    """Targets and lengths against the sizes of `source`, the argument that they belong to; lengths
-    stay on the CPU if both are there.
-
-    For packed rows, which do not tell: batch and symbols None take any N and U, frames None bounds
-    logit_lengths from below only.
-    """
-    check_tensor("targets", targets)
-    if targets.dtype not in INTEGERS:
-        raise ValueError(f"targets is {targets.dtype}; it must be int32 or int64")
+    """Targets and lengths against the sizes and the device of `source`, the name of the argument
+    that they belong to. Lengths stay on the CPU if both are there."""
+    check_integers("targets", targets)
     if targets.dim() != 2:
         raise ValueError(f"targets has shape {tuple(targets.shape)}; it must be (N, U)")
     if targets.device != device:
         raise ValueError(f"targets is on {targets.device} but {source} on {device}")
-    batch = targets.shape[0] if batch is None else batch
-    symbols = targets.shape[1] if symbols is None else symbols
+    frames = sizes.frames
+    batch = targets.shape[0] if sizes.batch is None else sizes.batch
+    symbols = targets.shape[1] if sizes.symbols is None else sizes.symbols
     check_shape("targets", targets, (batch, symbols), f"(N, U) by the shape of {source}")
     logit_lengths = _lengths("logit_lengths", logit_lengths, frames, batch, device)
     target_lengths = _lengths("target_lengths", target_lengths, symbols, batch, device)
-    host = None
-    if logit_lengths.device.type == "cpu" and target_lengths.device.type == "cpu":
-        host = (logit_lengths, target_lengths)
-    if readable(validate, logit_lengths, target_lengths):
-        _check_lengths(logit_lengths, target_lengths, frames, symbols, rnnt_type, source)
-        if readable(validate, targets) and symbols > 0:
-            _check_symbols(targets, target_lengths, vocabulary, blank)
     lengths = (logit_lengths, target_lengths)
-    if host is None:
-        frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
-        lengths = (frames_N, symbols_N)
-    return Utterances(as_int32(targets), *lengths, host)
-
-
-def check_utterances(targets: Tensor, *lengths: Tensor | None, **sizes: Any) -> Utterances:
-    """check_batch, with the lengths on the losses' device."""
-    return check_batch(targets, *lengths, **sizes).on_device()
+    if readable(validate, *lengths):
+        _check_lengths(*lengths, frames, symbols, options.rnnt_type, source)
+        if readable(validate, targets) and symbols > 0:
+            _check_symbols(targets, target_lengths, sizes.vocabulary, options.blank)
+    if all(x.device.type == "cpu" for x in lengths):
+        return Utterances(as_int32(targets), *lengths, lengths)
+    frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
+    return Utterances(as_int32(targets), frames_N, symbols_N, None)
 
 
 def first_bad(bad_N: Tensor) -> int | None:
-    """The first utterance marked, or None; waits for the device."""
+    """The first marked utterance, or None; synchronizes with the device."""
     return int(bad_N.int().argmax()) if bool(bad_N.any()) else None
 
 
@@ -213,7 +224,7 @@ def _check_lengths(
     rnnt_type: int,
     source: str,
 ) -> None:
-    # As numbers of Python: a dozen tensor operations on a few lengths take longer than the check.
+    # In Python: a dozen tensor operations on a few lengths take longer than this check.
     frames_N, symbols_N = logit_lengths.tolist(), target_lengths.tolist()
     most = frames if frames is not None else torch.iinfo(torch.int32).max
     if frames_N and not 1 <= min(frames_N) <= max(frames_N) <= most:

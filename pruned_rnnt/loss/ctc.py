@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    check_blank,
+    Sizes,
+    check_batch,
     check_floating,
+    check_options,
     check_reduction,
-    check_utterances,
     reduced,
 )
-from pruned_rnnt.ops.common.library import REGULAR
+from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 
 
@@ -32,44 +33,35 @@ def ctc_loss(
     """Connectionist temporal classification with warp-ctc's contract (Graves et al. 2006).
 
     Args:
-        logits: (N, T, V), unnormalised activations; log-probabilities give the same, for
-            normalising them again changes nothing. Padding may hold anything.
-        targets: (N, U) integers in 0..V-1, not the blank; padding may hold anything.
+        logits: (N, T, V), unnormalised; log-probabilities give the same result. Padding may have
+            any values.
+        targets: (N, U) integers in 0..V-1, not the blank; padding may have any values.
         logit_lengths, target_lengths: (N,) integers; default T and U.
         blank: column of the blank; negative counts from the end.
         reduction: `none`, `mean` (over utterances) or `sum`.
-        validate: on other devices than the CPU, wait and check values as on the CPU.
+        validate: on other devices than the CPU, synchronize and check values as on the CPU.
 
     Returns:
         (N,) or a scalar; an utterance without a path (too few frames for its targets, or -inf in
         all paths) has loss 0 and gradient 0. float64 for float64 logits, else float32.
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: what does not fit, by name.
+        TypeError: an argument of the wrong type.
+        ValueError: names the argument that does not fit.
     """
     check_floating("logits", logits, "(N, T, V)", 3)
     check_reduction(reduction)
-    batch, frames, vocabulary = logits.shape
-    blank = check_blank(blank, vocabulary)
-    utterances = check_utterances(
-        targets,
-        logit_lengths,
-        target_lengths,
-        batch=batch,
-        frames=frames,
-        symbols=None,
-        vocabulary=vocabulary,
-        blank=blank,
-        rnnt_type=REGULAR,
-        device=logits.device,
-        validate=validate,
-        source="logits",
-    )
-    # Padding may hold anything here, but not in torch's op.
+    size, frames, vocabulary = logits.shape
+    options = check_options(blank, vocabulary)
+    sizes = Sizes(size, frames, None, vocabulary)
+    batch = (targets, logit_lengths, target_lengths)
+    checked = check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    utterances = checked.on_device()
+    # torch's op reads padding, which may have any values.
     used = torch.arange(targets.shape[1], device=targets.device)
     within = used < utterances.target_lengths[:, None]
-    symbols = utterances.targets.long().masked_fill(~within, 0 if blank else vocabulary - 1)
+    unused = 0 if options.blank else vocabulary - 1
+    symbols = utterances.targets.long().masked_fill(~within, unused)
     lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
-    loss = ctc_losses(logits, symbols, lengths[0].long(), lengths[1].long(), blank)
-    return reduced(loss, reduction)
+    texts = TargetsAndLengths(symbols, *(x.long() for x in lengths))
+    return reduced(ctc_losses(logits, texts, options.blank), reduction)

@@ -1,22 +1,27 @@
 """The transducer loss of logits over the whole lattice.
 
-Axes: N batch, T frames, U symbols, V vocabulary.
+Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from pruned_rnnt.loss.bounds import check_bounds
 from pruned_rnnt.loss.checks import (
+    Sizes,
+    check_batch,
     check_floating,
     check_options,
+    check_reduction,
+    check_shape,
     check_tensor,
-    check_utterances,
     reduced,
 )
 from pruned_rnnt.loss.packing import given_packed_rows
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
-from pruned_rnnt.ops.joiner.row_loss import row_loss
+from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss
 
 
 def rnnt_loss(
@@ -42,7 +47,7 @@ def rnnt_loss(
         logits: (N, T, U+1, V), float64, float32, float16 or bfloat16; or packed,
             (sum T_n (U_n+1), V): the rows of each utterance's own lattice, frame by frame, one
             utterance after the other (packed_row_splits). Log-probabilities, with from_log_probs.
-        targets: (N, U) integers in 0..V-1, not the blank; padding may hold anything.
+        targets: (N, U) integers in 0..V-1, not the blank; padding may have any values.
         logit_lengths, target_lengths: (N,) integers, on the device of logits or the CPU. The
             default is T and U; packed logits need logit_lengths.
         blank: column of the blank; negative counts from the end.
@@ -57,61 +62,64 @@ def rnnt_loss(
         clamp: bound of each element of d loss_n / d logits, applied before the incoming gradient.
         hat: blank is a Bernoulli variable, symbols share the rest (HAT, arXiv 2003.07705).
         reduction: `none`, `mean` (over utterances) or `sum`.
-        in_place: write the gradient over the logits, which saves their size in memory; logits
-            must then not be used after the backward pass.
-        validate: on other devices than the CPU, wait and check values as on the CPU.
+        in_place: write the gradient over the logits, which saves as much memory as they take;
+            logits must not be used after the backward pass.
+        validate: on other devices than the CPU, synchronize and check values as on the CPU.
 
     Returns:
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        TypeError: an argument that must be a tensor and is none.
-        ValueError: what does not fit, by name. Values (lengths, targets, an utterance without a
-            path) are checked on the CPU or with validate; elsewhere the loss of such an utterance
-            is +inf and its gradient 0.
+        TypeError: an argument that must be a tensor and is not.
+        ValueError: names the argument that does not fit. Values (lengths, targets, an utterance
+            without a path) are checked on the CPU or with validate; otherwise the loss of such an
+            utterance is +inf and its gradient 0.
     """
-    check_tensor("logits", logits)
-    packed = logits.dim() == 2
-    check_floating("logits", logits, "(N, T, U+1, V) or packed (rows, V)", 2 if packed else 4)
-    vocabulary = logits.shape[-1]
+    V = check_logits(logits, "U+1", in_place)
+    check_reduction(reduction)
     options = check_options(
-        blank=blank,
-        vocabulary=vocabulary,
-        rnnt_type=rnnt_type,
-        reduction=reduction,
-        delay_penalty=delay_penalty,
-        fastemit_lambda=fastemit_lambda,
-        clamp=clamp,
-        hat=hat,
-        from_log_probs=from_log_probs,
+        blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
+    batch = (targets, logit_lengths, target_lengths)
+    return reduced(loss_of_logits(logits, batch, None, options, in_place, validate), reduction)
+
+
+def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:
+    """V of logits of four dimensions, the third of which is `columns` in words, or packed."""
+    check_tensor("logits", logits)
+    shape = f"(N, T, {columns}, V) or packed (rows, V)"
+    check_floating("logits", logits, shape, 2 if logits.dim() == 2 else 4)
     if in_place and not logits.is_contiguous():
         raise ValueError("in_place=True needs contiguous logits")
-    utterances = check_utterances(
-        targets,
-        logit_lengths,
-        target_lengths,
-        batch=None if packed else logits.shape[0],
-        frames=None if packed else logits.shape[1],
-        symbols=None if packed else logits.shape[2] - 1,
-        vocabulary=vocabulary,
-        blank=options.blank,
-        rnnt_type=options.rnnt_type,
-        device=logits.device,
-        validate=validate,
-        source="logits",
-    )
+    return logits.shape[-1]
+
+
+def loss_of_logits(
+    logits: Tensor,
+    batch: tuple[Tensor, Tensor | None, Tensor | None],
+    bounds: Bounds | None,
+    options: LossOptions,
+    in_place: bool,
+    validate: bool,
+) -> Tensor:
+    """(N,), over the whole lattice or inside bounds; batch: targets and lengths, unchecked."""
+    packed, vocabulary = logits.dim() == 2, logits.shape[-1]
+    sizes = Sizes(None, None, None, vocabulary)
+    if not packed:
+        size, frames, columns, _ = logits.shape
+        sizes = Sizes(size, frames, columns - 1 if bounds is None else None, vocabulary)
+        if bounds is not None:
+            shape = (size, frames, bounds.s_range, vocabulary)
+            check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
+    checked = check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    utterances = checked.on_device()
+    if bounds is not None:
+        bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
     if packed:
-        utterances, geometry = given_packed_rows(utterances, None, logits.shape[0], validate)
+        rows = given_packed_rows(utterances, bounds, logits.shape[0], validate)
     else:
-        geometry = RowGeometry(None, None, logits.shape[1], logits.shape[2])
-    loss = row_loss(
-        logits.contiguous().view(-1, vocabulary),
-        utterances.targets,
-        utterances.logit_lengths,
-        utterances.target_lengths,
-        geometry,
-        options,
-        in_place,
-    )
-    return reduced(loss, reduction)
+        start = None if bounds is None else bounds.start
+        lengths = (utterances.logit_lengths, utterances.target_lengths)
+        rows = LatticeRows(*lengths, start, None, *logits.shape[1:3])
+    flat = logits.contiguous().view(-1, vocabulary)
+    return row_loss(flat, utterances.targets, rows, options, in_place)

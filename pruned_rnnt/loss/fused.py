@@ -1,4 +1,4 @@
-"""Joiner and transducer loss in one call, without ever storing all logits.
+"""Joiner and transducer loss in one call, which never stores all logits.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary.
 """
@@ -12,24 +12,21 @@ from torch import Tensor
 
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.checks import (
+    Sizes,
+    check_am_lm,
+    check_batch,
     check_floating,
+    check_one_of,
     check_options,
+    check_reduction,
     check_same,
     check_shape,
-    check_utterances,
     reduced,
 )
 from pruned_rnnt.loss.packing import own_rows
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import (
-    RowPlan,
-    RowProblem,
-    fused_loss,
-    padded_output,
-    row_plan,
-)
+from pruned_rnnt.ops.joiner.fused_joiner import RowProblem, fused_loss, padded_output, row_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
@@ -56,10 +53,10 @@ def rnnt_loss_fused(
 ) -> Tensor:
     """Loss of the logits act(am(t) + lm(u)) weight^T + bias, inside a band or everywhere.
 
-    The same number as rnnt_loss_pruned (or rnnt_loss) of those logits, which exist only a chunk at
-    a time and are computed again in the backward pass. Lengths on the CPU let padding be left out
-    of all products; lengths elsewhere are never waited for. Under autocast the products run in
-    its dtype.
+    Equals rnnt_loss_pruned (or rnnt_loss) of those logits, of which only one chunk at a time is
+    stored, and which the backward pass computes again. If both lengths are on the CPU, no product
+    includes padding; lengths on other devices cause no synchronization. Under autocast the products
+    run in its dtype.
 
     Args:
         am: (N, T, D) and lm: (N, U+1, D), the joiner's projected inputs.
@@ -74,47 +71,26 @@ def rnnt_loss_fused(
     Raises:
         TypeError, ValueError: as rnnt_loss and rnnt_loss_pruned.
     """
-    check_floating("am", am, "(N, T, D)", 3)
-    check_floating("lm", lm, "(N, U+1, D)", 3)
+    check_am_lm(am, lm, "D")
     check_floating("weight", weight, "(V, D)", 2)
-    batch, frames, width = am.shape
-    check_shape("lm", lm, (batch, max(lm.shape[1], 1), width), "(N, U+1, D) by the shape of am")
-    check_shape("weight", weight, (weight.shape[0], width), "(V, D) with the D of am")
+    (size, frames, width), vocabulary = am.shape, weight.shape[0]
+    check_shape("weight", weight, (vocabulary, width), "(V, D) with the D of am")
+    check_same("weight", weight, "am", am)
     if bias is not None:
         check_floating("bias", bias, "(V,)", 1)
+        check_same("bias", bias, "am", am)
+        check_shape("bias", bias, (vocabulary,), "(V,)")
     if bounds is not None:
         check_bounds_type(bounds)
-    for name, x in (("lm", lm), ("weight", weight), ("bias", bias)):
-        if x is not None:
-            check_same(name, x, "am", am)
-    if bias is not None:
-        check_shape("bias", bias, (weight.shape[0],), "(V,)")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; it must be one of {list(ACTIVATIONS)}")
+    check_one_of("activation", activation, ACTIVATIONS)
+    check_reduction(reduction)
     options = check_options(
-        blank=blank,
-        vocabulary=weight.shape[0],
-        rnnt_type=rnnt_type,
-        reduction=reduction,
-        delay_penalty=delay_penalty,
-        fastemit_lambda=fastemit_lambda,
-        clamp=clamp,
-        hat=hat,
+        blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat
     )
-    utterances = check_utterances(
-        targets,
-        logit_lengths,
-        target_lengths,
-        batch=batch,
-        frames=frames,
-        symbols=lm.shape[1] - 1,
-        vocabulary=weight.shape[0],
-        blank=options.blank,
-        rnnt_type=options.rnnt_type,
-        device=am.device,
-        validate=validate,
-        source="am and lm",
-    )
+    sizes = Sizes(size, frames, lm.shape[1] - 1, vocabulary)
+    batch = (targets, logit_lengths, target_lengths)
+    checked = check_batch(*batch, sizes, options, am.device, "am and lm", validate)
+    utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
     loss = checked_fused_loss(am, lm, weight, bias, utterances, bounds, activation, options)
@@ -136,47 +112,27 @@ def checked_fused_loss(
     am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
     bias = None if bias is None else bias.to(dtype)
     geometry, rows = own_rows(utterances, bounds, am.shape[1])
-    weight_padded, bias_padded = padded_output(weight, bias)
-    plan = joiner_plan(
-        geometry,
-        rows,
-        weight_padded,
-        utterances if bounds is None else None,
-        vocabulary=weight.shape[0],
-        activation=activation,
-        options=options,
-    )
-    lengths = (utterances.logit_lengths, utterances.target_lengths)
-    where = (utterances.targets, *lengths, *geometry[:2])
-    return fused_loss(RowProblem(am, lm, weight_padded, bias_padded, *where), plan)
-
-
-def joiner_plan(
-    geometry: RowGeometry,
-    rows: int,
-    weight: Tensor,
-    whole: Utterances | None,
-    *,
-    vocabulary: int,
-    activation: str,
-    options: LossOptions,
-) -> RowPlan:
-    """row_plan for an output layer (V', D); whole: of a whole lattice, None for a band."""
-    packed = whole is not None and geometry.row_splits is not None
-    return row_plan(
+    vocabulary = weight.shape[0]
+    weight, bias = padded_output(weight, bias)
+    ragged = bounds is None and geometry.row_splits is not None
+    plan = row_plan(
         geometry,
         rows,
         weight.shape[0] * weight.element_size(),
         weight.shape[1] * weight.element_size(),
-        whole.host_lengths if packed and whole is not None else None,
+        utterances.host_lengths if ragged else None,
         vocabulary,
         ACTIVATIONS[activation],
         options,
     )
+    problem = RowProblem(
+        am, lm, weight, bias, *utterances.tensors, geometry.start, geometry.row_splits
+    )
+    return fused_loss(problem, plan)
 
 
 def product_dtype(*factors: Tensor) -> torch.dtype:
-    """The dtype of products of these: autocast's, or the widest of theirs."""
+    """The dtype of a product: autocast's, or the widest of the factors'."""
     device = factors[0].device.type
     if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
         return torch.get_autocast_dtype(device)

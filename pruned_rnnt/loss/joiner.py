@@ -1,4 +1,4 @@
-"""The joiner: where encoder and predictor meet.
+"""The joiner, which combines the outputs of encoder and predictor.
 
 Axes: E encoder width, P predictor width, D joiner width, V vocabulary.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.loss.checks import check_one_of
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 
 class Joiner(nn.Module):
     """logits = output_linear(act(encoder_proj(encoder) + decoder_proj(predictor))).
 
-    The losses take its three layers apart; `forward` takes inputs that are already projected, so
-    that a search projects each frame and each predictor state once.
+    The losses use its three layers separately; `forward` takes inputs that are already projected,
+    so that a search projects each frame and each predictor state once.
 
     Args:
         encoder_dim, predictor_dim, joiner_dim, vocab_size: E, P, D and V.
@@ -31,8 +32,7 @@ class Joiner(nn.Module):
         activation: str = "tanh",
     ):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation is {activation!r}; it must be one of {list(ACTIVATIONS)}")
+        check_one_of("activation", activation, ACTIVATIONS)
         self.activation = activation
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim)
         self.decoder_proj = nn.Linear(predictor_dim, joiner_dim)
@@ -50,7 +50,7 @@ class Joiner(nn.Module):
 
 
 def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_size: int) -> None:
-    """ValueError for a joiner of other widths; layers that replace Linear need not name theirs."""
+    """ValueError for a joiner of other widths; layers without in_features and out_features pass."""
     for name, wanted, layer, size in (
         ("encoder_dim", encoder_dim, "encoder_proj", "in_features"),
         ("predictor_dim", predictor_dim, "decoder_proj", "in_features"),

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    INTEGERS,
     check_floating,
+    check_integers,
     check_rnnt_type,
     check_same,
     check_shape,
-    check_tensor,
     first_bad,
     readable,
 )
@@ -34,7 +33,7 @@ def mutual_information(
 ) -> MutualInformation:
     """log P of all paths through a lattice, given the log-probability of every arc.
 
-    The recurrence is stated in pruned_rnnt/ops/lattice/lattice.py.
+    pruned_rnnt/ops/lattice/lattice.py states the recurrence.
 
     Args:
         px: (N, U, T+1) for `regular`, whose last used column is normally -inf, else (N, U, T):
@@ -42,15 +41,15 @@ def mutual_information(
         py: (N, U+1, T), log-probability of blank at (u, t).
         boundary: (N, 4) integers [u_begin, t_begin, u_end, t_end]; default [0, 0, U, T].
         rnnt_type: as of rnnt_loss.
-        validate: on other devices than the CPU, wait and check boundary as on the CPU.
+        validate: on other devices than the CPU, synchronize and check boundary as on the CPU.
 
     Returns:
         MutualInformation: total (N,), -inf where there is no path, and the occupancies, shaped
         like px and py; float64 for float64 inputs, else float32.
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: shapes, dtypes, devices, or a boundary outside the lattice.
+        TypeError: an argument of the wrong type.
+        ValueError: shapes, dtypes or devices that do not fit, or a boundary outside the lattice.
     """
     check_floating("px", px, "(N, U, T+1) or (N, U, T)", 3)
     check_floating("py", py, "(N, U+1, T)", 3)
@@ -61,9 +60,7 @@ def mutual_information(
     meaning = f"(N, U, {'T+1' if kind == REGULAR else 'T'}) by the shape of py"
     check_shape("px", px, (batch, rows - 1, last), meaning)
     if boundary is not None:
-        check_tensor("boundary", boundary)
-        if boundary.dtype not in INTEGERS:
-            raise ValueError(f"boundary is {boundary.dtype}; it must be int32 or int64")
+        check_integers("boundary", boundary)
         check_shape("boundary", boundary, (batch, 4), "(N, 4)")
         if boundary.device.type != "cpu":
             check_same("boundary", boundary, "px", px)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import INTEGERS, check_tensor, readable
+from pruned_rnnt.loss.checks import check_integers, check_tensor, readable
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import RowGeometry, cumulated
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, RowGeometry, row_offsets
 from pruned_rnnt.ops.common.utterances import Utterances
 
 
@@ -25,7 +25,7 @@ def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
     """
     check_tensor("logit_lengths", logit_lengths)
     check_tensor("target_lengths", target_lengths)
-    return cumulated(logit_lengths.long() * (target_lengths.long() + 1))
+    return row_offsets(logit_lengths.long() * (target_lengths.long() + 1))
 
 
 def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> Tensor:
@@ -33,36 +33,35 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
 
     Args:
         row_splits: (N+1,) integers that start at 0 and do not decrease.
-        row_count: row_splits[-1] where it is known: spares a device the wait for it.
+        row_count: row_splits[-1] if it is known, which saves a synchronization with the device.
 
     Returns:
         (R,) of the dtype of row_splits; utterance n has row_splits[n+1] - row_splits[n] rows.
     """
-    check_tensor("row_splits", row_splits)
-    if row_splits.dtype not in INTEGERS or row_splits.dim() != 1 or row_splits.numel() < 1:
-        raise ValueError(
-            f"row_splits is {row_splits.dtype} of shape {tuple(row_splits.shape)}; it must be "
-            "integers (N+1,)"
-        )
-    utterances = torch.arange(
-        row_splits.numel() - 1, dtype=row_splits.dtype, device=row_splits.device
-    )
+    check_integers("row_splits", row_splits)
+    if row_splits.dim() != 1 or row_splits.numel() < 1:
+        raise ValueError(f"row_splits has shape {tuple(row_splits.shape)}; it must be (N+1,)")
+    utterances = torch.arange(row_splits.numel() - 1).to(row_splits)
     return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
+
+
+def _row_splits(lengths: tuple[Tensor, Tensor], bounds: Bounds | None) -> Tensor:
+    """row_splits of the whole lattice, or of the band."""
+    if bounds is None:
+        return packed_row_splits(*lengths)
+    return row_offsets(lengths[0].long() * bounds.s_range)
 
 
 def given_packed_rows(
     utterances: Utterances, bounds: Bounds | None, rows: int, validate: bool
-) -> tuple[Utterances, RowGeometry]:
-    """The geometry of packed logits that the caller gives: their rows must add up.
+) -> LatticeRows:
+    """The geometry of packed logits that the caller passes, whose rows must add up.
 
-    Where the lengths cannot be read, utterances that the rows do not cover lose their path.
+    If the lengths cannot be read, utterances beyond the last row get no frames, and so no path.
     """
-    columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
-    lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
-    if bounds is None:
-        splits = packed_row_splits(*lengths)
-    else:
-        splits = cumulated(lengths[0].long() * bounds.s_range)
+    targets, logit_lengths, target_lengths, host_lengths = utterances
+    lengths = host_lengths or (logit_lengths, target_lengths)
+    splits = _row_splits(lengths, bounds)
     if readable(validate, splits):
         if int(splits[-1]) != rows:
             formula = "logit_lengths * " + ("(target_lengths + 1)" if bounds is None else "s_range")
@@ -70,28 +69,24 @@ def given_packed_rows(
                 f"logits has {rows} packed rows, but the sum of {formula} is {int(splits[-1])}"
             )
         frames = int(lengths[0].max())
-        splits = splits.to(utterances.targets.device, non_blocking=True)
+        splits = splits.to(targets.device, non_blocking=True)
     else:
-        covered = splits[1:] <= rows
-        empty = torch.where(covered, utterances.logit_lengths, 0)
-        utterances = utterances._replace(logit_lengths=empty)
+        logit_lengths = torch.where(splits[1:] <= rows, logit_lengths, 0)
         frames = rows
     if bounds is None:
-        return utterances, RowGeometry(None, splits, frames, columns)
-    return utterances, RowGeometry(bounds.start, splits, bounds.start.shape[1], columns)
+        shape = (None, splits, frames, targets.shape[1] + 1)
+        return LatticeRows(logit_lengths, target_lengths, *shape)
+    start, s_range = bounds
+    return LatticeRows(logit_lengths, target_lengths, start, splits, start.shape[1], s_range)
 
 
 def own_rows(utterances: Utterances, bounds: Bounds | None, frames: int) -> tuple[RowGeometry, int]:
-    """The geometry for rows of our own making, and how many they are: packed where the host knows
-    the lengths, for then their number is known without waiting; else padded."""
-    columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
-    start = None if bounds is None else bounds.start
-    batch, device = utterances.targets.shape[0], utterances.targets.device
-    if utterances.host_lengths is None or torch.compiler.is_compiling():
-        return RowGeometry(start, None, frames, columns), batch * frames * columns
-    if bounds is None:
-        splits = packed_row_splits(*utterances.host_lengths)
-    else:
-        splits = cumulated(utterances.host_lengths[0].long() * columns)
-    rows = int(splits[-1])
-    return RowGeometry(start, splits.to(device, non_blocking=True), frames, columns), rows
+    """The geometry of rows that the losses make themselves, and the number of rows: packed if the
+    lengths are on the host, so that the number needs no synchronization; otherwise padded."""
+    targets, _, _, host_lengths = utterances
+    start, columns = (None, targets.shape[1] + 1) if bounds is None else bounds
+    if host_lengths is None or torch.compiler.is_compiling():
+        return RowGeometry(start, None, frames, columns), targets.shape[0] * frames * columns
+    splits = _row_splits(host_lengths, bounds)
+    on_device = splits.to(targets.device, non_blocking=True)
+    return RowGeometry(start, on_device, frames, columns), int(splits[-1])

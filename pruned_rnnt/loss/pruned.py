@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
-from pruned_rnnt.loss.checks import (
-    check_floating,
-    check_options,
-    check_shape,
-    check_tensor,
-    check_utterances,
-    reduced,
-)
-from pruned_rnnt.loss.packing import given_packed_rows
+from pruned_rnnt.loss.bounds import check_bounds_type
+from pruned_rnnt.loss.checks import check_options, check_reduction, reduced
+from pruned_rnnt.loss.full import check_logits, loss_of_logits
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
-from pruned_rnnt.ops.joiner.row_loss import row_loss
 
 
 def rnnt_loss_pruned(
@@ -54,56 +45,11 @@ def rnnt_loss_pruned(
     Raises:
         TypeError, ValueError: as rnnt_loss, and a band without a path.
     """
-    check_tensor("logits", logits)
+    V = check_logits(logits, "S", in_place)
     check_bounds_type(bounds)
-    packed = logits.dim() == 2
-    check_floating("logits", logits, "(N, T, S, V) or packed (rows, V)", 2 if packed else 4)
-    vocabulary = logits.shape[-1]
+    check_reduction(reduction)
     options = check_options(
-        blank=blank,
-        vocabulary=vocabulary,
-        rnnt_type=rnnt_type,
-        reduction=reduction,
-        delay_penalty=delay_penalty,
-        fastemit_lambda=fastemit_lambda,
-        clamp=clamp,
-        hat=hat,
-        from_log_probs=from_log_probs,
+        blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
-    if in_place and not logits.is_contiguous():
-        raise ValueError("in_place=True needs contiguous logits")
-    if not packed:
-        batch, frames, _, _ = logits.shape
-        shape = (batch, frames, bounds.s_range, vocabulary)
-        check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
-    utterances = check_utterances(
-        targets,
-        logit_lengths,
-        target_lengths,
-        batch=None if packed else logits.shape[0],
-        frames=None if packed else logits.shape[1],
-        symbols=None,
-        vocabulary=vocabulary,
-        blank=options.blank,
-        rnnt_type=options.rnnt_type,
-        device=logits.device,
-        validate=validate,
-        source="logits",
-    )
-    bounds = check_bounds(
-        bounds, utterances, None if packed else logits.shape[1], options.rnnt_type, validate
-    )
-    if packed:
-        utterances, geometry = given_packed_rows(utterances, bounds, logits.shape[0], validate)
-    else:
-        geometry = RowGeometry(bounds.start, None, logits.shape[1], bounds.s_range)
-    loss = row_loss(
-        logits.contiguous().view(-1, vocabulary),
-        utterances.targets,
-        utterances.logit_lengths,
-        utterances.target_lengths,
-        geometry,
-        options,
-        in_place,
-    )
-    return reduced(loss, reduction)
+    batch = (targets, logit_lengths, target_lengths)
+    return reduced(loss_of_logits(logits, batch, bounds, options, in_place, validate), reduction)

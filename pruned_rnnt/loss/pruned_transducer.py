@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
 from pruned_rnnt.loss.checks import (
+    Sizes,
     check_batch,
     check_floating,
     check_options,
+    check_reduction,
     check_s_range,
     check_same,
     check_shape,
@@ -90,11 +92,11 @@ class PrunedTransducerLoss(nn.Module):
         reduction: str = "mean",
     ):
         super().__init__()
+        check_reduction(reduction)
         self.options = check_options(
             blank=blank,
             vocabulary=vocab_size,
             rnnt_type=rnnt_type,
-            reduction=reduction,
             delay_penalty=delay_penalty,
             fastemit_lambda=fastemit_lambda,
             clamp=None,
@@ -170,15 +172,10 @@ class PrunedTransducerLoss(nn.Module):
             targets,
             logit_lengths,
             target_lengths,
-            batch=batch,
-            frames=frames,
-            symbols=rows - 1,
-            vocabulary=self.vocab_size,
-            blank=self.options.blank,
-            rnnt_type=self.options.rnnt_type,
-            device=encoder_out.device,
-            validate=False,
-            source="encoder_out and predictor_out",
+            Sizes(batch, frames, rows - 1, self.vocab_size),
+            self.options,
+            encoder_out.device,
+            "encoder_out and predictor_out",
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
@@ -318,6 +315,6 @@ class PrunedTransducerLoss(nn.Module):
             rnnt_type=self.rnnt_type,
             delay_penalty=self.options.delay_penalty,
             fastemit_lambda=self.options.fastemit_lambda,
-            hat=self.options.mode == HAT,
+            hat=self.options.normalization == HAT,
             reduction="none",
         )

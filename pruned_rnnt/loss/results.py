@@ -1,4 +1,4 @@
-"""What the losses return. All are named tuples, whatever the arguments were.
+"""The results of the losses, all named tuples.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
 """
@@ -25,7 +25,7 @@ class Occupancy(NamedTuple):
 
 
 class SimpleLoss(NamedTuple):
-    """loss: (N,) or a scalar, by reduction. occupancy: what prune_bounds chooses the band from."""
+    """loss: (N,) or a scalar, by reduction. occupancy: the argument of prune_bounds."""
 
     loss: Tensor
     occupancy: Occupancy
@@ -78,11 +78,11 @@ class UtteranceLosses(NamedTuple):
 
 
 class TransducerLosses(NamedTuple):
-    """Losses of PrunedTransducerLoss and what they were made with.
+    """Losses of PrunedTransducerLoss, with the band and the scales that they used.
 
     loss: simple_scale * simple_loss + pruned_scale * pruned_loss; all three (N,) or scalars, by
     the module's reduction.
-    utterances: the same of each utterance, for logs: whatever the reduction, and without gradient.
+    utterances: the same of each utterance, for logs: for every reduction, and without gradient.
     """
 
     loss: Tensor

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
-    check_blank,
-    check_finite,
-    check_floating,
+    Sizes,
+    check_am_lm,
+    check_batch,
+    check_options,
     check_reduction,
-    check_rnnt_type,
-    check_same,
-    check_utterances,
     reduced,
 )
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
@@ -39,12 +37,12 @@ def rnnt_loss_simple(
     reduction: str = "mean",
     validate: bool = False,
 ) -> SimpleLoss:
-    """Transducer loss of the logits am(t) + lm(u), without making them (arXiv 2206.13236).
+    """Transducer loss of the logits am(t) + lm(u), which are never stored (arXiv 2206.13236).
 
     With l, a the two scales, log-probabilities are
     (1 - l - a) log_softmax(am(t) + lm(u)) + l log_softmax(lm(u)) + a log_softmax(am(t) + log q),
-    where q is the mean of softmax(lm) over the batch's real positions. Right at any range of am
-    and lm.
+    where q is the mean of softmax(lm) over the batch's real positions. Correct for any range
+    of am and lm.
 
     Args:
         am: (N, T, V) and lm: (N, U+1, V), float64, float32, float16 or bfloat16, unnormalised.
@@ -58,45 +56,20 @@ def rnnt_loss_simple(
     Raises:
         TypeError, ValueError: as rnnt_loss.
     """
-    check_floating("am", am, "(N, T, V)", 3)
-    check_floating("lm", lm, "(N, U+1, V)", 3)
-    check_same("lm", lm, "am", am)
-    batch, frames, vocabulary = am.shape
-    if lm.shape[0] != batch or lm.shape[2] != vocabulary or lm.shape[1] < 1:
-        raise ValueError(
-            f"lm has shape {tuple(lm.shape)}; it must be (N, U+1, V) = ({batch}, U+1, "
-            f"{vocabulary}) by the shape of am"
-        )
+    check_am_lm(am, lm, "V")
     options = check_simple_options(
-        blank=blank,
-        vocabulary=vocabulary,
-        rnnt_type=rnnt_type,
-        lm_only_scale=lm_only_scale,
-        am_only_scale=am_only_scale,
-        delay_penalty=delay_penalty,
-        fastemit_lambda=fastemit_lambda,
+        blank, am.shape[2], rnnt_type, lm_only_scale, am_only_scale, delay_penalty, fastemit_lambda
     )
     check_reduction(reduction)
-    utterances = check_utterances(
-        targets,
-        logit_lengths,
-        target_lengths,
-        batch=batch,
-        frames=frames,
-        symbols=lm.shape[1] - 1,
-        vocabulary=vocabulary,
-        blank=options.blank,
-        rnnt_type=options.rnnt_type,
-        device=am.device,
-        validate=validate,
-        source="am and lm",
-    )
-    loss, occupancy = checked_simple_loss(am, lm, utterances, options)
+    size, frames, vocabulary = am.shape
+    sizes = Sizes(size, frames, lm.shape[1] - 1, vocabulary)
+    batch = (targets, logit_lengths, target_lengths)
+    checked = check_batch(*batch, sizes, options, am.device, "am and lm", validate)
+    loss, occupancy = checked_simple_loss(am, lm, checked.on_device(), options)
     return SimpleLoss(reduced(loss, reduction), occupancy)
 
 
 def check_simple_options(
-    *,
     blank: int,
     vocabulary: int,
     rnnt_type: str,
@@ -111,13 +84,14 @@ def check_simple_options(
             f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
             "least 0 and together at most 1"
         )
+    common = check_options(blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda)
     return SimpleOptions(
-        blank=check_blank(blank, vocabulary),
-        rnnt_type=check_rnnt_type(rnnt_type),
+        blank=common.blank,
+        rnnt_type=common.rnnt_type,
         lm_only_scale=float(lm_only_scale),
         am_only_scale=float(am_only_scale),
-        delay_penalty=check_finite("delay_penalty", delay_penalty),
-        fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
+        delay_penalty=common.delay_penalty,
+        fastemit_lambda=common.fastemit_lambda,
     )
 
 
@@ -126,12 +100,6 @@ def checked_simple_loss(
 ) -> SimpleLoss:
     """rnnt_loss_simple of checked arguments, without reduction."""
     dtype = torch.promote_types(am.dtype, lm.dtype)
-    loss, emit, blank = simple_loss(
-        am.to(dtype).contiguous(),
-        lm.to(dtype).contiguous(),
-        utterances.targets,
-        utterances.logit_lengths,
-        utterances.target_lengths,
-        options,
-    )
+    am, lm = (x.to(dtype).contiguous() for x in (am, lm))
+    loss, emit, blank = simple_loss(am, lm, utterances.tensors, options)
     return SimpleLoss(loss, Occupancy(emit, blank))

@@ -12,14 +12,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from pruned_rnnt.loss import (
-    Bounds,
-    Joiner,
-    Occupancy,
-    PrunedTransducerLoss,
-    ctc_loss,
-    rnnt_loss_fused,
-)
+from pruned_rnnt.loss.ctc import ctc_loss
+from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
+from pruned_rnnt.loss.results import Bounds, Occupancy
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder

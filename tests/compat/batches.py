@@ -59,7 +59,7 @@ def oracle_losses(
 ) -> Tensor:
     """Minus the log of the sum over all paths of each utterance, (N,), differentiable.
 
-    keep(n, t, u) says which nodes a band keeps; an arc out of another node is forbidden.
+    keep(n, t, u) is true for the nodes that a band keeps; arcs from other nodes are forbidden.
     """
     losses = []
     for n, (frames, symbols) in enumerate(lengths):

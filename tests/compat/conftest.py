@@ -1,4 +1,4 @@
-"""Tests that say what is installed: no import of the packages outlives them."""
+"""Fixtures for tests that replace installed packages: imports do not outlive a test."""
 
 import sys
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ _PACKAGES = ("k2", "torchaudio")
 
 @pytest.fixture
 def fresh_imports() -> Iterator[None]:
-    """compat asks anew whether the packages are there, during the test and after it."""
+    """compat imports the packages again in the test, and after it."""
     before = _imported()
-    installed._imported.cache_clear()
+    installed.imported_package.cache_clear()
     yield
     for name in _imported():
         del sys.modules[name]
     sys.modules.update(before)
-    installed._imported.cache_clear()
+    installed.imported_package.cache_clear()
 
 
 @pytest.fixture

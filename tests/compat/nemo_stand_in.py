@@ -24,7 +24,7 @@ class RNNTLossConfig:
 
 
 class RecordedLoss(torch.nn.Module):
-    """The loss of a name that NeMo knows itself; it only remembers how it was made."""
+    """A loss of NeMo's own; it only stores its arguments."""
 
     def __init__(self, loss_name: str, blank: int, kwargs: dict[str, Any] | None) -> None:
         super().__init__()

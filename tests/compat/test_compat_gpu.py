@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, batch
 from torch import Tensor
 
 from pruned_rnnt.compat import k2, k2_pruning, optimized_transducer, torchaudio, warp_rnnt
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, batch
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +35,7 @@ def test_k2_equals_the_cpu() -> None:
 
 
 def test_k2_needs_a_larger_s_range_on_the_gpu_too() -> None:
-    k2_pruning._warn_of_small_s_range.cache_clear()
+    k2_pruning.warn_of_small_s_range.cache_clear()
     boundary = torch.tensor([[0, 0, 9, 3]], device="cuda")
     px_grad, py_grad = torch.rand(1, 9, 4, device="cuda"), torch.rand(1, 10, 3, device="cuda")
     with pytest.warns(UserWarning, match="s_range=2 cannot reach"):
@@ -65,7 +65,7 @@ def other_losses(device: str) -> list[Tensor]:
     return [x.detach().cpu() for x in (*results, *gradients)]
 
 
-def test_the_others_equal_the_cpu() -> None:
+def test_other_losses_equal_the_cpu() -> None:
     for got, expected in zip(other_losses("cuda"), other_losses("cpu"), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 

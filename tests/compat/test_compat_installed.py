@@ -41,7 +41,7 @@ def test_classes_of_k2_are_names_without_k2() -> None:
 
 
 @pytest.mark.usefixtures("no_k2")
-def test_an_unknown_name_says_why() -> None:
+def test_unknown_names_raise_the_reason() -> None:
     with pytest.raises(AttributeError, match=r"has no 'ctc_topo' of its own, and k2, .* import"):
         _ = k2.ctc_topo
     assert not hasattr(k2, "ctc_topo")
@@ -71,8 +71,8 @@ def test_a_k2_that_cannot_be_loaded(
         _ = k2.ctc_topo
 
 
-def test_serving_as_k2_for_files_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What docs/compat.md shows for code that cannot be edited."""
+def test_replacing_k2_in_sys_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/compat.md shows this for code that cannot be edited."""
     monkeypatch.setitem(sys.modules, "k2", k2)
     monkeypatch.setitem(sys.modules, "k2.version", k2.version)
     names: dict[str, object] = {}
@@ -81,7 +81,7 @@ def test_serving_as_k2_for_files_that_import_it(monkeypatch: pytest.MonkeyPatch)
     assert served is k2
     assert served.RaggedTensor([[1], [2, 3]]).dim0 == 2
     assert names["text"] == k2.version.__version__
-    with pytest.raises(AttributeError, match=r"the name k2 stands for pruned_rnnt\.compat\.k2"):
+    with pytest.raises(AttributeError, match=r"the name k2 refers to pruned_rnnt\.compat\.k2"):
         _ = served.ctc_topo
 
 

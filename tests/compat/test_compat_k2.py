@@ -4,7 +4,10 @@ import inspect
 
 import pytest
 import torch
-from batches import (
+from torch import Tensor
+
+from pruned_rnnt.compat import k2
+from tests.compat.batches import (
     BLANK,
     FRAMES,
     LENGTHS,
@@ -14,9 +17,6 @@ from batches import (
     batch,
     oracle_losses,
 )
-from torch import Tensor
-
-from pruned_rnnt.compat import k2
 
 TYPES = ["regular", "modified", "constrained"]
 
@@ -174,7 +174,7 @@ BEGINS = torch.tensor([[1, 1, 3, 4], [0, 1, 2, 3], [0, 2, 0, 4], [0, 0, 1, 1]])
 
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
-def test_boundaries_that_begin_later(rnnt_type: str) -> None:
+def test_boundaries_with_an_offset(rnnt_type: str) -> None:
     """Cutting the lattice's beginning off by hand gives the same."""
     data = batch()
     ranges = torch.tensor([0, 1, 2, 3]).expand(4, 4, 4)

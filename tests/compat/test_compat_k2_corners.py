@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import torch
-from batches import BLANK, VOCABULARY, assert_same_gradients, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import fast_rnnt, k2
+from tests.compat.batches import BLANK, VOCABULARY, assert_same_gradients, batch, oracle_losses
 
 TYPES = ["regular", "modified", "constrained"]
 EVERY_COLUMN = torch.tensor([0, 1, 2, 3]).expand(4, 4, 4)
@@ -123,7 +123,7 @@ def test_symbols_without_frames_have_no_path() -> None:
             assert gradient.isfinite().all()
 
 
-def test_a_recursion_without_frames_takes_the_symbols() -> None:
+def test_a_box_without_frames_emits_its_symbols() -> None:
     """Of finite px at the frame after the last, which k2's recursion uses, too."""
     px = torch.arange(24.0).view(2, 3, 4).requires_grad_()
     py = torch.zeros(2, 4, 3)
@@ -192,7 +192,7 @@ def test_a_boundary_of_another_shape() -> None:
 
 
 def first_rule(px_grad: Tensor, py_grad: Tensor, length: int, symbols: int, s_range: int) -> list:
-    """First kept column of each frame of one utterance: windows by all that they hold."""
+    """First kept column of each frame of one utterance: windows by all their mass."""
     columns, frames = py_grad.shape
     regular = px_grad.shape[1] == frames + 1
     step = s_range - 1 if regular else 1

@@ -1,4 +1,4 @@
-"""compat.fast_rnnt beside fast_rnnt, which has k2's functions: same inputs, same numbers."""
+"""compat.fast_rnnt against fast_rnnt, which has k2's functions: same inputs, same numbers."""
 
 import pytest
 import torch
@@ -85,13 +85,13 @@ def test_log_probs(rnnt_type: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_pruned_losses(rnnt_type: str, s_range: int, seed: int) -> None:
     lm, am, symbols, boundary = example(seed)
-    # Soft scores: with sharp ones many windows hold all the mass. Their scores differ by less than
-    # 1e-5; k2 takes the largest, this package the middle one.
+    # Soft scores: with sharp ones many windows contain all the mass. Their scores differ by less
+    # than 1e-5; k2 takes the largest, this package the middle one.
     _, grads = ours.rnnt_loss_simple(
         0.3 * lm, 0.3 * am, symbols, 0, boundary, rnnt_type, return_grad=True
     )
     ranges = ours.get_rnnt_prune_ranges(*grads, boundary, s_range)
-    if rnnt_type == "regular":  # elsewhere symbols count beside blanks, on purpose
+    if rnnt_type == "regular":  # in other topologies symbols count, too, on purpose
         theirs = fast_rnnt.get_rnnt_prune_ranges(*grads, boundary, s_range)
         assert ranges.tolist() == theirs.tolist()
     both("do_rnnt_pruning", [am, lm], ranges)

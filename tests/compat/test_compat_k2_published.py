@@ -1,11 +1,11 @@
-"""What the test suites of k2 and fast_rnnt ask of the losses, with their examples and sizes."""
+"""The checks of k2's and fast_rnnt's test suites, with their examples and sizes."""
 
 import pytest
 import torch
-from batches import oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import fast_rnnt, k2
+from tests.compat.batches import oracle_losses
 
 TYPES = ["regular", "modified", "constrained"]
 # One utterance of 4 frames and 3 symbols; the blank is 2.
@@ -47,7 +47,7 @@ def test_the_small_example_without_symbols() -> None:
 
 
 @pytest.mark.parametrize("scales", [(0.0, 0.0), (0.0, 0.333), (0.2, 0.333)])
-def test_a_constant_in_a_frame_changes_nothing(scales: tuple[float, float]) -> None:
+def test_constants_added_to_a_frame_change_nothing(scales: tuple[float, float]) -> None:
     torch.manual_seed(0)
     lm, am = LM + torch.randn(1, 4, 1), AM + torch.randn(1, 4, 1)
     loss = k2.rnnt_loss_smoothed(LM, AM, SYMBOLS, 2, *scales)
@@ -96,7 +96,7 @@ def test_wider_bands_lose_less_and_the_widest_nothing(rnnt_type: str) -> None:
 
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
-def test_few_symbols_of_any_kind(rnnt_type: str) -> None:
+def test_few_symbols_in_every_topology(rnnt_type: str) -> None:
     """With s_range up to S + 1, and targets that may be the blank."""
     lm, am, _, boundary = random_batch([19, 12], [2, 1], 10, torch.float64)
     symbols = torch.tensor([[9, 3], [9, 9]])
@@ -116,7 +116,7 @@ def test_few_symbols_of_any_kind(rnnt_type: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:s_range=:UserWarning")
 @pytest.mark.parametrize("s_range", [2, 3, 4])
-def test_more_symbols_than_a_small_s_range_can_take(s_range: int) -> None:
+def test_more_symbols_than_a_small_s_range_allows(s_range: int) -> None:
     lm, am, symbols, boundary = random_batch([6, 3], [17, 9], 10, torch.float64)
     _, grads = k2.rnnt_loss_simple(lm, am, symbols, 9, boundary, return_grad=True)
     ranges = k2.get_rnnt_prune_ranges(*grads, boundary, s_range)

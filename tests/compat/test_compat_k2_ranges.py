@@ -85,7 +85,7 @@ def test_a_small_s_range_is_raised_with_one_warning() -> None:
     """9 symbols in 3 frames need 4 columns a frame."""
     px_grad, py_grad = torch.rand(1, 9, 4), torch.rand(1, 10, 3)
     boundary = torch.tensor([[0, 0, 9, 3]])
-    k2_pruning._warn_of_small_s_range.cache_clear()
+    k2_pruning.warn_of_small_s_range.cache_clear()
     with pytest.warns(UserWarning, match="s_range=2 cannot reach the last symbol") as caught:
         ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 2)
     assert caught[0].filename == __file__

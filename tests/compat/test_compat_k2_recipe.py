@@ -20,7 +20,7 @@ class Joiner(nn.Module):
 
 
 class Recipe(nn.Module):
-    """What stands between an encoder and a predictor on one side, two losses on the other."""
+    """The layers between encoder and predictor, and the two losses."""
 
     def __init__(self, size: int = 30) -> None:
         super().__init__()

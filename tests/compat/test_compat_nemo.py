@@ -4,15 +4,15 @@ import sys
 import types
 from typing import Any
 
-import nemo_numbers as numbers
-import nemo_stand_in
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.nemo_loss import NemoRNNTLoss
+from tests.compat import nemo_numbers as numbers
+from tests.compat import nemo_stand_in
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
 
@@ -164,7 +164,7 @@ def test_register_as_the_default(nemo: Any) -> None:
 
 
 class Joint:
-    """The properties of NeMo's RNNTJoint that tell which loss fits."""
+    """The properties of NeMo's RNNTJoint on which the choice of a loss depends."""
 
     num_classes_with_blank = 6
 

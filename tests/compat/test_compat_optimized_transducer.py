@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import BLANK, LENGTHS, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import optimized_transducer
+from tests.compat.batches import BLANK, LENGTHS, batch, oracle_losses
 
 # One symbol a frame and a last blank need more frames than symbols: the last utterance goes.
 RNA_LENGTHS = LENGTHS[:3]
@@ -52,7 +52,7 @@ def test_against_all_paths(one_sym_per_frame: bool, from_log_softmax: bool, redu
     torch.testing.assert_close(gradient, wanted.nan_to_num(0.0))
 
 
-def test_memory_of_logits_becomes_the_gradients() -> None:
+def test_gradient_overwrites_logits() -> None:
     logits, targets, frames, symbols = arguments(LENGTHS)
     rows = pack(logits.detach(), LENGTHS).requires_grad_()
     before = rows.detach().clone()
@@ -64,7 +64,7 @@ def test_memory_of_logits_becomes_the_gradients() -> None:
     torch.testing.assert_close(hidden.detach(), rows.grad)
 
 
-def test_log_probs_and_inference_leave_their_input_alone() -> None:
+def test_log_probs_and_inference_do_not_change_their_input() -> None:
     logits, targets, frames, symbols = arguments(LENGTHS)
     rows = pack(logits.detach(), LENGTHS).log_softmax(-1)
     before = rows.clone()

@@ -25,7 +25,7 @@ def test_from_lists() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [[]], [[], []]])
-def test_no_values(rows: list[list[int]]) -> None:
+def test_empty_ragged_tensors(rows: list[list[int]]) -> None:
     y = RaggedTensor(rows)
     assert y.tolist() == rows
     assert y.shape.row_splits(1).tolist() == [0] * (len(rows) + 1)
@@ -100,7 +100,7 @@ def test_cat() -> None:
         ([[[1]]], 2, "axis is 2; it must be 0 or 1"),
     ],
 )
-def test_cat_of_what_does_not_fit(srcs: list, axis: int, message: str) -> None:
+def test_cat_refuses_different_dtypes_or_rows(srcs: list, axis: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ragged.cat([RaggedTensor(rows) for rows in srcs], axis)
 
@@ -134,7 +134,7 @@ def test_equality_copies_and_files() -> None:
     assert y.to(torch.device("cpu")) == y
 
 
-def test_text() -> None:
+def test_repr() -> None:
     assert str(RaggedTensor([[1], [2, 3], []])) == (
         "RaggedTensor([[1],\n              [2, 3],\n              []], dtype=torch.int32)"
     )
@@ -150,7 +150,7 @@ def test_text() -> None:
         (torch.zeros(3), "data has 1 dimensions; without k2 it must have 2"),
     ],
 )
-def test_what_it_does_not_take(data: object, message: str) -> None:
+def test_unsupported_arguments_are_refused(data: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RaggedTensor(data)
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 from pruned_rnnt.compat import torchaudio
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 ONE = torch.tensor(
     [
@@ -154,7 +154,7 @@ def test_other_names_are_the_installed_torchaudios(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.usefixtures("fresh_imports")
 def test_a_torchaudio_for_another_torch_does_not_break_the_loss(tmp_path, monkeypatch) -> None:
-    """Beside a torch without CUDA its public wheel raises OSError, not ImportError."""
+    """With a torch without CUDA its public wheel raises OSError, not ImportError."""
     (tmp_path / "torchaudio.py").write_text("raise OSError('libc10_cuda.so')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
@@ -171,7 +171,7 @@ def loss_of(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_torchscript_runs_it_and_says_that_it_cannot_be_saved() -> None:
+def test_torchscript_runs_it_but_cannot_save_it() -> None:
     targets, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for scripted in (
         torch.jit.script(torchaudio.transforms.RNNTLoss(blank=0)), torch.jit.script(loss_of)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 from pruned_rnnt.compat import transformers_loss
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 LOSS_MODULE = "transformers.loss.loss_utils"
 
@@ -81,7 +81,7 @@ def test_reductions() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_register_serves_models_built_before(loss_utils: Any) -> None:
+def test_register_changes_existing_models(loss_utils: Any) -> None:
     model = Model(loss_utils)
     transformers_loss.register()
     expected = oracle_losses(batch().logits, batch().targets)
@@ -97,11 +97,11 @@ def test_options_reach_the_loss(loss_utils: Any) -> None:
     torch.testing.assert_close(value, oracle_losses(arguments["logits"], arguments["labels"]).sum())
     (gradient,) = torch.autograd.grad(value, arguments["logits"])
     assert gradient.abs().max() == 0.05
-    with pytest.raises(ValueError, match="'clip' is no option of the RNN-T loss"):
+    with pytest.raises(ValueError, match="'clip' is not an option of the RNN-T loss"):
         transformers_loss.register(clip=1)
 
 
-def test_use_serves_one_model(loss_utils: Any) -> None:
+def test_use_changes_one_model(loss_utils: Any) -> None:
     one, other = Model(loss_utils), Model(loss_utils)
     transformers_loss.use(one, reduction="mean_batch")
     arguments = call_arguments()

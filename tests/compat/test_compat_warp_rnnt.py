@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, batch, oracle_losses
 from torch import Tensor
 
 from pruned_rnnt.compat import warp_rnnt
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, batch, oracle_losses
 
 XN, YN = FRAMES.int(), SYMBOLS.int()
 
@@ -194,7 +194,7 @@ def test_float64_oracle_of_the_gradient() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_the_functions_that_are_applied() -> None:
+def test_apply_functions() -> None:
     log_probs, labels = example()
     arguments = (log_probs, labels, XN, YN)
     costs = warp_rnnt.RNNTLoss.apply(*arguments, BLANK, 0.25)

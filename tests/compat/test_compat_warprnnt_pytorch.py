@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 from torch import Tensor, nn
 
 from pruned_rnnt.compat import k2, warprnnt_pytorch
 from pruned_rnnt.compat.warprnnt_pytorch import RNNTLoss
+from tests.compat.batches import BLANK, FRAMES, SYMBOLS, assert_same_gradients, batch, oracle_losses
 
 # From the test of warp-transducer's torch binding.
 ACTS = torch.tensor(

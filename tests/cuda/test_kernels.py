@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
 from pruned_rnnt.ops.common.native import has_native_kernel
-from pruned_rnnt.ops.lattice.lattice import cut_memory
+from pruned_rnnt.ops.lattice.lattice import split_workspace
 from tests.ops.native_cases import (
     SHAPES,
     TOLERANCES,
@@ -107,7 +107,7 @@ def band_call(
     rows = start.numel() * columns
     px, py = log_softmax_like(2, rows, dtype=dtype)
     lengths = (batch.logit_lengths, batch.target_lengths)
-    work = cut_memory(px, batch.size, columns, batch.frames)
+    work = split_workspace(px, batch.size, columns, batch.frames)
     inputs = (px, py, *lengths, start, None, batch.frames, columns, rnnt_type, delay, work)
     outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
     return Call("band_lattice", inputs, outputs)

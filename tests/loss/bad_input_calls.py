@@ -1,4 +1,4 @@
-"""Every loss on one batch of good arguments, given by name so that a test can spoil one.
+"""Every loss on one batch of valid arguments by name, so that a test can change one.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
 """

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from loss_cases import Batch, make_batch
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
+from tests.loss.loss_cases import Batch, make_batch
 
 
 class LossCall(NamedTuple):

@@ -2,8 +2,8 @@
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
 
-The oracle sums over all paths one by one (lattice_paths.py); where there are too many, `twin_total`
-runs the recurrence in plain torch, one node at a time, and autograd gives its gradient.
+The oracle sums over all paths one by one (lattice_paths.py). For larger lattices `twin_total` runs
+the recurrence in plain torch, one node at a time, and autograd computes its gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,20 @@ from torch import Tensor
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RNNT_TYPES = ["regular", "modified", "constrained", "rna"]
-FAR = -1e30  # for -inf, whose gradient through logaddexp would be NaN
+FAR = -1e30  # replaces -inf, whose gradient through logaddexp would be NaN
+
+every_form = pytest.mark.parametrize(
+    "form",
+    [{}, {"from_log_probs": True}, {"hat": True}],
+    ids=["logits", "log_probs", "hat"],
+)
+every_layout = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+
+
+def tolerances(**tolerance: float) -> pytest.MarkDecorator:
+    """Parametrizes dtype and tolerance; the arguments are named like the dtypes of torch."""
+    rows = [(getattr(torch, name), value) for name, value in tolerance.items()]
+    return pytest.mark.parametrize(("dtype", "tolerance"), rows, ids=str)
 
 
 class Batch(NamedTuple):
@@ -54,6 +67,12 @@ def make_batch(frames_N: list[int], symbols_N: list[int], vocabulary: int, blank
     targets = torch.randint(0, vocabulary - 1, (len(frames_N), symbols))
     targets += targets >= blank
     return Batch(frames_N, symbols_N, targets, max(frames_N), symbols, vocabulary, blank)
+
+
+def random_logits(batch: Batch) -> Tensor:
+    """Leaf (N,T,U+1,V) in float64 on the CPU."""
+    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
+    return torch.randn(shape, dtype=torch.float64).requires_grad_()
 
 
 def has_path(frames: int, symbols: int, rnnt_type: str) -> bool:
@@ -152,3 +171,13 @@ def gradients(loss_N: Tensor, upstream: Tensor, *inputs: Tensor) -> list[Tensor]
     """Gradients of the weighted sum of losses, on the CPU in float64."""
     total = (loss_N * upstream.to(loss_N)).sum()
     return [grad.cpu().double() for grad in torch.autograd.grad(total, inputs, retain_graph=True)]
+
+
+def assert_same_loss_and_gradients(
+    loss_N: Tensor, expected_N: Tensor, upstream: Tensor, *inputs: Tensor
+) -> None:
+    """Losses on any device against losses on the CPU, with their gradients for inputs."""
+    torch.testing.assert_close(loss_N.cpu(), expected_N)
+    expected_grads = gradients(expected_N, upstream, *inputs)
+    for grad, expected in zip(gradients(loss_N, upstream, *inputs), expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected)

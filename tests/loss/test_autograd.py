@@ -1,10 +1,11 @@
-"""What every loss owes autograd: upstream gradients of any sign, graphs that are kept, refusal of
+"""Autograd of every loss: upstream gradients of any sign, graphs that are kept, refusal of
 second derivatives, gradients of a part of the inputs, torch.compile without a break."""
 
 import pytest
 import torch
-from loss_calls import NAMES, make_call
-from loss_cases import DEVICES
+
+from tests.loss.loss_calls import NAMES, make_call
+from tests.loss.loss_cases import DEVICES
 
 UPSTREAM = [[1.0, 1.0, 1.0], [-0.5, 0.0, 3.0], [0.0, 0.0, 0.0]]
 
@@ -83,7 +84,7 @@ def test_non_contiguous_inputs(name, device) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
-def test_no_gradient_wanted(name, device) -> None:
+def test_inputs_without_gradient(name, device) -> None:
     losses, inputs = make_call(name, device)
     with torch.no_grad():
         plain = losses(*inputs)

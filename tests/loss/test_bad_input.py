@@ -1,8 +1,10 @@
-"""What every loss says about shapes, dtypes, devices and scalars that do not fit, row by row."""
+"""The errors of every loss for shapes, dtypes, devices and scalars that do not fit."""
 
 import pytest
 import torch
-from bad_input_calls import (
+
+import pruned_rnnt
+from tests.loss.bad_input_calls import (
     CALLS,
     S,
     V,
@@ -21,17 +23,15 @@ from bad_input_calls import (
     simple,
 )
 
-import pruned_rnnt
-
 LENGTHS = ("logit_lengths", "target_lengths")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_arguments_are_good_before_they_are_spoilt(call) -> None:
+def test_unchanged_arguments_are_accepted(call) -> None:
     assert call(arguments()).float().isfinite().all()
 
 
-# --- shapes and dtypes: (call, argument, how it is spoilt, what the message says) ---------------
+# --- shapes and dtypes: (call, argument, how it is changed, words of the message) ---------------
 SHAPES_AND_DTYPES = [
     (full, "logits", lambda x: x[0], r"logits has shape \(6, 4, 7\); it must be \(N, T, U\+1, V\)"),
     (full, "logits", lambda x: x.long(), "logits is torch.int64; it must be float64, float32"),
@@ -131,7 +131,7 @@ def test_arrays_are_refused(call, name, argument) -> None:
     refused(call, changed(name, lambda x: x.numpy()), words, TypeError)
 
 
-def test_what_is_no_band_is_refused() -> None:
+def test_only_bounds_are_taken_for_a_band() -> None:
     a = arguments()
     ranges = pruned_rnnt.Bounds(a["start"], S).ranges
     words = "bounds is a Tensor; it must be the Bounds that prune_bounds returns"
@@ -186,7 +186,7 @@ def test_packed_band_must_add_up() -> None:
 
 
 def test_devices_must_agree() -> None:
-    """Seen without touching data: here the other device has none."""
+    """Checked without reading data: tensors on the meta device have none."""
     for call, name in ((simple, "lm"), (full, "targets"), (fused, "weight"), (prune, "start")):
         refused(call, changed(name, lambda x: x.to("meta")), f"{name} is on meta")
     refused(module, changed("lm", lambda x: x.to("meta")), "predictor_out is on meta")

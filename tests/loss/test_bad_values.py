@@ -1,11 +1,14 @@
-"""Lengths, targets and bands that cannot be: an error which names the utterance, or infinity."""
+"""Impossible lengths, targets and bands: an error that names the utterance, or infinity."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
-from bad_input_calls import (
+
+import pruned_rnnt
+from pruned_rnnt.ops.common.native import has_native_kernel
+from tests.loss.bad_input_calls import (
     LOSSES,
     V,
     arguments,
@@ -21,12 +24,9 @@ from bad_input_calls import (
     refused,
     simple,
 )
-from loss_cases import DEVICES
+from tests.loss.loss_cases import DEVICES
 
-import pruned_rnnt
-from pruned_rnnt.ops.common.native import has_native_kernel
-
-# --- values, which on the CPU name the utterance -------------------------------------------------
+# --- values: on the CPU the error names the utterance --------------------------------------------
 LENGTHS = [
     ("logit_lengths", [6, 7, 4], r"logit_lengths\[1\] is 7; .* at most 6, the frames of"),
     ("logit_lengths", [6, 0, 4], r"logit_lengths\[1\] is 0; it must be at least 1"),
@@ -51,7 +51,7 @@ def test_targets(call, symbol) -> None:
 
 
 @pytest.mark.parametrize("call", LOSSES)
-def test_targets_beyond_the_length_may_be_anything(call) -> None:
+def test_targets_beyond_the_length_have_no_effect(call) -> None:
     targets = arguments()["targets"]
     targets[1, 2] = targets[2, 0] = 10**6
     assert torch.equal(call(changed("targets", targets)), call(arguments()))
@@ -120,7 +120,7 @@ def test_boundary(boundary) -> None:
     refused(information, given, r"boundary\[2\] is .*0 <= u_begin <= u_end <= 3")
 
 
-# --- where values are not looked at: +inf and zero gradient, without a wait ---------------------
+# --- values that are not read: +inf and zero gradient, without synchronization -------------------
 SPOILT = [
     ("logit_lengths", torch.tensor([6, 7, 4])),
     ("logit_lengths", torch.tensor([6, 0, 4])),
@@ -141,14 +141,14 @@ SPOILT = [
 
 @contextmanager
 def unseen_values(device: str) -> Iterator[None]:
-    """Values are not looked at: on CUDA, where any wait is an error; on the CPU as inside
+    """Values are not read: on CUDA, where any synchronization is an error; on the CPU as inside
     torch.compile."""
     if device == "cpu":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
             yield
         return
-    # The fallback waits; the compiled kernels must not.
+    # The fallback synchronizes; the compiled kernels must not.
     mode = "error" if has_native_kernel("band_lattice", "cuda") else "default"
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode(mode)
@@ -199,7 +199,7 @@ def test_constrained_symbols_need_two_columns(s_range) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_packed_rows_that_do_not_cover_an_utterance(device) -> None:
+def test_too_few_packed_rows_for_an_utterance(device) -> None:
     given = changed("target_lengths", torch.tensor([3, 2, 3]))
     given["logits"] = packed(given["logits"])
     given = {key: x.to(device) for key, x in given.items()}
@@ -211,7 +211,7 @@ def test_packed_rows_that_do_not_cover_an_utterance(device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", [full, simple, pruned, fused, ctc])
 @pytest.mark.parametrize(("name", "value"), SPOILT)
-def test_validate_waits_and_raises(call, name, value) -> None:
+def test_validate_synchronizes_and_raises(call, name, value) -> None:
     given = {key: x.cuda() for key, x in changed(name, value).items()}
     with pytest.raises(ValueError, match="1"):
         call(given, validate=True)

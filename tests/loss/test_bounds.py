@@ -5,7 +5,11 @@ import math
 
 import pytest
 import torch
-from loss_cases import (
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt import Bounds, Occupancy
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
     Batch,
@@ -13,10 +17,6 @@ from loss_cases import (
     make_batch,
     reference_losses,
 )
-from torch import Tensor
-
-import pruned_rnnt
-from pruned_rnnt import Bounds, Occupancy
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +167,7 @@ def test_exact_is_the_optimum_over_all_bands(trial, s_range, rnnt_type, device) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
-def test_a_path_without_doubt_is_kept(rnnt_type, exact, device) -> None:
+def test_a_certain_path_is_kept(rnnt_type, exact, device) -> None:
     """Frames that surely emit have no blank mass in one-arc topologies, and still choose."""
     frames, symbols, s_range = 24, 8, 3
     path = [min(t // 2, symbols) for t in range(frames)]
@@ -204,7 +204,7 @@ def test_bounds_do_not_depend_on_the_padding(device) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_prune_gathers_and_its_gradient_adds_up(dtype, device) -> None:
+def test_prune_gathers_and_sums_gradients(dtype, device) -> None:
     start = torch.tensor([[0, 0, 2, 3], [0, 1, 1, 1]], dtype=torch.int32)
     bounds = Bounds(start.to(device), 3)
     am = torch.randn(2, 4, 6).to(device, dtype).requires_grad_()
@@ -230,7 +230,7 @@ def test_prune_gathers_and_its_gradient_adds_up(dtype, device) -> None:
 
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
 @pytest.mark.parametrize("s_range", [2, 3, 4])
-def test_a_band_is_refused_exactly_when_it_holds_no_path(s_range, rnnt_type) -> None:
+def test_bands_without_a_path_are_refused(s_range, rnnt_type) -> None:
     """Any band, also one that goes back or jumps; with log-probs of 0 the loss is finite where a
     path exists."""
     torch.manual_seed(s_range)

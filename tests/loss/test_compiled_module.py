@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from loss_cases import DEVICES, make_batch
 from torch import Tensor, nn
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss, TransducerLosses
+from tests.loss.loss_cases import DEVICES, make_batch
 
 E, P, D, V = 6, 5, 16, 12
 NUMBERS = ("loss", "simple_loss", "pruned_loss")
@@ -48,7 +48,7 @@ def compiled(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("joiner", ["fused", "stored"])
-def test_every_result_is_that_of_the_module_itself(joiner, reduction, device) -> None:
+def test_compiled_results_equal_eager_results(joiner, reduction, device) -> None:
     made = Joiner(E, P, D, V) if joiner == "fused" else StoredJoiner()
     module = PrunedTransducerLoss(made, E, P, V, s_range=3, reduction=reduction).to(device)
     arguments = example(device)
@@ -65,7 +65,7 @@ def test_every_result_is_that_of_the_module_itself(joiner, reduction, device) ->
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_loss_has_the_gradient_of_the_module_itself(name, device) -> None:
+def test_compiled_gradients_equal_eager_gradients(name, device) -> None:
     module = PrunedTransducerLoss(Joiner(E, P, D, V), E, P, V, s_range=3).to(device)
     arguments = example(device)
     inputs = [x.requires_grad_() for x in (*arguments[:2], *module.parameters())]

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from loss_cases import DEVICES, gradients, make_batch
 
 import pruned_rnnt
+from tests.loss.loss_cases import DEVICES, gradients, make_batch
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -15,7 +15,7 @@ def test_equals_torch_and_infeasible_utterances_cost_nothing(blank, device) -> N
     batch = make_batch([9, 7, 2, 5], [4, 3, 4, 0], 6, blank % 6)
     logits = (3 * torch.randn(4, 9, 6, dtype=torch.float64)).to(device).requires_grad_()
     targets = batch.targets.clone()
-    targets[3] = -7  # padding may hold anything
+    targets[3] = -7  # padding may have any values
     lengths = batch.lengths(device)
     loss = pruned_rnnt.ctc_loss(logits, targets.to(device), *lengths, blank=blank, reduction="none")
     expected = torch.nn.functional.ctc_loss(

@@ -2,26 +2,24 @@
 
 import pytest
 import torch
-from loss_cases import (
+
+import pruned_rnnt
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
+    assert_same_loss_and_gradients,
+    every_form,
+    every_layout,
     every_small_batch,
     gradients,
     make_batch,
     pack,
+    random_logits,
     reference_losses,
     reference_rows,
+    tolerances,
     twin_total,
 )
-
-import pruned_rnnt
-
-FORMS = [{}, {"from_log_probs": True}, {"hat": True}]
-
-
-def random_logits(batch, **kind) -> torch.Tensor:
-    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
-    return torch.randn(shape, dtype=torch.float64, **kind).requires_grad_()
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +28,8 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("form", FORMS, ids=["logits", "log_probs", "hat"])
+@every_layout
+@every_form
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
 @pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (3, 0.3), (-1, -0.2)])
 def test_value_and_gradient_are_those_of_all_paths(
@@ -42,7 +40,6 @@ def test_value_and_gradient_are_those_of_all_paths(
     expected = reference_losses(
         *reference_rows(logits, batch, **form), batch, rnnt_type, delay_penalty
     )
-    (expected_grad,) = gradients(expected, batch.upstream(), logits)
     given = pack(logits, batch) if packed else logits
     loss = pruned_rnnt.rnnt_loss(
         given.to(device),
@@ -54,9 +51,7 @@ def test_value_and_gradient_are_those_of_all_paths(
         reduction="none",
         **form,
     )
-    torch.testing.assert_close(loss.cpu(), expected)
-    (grad,) = gradients(loss, batch.upstream(), logits)
-    torch.testing.assert_close(grad, expected_grad)
+    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -66,7 +61,6 @@ def test_larger_lattices_equal_the_plain_torch_twin(rnnt_type, device) -> None:
     logits = random_logits(batch)
     rows = reference_rows(logits, batch)
     expected = reference_losses(*rows, batch, rnnt_type, total=twin_total)
-    (expected_grad,) = gradients(expected, batch.upstream(), logits)
     loss = pruned_rnnt.rnnt_loss(
         logits.to(device),
         batch.targets.to(device),
@@ -74,21 +68,11 @@ def test_larger_lattices_equal_the_plain_torch_twin(rnnt_type, device) -> None:
         rnnt_type=rnnt_type,
         reduction="none",
     )
-    torch.testing.assert_close(loss.cpu(), expected)
-    torch.testing.assert_close(gradients(loss, batch.upstream(), logits)[0], expected_grad)
+    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float64, 1e-10),
-        (torch.float32, 2e-5),
-        (torch.float16, 2e-3),
-        (torch.bfloat16, 1e-2),
-    ],
-    ids=str,
-)
+@tolerances(float64=1e-10, float32=2e-5, float16=2e-3, bfloat16=1e-2)
 def test_dtypes(dtype, tolerance, device) -> None:
     """The loss is float32 or float64; the gradient has the dtype of the logits and its rounding."""
     batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
@@ -109,7 +93,7 @@ def test_dtypes(dtype, tolerance, device) -> None:
 
 
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
-@pytest.mark.parametrize("form", FORMS, ids=["logits", "log_probs", "hat"])
+@every_form
 def test_gradcheck(form, rnnt_type) -> None:
     batch = make_batch([3, 4], [2, 1], 4, 1)
     logits = random_logits(batch)
@@ -188,7 +172,7 @@ def test_gradient_in_place(packed, device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
     logits = random_logits(batch).detach()
     clean = logits.clone().to(device).requires_grad_()

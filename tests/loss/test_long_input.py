@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from loss_cases import DEVICES
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.loss.results import Bounds
+from tests.loss.loss_cases import DEVICES
 
 # A frame's blanks have a mass of 1 (`regular`).
 MASS_ERROR = 1e-5
@@ -76,7 +76,7 @@ def test_occupancies(kind, frames, symbols, device) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
 @pytest.mark.parametrize("columns", [5, 8, 20, None])
-def test_rows_of_any_topology(columns, rnnt_type, device) -> None:
+def test_rows_of_every_topology(columns, rnnt_type, device) -> None:
     """Gradients of the full loss, and of bands that are walked in different ways."""
     torch.manual_seed(1)
     frames, symbols, vocabulary = 5000, 60, 4

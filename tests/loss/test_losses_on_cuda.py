@@ -1,13 +1,13 @@
 """Every loss on CUDA: equal to the CPU in all dtypes, under autocast, on any stream and device, the
-same bits from run to run, and without a wait for the device."""
+same bits from run to run, and without synchronization."""
 
 import pytest
 import torch
-from loss_calls import NAMES, LossCall, make_call
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.ops.common.native import has_native_kernel
+from tests.loss.loss_calls import NAMES, LossCall, make_call
 
 pytestmark = pytest.mark.gpu
 
@@ -75,7 +75,7 @@ def test_three_runs_have_the_same_bits(name) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("name", NEVER_WAIT)
-def test_never_waits_for_the_device(name) -> None:
+def test_does_not_synchronize_with_the_device(name) -> None:
     call = make_call(name, "cuda", torch.float32)
     results(call)
     torch.cuda.synchronize()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from lattice_paths import log_total
-from loss_cases import DEVICES, RNNT_TYPES, has_path
 from torch import Tensor
 
 import pruned_rnnt
+from tests.loss.loss_cases import DEVICES, RNNT_TYPES, has_path
 
 # [u_begin, t_begin, u_end, t_end] inside U = 4, T = 5.
 BOUNDARIES = [
@@ -83,7 +83,7 @@ def test_default_boundary_is_everything(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_emits_in_the_last_column_count_where_they_are_given(device) -> None:
+def test_finite_emits_in_the_last_column_count(device) -> None:
     """As in k2: symbols may follow the last blank if px[:, :, T] allows it."""
     px = torch.zeros(1, 1, 2, dtype=torch.float64, device=device)
     py = torch.zeros(1, 2, 1, dtype=torch.float64, device=device)

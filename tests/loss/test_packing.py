@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from loss_cases import DEVICES
 
 import pruned_rnnt
+from tests.loss.loss_cases import DEVICES
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -29,7 +29,8 @@ def test_utterances_without_rows(dtype, device) -> None:
     assert pruned_rnnt.row_splits_to_row_ids(splits[:1]).tolist() == []
 
 
-@pytest.mark.parametrize("splits", [torch.tensor([0.0, 1.0]), torch.zeros(2, 2).long()])
-def test_refused(splits) -> None:
-    with pytest.raises(ValueError, match=r"row_splits is .* it must be integers"):
-        pruned_rnnt.row_splits_to_row_ids(splits)
+def test_row_splits_of_another_dtype_or_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"row_splits is torch.float32; it must be int32"):
+        pruned_rnnt.row_splits_to_row_ids(torch.tensor([0.0, 1.0]))
+    with pytest.raises(ValueError, match=r"row_splits has shape \(2, 2\); it must be \(N\+1,\)"):
+        pruned_rnnt.row_splits_to_row_ids(torch.zeros(2, 2).long())

@@ -2,22 +2,24 @@
 
 import pytest
 import torch
-from loss_cases import (
-    DEVICES,
-    RNNT_TYPES,
-    every_small_batch,
-    gradients,
-    make_batch,
-    reference_losses,
-    reference_rows,
-    twin_total,
-)
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
-
-FORMS = [{}, {"from_log_probs": True}, {"hat": True}]
+from tests.loss.loss_cases import (
+    DEVICES,
+    RNNT_TYPES,
+    assert_same_loss_and_gradients,
+    every_form,
+    every_layout,
+    every_small_batch,
+    make_batch,
+    random_logits,
+    reference_losses,
+    reference_rows,
+    tolerances,
+    twin_total,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +67,8 @@ def wide_enough(batch, s_range: int, rnnt_type: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("form", FORMS, ids=["logits", "log_probs", "hat"])
+@every_layout
+@every_form
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
 @pytest.mark.parametrize(
     ("s_range", "blank", "delay_penalty"), [(2, 0, 0.0), (3, -1, 0.3), (7, 2, -0.2)]
@@ -76,11 +78,9 @@ def test_value_and_gradient_are_those_of_the_paths_inside(
 ) -> None:
     batch = wide_enough(every_small_batch(rnnt_type, blank % 5), s_range, rnnt_type)
     bounds = bounds_of(batch, s_range, rnnt_type)
-    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
-    logits = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    logits = random_logits(batch)
     rows = reference_rows(logits, batch, **form)
     expected = reference_losses(*rows, batch, rnnt_type, delay_penalty, bounds.start, s_range)
-    (expected_grad,) = gradients(expected, batch.upstream(), logits)
     band = inside_band(logits, bounds)
     given = packed_band(band, batch) if packed else band
     loss = pruned_rnnt.rnnt_loss_pruned(
@@ -94,9 +94,7 @@ def test_value_and_gradient_are_those_of_the_paths_inside(
         reduction="none",
         **form,
     )
-    torch.testing.assert_close(loss.cpu(), expected)
-    (grad,) = gradients(loss, batch.upstream(), logits)
-    torch.testing.assert_close(grad, expected_grad)
+    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -105,13 +103,11 @@ def test_value_and_gradient_are_those_of_the_paths_inside(
 def test_larger_bands_equal_the_plain_torch_twin(s_range, rnnt_type, device) -> None:
     batch = make_batch([37, 41, 40], [21, 0, 36], 7, 0)
     bounds = bounds_of(batch, s_range, rnnt_type)
-    shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
-    logits = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    logits = random_logits(batch)
     rows = reference_rows(logits, batch)
     expected = reference_losses(
         *rows, batch, rnnt_type, 0.0, bounds.start, s_range, total=twin_total
     )
-    (expected_grad,) = gradients(expected, batch.upstream(), logits)
     loss = pruned_rnnt.rnnt_loss_pruned(
         inside_band(logits, bounds).to(device),
         batch.targets.to(device),
@@ -120,16 +116,11 @@ def test_larger_bands_equal_the_plain_torch_twin(s_range, rnnt_type, device) -> 
         rnnt_type=rnnt_type,
         reduction="none",
     )
-    torch.testing.assert_close(loss.cpu(), expected)
-    torch.testing.assert_close(gradients(loss, batch.upstream(), logits)[0], expected_grad)
+    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
-    ids=str,
-)
+@tolerances(float32=2e-5, float16=2e-3, bfloat16=1e-2)
 def test_dtypes(dtype, tolerance, device) -> None:
     batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
     bounds = bounds_of(batch, 4, "regular")
@@ -199,7 +190,7 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     """Also the columns of the band beyond an utterance's last symbol."""
     batch = make_batch([6, 4], [3, 1], 7, 0)
     bounds = bounds_of(batch, 3, "regular")

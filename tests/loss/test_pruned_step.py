@@ -133,7 +133,7 @@ def test_autocast_gives_gradients_in_the_parameters_dtype(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_backward_twice_and_frozen_parts(device) -> None:
+def test_second_backward_and_frozen_parameters(device) -> None:
     step, composition = modules(device, 24, torch.float64)
     batch = inputs(device, 24, torch.float64)
     loss = step(*batch, step=4).loss
@@ -213,7 +213,7 @@ def test_chunks_of_a_wide_band(device, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_more_utterances_than_a_launch_takes_lengths(device) -> None:
+def test_more_utterances_than_lengths_in_one_launch(device) -> None:
     step, composition, batch = sized_step(device, (1000, 4, 2, 4, 4, 8), 3)
     # Lengths as a column of a table, in int64.
     batch[3:] = torch.stack(batch[3:], dim=1).unbind(1)

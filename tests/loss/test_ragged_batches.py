@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import DEVICES, RNNT_TYPES, Batch, has_path, make_batch, pack
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds, Occupancy
+from tests.loss.loss_cases import DEVICES, RNNT_TYPES, Batch, has_path, make_batch, pack
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 

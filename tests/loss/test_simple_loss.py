@@ -1,10 +1,13 @@
-"""rnnt_loss_simple against the 4-D logits it stands for, in float64, at any range of am and lm."""
+"""rnnt_loss_simple against its 4-D logits, in float64, at any range of am and lm."""
 
 import itertools
 
 import pytest
 import torch
-from loss_cases import (
+from torch import Tensor
+
+import pruned_rnnt
+from tests.loss.loss_cases import (
     DEVICES,
     RNNT_TYPES,
     every_small_batch,
@@ -13,9 +16,6 @@ from loss_cases import (
     reference_losses,
     twin_total,
 )
-from torch import Tensor
-
-import pruned_rnnt
 
 SCALES = [(0.0, 0.0), (0.25, 0.0), (0.0, 0.3), (0.2, 0.4), (0.5, 0.5)]
 
@@ -124,7 +124,7 @@ def test_normaliser_is_right_at_any_range(distance, lm_scale, am_scale, dtype, d
         am_only_scale=am_scale,
         reduction="none",
     )
-    # What alpha, as large as the loss, can resolve: 0.01 where the peaks are 1e4 apart in float32.
+    # The resolution of alpha, which is as large as the loss: 0.01 for peaks 1e4 apart in float32.
     resolution = torch.finfo(dtype).eps * expected.abs().max().item()
     torch.testing.assert_close(loss.cpu().double(), expected, rtol=0, atol=8 * resolution)
     for grad, wanted in zip(gradients(loss, batch.upstream(), *given), expected_grads, strict=True):
@@ -181,7 +181,7 @@ def test_gradcheck(lm_scale, am_scale) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_may_hold_anything(device) -> None:
+def test_padding_has_no_effect(device) -> None:
     """Also the unigram distribution of am smoothing leaves padding out."""
     batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
     clean = [x.detach() for x in inputs(batch)]

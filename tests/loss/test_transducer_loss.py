@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from loss_cases import DEVICES, make_batch
 
 import pruned_rnnt
 from pruned_rnnt import Joiner, PrunedTransducerLoss
+from tests.loss.loss_cases import DEVICES, make_batch
 
 E, P, D, V = 6, 5, 8, 12
 
@@ -69,7 +69,7 @@ def test_fused_equals_stored(options, activation, lengths_on, device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_is_made_of_the_functions(device) -> None:
+def test_module_equals_the_functions(device) -> None:
     batch, encoder, predictor = example(device)
     module = PrunedTransducerLoss(Joiner(E, P, D, V), E, P, V, s_range=3).to(device, torch.float64)
     y, lengths = batch.targets.to(device), batch.lengths(device)
@@ -160,7 +160,7 @@ def test_autocast(device) -> None:
         assert x.grad.isfinite().all()
 
 
-def test_options_are_checked_when_it_is_made() -> None:
+def test_options_are_checked_at_construction() -> None:
     joiner = Joiner(E, P, D, V)
     with pytest.raises(ValueError, match="s_range is 1; it must be at least 2"):
         PrunedTransducerLoss(joiner, E, P, V, s_range=1)

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.column_sums import parts_of
 from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
-from pruned_rnnt.ops.lattice.lattice import cut_memory
+from pruned_rnnt.ops.lattice.lattice import split_workspace
 
 NEG_INF = float("-inf")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an op: its arguments, and what the outputs hold before it."""
+    """One call of an op: its arguments, and the outputs as they are before it."""
 
     op: str
     inputs: tuple[object, ...]
-    outputs: tuple[Tensor | None, ...]  # None: one that is not wanted
+    outputs: tuple[Tensor | None, ...]  # None: an output that is not computed
 
     def fresh_outputs(self) -> list[Tensor | None]:
         return [None if x is None else x.clone() for x in self.outputs]
@@ -67,7 +67,7 @@ TOLERANCES = [
 
 
 def poison(*shape: int, dtype: torch.dtype) -> Tensor:
-    """An output that no kernel may leave as it is."""
+    """An output of NaN, every element of which a kernel must overwrite."""
     return torch.full(shape, float("nan"), dtype=dtype)
 
 
@@ -83,7 +83,7 @@ def log_softmax_like(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def random_start(batch: Batch, columns: int) -> Tensor:
-    """Bands that a path fits into where there is room: from 0 to the last symbol, never back."""
+    """Bands from 0 to the last symbol that never move back."""
     last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
     share = torch.rand(batch.size, batch.frames).sort(1).values
     start = (share * (last + 0.999)).int()
@@ -93,10 +93,10 @@ def random_start(batch: Batch, columns: int) -> Tensor:
 
 
 def sloping_start(batch: Batch, columns: int) -> Tensor:
-    """Bands that move on by a column at most, from 0 to the last symbol, where there is time."""
+    """Bands from 0 to the last symbol that move by one column per frame at most."""
     last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
     t = torch.arange(batch.frames)
-    # Two frames are left at the end for what must come behind the last move.
+    # The last two frames are left for the arcs after the last move.
     slope = last / (batch.logit_lengths[:, None] - 2).clamp_min(1)
     return torch.minimum((slope * t).int(), last).int()
 
@@ -172,7 +172,7 @@ def band_lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
                 px[torch.rand(rows) < 0.1] = NEG_INF
                 inputs = (px, py, batch.logit_lengths, batch.target_lengths, *geometry)
                 outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
-                work = cut_memory(px, batch.size, geometry[3], geometry[2])
+                work = split_workspace(px, batch.size, geometry[3], geometry[2])
                 yield Call("band_lattice", (*inputs, rnnt_type, delay, work), outputs)
 
 
@@ -188,7 +188,7 @@ def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
             px = log_softmax_like(size, symbols, emit_frames, dtype=dtype)
             py = log_softmax_like(size, symbols + 1, frames, dtype=dtype)
             outputs = [poison(*shape, dtype=dtype) for shape in ((size,), px.shape, py.shape)]
-            work = cut_memory(px, size, symbols + 1, frames)
+            work = split_workspace(px, size, symbols + 1, frames)
             yield Call("lattice", (px, py, boundary, rnnt_type, work), tuple(outputs))
 
 

@@ -27,7 +27,7 @@ def test_parts_fill_a_device_without_large_workspace() -> None:
 
 
 @pytest.mark.gpu
-def test_more_elements_than_an_int32_counts() -> None:
+def test_more_elements_than_int32_can_index() -> None:
     rows, columns = (1 << 31) // 1024 + 5, 1024
     x = torch.ones(rows, columns, dtype=torch.bfloat16, device="cuda")
     x[-1] = 3

@@ -34,7 +34,7 @@ def test_scales_all(device, dtype, single, in_place) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_mixed_dtypes_times_one_stay(device) -> None:
+def test_factors_of_one_keep_mixed_dtypes(device) -> None:
     sources = [torch.randn(33).to(device, dtype) for dtype in DTYPES[1:]]
     before = [x.clone() for x in sources]
     scale(None, torch.ones((), device=device), sources)

@@ -1,10 +1,10 @@
-"""The recursion in float32 on scores that no exponential holds, against float64."""
+"""The recursion in float32 on scores whose exponentials overflow, against float64."""
 
 import pytest
 import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
-from pruned_rnnt.ops.lattice.lattice import cut_memory
+from pruned_rnnt.ops.lattice.lattice import split_workspace
 from tests.ops.native_cases import batch_of, log_softmax_like, random_start
 
 BATCH = batch_of([67, 30, 12], [21, 29, 3], 5)
@@ -29,7 +29,7 @@ def test_sums_of_scores_of_any_size(device, rnnt_type, columns, scale, mask) -> 
         outputs = [torch.zeros(size, dtype=dtype, device=where) for size in sizes]
         moved = [x.to(where) if isinstance(x, torch.Tensor) else x for x in geometry]
         arcs = px.to(where, dtype), py.to(where, dtype)
-        work = cut_memory(arcs[0], BATCH.size, columns, BATCH.frames)
+        work = split_workspace(arcs[0], BATCH.size, columns, BATCH.frames)
         function(*arcs, *moved, rnnt_type, 0.0, work, *outputs)
         return [x.cpu().double() for x in outputs]
 

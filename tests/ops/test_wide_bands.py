@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
-from pruned_rnnt.ops.lattice.lattice import cut_memory
+from pruned_rnnt.ops.lattice.lattice import split_workspace
 from tests.ops.native_cases import NEG_INF, batch_of, log_softmax_like, random_start
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("rnnt_type", RNNT_TYPES.values(), ids=list(RNNT_TYPES))
 @pytest.mark.parametrize(("columns", "back"), [(512, 0), (1100, 0), (600, 2), (4, 2), (33, 1)])
-def test_bands_of_any_kind(device, columns, back, rnnt_type) -> None:
+def test_every_topology_and_width_of_band(device, columns, back, rnnt_type) -> None:
     torch.manual_seed(columns)
     symbols = [columns + 30, 8, columns - 1]
     batch = batch_of([14, 9, columns // 8 + 3], symbols, 4)
@@ -28,7 +28,7 @@ def test_bands_of_any_kind(device, columns, back, rnnt_type) -> None:
     def outputs(where: str) -> list[torch.Tensor]:
         return [torch.full((n,), 7.0, dtype=px.dtype, device=where) for n in (3, rows, rows)]
 
-    work = cut_memory(px, batch.size, columns, batch.frames)
+    work = split_workspace(px, batch.size, columns, batch.frames)
     want = outputs("cpu")
     FALLBACKS["band_lattice"](*inputs, rnnt_type, 0.1, work, *want)
     got = outputs(device)

@@ -1,8 +1,8 @@
 """torchaudio with the transducer loss of this package.
 
 `from pruned_rnnt.compat import torchaudio`, or its modules `functional` and `transforms`:
-`functional.rnnt_loss` and `transforms.RNNTLoss` are those of this package, every other name is that
-of the installed torchaudio, which is imported when it is first asked for one.
+`functional.rnnt_loss` and `transforms.RNNTLoss` are those of this package. Other names come from
+the installed torchaudio, which is imported at the first use of one.
 """
 
 from __future__ import annotations

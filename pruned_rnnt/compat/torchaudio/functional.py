@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt import loss as losses
+import pruned_rnnt
 from pruned_rnnt.compat.installed import attribute_of
 
 __all__ = ["rnnt_loss"]
@@ -40,21 +40,14 @@ def rnnt_loss(
         fused_log_softmax: False if logits are log-probabilities already.
 
     Returns:
-        (N,) for reduction 'none', else a scalar. The dtype is that of logits, but for bfloat16
-        (which torchaudio does not take) float32. Float16 logits are summed in float32.
+        (N,) for reduction 'none', else a scalar. The dtype is that of logits, except
+        float32 for bfloat16 (which torchaudio does not take). Float16 logits are summed in float32.
 
     Raises:
-        ValueError: an unknown reduction, and what `pruned_rnnt.rnnt_loss` refuses.
+        ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     return _call_in_python(
-        logits,
-        targets,
-        logit_lengths,
-        target_lengths,
-        blank,
-        clamp,
-        reduction,
-        fused_log_softmax,
+        logits, targets, logit_lengths, target_lengths, blank, clamp, reduction, fused_log_softmax
     )
 
 
@@ -70,7 +63,7 @@ def _rnnt_loss(
 ) -> Tensor:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'none', 'mean' or 'sum'")
-    costs = losses.rnnt_loss(
+    costs = pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,

@@ -1,48 +1,113 @@
-"""The op library `pruned_rnnt`, and the one way an op enters it.
+"""The op library `pruned_rnnt`, and how an op is added to it.
 
 A raw op writes into tensors its caller allocated and returns nothing, so that a failed allocation
-is torch's own OutOfMemoryError; it writes every element of every output, and it knows no autograd.
-The fallback is plain torch for every device; a compiled library, once loaded, takes over the
-devices it implements because the dispatcher prefers a kernel of the device itself.
+is torch's own OutOfMemoryError; it writes every element of every output, and has no gradient. The
+fallback is plain torch for every device; once a compiled library is loaded, the dispatcher prefers
+its kernels on their device.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 NAMESPACE = "pruned_rnnt"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+NEG_INF = float("-inf")
 
+# The topologies by name, with their numbers in the kernels (csrc/topology.h).
 RNNT_TYPES = {"regular": 0, "modified": 1, "constrained": 2, "rna": 3}
 REGULAR, MODIFIED, CONSTRAINED, RNA = RNNT_TYPES.values()
 
-# Names of all ops in the order of definition, each with its fallback: for the backend report, and
+# All ops by name in the order of definition, each with its fallback: for the backend report, and
 # for tests that compare a compiled kernel with its fallback.
 FALLBACKS: dict[str, Callable[..., None]] = {}
 
-# For a device type whose compiled kernels should be there and are not: the warning that its first
-# fallback is to give. Filled in by load_native, emptied by the warning.
+# For a device type whose compiled kernels should have been built and are missing: the warning that
+# the first fallback call gives. load_native fills this in; the warning removes its entry.
 MISSING_KERNELS: dict[str, str] = {}
 
-
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+_Written = TypeVar("_Written")
+# Marks a parameter of an op, a tensor or a named tuple of tensors, as an output.
+Out = Annotated[_Written, "output"]
+_SCHEMA_TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool"}
 
 
 def opaque_to_compile(function: AnyFunction) -> AnyFunction:
-    """Leaves calls of `function` in torch.compile's graph as they are, for AOTAutograd to trace:
-    Dynamo of torch 2.11 fails on autograd functions whose arguments are optional tensors, or whose
-    sizes are symbolic."""
+    """Keeps calls of `function` as single nodes of torch.compile's graph, for AOTAutograd to trace:
+    Dynamo of torch 2.11 fails on autograd functions with optional tensor arguments or symbolic
+    sizes."""
     return cast(AnyFunction, torch.compiler.allow_in_graph(function))
 
 
 def _no_outputs(*_: object) -> None:
     """The fake of every op: outputs come in as arguments, shapes are already known."""
+
+
+def op(fallback: Callable[..., None]) -> Callable[..., None]:
+    """Declares the op of the fallback's name (without a leading underscore); returns its caller.
+
+    The fallback's annotations give the schema: Tensor, int, float and bool, `| None` of these, and
+    named tuples of them, whose fields are arguments of their own. Out[...] marks outputs. A call
+    passes such tuples whole or field by field.
+    """
+    hints = get_type_hints(fallback, include_extras=True)
+    hints.pop("return")
+    outputs = (f"a{number}!" for number in count())
+    schema = ", ".join(x for name, hint in hints.items() for x in _declared(name, hint, outputs))
+    tuples = [_tuple_type(hint) for hint in hints.values()]
+
+    @functools.wraps(fallback)
+    def gathered(*arguments: Any) -> None:
+        rest = iter(arguments)
+        fallback(
+            *(next(rest) if t is None else t(*(next(rest) for _ in t._fields)) for t in tuples)
+        )
+
+    overload = define(f"{fallback.__name__.lstrip('_')}({schema}) -> ()", gathered)
+
+    @functools.wraps(fallback)
+    def call(*arguments: Any) -> None:
+        flat: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, tuple):
+                flat.extend(argument)
+            else:
+                flat.append(argument)
+        overload(*flat)
+
+    return call
+
+
+def _tuple_type(hint: Any) -> Any:
+    """The named tuple that a parameter is, or None."""
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return bare if hasattr(bare, "_fields") else None
+
+
+def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
+    """The arguments of the schema for a parameter."""
+    is_output = get_origin(hint) is Annotated
+    bare = get_args(hint)[0] if is_output else hint
+    if _tuple_type(bare) is not None:
+        for field, field_hint in get_type_hints(bare).items():
+            yield from _declared(
+                field,
+                Annotated[field_hint, *hint.__metadata__] if is_output else field_hint,
+                outputs,
+            )
+        return
+    required = [x for x in get_args(bare) or (bare,) if x is not type(None)]
+    alias = f"({next(outputs)})" if is_output else ""
+    optional = "?" if len(get_args(bare)) > 1 else ""
+    yield f"{_SCHEMA_TYPES[required[0]]}{alias}{optional} {name}"
 
 
 def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
@@ -57,7 +122,7 @@ def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
 
 
 def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
-    """The fallback, which says once for each device that compiled kernels are missing there."""
+    """The fallback; its first call on a device without the expected kernels gives a warning."""
 
     @functools.wraps(fallback)
     def run(*arguments: Any) -> None:
@@ -69,7 +134,7 @@ def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
 
 
 def _warn_of_missing_kernels(arguments: tuple[Any, ...]) -> None:
-    # Fake tensors of a compiler that traces have a device too, but nothing runs there yet.
+    # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
     if torch.compiler.is_compiling():
         return
     device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
@@ -79,5 +144,5 @@ def _warn_of_missing_kernels(arguments: tuple[Any, ...]) -> None:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums and recursions run in: float64 for float64, else float32."""
+    """The dtype of sums and recursions: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

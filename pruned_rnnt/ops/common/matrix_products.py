@@ -1,7 +1,7 @@
 """Matrix products whose dtype is chosen by the caller, not by autocast.
 
-torch's products with `out` are out of reach of autocast. On CUDA 16-bit factors may have a sum in
-float32 that is never rounded to 16 bits on the way.
+Autocast does not change torch's products with `out`. On CUDA the product of 16-bit factors can be
+summed and written in float32, without rounding to 16 bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 def multiply_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
     """out = a b, or with `add` out += a b; all 2-D, or all 3-D batches. Returns out.
 
-    out is of the dtype of a and b, or float32 (float64 on the CPU too) for narrower ones.
+    out has the dtype of a and b, or float32 (on the CPU also float64) for narrower ones.
     """
     batched = a.dim() == 3
     if a.dtype == out.dtype:

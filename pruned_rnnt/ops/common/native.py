@@ -2,10 +2,11 @@
 
 A library is one file for each device, `libpruned_rnnt_cpu.so` and `libpruned_rnnt_cuda.so`, in a
 folder `lib` of the installed package; an editable install may have several package folders, and
-all are searched. Beside it lies `build_notes.txt`, which says what was built and why not more.
+all are searched. `build_notes.txt` in the same folder lists the libraries that were built, and for
+others the reason.
 Environment:
-    PRUNED_RNNT_BACKEND      auto (default): compiled kernels where there are any, else plain torch;
-                             native: raise where this machine's libraries are missing;
+    PRUNED_RNNT_BACKEND      auto (default): compiled kernels if there are any, else plain torch;
+                             native: raise if a library for this machine is missing;
                              fallback: plain torch only
     PRUNED_RNNT_LIBRARY_DIR  the one folder to search instead
 """
@@ -26,27 +27,20 @@ from pruned_rnnt.ops.common.library import FALLBACKS, MISSING_KERNELS, NAMESPACE
 BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
 BUILD_NOTES = "build_notes.txt"
-# Ops that only call others of this library and torch's own: no kernels are wanted for them, but for
-# `scale` on a GPU, where it saves launches.
+# Ops that only call other ops and torch's kernels; of these only `scale` has a CUDA kernel of its
+# own, which saves launches.
 COMPOSED = frozenset(
-    {
-        "ctc",
-        "fused_log_probs",
-        "fused_log_probs_backward",
-        "scale",
-        "simple_product",
-        "simple_sums",
-    }
+    ["ctc", "fused_log_probs", "fused_log_probs_backward", "scale", "simple_product", "simple_sums"]
 )
 
 logger = logging.getLogger("pruned_rnnt")
 
-# For each device where its kernels come from, in words: filled by load_native.
+# The source of the kernels of each device, in words; load_native fills this in.
 _STATE: dict[str, str] = {}
 
 
 def requested_backend() -> str:
-    """The value of PRUNED_RNNT_BACKEND; raises ValueError for one that does not exist."""
+    """The value of PRUNED_RNNT_BACKEND, or ValueError for an unknown one."""
     backend = os.environ.get("PRUNED_RNNT_BACKEND", "") or "auto"
     if backend not in BACKENDS:
         raise ValueError(f"PRUNED_RNNT_BACKEND must be one of {BACKENDS}, got {backend!r}")
@@ -54,7 +48,7 @@ def requested_backend() -> str:
 
 
 def library_folders() -> list[Path]:
-    """Folders that may hold the libraries, in the order of search."""
+    """Folders to search for the libraries, in this order."""
     chosen = os.environ.get("PRUNED_RNNT_LIBRARY_DIR")
     if chosen:
         return [Path(chosen)]
@@ -74,7 +68,7 @@ def _build_note(device: str) -> str:
 
 
 def _load(device: str) -> str | None:
-    """Loads the library of a device. Returns why not, or None once it is loaded."""
+    """Loads the library of a device. Returns None, or the reason why it cannot be loaded."""
     if device == "cuda" and torch.version.cuda is None:
         return "the installed torch has no CUDA"
     for folder in library_folders():
@@ -91,7 +85,7 @@ def _load(device: str) -> str | None:
 
 
 def load_native() -> None:
-    """Loads the libraries as PRUNED_RNNT_BACKEND says, once at import.
+    """Loads the libraries that PRUNED_RNNT_BACKEND selects, once at import.
 
     Raises:
         ImportError: PRUNED_RNNT_BACKEND=native, and the CPU library, or the CUDA library on a
@@ -117,7 +111,7 @@ def load_native() -> None:
 
 
 def _advice(device: str, reason: str) -> str:
-    """What to do where a library is missing that could be there."""
+    """The warning for a missing library, with the command that builds it."""
     tools = "a C++ compiler" if device == "cpu" else "nvcc"
     torch_folder = Path(torch.__file__).parent
     return (
@@ -129,22 +123,22 @@ def _advice(device: str, reason: str) -> str:
 
 
 def backend_summary(device: str) -> str:
-    """Where the kernels for a device type come from: "native (FILE)" or "fallback (REASON)".
+    """The source of the kernels for a device type: "native (FILE)" or "fallback (REASON)".
 
-    device: "cpu", "cuda" or another type of torch's, which has no compiled kernels.
+    device: "cpu", "cuda" or another device type of torch, which has no compiled kernels.
     """
     return _STATE.get(device, "fallback (no compiled kernels for this kind of device)")
 
 
 @cache
 def has_native_kernel(op: str, device: str) -> bool:
-    """Whether the op of that name has a compiled kernel for "cpu" or "cuda" in this process."""
+    """True if the op of that name has a compiled kernel for "cpu" or "cuda" in this process."""
     name = f"{NAMESPACE}::{op}"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()))
 
 
 def backend_report() -> str:
-    """Which backend each device and each op uses in this process, and why, as text of some lines.
+    """The backend of each device and each op in this process, with the reasons, as text.
 
     "native" is a compiled kernel, "fallback" plain torch (which every other device uses), and
     "composed" an op that calls other ops and torch's own kernels.

@@ -2,15 +2,15 @@
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
 
-Rows are t-major, the column j (or u) runs fastest. (start, row_splits, T, S) say which of four
-geometries is meant; T_n and U_n are the lengths of utterance n:
+Rows are t-major; the column j (or u) runs fastest. (start, row_splits, T, S) select one of four
+geometries; T_n and U_n are the lengths of utterance n:
     padded full  start None,  row_splits None:   u = j,  row = (n T + t) S + j,  S = U+1
     padded band  start (N,T), row_splits None:   u = start(n,t) + j,  row = (n T + t) S + j
     packed full  start None,  row_splits given:  u = j,  row = row_splits[n] + t (U_n+1) + j
     packed band  start (N,T), row_splits given:  u = start(n,t) + j,  row = row_splits[n] + t S + j
 start is int32, row_splits (N+1) int64 with row_splits[n] the first row of utterance n. For packed
-full rows T may be no more than an upper bound of the lengths. A node is
-valid iff t < T_n and u <= U_n. A full lattice is a band that starts at 0 and is U+1 wide.
+full rows T may be any upper bound of the lengths. A node is valid iff t < T_n and u <= U_n. A full
+lattice is a band that starts at 0 and is U+1 wide.
 """
 
 from __future__ import annotations
@@ -22,19 +22,12 @@ from torch import Tensor
 
 
 class RowGeometry(NamedTuple):
-    """The geometry of rows, as the ops take it: `*geometry` in their argument lists."""
+    """The geometry of rows: T frames and S columns."""
 
     start: Tensor | None
     row_splits: Tensor | None
     frames: int
     columns: int
-
-
-def cumulated(rows_N: Tensor) -> Tensor:
-    """row_splits (N+1) int64 of utterances with that many rows."""
-    splits = rows_N.new_zeros((rows_N.shape[0] + 1,), dtype=torch.int64)
-    torch.cumsum(rows_N, 0, out=splits[1:])
-    return splits
 
 
 class Nodes(NamedTuple):
@@ -46,50 +39,47 @@ class Nodes(NamedTuple):
     valid: Tensor
 
 
-def nodes_of_rows(
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    start: Tensor | None,
-    row_splits: Tensor | None,
-    frames: int,
-    columns: int,
-    row_begin: int,
-    count: int,
-) -> Nodes:
-    """Nodes of rows row_begin .. row_begin + count; indices of invalid ones may lie outside."""
-    rows = torch.arange(row_begin, row_begin + count, device=logit_lengths.device)
-    if row_splits is None:
-        n = rows // (frames * columns)
-        within = rows - n * (frames * columns)
-        width: Tensor | int = columns
-    else:
-        n = torch.searchsorted(row_splits, rows, right=True) - 1
-        n = n.clamp(0, logit_lengths.shape[0] - 1)
-        within = rows - row_splits[n]
-        width = columns if start is not None else target_lengths[n].long() + 1
-    t = within // width
-    u = within - t * width
-    if start is not None:
-        u = u + start[n, t.clamp(max=frames - 1)]
-    valid = (t < logit_lengths[n]) & (u <= target_lengths[n]) & (u >= 0)
-    return Nodes(n, t, u, valid)
+class LatticeRows(NamedTuple):
+    """Lengths (N,) int32 and the fields of RowGeometry, as the ops take them."""
+
+    logit_lengths: Tensor
+    target_lengths: Tensor
+    start: Tensor | None
+    row_splits: Tensor | None
+    frames: int
+    columns: int
+
+    def nodes(self, row_begin: int, count: int) -> Nodes:
+        """Nodes of rows row_begin .. row_begin + count; indices of invalid ones may be outside."""
+        frames, columns, row_splits = self.frames, self.columns, self.row_splits
+        rows = torch.arange(row_begin, row_begin + count, device=self.logit_lengths.device)
+        if row_splits is None:
+            n = rows // (frames * columns)
+            within = rows - n * (frames * columns)
+            width: Tensor | int = columns
+        else:
+            n = torch.searchsorted(row_splits, rows, right=True) - 1
+            n = n.clamp(0, self.logit_lengths.shape[0] - 1)
+            within = rows - row_splits[n]
+            width = columns if self.start is not None else self.target_lengths[n].long() + 1
+        t = within // width
+        u = within - t * width
+        if self.start is not None:
+            u = u + self.start[n, t.clamp(max=frames - 1)]
+        valid = (t < self.logit_lengths[n]) & (u <= self.target_lengths[n]) & (u >= 0)
+        return Nodes(n, t, u, valid)
+
+    def symbols_after(self, nodes: Nodes, targets: Tensor, size: int, blank: int) -> Tensor:
+        """The symbol (R) emitted from each node, -1 where none can be."""
+        if targets.shape[1] == 0:
+            return torch.full_like(nodes.u, -1)
+        y = targets[nodes.n, nodes.u.clamp(0, targets.shape[1] - 1)].long()
+        usable = nodes.valid & (nodes.u < self.target_lengths[nodes.n])
+        return torch.where(usable & (y >= 0) & (y < size) & (y != blank), y, -1)
 
 
-def within_padding(
-    nodes: Nodes, logit_lengths: Tensor, target_lengths: Tensor, frames: int, symbols: int
-) -> Nodes:
-    """The same with all nodes of utterances longer than the padded sizes T and U invalid."""
-    fits_N = (logit_lengths <= frames) & (target_lengths <= symbols)
-    return nodes._replace(valid=nodes.valid & fits_N[nodes.n])
-
-
-def symbols_after(
-    nodes: Nodes, targets: Tensor, target_lengths: Tensor, size: int, blank: int
-) -> Tensor:
-    """The symbol (R) emitted from each node, -1 where none can be."""
-    if targets.shape[1] == 0:
-        return torch.full_like(nodes.u, -1)
-    y = targets[nodes.n, nodes.u.clamp(0, targets.shape[1] - 1)].long()
-    usable = nodes.valid & (nodes.u < target_lengths[nodes.n]) & (y >= 0) & (y < size)
-    usable &= y != blank
-    return torch.where(usable, y, -1)
+def row_offsets(rows_N: Tensor) -> Tensor:
+    """row_splits (N+1) int64 of utterances with rows_N[n] rows."""
+    splits = rows_N.new_zeros((rows_N.shape[0] + 1,), dtype=torch.int64)
+    torch.cumsum(rows_N, 0, out=splits[1:])
+    return splits

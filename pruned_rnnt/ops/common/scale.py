@@ -1,4 +1,4 @@
-"""Gradients of one loss turned into those of another, which is a function of it.
+"""The chain rule for stored gradients: each is multiplied by the factor of its utterance.
 
 Axes: N batch.
 """
@@ -19,6 +19,6 @@ def _scale(sources: Sequence[Tensor] | None, factors: Tensor, results: Sequence[
 
 
 # sources of any shapes and floating dtypes, contiguous; factors acc, () or (N) for sources (N,...)
-# -> results, like the sources: source times factors, each rounded once. Without sources results are
-# multiplied in place.
+# -> results, like the sources: source times factors, each rounded once. If sources is None, results
+# are multiplied in place.
 scale = define("scale(Tensor[]? sources, Tensor factors, Tensor(a!)[] results) -> ()", _scale)

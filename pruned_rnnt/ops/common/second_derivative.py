@@ -1,4 +1,4 @@
-"""Backward passes that cannot themselves be differentiated, and say so."""
+"""Backward passes that raise when they are differentiated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MESSAGE = (
 
 
 class _Refuse(torch.autograd.Function):
-    """The gradients themselves; going back through them raises."""
+    """The gradients, whose own backward pass raises."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
@@ -29,8 +29,8 @@ class _Refuse(torch.autograd.Function):
 def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the backward of an autograd.Function that writes into fresh tensors by raw ops.
 
-    torch's once_differentiable lets a gradient of create_graph=True pass as a constant when the
-    incoming gradient is one, so that a gradient penalty would silently be wrong.
+    torch's once_differentiable treats the gradient as a constant under create_graph=True if the
+    incoming gradient is a constant, so that a gradient penalty would silently be wrong.
     """
 
     @wraps(backward)

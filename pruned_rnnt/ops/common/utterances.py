@@ -1,4 +1,4 @@
-"""Targets and lengths of a batch, and where they are.
+"""Targets and lengths of a batch, and the device that they are on.
 
 Axes: N batch, U symbols.
 """
@@ -13,12 +13,19 @@ from torch import Tensor
 from pruned_rnnt.ops.common.saturated import as_int32
 
 
+class TargetsAndLengths(NamedTuple):
+    """targets (N,U) and lengths (N,), all int32 and on one device."""
+
+    targets: Tensor
+    logit_lengths: Tensor
+    target_lengths: Tensor
+
+
 class Utterances(NamedTuple):
     """Checked targets (N,U), int32 and contiguous on the losses' device, and lengths (N,).
 
-    Lengths are int32 and contiguous on that device, too, but where the check left them on the CPU,
-    as integers of either size. host_lengths: the two lengths on the CPU where they came from there,
-    else None.
+    Lengths that came from the CPU are in host_lengths (otherwise None) as integers of either size,
+    and stay on the CPU until on_device; others are int32 and contiguous on the losses' device.
     """
 
     targets: Tensor
@@ -27,17 +34,22 @@ class Utterances(NamedTuple):
     host_lengths: tuple[Tensor, Tensor] | None
 
     def on_device(self) -> Utterances:
-        """With the lengths on the losses' device."""
+        """The same with the lengths on the losses' device."""
         if self.host_lengths is None:
             return self
-        # Both at once: a small copy to a GPU costs the host as much as a kernel.
+        # In one copy: a small copy to a GPU costs the host as much as a kernel.
         both_2N = as_int32(torch.stack(self.host_lengths))
         frames_N, symbols_N = both_2N.to(self.targets.device, non_blocking=True).unbind()
         return self._replace(logit_lengths=frames_N, target_lengths=symbols_N)
 
+    @property
+    def tensors(self) -> TargetsAndLengths:
+        """The arguments of the ops, after on_device."""
+        return TargetsAndLengths(self.targets, self.logit_lengths, self.target_lengths)
+
     def band_rows(self, frames: int, columns: int) -> int:
-        """Rows of a band of that many columns: packed where the host knows the lengths, else of
-        `frames` frames an utterance."""
+        """Rows of a band of that many columns: packed if the lengths are on the host, otherwise
+        `frames` frames for each utterance."""
         if self.host_lengths is None:
             return len(self.targets) * frames * columns
         frames_N: list[int] = self.host_lengths[0].tolist()

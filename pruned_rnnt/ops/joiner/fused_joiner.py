@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, RowGeometry
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.joiner.fused_log_probs import fused_log_probs, fused_log_probs_backward
+from pruned_rnnt.ops.joiner.log_probs import RowStatistics
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # Of the hidden rows and logits of a chunk.
@@ -60,14 +61,6 @@ class RowProblem(NamedTuple):
     row_splits: Tensor | None
 
 
-class RowStatistics(NamedTuple):
-    """What the gradient needs of the forward pass, (R,) acc each."""
-
-    lse: Tensor
-    gx: Tensor
-    gy: Tensor
-
-
 Workspace = tuple[Tensor, Tensor]
 
 
@@ -85,7 +78,9 @@ def row_losses(
     chunks = (plan.cuts, plan.vocabulary, blank, mode, plan.activation)
     workspace = (hidden, logits)
     fused_log_probs(*problem[:7], *geometry, *chunks, *workspace, px, py, lse)
-    total, gx, gy = run_recursion(px, py, *lengths, geometry, rnnt_type, delay_penalty)
+    sizes = (plan.frames, plan.columns)
+    lattice_rows = LatticeRows(*lengths, problem.start, problem.row_splits, *sizes)
+    total, gx, gy = run_recursion(px, py, lattice_rows, rnnt_type, delay_penalty)
     kept = None if torch.compiler.is_compiling() else workspace
     return total, RowStatistics(lse, gx, gy), kept
 

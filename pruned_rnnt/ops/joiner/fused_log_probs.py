@@ -159,7 +159,7 @@ def _fused_log_probs_backward(
 fused_log_probs = define(
     "fused_log_probs(Tensor am, Tensor lm, Tensor weight, Tensor bias, Tensor targets, "
     "Tensor logit_lengths, Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, "
-    "int[] cuts, int vocabulary, int blank, int normaliser, int activation, Tensor(a!) hidden, "
+    "int[] cuts, int vocabulary, int blank, int normalization, int activation, Tensor(a!) hidden, "
     "Tensor(b!) logits, Tensor(c!) px, Tensor(d!) py, Tensor(e!) lse) -> ()",
     _fused_log_probs,
 )
@@ -171,7 +171,7 @@ fused_log_probs_backward = define(
     "fused_log_probs_backward(Tensor grad_loss, Tensor am, Tensor lm, Tensor weight, Tensor bias, "
     "Tensor lse, Tensor gx, Tensor gy, Tensor targets, Tensor logit_lengths, "
     "Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, int[] cuts, "
-    "int vocabulary, int blank, int normaliser, int activation, float fastemit_lambda, "
+    "int vocabulary, int blank, int normalization, int activation, float fastemit_lambda, "
     "float clamp, bool kept, int hidden_rows, Tensor(a!) hidden, Tensor(b!) logits, "
     "Tensor(c!) grad_am, Tensor(d!) grad_lm, Tensor(e!) grad_weight, Tensor(f!) grad_bias) -> ()",
     _fused_log_probs_backward,

@@ -10,35 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import define
-from pruned_rnnt.ops.common.row_geometry import nodes_of_rows
+from pruned_rnnt.ops.common.library import Out, op
+from pruned_rnnt.ops.common.row_geometry import LatticeRows
 
+# The numbers by which the kernels distinguish the activations.
 ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
 
 
-def _joiner_rows(
-    am: Tensor,
-    lm: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    start: Tensor | None,
-    row_splits: Tensor | None,
-    frames: int,
-    columns: int,
-    row_begin: int,
-    activation: int,
-    hidden: Tensor,
+@op
+def joiner_rows(
+    am: Tensor, lm: Tensor, rows: LatticeRows, row_begin: int, activation: int, hidden: Out[Tensor]
 ) -> None:
-    n, t, u, valid = nodes_of_rows(
-        logit_lengths,
-        target_lengths,
-        start,
-        row_splits,
-        frames,
-        columns,
-        row_begin,
-        hidden.shape[0],
-    )
+    """am (N,T,D), lm (N,U+1,D) of one dtype -> hidden (r,D) of that dtype for rows row_begin ..
+    row_begin + r. activation is a value of ACTIVATIONS. Rows of invalid nodes are 0."""
+    n, t, u, valid = rows.nodes(row_begin, hidden.shape[0])
     total = am[n, t.clamp(max=am.shape[1] - 1)] + lm[n, u.clamp(0, lm.shape[1] - 1)]
     if activation == ACTIVATIONS["tanh"]:
         total = total.tanh()
@@ -47,30 +32,21 @@ def _joiner_rows(
     hidden.copy_(total.masked_fill(~valid[:, None], 0))
 
 
-def _joiner_rows_backward(
+@op
+def joiner_rows_backward(
     grad_hidden: Tensor,
     hidden: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    start: Tensor | None,
-    row_splits: Tensor | None,
-    frames: int,
-    columns: int,
+    rows: LatticeRows,
     row_begin: int,
     activation: int,
-    grad_am: Tensor,
-    grad_lm: Tensor,
+    grad_am: Out[Tensor],
+    grad_lm: Out[Tensor],
 ) -> None:
-    n, t, u, valid = nodes_of_rows(
-        logit_lengths,
-        target_lengths,
-        start,
-        row_splits,
-        frames,
-        columns,
-        row_begin,
-        hidden.shape[0],
-    )
+    """grad_hidden, hidden (r,D) of one dtype -> grad_am (N,T,D) of that dtype or acc: the frames of
+    this chunk are assigned (0 where no node is valid; summed in acc, rounded once), others are not
+    touched; grad_lm (N,U+1,D) acc: added to, in a fixed order (the fallback on CUDA: only under
+    torch.use_deterministic_algorithms)."""
+    n, t, u, valid = rows.nodes(row_begin, hidden.shape[0])
     grad = grad_hidden.to(grad_lm.dtype)
     if activation == ACTIVATIONS["tanh"]:
         grad = grad * (1 - hidden.to(grad.dtype).square())
@@ -83,23 +59,3 @@ def _joiner_rows_backward(
     sums = torch.zeros_like(am_rows, dtype=grad.dtype).index_add_(0, at_am, grad)
     am_rows.index_copy_(0, at_am, sums[at_am].to(am_rows.dtype))
     grad_lm.view(-1, grad_lm.shape[2]).index_add_(0, at_lm, grad)
-
-
-# am (N,T,D), lm (N,U+1,D) of one dtype, lengths (N) int32 -> hidden (r,D) of that dtype for rows
-# row_begin .. row_begin + r. activation 0 none, 1 tanh, 2 relu. Rows of invalid nodes are 0.
-joiner_rows = define(
-    "joiner_rows(Tensor am, Tensor lm, Tensor logit_lengths, Tensor target_lengths, Tensor? start, "
-    "Tensor? row_splits, int T, int S, int row_begin, int activation, Tensor(a!) hidden) -> ()",
-    _joiner_rows,
-)
-
-# grad_hidden, hidden (r,D) of one dtype -> grad_am (N,T,D) of that dtype or acc: the frames of this
-# chunk are assigned (0 where no node is valid; summed in acc, rounded once), others untouched;
-# grad_lm (N,U+1,D) acc: added to, in a fixed order (the fallback on CUDA: under
-# torch.use_deterministic_algorithms).
-joiner_rows_backward = define(
-    "joiner_rows_backward(Tensor grad_hidden, Tensor hidden, Tensor logit_lengths, "
-    "Tensor target_lengths, Tensor? start, Tensor? row_splits, int T, int S, int row_begin, "
-    "int activation, Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
-    _joiner_rows_backward,
-)

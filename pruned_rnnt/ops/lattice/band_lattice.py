@@ -3,7 +3,7 @@
 Axes: N batch, T frames, U symbols, S columns kept a frame, R rows (row_geometry.py).
 
 The recurrence is that of lattice.py from (0,0) to (U_n,T_n), with two changes:
-    - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) stands in place of px(t,u);
+    - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) replaces px(t,u);
     - an arc to or from a node outside the band is -inf (`constrained`: the blank that belongs to an
       emit must be inside the band too).
 A full lattice is a band that starts at 0 and is U+1 wide. The delay penalty is k2 issue 955.
@@ -14,62 +14,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import define
-from pruned_rnnt.ops.common.row_geometry import nodes_of_rows
-from pruned_rnnt.ops.lattice.lattice import full_lattice
-
-NEG_INF = float("-inf")
+from pruned_rnnt.ops.common.library import NEG_INF, Out, op
+from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.lattice.lattice import LatticeSums, full_lattice
 
 
-def _band_lattice(
+@op
+def band_lattice(
     px: Tensor,
     py: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    start: Tensor | None,
-    row_splits: Tensor | None,
-    frames: int,
-    columns: int,
+    rows: LatticeRows,
     rnnt_type: int,
     delay_penalty: float,
-    work: Tensor,
-    total: Tensor,
-    gx: Tensor,
-    gy: Tensor,
+    work: Out[Tensor],
+    sums: Out[LatticeSums],
 ) -> None:
+    """px, py (R) acc as log_probs writes them -> total (N) = log P, gx, gy (R).
+
+    No path, T_n outside 1..T or (U_n, T_n) outside the band: total = -inf, gx = gy = 0, and nothing
+    is read outside the rows. Invalid nodes: gx = gy = 0. work: as split_workspace makes it, for S
+    and T.
+    """
     # The band is spread over the (U+1,T+1) lattice: memory O(N T U), which the compiled kernels
     # do not need.
-    batch = logit_lengths.shape[0]
-    if row_splits is not None:
-        frames = min(frames, int(logit_lengths.max()))
-    nodes = nodes_of_rows(
-        logit_lengths, target_lengths, start, row_splits, frames, columns, 0, px.shape[0]
-    )
-    valid = nodes.valid
-    # One column above the band: the last symbol may be what leaves it.
-    rows = columns if start is None else 2 + int(nodes.u.masked_fill(~valid, 0).max())
-    where = ((nodes.n * rows + nodes.u) * (frames + 1) + nodes.t)[valid]
-    logit_lengths_N = logit_lengths.to(px.dtype)
-    delay = delay_penalty * ((logit_lengths_N[nodes.n] - 1) / 2 - nodes.t)
-    spread = px.new_full((2, batch * rows * (frames + 1)), NEG_INF)
-    spread[0, where] = (px + delay)[valid]
-    spread[1, where] = py[valid]
-    emit, stay = spread.view(2, batch, rows, frames + 1)
-    zeros = torch.zeros_like(logit_lengths)
-    boundary = torch.stack([zeros, zeros, target_lengths, logit_lengths], dim=1).long()
-    sums = full_lattice(emit, stay, boundary, rnnt_type)
-    total.copy_(sums.total)
-    for out, dense in ((gx, sums.gx), (gy, sums.gy)):
+    if rows.row_splits is not None:
+        rows = rows._replace(frames=min(rows.frames, int(rows.logit_lengths.max())))
+    frames, lengths_N = rows.frames, rows.logit_lengths
+    batch = lengths_N.shape[0]
+    n, t, u, valid = rows.nodes(0, px.shape[0])
+    # One column above the band, because the last symbol may leave it.
+    columns = rows.columns if rows.start is None else 2 + int(u.masked_fill(~valid, 0).max())
+    position = ((n * columns + u) * (frames + 1) + t)[valid]
+    delay = delay_penalty * ((lengths_N.to(px.dtype)[n] - 1) / 2 - t)
+    spread = px.new_full((2, batch * columns * (frames + 1)), NEG_INF)
+    spread[0, position] = (px + delay)[valid]
+    spread[1, position] = py[valid]
+    emit, stay = spread.view(2, batch, columns, frames + 1)
+    zeros = torch.zeros_like(lengths_N)
+    boundary = torch.stack([zeros, zeros, rows.target_lengths, lengths_N], dim=1).long()
+    dense = full_lattice(emit, stay, boundary, rnnt_type)
+    sums.total.copy_(dense.total)
+    for out, grid in ((sums.gx, dense.gx), (sums.gy, dense.gy)):
         out.zero_()
-        out[valid] = dense.reshape(-1)[where]
-
-
-# px, py (R) acc as log_probs writes them; lengths (N) int32. -> total (N) = log P, gx, gy (R). No
-# path, T_n outside 1..T or (U_n, T_n) outside the band: total = -inf, gx = gy = 0, and nothing is
-# read outside the rows. Invalid nodes: gx = gy = 0. work: as cut_memory makes it, for S and T.
-band_lattice = define(
-    "band_lattice(Tensor px, Tensor py, Tensor logit_lengths, Tensor target_lengths, "
-    "Tensor? start, Tensor? row_splits, int T, int S, int rnnt_type, float delay_penalty, "
-    "Tensor(a!) work, Tensor(b!) total, Tensor(c!) gx, Tensor(d!) gy) -> ()",
-    _band_lattice,
-)
+        out[valid] = grid.reshape(-1)[position]

@@ -2,9 +2,9 @@
 
 Axes: N batch, T frames, U symbols, V vocabulary.
 
-torch's kernels make NaN of log-probabilities of -inf, and pass on what padding holds. Here padding
-counts as zeros, and a log-probability of -inf as one so low that no sum of others comes near it: an
-utterance whose paths all need one has no path.
+torch's kernels turn log-probabilities of -inf into NaN, and read padding. Here zeros replace the
+padding, and a number far below every sum of other log-probabilities replaces -inf: an utterance
+whose paths all need one has no path.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, define, opaque_to_compile
+from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op, opaque_to_compile
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 
-NEG_INF = float("-inf")
-# Stands for the logarithm of 0. A loss of half as much or more has one in all of its paths.
+# Replaces the logarithm of 0. All paths of a loss of half as much or more contain one.
 _LOG_ZERO = -1e30
 
 
@@ -32,21 +32,20 @@ def _log_softmax(logits: Tensor, logit_lengths: Tensor, dtype: torch.dtype) -> T
     return log_probs.masked_fill_(log_probs == NEG_INF, _LOG_ZERO)
 
 
-def _ctc(
-    logits: Tensor,
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-    loss: Tensor,
-    grad: Tensor,
+@op
+def ctc(
+    logits: Tensor, batch: TargetsAndLengths, blank: int, loss: Out[Tensor], grad: Out[Tensor]
 ) -> None:
+    """logits (N,T,V); targets (N,U) and lengths (N) int64, lengths on the CPU if possible. -> loss
+    (N) and grad (N,T,V) = d loss / d logits, acc; 0 for an utterance without a path, and grad 0 on
+    padding."""
+    targets, logit_lengths, target_lengths = batch
     log_probs = _log_softmax(logits, logit_lengths, loss.dtype)
     by_time = log_probs.transpose(0, 1)
     lengths: tuple[Any, Any] = (logit_lengths, target_lengths)
     forward, backward = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
     if logit_lengths.device.type == "cpu":
-        # torch 2.11 wants length tensors where the log-probabilities are; lists are for the host.
+        # torch 2.11 needs length tensors on the log-probabilities' device, and lists on the CPU.
         lengths = (logit_lengths.tolist(), target_lengths.tolist())
         forward = torch.ops.aten._ctc_loss.default
         backward = torch.ops.aten._ctc_loss_backward.default
@@ -56,35 +55,19 @@ def _ctc(
     infeasible = nll >= -_LOG_ZERO / 2
     loss.copy_(nll.masked_fill(infeasible, 0))
     grad_log_probs = grad_by_time.transpose(0, 1).masked_fill_(infeasible[:, None, None], 0)
-    # On to the logits.
+    # The gradient of the logits.
     torch.addcmul(
         grad_log_probs, log_probs.exp_(), grad_log_probs.sum(2, keepdim=True), value=-1, out=grad
     )
 
 
-# logits (N,T,V); targets (N,U), lengths (N) int64, lengths best on the CPU. -> loss (N) and grad
-# (N,T,V) = d loss / d logits, acc. An utterance without a path gets 0, and so does padding.
-ctc = define(
-    "ctc(Tensor logits, Tensor targets, Tensor logit_lengths, Tensor target_lengths, int blank, "
-    "Tensor(a!) loss, Tensor(b!) grad) -> ()",
-    _ctc,
-)
-
-
 class _Ctc(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        targets: Tensor,
-        logit_lengths: Tensor,
-        target_lengths: Tensor,
-        blank: int,
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, *arguments: Any) -> Tensor:
         acc = accumulator(logits.dtype)
         loss = logits.new_empty(logits.shape[:1], dtype=acc)
         grad = torch.empty(logits.shape, dtype=acc, device=logits.device)
-        ctc(logits, targets, logit_lengths, target_lengths, blank, loss, grad)
+        ctc(logits, *arguments, loss, grad)
         ctx.save_for_backward(grad)
         ctx.dtype = logits.dtype
         return loss
@@ -97,15 +80,7 @@ class _Ctc(torch.autograd.Function):
 
 
 @opaque_to_compile
-def ctc_losses(
-    logits_NTV: Tensor,
-    targets_NU: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-) -> Tensor:
+def ctc_losses(logits_NTV: Tensor, batch: TargetsAndLengths, blank: int) -> Tensor:
     """Loss (N,) acc of logits, differentiable; integers are int64."""
-    loss: Tensor = _Ctc.apply(  # type: ignore[no-untyped-call]
-        logits_NTV, targets_NU, logit_lengths, target_lengths, blank
-    )
+    loss: Tensor = _Ctc.apply(logits_NTV, *batch, blank)  # type: ignore[no-untyped-call]
     return loss

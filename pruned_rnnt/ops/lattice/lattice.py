@@ -46,9 +46,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, define
-
-NEG_INF = float("-inf")
+from pruned_rnnt.ops.common.library import CONSTRAINED, NEG_INF, REGULAR, RNA, Out, op
 
 
 class LatticeSums(NamedTuple):
@@ -159,39 +157,31 @@ def full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> La
     return LatticeSums(total, gx, gy)
 
 
-def cut_memory(px: Tensor, batch: int, columns: int, frames: int) -> Tensor:
+def split_workspace(px: Tensor, batch: int, columns: int, frames: int) -> Tensor:
     """Memory in which the CUDA kernels join the two halves of each utterance, for up to `columns`
     nodes of a frame; see csrc/cuda/lattice/halves.cuh."""
     return px.new_empty((batch * (5 * columns + 4 * (frames + 2)),))
 
 
-def _lattice(
+@op
+def lattice(
     px: Tensor,
     py: Tensor,
     boundary: Tensor | None,
     rnnt_type: int,
-    work: Tensor,
-    total: Tensor,
-    gx: Tensor,
-    gy: Tensor,
+    work: Out[Tensor],
+    sums: Out[LatticeSums],
 ) -> None:
+    """px (N,U,T+1) regular, (N,U,T) otherwise, py (N,U+1,T), both acc and contiguous; boundary
+    (N,4) int32 [u_begin, t_begin, u_end, t_end] -> total (N), gx like px and gy like py, 0 outside
+    the boundary. work: as split_workspace makes it, for U+1 columns and T frames."""
     batch, rows, frames = py.shape
     if boundary is None:
         edges = torch.tensor([0, 0, rows - 1, frames], device=px.device).expand(batch, 4)
     else:
         edges = boundary.long()
     emit = pad(px, (0, frames + 1 - px.shape[2], 0, 1), value=NEG_INF)
-    sums = full_lattice(emit, pad(py, (0, 1), value=NEG_INF), edges, rnnt_type)
-    total.copy_(sums.total)
-    gx.copy_(sums.gx[:, :-1, : px.shape[2]])
-    gy.copy_(sums.gy[:, :, :-1])
-
-
-# px (N,U,T+1) regular, (N,U,T) otherwise, py (N,U+1,T), both acc and contiguous; boundary (N,4)
-# int32 [u_begin, t_begin, u_end, t_end]. -> total (N), gx like px and gy like py, 0 outside the
-# boundary. work: as cut_memory makes it, for U+1 columns and T frames.
-lattice = define(
-    "lattice(Tensor px, Tensor py, Tensor? boundary, int rnnt_type, Tensor(a!) work, "
-    "Tensor(b!) total, Tensor(c!) gx, Tensor(d!) gy) -> ()",
-    _lattice,
-)
+    dense = full_lattice(emit, pad(py, (0, 1), value=NEG_INF), edges, rnnt_type)
+    sums.total.copy_(dense.total)
+    sums.gx.copy_(dense.gx[:, :-1, : px.shape[2]])
+    sums.gy.copy_(dense.gy[:, :, :-1])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, define
+from pruned_rnnt.ops.common.library import Out, accumulator, op
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 
 
@@ -21,34 +21,26 @@ def _columns(start: Tensor, s_range: int, rows: int) -> tuple[Tensor, Tensor]:
     return u.clamp(0, rows - 1), inside
 
 
-def _band_gather(lm: Tensor, start: Tensor, s_range: int, out: Tensor) -> None:
+@op
+def band_gather(lm: Tensor, start: Tensor, s_range: int, out: Out[Tensor]) -> None:
+    """lm (N,U+1,D), start (N,T) int32 -> out (N,T,S,D) of lm's dtype; 0 where start + j > U."""
     u, inside = _columns(start, s_range, lm.shape[1])
     n = torch.arange(lm.shape[0], device=lm.device)[:, None, None]
     out.copy_(lm[n, u].masked_fill_(~inside[..., None], 0))
 
 
-def _band_gather_backward(grad: Tensor, start: Tensor, grad_lm: Tensor) -> None:
+@op
+def band_gather_backward(grad: Tensor, start: Tensor, grad_lm: Out[Tensor]) -> None:
+    """grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D) of the dtype of grad, summed in acc and in a
+    fixed order (the fallback on CUDA: only under torch.use_deterministic_algorithms)."""
     batch, rows, width = grad_lm.shape
     u, inside = _columns(start, grad.shape[2], rows)
     n = torch.arange(batch, device=grad.device)[:, None, None]
-    # Columns outside go to a row of their own that is dropped.
-    where = torch.where(inside, n * rows + u, batch * rows).reshape(-1)
+    # Columns outside are added to an extra row, which is dropped.
+    row = torch.where(inside, n * rows + u, batch * rows).reshape(-1)
     total = grad.new_zeros((batch * rows + 1, width), dtype=accumulator(grad.dtype))
-    total.index_add_(0, where, grad.reshape(-1, width).to(total.dtype))
+    total.index_add_(0, row, grad.reshape(-1, width).to(total.dtype))
     grad_lm.copy_(total[:-1].view(batch, rows, width))
-
-
-# lm (N,U+1,D), start (N,T) int32 -> out (N,T,S,D) of the dtype of lm; 0 where start + j > U.
-band_gather = define(
-    "band_gather(Tensor lm, Tensor start, int s_range, Tensor(a!) out) -> ()", _band_gather
-)
-
-# grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D) of the dtype of grad, summed in acc and in a
-# fixed order (the fallback on CUDA: under torch.use_deterministic_algorithms).
-band_gather_backward = define(
-    "band_gather_backward(Tensor grad, Tensor start, Tensor(a!) grad_lm) -> ()",
-    _band_gather_backward,
-)
 
 
 class _BandGather(torch.autograd.Function):

@@ -6,11 +6,11 @@ With k = S-1 for `regular` and k = 1 otherwise, and M = max(U_n+1-S, 0) the last
     1. score(s,t) for s = 0..M is the mass of the paths that pass frame t inside the window:
            regular, constrained   sum_{u=s}^{s+S-1} gy(t,u) - gx(t,s-1), gx(t,-1) = 0
            modified, rna          sum_{u=s}^{s+S-1} gy(t,u) + gx(t,u)
-       A path takes one blank a frame in the first two types, and what enters the window from below
-       is on a path that the band cuts. In the others a symbol stands in the place of the blank:
-       blanks alone would leave a frame that surely emits without a choice.
+       A path takes one blank a frame in the first two types, and the mass that enters the window
+       from below is on paths that the band cuts. In the others a frame emits a symbol instead of a
+       blank, so that blanks alone say nothing about a frame that surely emits.
        s0(t) = the middle one of the s whose score is within 1e-5 of the largest (of two the
-       first): windows which hold all the mass differ by rounding alone, and every device must
+       first): windows that contain all the mass differ by rounding alone, and every device must
        choose the same; the middle one leaves paths room on both sides.
     2. s0(t) = M for t >= T_n - 1, so that the last symbol is reached.
     3. s1(t) = min over t' >= t of s0(t')                                  (monotone)
@@ -26,38 +26,49 @@ Source: arXiv 2206.13236; k2's get_rnnt_prune_ranges for the greedy rule.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.library import MODIFIED, REGULAR, RNA, define
+from pruned_rnnt.ops.common.library import MODIFIED, NEG_INF, REGULAR, RNA, Out, op
 
-NEG_INF = float("-inf")
 TIE = 1e-5
 
 
-def _window_scores(gx: Tensor, gy: Tensor, s_range: int, one_arc_a_frame: bool) -> Tensor:
+class OccupancyAndLengths(NamedTuple):
+    """gx, gy (N,T,U+1) acc in row layout, and lengths (N) int32."""
+
+    gx: Tensor
+    gy: Tensor
+    logit_lengths: Tensor
+    target_lengths: Tensor
+
+
+def _window_scores(nodes: OccupancyAndLengths, s_range: int, rnnt_type: int) -> Tensor:
     """score (N,T,W) for the windows s = 0 .. max(U+1-S, 0)."""
+    gx, gy = nodes.gx, nodes.gy
+    one_arc_a_frame = rnnt_type in (MODIFIED, RNA)
     windows = max(gy.shape[2] - s_range, 0) + 1
     mass = gx + gy if one_arc_a_frame else gy
     kept = pad(mass, (0, max(s_range - gy.shape[2], 0))).unfold(2, s_range, 1).sum(-1)
     return kept if one_arc_a_frame else kept - pad(gx, (1, 0))[:, :, :windows]
 
 
-def _prune_bounds(
-    gx: Tensor,
-    gy: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
+@op
+def prune_bounds(
+    nodes: OccupancyAndLengths,
     s_range: int,
     rnnt_type: int,
     padded_search: bool,
-    start: Tensor,
+    start: Out[Tensor],
 ) -> None:
-    frames, device = gy.shape[1], gy.device
+    """start (N,T) int32 by the greedy rule."""
+    frames, device = nodes.gy.shape[1], nodes.gy.device
     step = s_range - 1 if rnnt_type == REGULAR else 1
-    score = _window_scores(gx, gy, s_range, rnnt_type in (MODIFIED, RNA))
-    last_N1 = (target_lengths.long()[:, None] + 1 - s_range).clamp_min(0)
+    score = _window_scores(nodes, s_range, rnnt_type)
+    last_N1 = (nodes.target_lengths.long()[:, None] + 1 - s_range).clamp_min(0)
     if not padded_search:
         s = torch.arange(score.shape[2], device=device)
         score = score.masked_fill((s > last_N1)[:, None, :], NEG_INF)
@@ -65,27 +76,27 @@ def _prune_bounds(
     rank = tied.cumsum(2, dtype=torch.int32)
     s0 = (rank == (rank[:, :, -1:] + 1) // 2).to(torch.uint8).argmax(2)
     t = torch.arange(frames, device=device)
-    s0 = torch.where(t < logit_lengths[:, None] - 1, s0, last_N1)
+    s0 = torch.where(t < nodes.logit_lengths[:, None] - 1, s0, last_N1)
     s1 = s0.flip(1).cummin(1).values.flip(1)
     reach = (s1 - step * t).flip(1).cummax(1).values.flip(1) + step * t
     start.copy_(torch.minimum(reach, step * t))
 
 
-def _prune_bounds_exact(
-    gx: Tensor,
-    gy: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
+@op
+def prune_bounds_exact(
+    nodes: OccupancyAndLengths,
     s_range: int,
     rnnt_type: int,
-    scratch: Tensor,
-    start: Tensor,
+    scratch: Out[Tensor],
+    start: Out[Tensor],
 ) -> None:
-    batch, frames, device = gy.shape[0], gy.shape[1], gy.device
+    """start (N,T) int32 by dynamic programming. scratch (N,T,U+1) int32 is workspace, for the
+    backpointers."""
+    (batch, frames, _), device = nodes.gy.shape, nodes.gy.device
     step = s_range - 1 if rnnt_type == REGULAR else 1
-    score = _window_scores(gx, gy, s_range, rnnt_type in (MODIFIED, RNA))
+    score = _window_scores(nodes, s_range, rnnt_type)
     windows = score.shape[2]
-    last_N = (target_lengths.long() + 1 - s_range).clamp_min(0)
+    last_N = (nodes.target_lengths.long() + 1 - s_range).clamp_min(0)
     s = torch.arange(windows, device=device)
     scratch.zero_()
     best = score[:, 0].masked_fill(s != 0, NEG_INF)
@@ -96,30 +107,15 @@ def _prune_bounds_exact(
         best = value + score[:, t]
     frame_T = torch.arange(frames, device=device)
     bounds = torch.minimum(step * frame_T, last_N[:, None])
-    feasible = step * (logit_lengths.long() - 1) >= last_N
+    feasible = step * (nodes.logit_lengths.long() - 1) >= last_N
     rows = torch.arange(batch, device=device)
     here = last_N
     for t in range(frames - 1, -1, -1):
-        traced = feasible & (t < logit_lengths)
+        traced = feasible & (t < nodes.logit_lengths)
         bounds[:, t] = torch.where(traced, here, bounds[:, t])
         before = scratch[rows, t, here.clamp_max(windows - 1)].long()
         here = torch.where(traced, before, here)
     start.copy_(bounds)
-
-
-# gx, gy (N,T,U+1) acc in row layout, lengths (N) int32 -> start (N,T) int32.
-prune_bounds = define(
-    "prune_bounds(Tensor gx, Tensor gy, Tensor logit_lengths, Tensor target_lengths, int s_range, "
-    "int rnnt_type, bool padded_search, Tensor(a!) start) -> ()",
-    _prune_bounds,
-)
-
-# The same with backpointers in scratch (N,T,U+1) int32, whose content afterwards means nothing.
-prune_bounds_exact = define(
-    "prune_bounds_exact(Tensor gx, Tensor gy, Tensor logit_lengths, Tensor target_lengths, "
-    "int s_range, int rnnt_type, Tensor(a!) scratch, Tensor(b!) start) -> ()",
-    _prune_bounds_exact,
-)
 
 
 def choose_bounds(
@@ -132,12 +128,11 @@ def choose_bounds(
     exact: bool,
 ) -> Tensor:
     """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies (N,T,U+1)."""
+    nodes = OccupancyAndLengths(gx, gy, logit_lengths, target_lengths)
     start = torch.empty(gy.shape[:2], dtype=torch.int32, device=gy.device)
     if exact:
         scratch = torch.empty_like(gy, dtype=torch.int32)
-        prune_bounds_exact(
-            gx, gy, logit_lengths, target_lengths, s_range, rnnt_type, scratch, start
-        )
+        prune_bounds_exact(nodes, s_range, rnnt_type, scratch, start)
     else:
-        prune_bounds(gx, gy, logit_lengths, target_lengths, s_range, rnnt_type, False, start)
+        prune_bounds(nodes, s_range, rnnt_type, False, start)
     return start

@@ -8,7 +8,8 @@ With am_max = max_v am and am_exp = exp(am - am_max), the same for lm,
     logz(t,u)    = log product + am_max(t) + lm_max(u)   where product >= SAFE,
                    log sum_v exp(am(t,v) + lm(u,v))      elsewhere: there the terms have
                    underflowed, and the sum is taken entry by entry over V.
-SAFE is so far above the smallest normal number that what underflowed below it cannot be seen.
+SAFE is so far above the smallest normal number that terms which underflowed cannot change a sum
+of SAFE or more.
 
 With l = lm_only_scale, a = am_only_scale, c = 1 - l - a, and for v = y(u+1) (px) or blank (py):
     p(t,u) = c (am(t,v) + lm(u,v) - logz(t,u)) + l (lm(u,v) - lm_lse(u))
@@ -27,23 +28,79 @@ Gradients, with ex = (1 + fastemit_lambda) gx and g = grad_loss of the utterance
               + l g (sum_t ex + gy)(u) exp(lm(u,v) - lm_lse(u))
               - (c + l) g ([v = y(u+1)] sum_t ex(t,u) + [v = blank] sum_t gy(t,u))
 (the share of d lm through log_q is added by the caller). Rows of padding get exact zeros, whatever
-they hold. Entries with ex + gy = 0 contribute nothing and are not looked at, nor are rows of which
-that is the sum: a row of nothing but -inf has no softmax.
+values they have. Entries with ex + gy = 0 contribute nothing and are not read, nor are rows of such
+entries: a row of nothing but -inf has no softmax.
 Source: arXiv 2206.13236, with the exact entries added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, define
+from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op
+from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 
-NEG_INF = float("-inf")
 # Entries of (R, V) expanded at a time where the product underflowed.
 _EXACT_ELEMENTS = 1 << 22
+
+
+class Exponentials(NamedTuple):
+    """am (N,T,V') and lm (N,U',V') as simple_products.py stores them, with their low parts."""
+
+    am_exp: Tensor
+    am_low: Tensor | None
+    lm_exp: Tensor
+    lm_low: Tensor | None
+
+
+class Smoothing(NamedTuple):
+    """lm_lse (N,U+1), am_lse (N,T) and log_q (V), acc; None where the scale is 0."""
+
+    lm_lse: Tensor | None
+    am_lse: Tensor | None
+    log_q: Tensor | None
+
+
+class NodeScores(NamedTuple):
+    """(N,T,U+1) acc each."""
+
+    px: Tensor
+    py: Tensor
+    logz: Tensor
+
+
+class Scales(NamedTuple):
+    """The blank, and the two scales of smoothing."""
+
+    blank: int
+    lm_only_scale: float
+    am_only_scale: float
+
+
+class Sums(NamedTuple):
+    """am_sum (N,T,V') and lm_sum (N,U',V') of the module docstring."""
+
+    am_sum: Tensor
+    lm_sum: Tensor
+
+
+class Gradients(NamedTuple):
+    """(N,T,V) and (N,U+1,V)."""
+
+    grad_am: Tensor
+    grad_lm: Tensor
+
+
+class Upstream(NamedTuple):
+    """grad_loss (N) and the occupancies gx, gy (N,T,U+1), acc."""
+
+    grad_loss: Tensor
+    gx: Tensor
+    gy: Tensor
 
 
 def safe_product(dtype: torch.dtype) -> float:
@@ -67,15 +124,21 @@ def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
         yield entries[begin : begin + count].unbind(1)
 
 
-def _exp_rows(
+@op
+def exp_rows(
     x: Tensor,
     lengths: Tensor,
     extra: int,
-    row_max: Tensor,
-    row_lse: Tensor,
-    x_exp: Tensor,
-    x_low: Tensor | None,
+    row_max: Out[Tensor],
+    row_lse: Out[Tensor],
+    x_exp: Out[Tensor],
+    x_low: Out[Tensor | None],
 ) -> None:
+    """x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp
+    of the row; x_exp (N,L',V') and, if not None, x_low of the same shape and dtype: exp(x -
+    row_max) as simple_products.py stores it, zeros beyond L and V. Rows from
+    lengths[n] + extra on are padding: 0 everywhere, and x is not read there. A row of nothing but
+    -inf gives row_max 0, row_lse -inf and x_exp 0. NaN stays NaN."""
     count, size = x.shape[1:]
     outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
     rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
@@ -92,34 +155,36 @@ def _exp_rows(
 
 def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
     """Targets (N,U+1) int64 with blank in the last column and out-of-range symbols, and a mask of
-    the columns that hold a usable symbol."""
+    the columns with a usable symbol."""
     last = targets.new_full((targets.shape[0], 1), -1)
     y = torch.cat([targets, last], dim=1).long()
     usable = (y >= 0) & (y < size) & (y != blank)
     return torch.where(usable, y, blank), usable
 
 
-def _simple_log_probs(
+@op
+def simple_log_probs(
     am: Tensor,
     lm: Tensor,
     am_max: Tensor,
     lm_max: Tensor,
     product: Tensor,
-    lm_lse: Tensor | None,
-    am_lse: Tensor | None,
-    log_q: Tensor | None,
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-    lm_only_scale: float,
-    am_only_scale: float,
-    px: Tensor,
-    py: Tensor,
-    logz: Tensor,
+    smoothing: Smoothing,
+    batch: TargetsAndLengths,
+    scales: Scales,
+    out: Out[NodeScores],
 ) -> None:
-    acc = product.dtype
-    (batch, frames, size), width = am.shape, lm.shape[1]
+    """am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U') acc;
+    targets (N,U), lengths (N) int32.
+
+    px is -inf in column U_n; on invalid nodes (t >= T_n or u > U_n) px = py = -inf and logz = 0. A
+    target outside 0..V-1 or equal to blank is unreachable (px = -inf), and never read; T_n > T or
+    U_n > U makes the whole utterance invalid.
+    """
+    (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
+    targets, logit_lengths, target_lengths = batch
+    blank, lm_only_scale, am_only_scale = scales
+    (_, frames, size), width = am.shape, lm.shape[1]
     product = product[:, :, :width]
     valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
     fits_N = (logit_lengths <= frames) & (target_lengths < width)
@@ -130,15 +195,15 @@ def _simple_log_probs(
     entries = (valid & ~safe).nonzero()
     for n, t, u in _pieces(entries, size):
         z[n, t, u] = torch.logsumexp(am[n, t].to(acc) + lm[n, u].to(acc), dim=-1)
-    logz.copy_(z)
+    out.logz.copy_(z)
 
     y_NU, usable_NU = _symbols(targets, blank, size)
-    y_NTU = y_NU[:, None, :].expand(batch, frames, width)
+    y_NTU = y_NU[:, None, :].expand(-1, frames, width)
     combined_scale = 1 - lm_only_scale - am_only_scale
     am_x, am_y = am.gather(2, y_NTU).to(acc), am[:, :, blank, None].to(acc)
     lm_x = lm.gather(2, y_NU[:, :, None]).to(acc)[:, None, :, 0]
     lm_y = lm[:, None, :, blank].to(acc)
-    log_x, log_y = torch.zeros_like(px), torch.zeros_like(py)
+    log_x, log_y = torch.zeros_like(z), torch.zeros_like(z)
     if combined_scale != 0:
         log_x += combined_scale * (am_x + lm_x - z)
         log_y += combined_scale * (am_y + lm_y - z)
@@ -151,31 +216,35 @@ def _simple_log_probs(
     impossible = ~valid | (z == NEG_INF)
     u = torch.arange(width, device=am.device)
     emits_NU = usable_NU & (u < target_lengths[:, None])
-    px.copy_(log_x.masked_fill_(impossible | ~emits_NU[:, None, :], NEG_INF))
-    py.copy_(log_y.masked_fill_(impossible, NEG_INF))
+    out.px.copy_(log_x.masked_fill_(impossible | ~emits_NU[:, None, :], NEG_INF))
+    out.py.copy_(log_y.masked_fill_(impossible, NEG_INF))
 
 
-def _simple_weights(
-    grad_loss: Tensor,
-    gx: Tensor,
-    gy: Tensor,
+@op
+def simple_weights(
+    upstream: Upstream,
     product: Tensor,
     logit_lengths: Tensor,
     target_lengths: Tensor,
     scale: float,
     fastemit_lambda: float,
-    weights: Tensor,
+    weights: Out[Tensor],
 ) -> None:
-    product = product[:, :, : gx.shape[2]]
+    """weights of the module docstring, (N,T,parts,U') of the dtype of the exponentials: one part,
+    or three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and beyond
+    U+1."""
+    grad_loss, gx, gy = upstream
+    columns = gx.shape[2]
+    product = product[:, :, :columns]
     leaving = gx * (1 + fastemit_lambda) + gy
     used = _valid_nodes(logit_lengths, target_lengths, product.shape)
     used &= (product >= safe_product(product.dtype)) & (leaving != 0)
     value = (leaving * (scale * grad_loss)[:, None, None] / product).masked_fill_(~used, 0)
-    weights.zero_()[:, :, 0, : gx.shape[2]] = value
+    weights.zero_()[:, :, 0, :columns] = value
     if weights.shape[2] == 3:
         high = weights[:, :, 0]
         weights[:, :, 1] = high
-        weights[:, :, 2, : gx.shape[2]] = value - high[:, :, : gx.shape[2]].to(value.dtype)
+        weights[:, :, 2, :columns] = value - high[:, :, :columns].to(value.dtype)
 
 
 def _times_sum(x_exp: Tensor, x_low: Tensor | None, x_sum: Tensor, x: Tensor) -> Tensor:
@@ -188,43 +257,36 @@ def _times_sum(x_exp: Tensor, x_low: Tensor | None, x_sum: Tensor, x: Tensor) ->
     return exponentials * x_sum[:, :count, :size].to(acc)
 
 
-def _simple_backward(
-    grad_loss: Tensor,
-    gx: Tensor,
-    gy: Tensor,
+@op
+def simple_backward(
+    upstream: Upstream,
     am: Tensor,
     lm: Tensor,
-    am_exp: Tensor,
-    am_low: Tensor | None,
-    lm_exp: Tensor,
-    lm_low: Tensor | None,
+    exps: Exponentials,
     product: Tensor,
     logz: Tensor,
-    am_sum: Tensor,
-    lm_sum: Tensor,
-    lm_lse: Tensor | None,
-    am_lse: Tensor | None,
-    log_q: Tensor | None,
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-    lm_only_scale: float,
-    am_only_scale: float,
+    sums: Sums,
+    smoothing: Smoothing,
+    batch: TargetsAndLengths,
+    scales: Scales,
     fastemit_lambda: float,
-    grad_am: Tensor,
-    grad_lm: Tensor,
+    grads: Out[Gradients],
 ) -> None:
-    acc = product.dtype
-    batch, frames, size = am.shape
+    """The gradients have the dtype of am; if that is also the dtype of the sums, they may be am_sum
+    and lm_sum themselves. The result is the same from run to run on every device."""
+    grad_loss, gx, gy = upstream
+    (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
+    targets, logit_lengths, target_lengths = batch
+    blank, lm_only_scale, am_only_scale = scales
+    _, frames, size = am.shape
     combined_scale = 1 - lm_only_scale - am_only_scale
     product = product[:, :, : lm.shape[1]]
     valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
     ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
     ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
     leaving = ex + ey
-    d_am = _times_sum(am_exp, am_low, am_sum, am)
-    d_lm = _times_sum(lm_exp, lm_low, lm_sum, lm)
+    d_am = _times_sum(exps.am_exp, exps.am_low, sums.am_sum, am)
+    d_lm = _times_sum(exps.lm_exp, exps.lm_low, sums.lm_sum, lm)
 
     unsafe = (leaving != 0) & ~(product >= safe_product(acc))
     entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
@@ -246,58 +308,12 @@ def _simple_backward(
     y_NU, usable_NU = _symbols(targets, blank, size)
     ex = ex.masked_fill_(~usable_NU[:, None, :], 0)
     am_scale, lm_scale = combined_scale + am_only_scale, combined_scale + lm_only_scale
-    d_am.scatter_add_(2, y_NU[:, None, :].expand(batch, frames, -1), -am_scale * ex)
+    d_am.scatter_add_(2, y_NU[:, None, :].expand(-1, frames, -1), -am_scale * ex)
     d_am[:, :, blank] -= am_scale * ey.sum(2)
     d_lm.scatter_add_(2, y_NU[:, :, None], -lm_scale * ex.sum(1)[:, :, None])
     d_lm[:, :, blank] -= lm_scale * ey.sum(1)
 
     t = torch.arange(frames, device=am.device)
     u = torch.arange(lm.shape[1], device=am.device)
-    grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
-    grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))
-
-
-# x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp of
-# the row; x_exp (N,L',V') and, where wanted, x_low of the same shape and dtype: exp(x - row_max) as
-# simple_products.py stores it, zeros in what is added to L and V. Rows from lengths[n] + extra on
-# are padding: 0 everywhere without looking at x. A row of nothing but -inf gives row_max 0, row_lse
-# -inf and x_exp 0. NaN stays NaN.
-exp_rows = define(
-    "exp_rows(Tensor x, Tensor lengths, int extra, Tensor(a!) row_max, Tensor(b!) row_lse, "
-    "Tensor(c!) x_exp, Tensor(d!)? x_low) -> ()",
-    _exp_rows,
-)
-
-# am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U'),
-# lm_lse (N,U+1), am_lse (N,T), log_q (V) acc; targets (N,U), lengths (N) int32.
-# -> px, py, logz (N,T,U+1) acc. px is -inf in column U_n; on invalid nodes (t >= T_n or u > U_n)
-# px = py = -inf and logz = 0. A target outside 0..V-1 or equal to blank is unreachable
-# (px = -inf), never read; T_n > T or U_n > U makes the whole utterance invalid.
-simple_log_probs = define(
-    "simple_log_probs(Tensor am, Tensor lm, Tensor am_max, Tensor lm_max, Tensor product, "
-    "Tensor? lm_lse, Tensor? am_lse, Tensor? log_q, Tensor targets, Tensor logit_lengths, "
-    "Tensor target_lengths, int blank, float lm_only_scale, float am_only_scale, "
-    "Tensor(a!) px, Tensor(b!) py, Tensor(c!) logz) -> ()",
-    _simple_log_probs,
-)
-
-# weights of the module docstring, (N,T,parts,U') of the dtype of the exponentials: one part, or
-# three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and in what is added
-# to U+1.
-simple_weights = define(
-    "simple_weights(Tensor grad_loss, Tensor gx, Tensor gy, Tensor product, Tensor logit_lengths, "
-    "Tensor target_lengths, float scale, float fastemit_lambda, Tensor(a!) weights) -> ()",
-    _simple_weights,
-)
-
-# am_exp (N,T,V'), lm_exp (N,U',V') and low parts as stored; am_sum (N,T,V'), lm_sum (N,U',V').
-# grad_am (N,T,V) and grad_lm (N,U+1,V) are of the dtype of am; where that is also the dtype of the
-# sums, they may be am_sum and lm_sum themselves. Same result from run to run on every device.
-simple_backward = define(
-    "simple_backward(Tensor grad_loss, Tensor gx, Tensor gy, Tensor am, Tensor lm, Tensor am_exp, "
-    "Tensor? am_low, Tensor lm_exp, Tensor? lm_low, Tensor product, Tensor logz, Tensor am_sum, "
-    "Tensor lm_sum, Tensor? lm_lse, Tensor? am_lse, Tensor? log_q, Tensor targets, "
-    "Tensor logit_lengths, Tensor target_lengths, int blank, float lm_only_scale, "
-    "float am_only_scale, float fastemit_lambda, Tensor(a!) grad_am, Tensor(b!) grad_lm) -> ()",
-    _simple_backward,
-)
+    grads.grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
+    grads.grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))

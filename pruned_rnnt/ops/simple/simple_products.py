@@ -1,7 +1,7 @@
 """How the exponentials of the trivial joiner are stored, and the matrix products of them.
 
-Axes: N batch, T frames, U symbols, V vocabulary; V' >= V and U' >= U+1 are rounded up to what makes
-products fast, the rest is zeros.
+Axes: N batch, T frames, U symbols, V vocabulary; V' and U' are V and U+1 rounded up to a multiple
+that makes products fast, and padded with zeros.
 
 Where 16-bit matrix products are several times faster than those of float32 (CUDA from compute
 capability 8.0 on), an exponential e is stored as bfloat16 parts, high = bf16(e) and
@@ -11,8 +11,8 @@ low = bf16(e - high): together they keep 16 bits and the whole range of float32.
 
 with sums in float32. The gradient's products (simple_log_probs.py) of float32 inputs are made of
 the same three terms, their weights in parts too; those of 16-bit inputs take the high parts alone,
-for their results are rounded to 16 bits anyway. Elsewhere, and in float64, one part is stored as it
-is.
+for their results are rounded to 16 bits anyway. On other devices, and in float64, e is stored
+unchanged in one part.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, define
+from pruned_rnnt.ops.common.library import Out, accumulator, op
 from pruned_rnnt.ops.common.matrix_products import multiply_into
+from pruned_rnnt.ops.simple.simple_log_probs import Exponentials
 
 
 class ExpLayout(NamedTuple):
     """dtype of exponentials and weights; split: whether they have a low part; multiple: of V' and
-    U'; weight_parts: 1, or 3 for high, high, low; sum_dtype: of the gradient's products."""
+    U'; weight_parts: 1, or 3 for high, high, low; sum_dtype: that of the gradient's products."""
 
     dtype: torch.dtype
     split: bool
@@ -56,26 +57,26 @@ def _fast_bfloat16(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _simple_product(
-    am_exp: Tensor, am_low: Tensor | None, lm_exp: Tensor, lm_low: Tensor | None, product: Tensor
-) -> None:
-    lm_high = lm_exp.mT
-    multiply_into(product, am_exp, lm_high)
-    if am_low is not None and lm_low is not None:
-        multiply_into(product, am_exp, lm_low.mT, add=True)
-        multiply_into(product, am_low, lm_high, add=True)
+@op
+def simple_product(exps: Exponentials, product: Out[Tensor]) -> None:
+    """am_exp, am_low (N,T,V'), lm_exp, lm_low (N,U',V') of one dtype -> product (N,T,U') acc."""
+    multiply_into(product, exps.am_exp, exps.lm_exp.mT)
+    if exps.am_low is not None and exps.lm_low is not None:
+        multiply_into(product, exps.am_exp, exps.lm_low.mT, add=True)
+        multiply_into(product, exps.am_low, exps.lm_exp.mT, add=True)
 
 
-def _simple_sums(
+@op
+def simple_sums(
     weights: Tensor,
-    am_exp: Tensor,
-    am_low: Tensor | None,
-    lm_exp: Tensor,
-    lm_low: Tensor | None,
-    lm_stack: Tensor | None,
-    am_sum: Tensor,
-    lm_sum: Tensor,
+    exps: Exponentials,
+    lm_stack: Out[Tensor | None],
+    am_sum: Out[Tensor],
+    lm_sum: Out[Tensor],
 ) -> None:
+    """weights (N,T,parts,U') of the dtype of exps -> am_sum (N,T,V'), lm_sum (N,U',V'). lm_stack
+    (N,3U',V') is workspace for three parts."""
+    am_exp, am_low, lm_exp, lm_low = exps
     high = weights[:, :, 0].mT
     multiply_into(lm_sum, high, am_exp)
     if weights.shape[2] == 1:
@@ -84,24 +85,8 @@ def _simple_sums(
     assert am_low is not None
     assert lm_low is not None
     assert lm_stack is not None
-    # High, low, high under each other, to meet high, high, low of the weights in one product.
+    # High, low, high on top of each other, to meet high, high, low of the weights in one product.
     torch.cat([lm_exp, lm_low, lm_exp], 1, out=lm_stack)
     multiply_into(am_sum, weights.flatten(2), lm_stack)
     multiply_into(lm_sum, high, am_low, add=True)
     multiply_into(lm_sum, weights[:, :, 2].mT, am_exp, add=True)
-
-
-# am_exp, am_low (N,T,V'), lm_exp, lm_low (N,U',V') of one dtype -> product (N,T,U') acc.
-simple_product = define(
-    "simple_product(Tensor am_exp, Tensor? am_low, Tensor lm_exp, Tensor? lm_low, "
-    "Tensor(a!) product) -> ()",
-    _simple_product,
-)
-
-# weights (N,T,parts,U') of that dtype -> am_sum (N,T,V'), lm_sum (N,U',V'). lm_stack (N,3U',V') is
-# workspace for three parts.
-simple_sums = define(
-    "simple_sums(Tensor weights, Tensor am_exp, Tensor? am_low, Tensor lm_exp, Tensor? lm_low, "
-    "Tensor(a!)? lm_stack, Tensor(b!) am_sum, Tensor(c!) lm_sum) -> ()",
-    _simple_sums,
-)

@@ -1,6 +1,6 @@
 """The prior of the predictor that smooths am: q, the mean of its softmax over all real positions.
 
-Axes: N batch, T frames, U symbols, V vocabulary. What it is for is in simple_log_probs.py.
+Axes: N batch, T frames, U symbols, V vocabulary. simple_log_probs.py uses it for smoothing.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.simple.simple_log_probs import NEG_INF
+from pruned_rnnt.ops.common.library import NEG_INF, accumulator
+from pruned_rnnt.ops.common.utterances import TargetsAndLengths
+from pruned_rnnt.ops.simple.simple_log_probs import Smoothing, Upstream
 
 
 def _counted_rows(lm_log_softmax: Tensor, target_lengths: Tensor) -> Tensor:
-    """(N,U+1) bool: positions that q is the mean of. A NaN would spread over the batch."""
+    """(N,U+1) bool: positions that q is the mean of; those of NaN would spread over the batch."""
     u = torch.arange(lm_log_softmax.shape[1], device=lm_log_softmax.device)
     return (u <= target_lengths[:, None]) & ~lm_log_softmax[:, :, 0].isnan()
 
@@ -27,20 +28,23 @@ def log_unigram(lm: Tensor, target_lengths: Tensor) -> Tensor:
 
 
 def unigram_gradient(
-    grad_loss: Tensor,
-    gx: Tensor,
-    gy: Tensor,
+    upstream: Upstream,
     am: Tensor,
     lm: Tensor,
-    am_lse: Tensor,
-    log_q: Tensor,
-    targets: Tensor,
-    target_lengths: Tensor,
+    smoothing: Smoothing,
+    batch: TargetsAndLengths,
     blank: int,
     fastemit_lambda: float,
 ) -> Tensor:
-    """What goes through log q to lm (N,U+1,V), in acc, for an am_only_scale of 1. A NaN in an
-    utterance counts as no gradient here, or it would reach the others."""
+    """The gradient of lm (N,U+1,V) through log q, in acc, for an am_only_scale of 1.
+
+    Utterances with a NaN contribute none, because log q would pass it on to the others.
+    """
+    grad_loss, gx, gy = upstream
+    _, am_lse, log_q = smoothing
+    targets, _, target_lengths = batch
+    assert am_lse is not None
+    assert log_q is not None
     acc = log_q.dtype
     ex = gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]
     ey = gy * grad_loss[:, None, None]
@@ -49,7 +53,7 @@ def unigram_gradient(
     leaving_NT = (ex + ey).sum(2)
     softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
     softmax = softmax.masked_fill((leaving_NT == 0)[:, :, None], 0)
-    # With `out`, which autocast leaves alone.
+    # Autocast does not change products with `out`.
     grad_log_q = torch.empty_like(log_q)
     torch.mv(softmax.flatten(0, 1).t(), leaving_NT.flatten(), out=grad_log_q)
     emitted_NU = ex.sum(1)[:, :-1]

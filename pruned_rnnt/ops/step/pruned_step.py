@@ -26,19 +26,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.library import NEG_INF, accumulator
 from pruned_rnnt.ops.common.matrix_products import multiply_into
-from pruned_rnnt.ops.common.row_geometry import cumulated
+from pruned_rnnt.ops.common.row_geometry import row_offsets
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import (
     RowProblem,
-    RowStatistics,
     row_gradients,
     row_losses,
 )
+from pruned_rnnt.ops.joiner.log_probs import RowStatistics
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
-from pruned_rnnt.ops.simple.simple_log_probs import NEG_INF
 from pruned_rnnt.ops.simple.simple_loss import (
     SimpleOptions,
     simple_gradient,
@@ -98,7 +97,7 @@ class _PrunedStep(torch.autograd.Function):
         lengths = (logit_lengths, target_lengths)
         row_splits = None
         if host_lengths is not None:
-            row_splits = cumulated(host_lengths[0].long() * plan.rows.columns)
+            row_splits = row_offsets(host_lengths[0].long() * plan.rows.columns)
             row_splits = row_splits.to(targets.device, non_blocking=True)
         plan_simple: SimpleOptions = plan.simple
         encoder, predictor = (x.to(plan.dtype).contiguous() for x in (encoder_NTE, predictor_NUP))

@@ -117,7 +117,7 @@ def _sizes(inputs: Sequence[Tensor], packed: bool, at_once: bool, plan: StepPlan
         hidden_rows=rows.hidden_rows,
         blank=plan.simple.blank,
         rnnt_type=plan.simple.rnnt_type,
-        mode=rows.options.mode,
+        mode=rows.options.normalization,
         activation=rows.activation,
         exact_bounds=plan.exact_bounds,
         differentiable=plan.differentiable,
