@@ -1,4 +1,4 @@
-"""Every setting of a configuration with its value, default and meaning, as YAML with comments.
+"""Help for every setting of a configuration: YAML with comments, and a page of the documentation.
 
 The meaning of a field is its entry `name: text` (or `name, other: text`) in the docstring of its
 dataclass or of a base class; continuation lines are indented.
@@ -53,7 +53,7 @@ def _section_lines(
 
 
 def field_meanings(cls: type) -> dict[str, str]:
-    """What the docstrings of a configuration class and its bases say about each field."""
+    """The text about each field in the docstrings of a configuration class and its bases."""
     meanings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):

@@ -1,4 +1,4 @@
-"""`inspect --keys`: every setting with its meaning, and YAML that loads again."""
+"""Help for every setting: `inspect --keys`, whose YAML loads again, and the page of settings."""
 
 from __future__ import annotations
 
