@@ -1,4 +1,4 @@
-"""`python -m pruned_rnnt` is `pruned-rnnt`."""
+"""`python -m pruned_rnnt` runs the command line, like `pruned-rnnt`."""
 
 import sys
 

@@ -1,9 +1,8 @@
 """Configuration: defaults in frozen dataclasses <- YAML file <- `section.key=value`.
 
-This is the only module which knows OmegaConf. A configuration class is a frozen, keyword-only
-dataclass which lives beside what it configures; nested ones make sections. A YAML file holds
-differences from the defaults only, and may build on another file of the same folder with
-`base: other.yaml`.
+Only this module uses OmegaConf. A configuration class is a frozen, keyword-only dataclass beside
+the code that it configures; nested ones make sections. A YAML file holds differences from the
+defaults only, and may extend another file of the same folder with `base: other.yaml`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 class ConfigError(ValueError):
-    """A configuration which cannot be used; the message names the key or the file."""
+    """An invalid configuration; the message names the key or the file."""
 
 
 def load_config(
@@ -29,7 +28,7 @@ def load_config(
     """Build a `cls` from its defaults, a YAML file and `section.key=value` overrides.
 
     Args:
-        cls: frozen dataclass, nested at will.
+        cls: frozen dataclass, which may nest others.
         yaml_path: file with differences from the defaults, or the name of a packaged one (`own`
             for configs/own.yaml), or None.
         overrides: each `section.key=value`; the value is read as YAML.
@@ -77,9 +76,9 @@ def config_file(path: str | Path) -> Path:
 def top_level_value(
     key: str, yaml_path: str | Path | None = None, overrides: Iterable[str] = ()
 ) -> Any:
-    """What a YAML file or override says for one key, before it is known what class they configure.
+    """The value that a YAML file or overrides give to a top-level key, for any class.
 
-    None where they do not say. Raises ConfigError as `load_config` for what cannot be read.
+    None if neither sets it. Raises ConfigError as `load_config` if they cannot be read.
     """
     layers = _read_with_bases(config_file(yaml_path), seen=()) if yaml_path is not None else []
     values = [values for _, values in layers] + [_parse_override(item) for item in overrides]
@@ -90,7 +89,7 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "conf
     """The inverse of `to_dict`: build a `cls` from nested plain values.
 
     Args:
-        source: what the values came from, for the error message.
+        source: origin of the values, for the error message.
     """
     return _merge(cls, [(source, dict(values))])
 
@@ -119,7 +118,7 @@ def value_as_yaml(key: str, value: Any) -> str:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Lines `section.key: old -> new` for every key on which two configurations differ.
+    """Lines `section.key: old -> new` for every key in which two configurations differ.
 
     Args:
         old, new: configurations, or nested dicts as from `to_dict`.
@@ -146,12 +145,12 @@ def _leaves(config: Any) -> dict[str, Any]:
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, Any]]:
-    """The file's own values after those of the files it builds on, outermost base first."""
+    """The file's own values after those of its bases, outermost base first."""
     from omegaconf import DictConfig, OmegaConf
 
     if not path.is_file():
-        asked = f" (the `base` of {seen[-1]})" if seen else ""
-        raise ConfigError(f"config file not found: {path}{asked}")
+        base_note = f" (the `base` of {seen[-1]})" if seen else ""
+        raise ConfigError(f"config file not found: {path}{base_note}")
     if path.resolve() in seen:
         raise ConfigError(f"{path}: `base` leads back to the file itself")
     try:
@@ -195,41 +194,41 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
             raise ConfigError(_wrong_value(start, source, values, error)) from error
     try:
         return cast(ConfigT, OmegaConf.to_object(merged))
-    # Configuration classes refuse values out of range with the former.
+    # Configuration classes raise ValueError for values out of range.
     except (ValueError, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
 
 
 def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
-    """Defaults of `cls`, its sections of the kinds which the layers ask for.
+    """Defaults of `cls`, with the classes of sections that the layers choose by `kind`.
 
     A section that may be one of several classes is a field with their common base class as its
-    type and `metadata={"kinds": {name: class}}`; the last `kind: name` counts, and takes the place
-    of the others in `layers`.
+    type and `metadata={"kinds": {name: class}}`. The last `kind: name` of the layers decides, and
+    replaces the others in `layers`.
     """
     from omegaconf import OmegaConf, read_write
 
     start = OmegaConf.structured(cls)
     for key, kinds in _sections_with_kinds(cls):
         section, _, name = key.rpartition(".")
-        asked = [
+        choices = [
             (source, node)
             for source, values in layers
             if isinstance(node := OmegaConf.select(values, key), MutableMapping) and "kind" in node
         ]
-        for source, node in asked:
+        for source, node in choices:
             kind = node["kind"]
             if not isinstance(kind, str) or kind not in kinds:
                 guesses = difflib.get_close_matches(str(kind), kinds, n=1)
                 hint = f"; did you mean '{guesses[0]}'?" if guesses else ""
                 names = ", ".join(kinds)
                 raise ConfigError(f"{source}: '{key}.kind={kind}' is none of {names}{hint}")
-        if asked:
-            last = asked[-1][1]["kind"]
+        if choices:
+            last = choices[-1][1]["kind"]
             parent = OmegaConf.select(start, section) if section else start
             with read_write(parent):
                 parent[name] = OmegaConf.structured(kinds[last])
-            for _, node in asked:
+            for _, node in choices:
                 node["kind"] = last
     return start
 
@@ -256,13 +255,13 @@ def _unknown_key(start: Any, source: str, full_key: str) -> str:
 
 
 def _wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
-    """Name the key of a wrong value, also where OmegaConf's own error does not."""
+    """The message about a wrong value, with its key, which OmegaConf's own error may lack."""
     key = error.full_key or _first_bad_key(start, values) or "(unknown key)"
     return f"{source}: '{key}': {_first_line(error)}"
 
 
 def _first_bad_key(start: Any, values: Any) -> str | None:
-    """Merge the leaves one at a time to find the one which fails."""
+    """The first leaf that cannot be merged, as `key=value`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -279,7 +278,7 @@ def _first_bad_key(start: Any, values: Any) -> str | None:
 
 
 def _sections(start: Any) -> list[str]:
-    """Names of all sections: what leaves have before their dots."""
+    """Names of all sections: the prefixes of the leaves."""
     parts = [key.split(".") for key in _leaves(start)]
     return sorted({".".join(part[:end]) for part in parts for end in range(1, len(part))})
 

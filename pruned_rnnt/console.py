@@ -1,4 +1,4 @@
-"""Where log lines and progress bars of the commands go: stderr."""
+"""The console of the commands: log lines and progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# To replace it where `main` is called again.
+# Identifies the handler, so that a second call of `main` replaces it.
 _HANDLER_NAME = "pruned-rnnt console"
 
 
 class _PipedFormatter(logging.Formatter):
-    """Time and message, and the level of what is no information: 71 of 80 columns for messages."""
+    """Time and message, and the level above INFO; of 80 columns, 71 are left for the message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
@@ -26,10 +26,10 @@ class _PipedFormatter(logging.Formatter):
 
 
 def start_logging() -> Console:
-    """Log lines go through the console that also draws the progress bar.
+    """Send log lines to the console that also draws the progress bar; returns the console.
 
-    The handler is that of the root logger: where that has none, other packages that log (lhotse)
-    make it one, and every line of ours would be printed twice.
+    The handler belongs to the root logger. Without one, other packages that log (lhotse) would
+    add their own to it, and each of our lines would be printed twice.
     """
     from rich.console import Console
     from rich.logging import RichHandler

@@ -1,4 +1,8 @@
-"""One program at a time works in a folder; a second one is told so at once."""
+"""A lock that lets one process at a time work in a folder.
+
+filelock is no replacement: it leaves a file in the folder, and its lock survives in loader workers
+that were forked by a killed process.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,28 @@ from pathlib import Path
 _handles: set[int] = set()
 
 
-def _leave_to_the_parent() -> None:
-    """Loader workers outlive a killed program by seconds; they shall not hold its locks."""
+def _close_in_child() -> None:
+    """Close the locks in a forked child: loader workers outlive a killed parent by seconds."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
-def only_one(folder: Path, what: str) -> Iterator[None]:
-    """Nobody else is inside for this folder, which exists.
+def exclusive_folder_lock(folder: Path, state: str) -> Iterator[None]:
+    """Hold an exclusive lock on an existing folder for the length of the context.
 
-    The lock is the operating system's, on the folder itself: it leaves no file, and goes with the
-    process however that ends. File systems that have no such locks are taken as free.
+    The operating system locks the folder itself, so that no file is left behind, and releases the
+    lock when the process ends, however it ends. A file system without locks counts as unlocked.
 
     Args:
-        what: the sentence about the folder that goes before "by another process".
+        state: for the error message, which is "FOLDER {state} by another process".
 
     Raises:
-        ValueError: somebody else is.
+        ValueError: another process holds the lock.
     """
     handle = os.open(folder, os.O_RDONLY)
     _handles.add(handle)
@@ -41,7 +45,8 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"{folder} {what} by another process: wait for it, end it, or choose another folder"
+                f"{folder} {state} by another process: wait for it, end it, or choose "
+                "another folder"
             ) from error
         except OSError:
             pass

@@ -1,7 +1,7 @@
-"""The packages beyond torch and numpy, and the extra of this package that installs each of them.
+"""The optional packages, and the extra of this package that installs each of them.
 
-`import pruned_rnnt` and the losses need none of them. Whatever needs one says so in one line that
-names the pip command.
+`import pruned_rnnt` and the losses need torch and numpy alone. If another package is missing, the
+error is one line with the pip command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES_OF_EXTRA = {
     "k2": ("k2",),
     "microphone": ("sounddevice",),
 }
-# What each kind of export uses.
+# Packages of each kind of export.
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 VERIFY_PACKAGES = ("sherpa_onnx",)
 _EXTRA_OF = {package: extra for extra, names in PACKAGES_OF_EXTRA.items() for package in names}
@@ -51,7 +51,7 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 def require(*packages: str) -> None:
-    """Raise MissingPackageError that names those of the packages which are not installed."""
+    """Raise MissingPackageError, which names the missing ones, unless all are installed."""
     missing = [package for package in packages if not _is_installed(package)]
     if missing:
         raise MissingPackageError(missing)
@@ -59,7 +59,7 @@ def require(*packages: str) -> None:
 
 @contextmanager
 def missing_packages_named() -> Iterator[None]:
-    """Inside, importing an optional package that is not installed raises MissingPackageError."""
+    """Within the context, importing a missing optional package raises MissingPackageError."""
     try:
         yield
     except MissingPackageError:
@@ -72,5 +72,5 @@ def missing_packages_named() -> Iterator[None]:
 
 
 def _is_installed(package: str) -> bool:
-    # None in sys.modules stands for a module that cannot be imported.
+    # None in sys.modules marks a module that cannot be imported.
     return sys.modules[package] is not None if package in sys.modules else bool(find_spec(package))

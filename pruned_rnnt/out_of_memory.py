@@ -1,10 +1,10 @@
-"""Which errors mean that memory ran out, on any device."""
+"""Recognise the errors that mean out of memory, on any device."""
 
 from __future__ import annotations
 
 import torch
 
-# What allocators say whose errors have no type of their own: of the CPU, of CUDA, of its libraries.
+# Messages of allocators that raise a plain RuntimeError: CPU, CUDA, and CUDA's libraries.
 _MESSAGES = (
     "can't allocate memory",
     "out of memory",
@@ -14,13 +14,14 @@ _MESSAGES = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error of a forward or backward pass says that memory ran out.
+    """True if an error of a forward or backward pass means that memory ran out.
 
-    Or came of one that does: ending the capture of a CUDA graph which ran out fails as well.
+    Also true for an error that followed such an error: when memory runs out during the capture of
+    a CUDA graph, ending the capture fails with an error of its own.
     """
     if error is None:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    says_so = isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
-    return says_so or is_out_of_memory(error.__context__)
+    matches = isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+    return matches or is_out_of_memory(error.__context__)

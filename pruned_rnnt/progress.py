@@ -1,4 +1,4 @@
-"""Progress bars of the commands: shown on a terminal only, erased when the work is done."""
+"""Progress bars of the commands, shown on a terminal only and erased at the end."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """A bar on a terminal, or nothing where there is none."""
+    """A progress bar; without a terminal it does nothing."""
 
     def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
         self._progress = progress
         self._task = task
 
     def show(self, completed: float) -> None:
-        """So much is done in all."""
+        """Set the amount of work that is done."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=completed)
 
     def over(self, items: Iterable[Item], size: Callable[[Item], float]) -> Iterator[Item]:
-        """The items; each counts with its size when the next one is asked for.
+        """Yield the items and advance the bar by the size of each.
 
-        The bar is erased after the last one, so that results can be printed.
+        The bar is erased after the last item, so that results can be printed.
         """
         done = 0.0
         for item in items:
@@ -43,19 +43,19 @@ class ProgressBar:
 def progress_bar(
     console: Console | None, description: str, total: float | None
 ) -> Iterator[ProgressBar]:
-    """A bar with the time left, until the end of the context.
+    """Show a bar with the time left until the end of the context.
 
     Args:
         console: of the log, on stderr; None for no bar.
         description: of the work and its unit.
-        total: when the work is done; None where that is not known.
+        total: amount of work, None if unknown.
     """
     if console is None or not console.is_terminal:
         yield ProgressBar(None, None)
         return
     from rich.progress import Progress
 
-    # What goes to stdout stays there: it may be a file or another program.
+    # stdout is not redirected: it may be a file or a pipe.
     with Progress(
         *bar_columns(), console=console, transient=True, expand=True, redirect_stdout=False
     ) as progress:
@@ -63,7 +63,7 @@ def progress_bar(
 
 
 def bar_columns() -> list[ProgressColumn]:
-    """Description, bar, how much of how much, time elapsed and left."""
+    """Description, bar, completed and total amount, time elapsed and left."""
     from rich import progress
 
     return [

@@ -1,19 +1,19 @@
-"""Ranges of settings, checked where configuration classes are made."""
+"""Range checks of settings, for the constructors of configuration classes."""
 
 from __future__ import annotations
 
 
 def check_at_least(section: str, config: object, **least: float) -> None:
-    """Refuse settings that are too small.
+    """Raise an error for settings below their lower bounds.
 
     Args:
-        section: where they are in configuration files, e.g. `model.encoder`, for the message.
-        config: object that has them as attributes; of a tuple every entry is checked, and None
-            passes.
-        least: the smallest value of each, by name.
+        section: their section in configuration files, e.g. `model.encoder`, for the message.
+        config: object with the settings as attributes; every entry of a tuple is checked, and
+            None passes.
+        least: the smallest value of each setting.
 
     Raises:
-        ValueError: naming the key, what it is and what it needs; also for NaN.
+        ValueError: a setting is too small or NaN; the message names key, value and bound.
     """
     for name, bound in least.items():
         value = getattr(config, name)
@@ -24,10 +24,10 @@ def check_at_least(section: str, config: object, **least: float) -> None:
 
 
 def check_fractions(section: str, config: object, *names: str, below_one: bool = False) -> None:
-    """Refuse settings that are no share of something: 0 to 1, or less than 1 if `below_one`.
+    """Raise an error for settings outside 0 to 1, or equal to 1 if `below_one`.
 
     Raises:
-        ValueError: naming the key, what it is and what it needs.
+        ValueError: a setting is out of range; the message names key, value and range.
     """
     for name in names:
         value = getattr(config, name)

@@ -1,11 +1,11 @@
-"""Errors of a user's request that a command prints in one line, without a traceback."""
+"""Errors in a user's request, which commands print as one line without a traceback."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Options that do not go together, or name something that does not exist."""
+    """Options that exclude each other, or name something that does not exist."""
 
 
 class ExportError(ValueError):
-    """A model that cannot be exported or loaded; the message says which and why."""
+    """A model that cannot be exported or loaded; the message names it and the reason."""

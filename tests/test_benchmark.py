@@ -1,4 +1,4 @@
-"""The benchmark: every system that imports does the same work, and rows are complete."""
+"""The benchmark: all importable systems compute the same results, and rows are complete."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_systems_agree(name: str) -> None:
         assert loss_of(system, CPU_CASES[kind]) == pytest.approx(expected, rel=tolerance)
 
 
-def test_a_row_is_complete_and_kept(tmp_path, monkeypatch) -> None:
+def test_row_is_complete_and_appended(tmp_path, monkeypatch) -> None:
     row = run_one(CPU_CASES["full"], OURS[0], repeats=3)
     assert 0 < row.p20_ms <= row.median_ms <= row.p80_ms
     assert row.launches is row.waits is None
@@ -78,7 +78,7 @@ print(inputs.first.numel() * 4 / (1 << 20), measured.peak_mib)
 
 
 def test_peak_memory_sees_what_a_step_allocates() -> None:
-    # In a process of its own: memory that tests before this one have freed may be used again.
+    # In a separate process, as memory that earlier tests have freed might be reused.
     done = subprocess.run(
         [sys.executable, "-c", PEAK_PROGRAM], capture_output=True, text=True, check=True
     )
@@ -86,7 +86,7 @@ def test_peak_memory_sees_what_a_step_allocates() -> None:
     assert gradient_mib <= peak_mib < 3 * gradient_mib
 
 
-def test_archives_that_are_missing_are_named(tmp_path) -> None:
+def test_missing_archives_are_named(tmp_path) -> None:
     reasons = compile_all(tmp_path, tmp_path / "build")
     assert set(reasons) == {source.package for source in SOURCES}
     assert all(f"no {name}-*.tar.gz in" in reason for name, reason in reasons.items())

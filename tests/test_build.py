@@ -1,4 +1,4 @@
-"""The compiled libraries as files: what they need of torch, how they are found and reported."""
+"""The compiled libraries: their dependence on torch, how they are found, built and reported."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ for call in (compiled, loss, compiled):
 """
 
 
-def test_missing_library_is_warned_of_once_at_the_first_fallback(tmp_path: Path) -> None:
-    """Not at import, nor by what traces; then by the first call, also of a compiled function."""
+def test_missing_library_is_warned_about_once_at_the_first_fallback(tmp_path: Path) -> None:
+    """Not at import or while tracing, but in the first call, also of a compiled function."""
     (tmp_path / "build_notes.txt").write_text("cpu: not built: no C++ compiler found\n")
     result = run_python(CALLS, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
     assert "plain torch" not in result.stderr
@@ -161,7 +161,7 @@ def test_missing_library_is_warned_of_once_at_the_first_fallback(tmp_path: Path)
     assert "PRUNED_RNNT_BACKEND=fallback silences" in warning
 
 
-def test_no_warning_where_the_fallback_was_asked_for() -> None:
+def test_requested_fallback_is_not_warned_about() -> None:
     result = run_python(CALLS, PRUNED_RNNT_BACKEND="fallback")
     assert result.stdout.splitlines() == ["traced", "silent", "silent", "silent"], result.stderr
     assert "plain torch" not in result.stderr
@@ -179,21 +179,21 @@ def configure(build: Path, *options: str, **environment: str) -> str:
 
 
 @needs_cmake
-def test_configuring_without_a_compiler_succeeds_and_says_so(tmp_path: Path) -> None:
+def test_configuring_without_a_compiler_succeeds_with_a_note(tmp_path: Path) -> None:
     notes = configure(tmp_path, CXX=str(tmp_path / "no_such_compiler"))
     assert "cpu: not built: no C++ compiler found" in notes
     assert "cuda: not built: no C++ compiler found" in notes
 
 
 @needs_cmake
-def test_configuring_without_torch_succeeds_and_says_so(tmp_path: Path) -> None:
+def test_configuring_without_torch_succeeds_with_a_note(tmp_path: Path) -> None:
     notes = configure(tmp_path, f"-DPRUNED_RNNT_TORCH_DIR={tmp_path}")
     assert "cpu: not built: no torch 2.11 or later" in notes
     assert "set PRUNED_RNNT_TORCH_DIR to the folder of the installed torch package" in notes
 
 
 def build_wheel(output: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """With no torch to be found."""
+    """Build a wheel without a torch."""
     code = (
         "import os; from scikit_build_core.build import build_wheel;"
         f"build_wheel({str(output)!r}, {{'build-dir': {str(output / 'build')!r}}})"
@@ -232,7 +232,7 @@ def test_wheel_without_libraries_is_refused_on_request(tmp_path: Path) -> None:
 def test_torch_of_the_activated_environment_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As uv and build isolate: the interpreter knows another environment than the shell."""
+    """uv and build run the build in an environment other than the activated one."""
     torch_folder = tmp_path / "venv/lib/python3.11/site-packages/torch"
     torch_folder.mkdir(parents=True)
     monkeypatch.setenv("PATH", f"/no/such/bin{os.pathsep}{tmp_path / 'venv/bin'}")

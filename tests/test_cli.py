@@ -1,4 +1,4 @@
-"""The command line end to end on a tiny corpus, and errors that speak to people."""
+"""The command line end to end on a tiny corpus, and its error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.folder_lock import only_one
+from pruned_rnnt.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
@@ -79,7 +79,7 @@ def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "average-last-2" in capsys.readouterr().out
 
 
-def test_decode_with_the_mean_of_the_last_checkpoints(
+def test_decode_with_the_average_of_the_last_checkpoints(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(run.rglob("step-*.pt"))
@@ -93,7 +93,7 @@ def test_decode_with_the_mean_of_the_last_checkpoints(
     assert sorted(run.rglob("step-*.pt")) == before
 
 
-def test_the_mean_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
+def test_average_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run/checkpoints"
     for path in sorted(folder.glob("step-*.pt"))[:-2]:
@@ -153,7 +153,7 @@ def test_inspect_config(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "joiner_dim: 7" in capsys.readouterr().out
 
 
-def test_train_again_has_nothing_left_to_do(run: Path, corpus: Path) -> None:
+def test_finished_run_is_not_trained_again(run: Path, corpus: Path) -> None:
     before = (run / "checkpoints/step-00000006.pt").stat().st_mtime_ns
     settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
     assert main(["train", *tiny_overrides(corpus, run, *settings)]) == 0
@@ -181,7 +181,7 @@ def test_piped_log_lines_fit_80_columns(
 
 
 def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
-    """With its saved configuration, also where the folder was moved."""
+    """With its saved configuration, also after the folder was moved."""
     started = tmp_path / "started"
     settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
     assert main(["train", *tiny_overrides(corpus, started, *settings)]) == 0
@@ -253,7 +253,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_loads(path: Path) -> None:
+def test_every_packaged_config_loads(path: Path) -> None:
     config, _ = load_experiment(path, [])
     assert Path(config.train.folder).name == path.stem
 
@@ -262,7 +262,7 @@ def test_there_are_configs() -> None:
     assert CONFIGS
 
 
-def test_module_is_the_command() -> None:
+def test_module_runs_the_command_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pruned_rnnt", "train", "train.stebs=1"],
         capture_output=True,
@@ -273,8 +273,8 @@ def test_module_is_the_command() -> None:
     assert "did you mean" in done.stderr
 
 
-def test_a_run_that_is_being_trained(run: Path, corpus: Path) -> None:
-    with only_one(run, "is held"):
+def test_run_is_locked_while_it_is_trained(run: Path, corpus: Path) -> None:
+    with exclusive_folder_lock(run, "is held"):
         settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
         log = (run / "train.log").read_text()
         assert main(["train", *tiny_overrides(corpus, run, *settings)]) == EXIT_FAILED
@@ -282,7 +282,7 @@ def test_a_run_that_is_being_trained(run: Path, corpus: Path) -> None:
     assert main(["train", *tiny_overrides(corpus, run, *settings)]) == 0
 
 
-def test_a_checkpoint_of_another_model(
+def test_checkpoint_of_another_model_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
@@ -291,7 +291,7 @@ def test_a_checkpoint_of_another_model(
     assert "they are not of the same run" in capsys.readouterr().err
 
 
-def test_damaged_metrics_do_not_matter(run: Path, tmp_path: Path) -> None:
+def test_damaged_metrics_are_skipped(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     metrics = tmp_path / "run/metrics.jsonl"
     lines = read_metrics(run)
@@ -310,13 +310,13 @@ def test_errors_of_files_are_one_line(
     def fail(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr("pruned_rnnt.commands.average", fail)
+    monkeypatch.setattr("pruned_rnnt.commands.training.average", fail)
     assert main(["average", "run"]) == EXIT_FAILED
     assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
 
 
-def test_a_reader_who_has_seen_enough_makes_no_noise() -> None:
-    command = [sys.executable, "-m", "pruned_rnnt", "inspect", "configs/synthetic.yaml", "--keys"]
+def test_closed_output_is_no_error() -> None:
+    command = [sys.executable, "-m", "pruned_rnnt", "inspect", "synthetic", "--keys"]
     done = subprocess.run(
         ["bash", "-c", f"{shlex.join(command)} | true"],
         capture_output=True,
@@ -357,7 +357,7 @@ def test_a_reader_who_has_seen_enough_makes_no_noise() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_sizes_that_cannot_be_are_named(
+def test_invalid_sizes_are_named(
     corpus: Path,
     tmp_path: Path,
     settings: list[str],
@@ -374,9 +374,7 @@ def test_sizes_that_cannot_be_are_named(
 @pytest.mark.parametrize(
     "name", ["dims", "layers", "heads", "feedforward_dims", "kernel_sizes", "downsampling"]
 )
-def test_sizes_of_stacks_that_cannot_be_are_named(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_sizes_of_stacks_are_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     setting = f"model.encoder.{name}=[0,1,1,1,1,1]"
     assert main(["train", "model.encoder.kind=zipformer", setting]) == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()

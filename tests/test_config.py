@@ -1,4 +1,4 @@
-"""The configuration loader: merging, and errors which name the key or the file."""
+"""The configuration loader: merging, packaged files, and errors that name the key or the file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from pruned_rnnt.config import (
     ConfigError,
+    config_file,
+    configs_folder,
     differences,
     from_dict,
     load_config,
@@ -86,7 +88,7 @@ def test_base_file_comes_first(tmp_path: Path) -> None:
     assert (config.seed, config.optimiser.learning_rate) == (4, 0.1)
 
 
-def test_base_circle_is_refused(tmp_path: Path) -> None:
+def test_base_cycle_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.yaml", "base: a.yaml\n")
     with pytest.raises(ConfigError, match=r"a\.yaml.*back to the file itself"):
         load_config(Experiment, path)
@@ -134,6 +136,37 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load_config(Experiment, tmp_path / "nowhere.yaml")
 
 
+def test_packaged_file_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packaged = configs_folder() / "own.yaml"
+    assert packaged.is_file()
+    assert config_file("own") == config_file("own.yaml") == packaged
+    assert config_file(Path("./own.yaml")) == packaged
+
+
+def test_file_in_the_current_folder_takes_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "own.yaml", "seed: 5\n")
+    assert load_config(Experiment, "own.yaml").seed == 5
+    assert config_file("own") == configs_folder() / "own.yaml"
+    (tmp_path / "own.yaml").rename(tmp_path / "own")
+    assert load_config(Experiment, "own").seed == 5
+
+
+def test_unknown_name_lists_the_packaged_ones() -> None:
+    names = ", ".join(sorted(path.stem for path in configs_folder().glob("*.yaml")))
+    message = f"config file not found: owm, and the packaged ones are {names}; did you mean 'own'?"
+    with pytest.raises(ConfigError) as caught:
+        config_file("owm")
+    assert str(caught.value) == message
+    with pytest.raises(ConfigError, match=r"not found: absent/owm$"):
+        load_config(Experiment, "absent/owm")
+
+
 def test_round_trips(tmp_path: Path) -> None:
     config = load_config(Experiment, None, ["optimiser.clip=2.5", "seed=9"])
     assert from_dict(Experiment, to_dict(config)) == config
@@ -151,7 +184,7 @@ def test_differences_name_keys() -> None:
     ]
 
 
-def test_a_section_of_several_kinds(tmp_path: Path) -> None:
+def test_section_of_several_kinds(tmp_path: Path) -> None:
     assert load_config(Experiment, None, ["picture.shape.radius=2"]).picture.shape == Circle(
         radius=2.0
     )

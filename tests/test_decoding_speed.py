@@ -26,10 +26,10 @@ def test_rows(
     expected = [(method, size) for size in (1, 3) for method in methods]
     assert [(row["method"], row["batch_size"]) for row in rows] == expected
     for row in rows:
-        spent = (row["encoder_ms"] + row["search_ms"]) / 1000
+        seconds = (row["encoder_ms"] + row["search_ms"]) / 1000
         audio = row["batch_size"] * 0.5
-        assert row["real_time_factor"] == pytest.approx(spent / audio, rel=0.05)
-        assert row["times_real_time"] == pytest.approx(audio / spent, rel=0.05)
+        assert row["real_time_factor"] == pytest.approx(seconds / audio, rel=0.05)
+        assert row["times_real_time"] == pytest.approx(audio / seconds, rel=0.05)
         assert row["parameters"] > 0
     lines = capsys.readouterr().out.splitlines()
     table = [line for line in lines if line.startswith("|")]

@@ -1,4 +1,4 @@
-"""The documentation: what a page says about the code is there, and its examples run."""
+"""The documentation: files that a page names exist, and its examples run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_import_table_is_the_one_that_is_held(page: str) -> None:
+def test_import_table_equals_the_tested_one(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     table = text.partition("<!-- imports -->")[2].partition("<!-- end -->")[0]
     printed = {}
@@ -46,7 +46,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 def test_the_loss_in_your_recipe_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    """The page's blocks are one program: it learns, and its search finds the text."""
+    """The code blocks of the page form one program, which learns to transcribe its text."""
     names: dict[str, Any] = {}
     for block in blocks_of("tutorials/loss_in_your_recipe.md"):
         exec(compile(block, "loss_in_your_recipe.md", "exec"), names)
@@ -99,7 +99,7 @@ def test_newest_run_has_the_rows_measured_side_by_side() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/compat.md"])
 def test_links_to_files_lead_somewhere(page: str) -> None:
-    """mkdocs checks links between pages of the site alone."""
+    """mkdocs checks only links between pages of the site."""
     path = ROOT / page
     links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8"))
     assert links

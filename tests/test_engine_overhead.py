@@ -1,4 +1,4 @@
-"""The script that measures the engine, on a model and batches that take no time."""
+"""The script that measures the overhead of the training engine, on a tiny model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = [
 ]
 
 
-def test_a_row_is_measured_and_kept(tmp_path: Path) -> None:
+def test_row_is_measured_and_appended(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     row = main([*TINY, "--profile", f"--json={rows}"])
     assert json.loads(rows.read_text()) == row
@@ -40,7 +40,7 @@ def test_a_row_is_measured_and_kept(tmp_path: Path) -> None:
     assert row["gpu_launches"] == 0
 
 
-def test_two_processes_are_measured_alone_beside_each_other_and_together(tmp_path: Path) -> None:
+def test_two_processes_are_measured_side_by_side_and_together(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = ["-m", "scripts.engine_overhead", *TINY, f"--json={rows}"]

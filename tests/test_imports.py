@@ -1,4 +1,4 @@
-"""The direction of imports, and what `import pruned_rnnt` may cost."""
+"""The direction of imports, and the modules that `import pruned_rnnt` loads."""
 
 import ast
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pruned_rnnt"
 
-# What each part of the package may import from the others. Where the rooms of a part are listed,
-# the table holds between them, too.
+# The parts of the package that each part may import. If sub-folders of a part are listed, the
+# table holds between them, too.
 ALLOWED = {
     "ops/common": set(),
     "ops/lattice": {"ops/common"},
@@ -52,7 +52,7 @@ ALLOWED = {
 
 
 def _row(module: str) -> str | None:
-    """The row of the table that holds a module: that of its room if it has one, or of its part."""
+    """The row of the table for a module: that of its sub-folder if there is one, or of its part."""
     names = module.split(".")[1:]
     return next((row for row in ("/".join(names[:2]), names[0]) if row in ALLOWED), None)
 
@@ -86,7 +86,7 @@ def test_imports_point_one_way(row: str) -> None:
             continue
         for other in imported:
             part = _row(other)
-            # The modules of a part beside its rooms may import the rooms, and the reverse.
+            # Modules directly in a part may import its sub-folders, and the reverse.
             own = part in (None, row, row.partition("/")[0]) or part.startswith(f"{row}/")
             assert own or {part, part.partition("/")[0]} & allowed, f"{module} imports {other}"
 
@@ -103,7 +103,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_no_relative_imports() -> None:
-    """Relative imports would slip past the test above."""
+    """The test above would not see relative imports."""
     for source in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.level > 0), source
@@ -119,7 +119,7 @@ def test_diagnostics_need_no_import_of_their_own() -> None:
 
 
 def test_import_needs_torch_alone() -> None:
-    """A loss-only user pays for no data, plotting or configuration library."""
+    """`import pruned_rnnt` loads no data, plotting or configuration library."""
     heavy = ["lhotse", "sentencepiece", "omegaconf", "matplotlib", "scipy", "rich", "kaldialign"]
     code = (
         "import torch, sys; before = set(sys.modules); import pruned_rnnt;"

@@ -1,4 +1,4 @@
-"""`inspect --keys`: every setting with its meaning, and YAML that loads again."""
+"""Help for every setting: `inspect --keys`, whose YAML loads again, and the page of settings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pruned_rnnt.model.transducer_model import PREDICTOR_CONFIGS
 from pruned_rnnt.settings_help import field_meanings, settings_as_yaml
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
+from scripts import settings_page
 
 
 def sections(config: Any) -> Iterator[Any]:
@@ -63,3 +64,17 @@ def test_keys_have_meaning_unit_default_and_choices(
     assert "One of adamw, scaled_adam. (default: adamw)\n  name: adamw\n" in shown
     assert "frames of 40 ms" in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_page_of_settings_is_up_to_date() -> None:
+    page = settings_page.PAGE.read_text(encoding="utf-8")
+    assert settings_page.rendered() == page, "run python -m scripts.settings_page"
+
+
+def test_page_has_every_section_and_kind() -> None:
+    page = settings_page.rendered()
+    for heading in ("model.encoder, kind conformer", "model.encoder, kind zipformer", "train"):
+        assert f"\n### {heading}\n" in page
+    assert "| `num_workers`, `prefetch_factor` | `1`, `4` | " in page
+    assert "| `max_duration` | `60.0` | seconds of speech in a training batch" in page
+    assert "`train` has the settings above, with `folder=exp/lm`." in page

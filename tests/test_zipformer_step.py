@@ -1,4 +1,4 @@
-"""The script that times a Zipformer, on sizes that take no time."""
+"""The script that times a Zipformer, on a tiny model."""
 
 from __future__ import annotations
 

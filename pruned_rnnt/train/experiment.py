@@ -1,4 +1,4 @@
-"""One experiment: every configuration section, and what is built from them."""
+"""The configuration of an experiment with all sections, and the device that it selects."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ CONFIG_NAME = "config.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop: how long, how precise, what is kept and shown.
+    """The training loop: length, precision, checkpoints, logs.
 
-    folder: of the run; checkpoints, logs and results go there.
-    steps: optimiser steps in all.
-    seed: of the parameters at the start and of dropout.
+    folder: folder of the run, with its checkpoints, logs and results.
+    steps: total number of optimiser steps.
+    seed: for the initial parameters and dropout.
     accumulate: batches whose gradients are summed for one step.
-    device: `auto` takes a CUDA device where there is one.
-    precision: of matrix products; float16 scales the loss against underflow.
-    compile_encoder: run the encoder (a Conformer) through torch.compile, for any length; the first
-        steps then take minutes. Checkpoints are the same with and without.
-    average_decay: of the running average of parameters; 0 switches it off.
-    log_every, validate_every, save_every: in steps; 0 stands for the end of each epoch (log_every:
-        at least 1). A run also ends with a validation; with each of them goes a checkpoint.
-    picture_every: steps between pictures and decoded samples in TensorBoard, besides those of each
-        validation; 0 for no others.
-    keep_last, keep_best: checkpoints kept, newest and of lowest validation WER.
-    max_bad_steps: training stops after so many steps in a row that were skipped, for infinite or
-        NaN values or for want of memory.
-    threads: CPU threads of the training process; 0 leaves torch's choice.
+    device: `auto` uses a CUDA device if there is one.
+    precision: dtype of matrix products; float16 scales the loss to avoid underflow.
+    compile_encoder: compile the encoder (a Conformer) with torch.compile, for any length; the
+        first steps then take minutes. Checkpoints are the same with and without it.
+    average_decay: decay of the running average of parameters; 0 switches it off.
+    log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
+        (log_every: at least 1). A run also ends with a validation. Each validation saves a
+        checkpoint.
+    picture_every: steps between pictures and decoded samples in TensorBoard, in addition to those
+        of each validation; 0 for none in addition.
+    keep_last, keep_best: number of checkpoints kept, the newest and those of lowest validation WER.
+    max_bad_steps: training stops after this many consecutive steps were skipped because of
+        infinite or NaN values or lack of memory.
+    threads: CPU threads of the training process; 0 leaves the choice to torch.
     """
 
     folder: str = "exp/synthetic"
@@ -68,7 +69,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """All sections; what a YAML file and `section.key=value` may set."""
+    """All sections that a YAML file and `section.key=value` may set."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -80,10 +81,10 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         if self.train.compile_encoder and self.model.encoder.kind != "conformer":
-            # Draws and schedules between its modules make another graph of every step.
+            # Random draws and schedules between its modules change the graph in every step.
             raise ValueError(
                 f"train.compile_encoder is for model.encoder.kind=conformer; a "
-                f"{self.model.encoder.kind} cannot be compiled while it is trained"
+                f"{self.model.encoder.kind} cannot be compiled for training"
             )
 
     @property
@@ -95,7 +96,7 @@ def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
     """The device of this process.
 
     Raises:
-        ValueError: `cuda` was asked for and there is none.
+        ValueError: the device is `cuda` and there is none.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("train.device is 'cuda', but torch sees no CUDA device")

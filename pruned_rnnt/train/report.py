@@ -1,4 +1,4 @@
-"""What `inspect` shows: a run's history as table and curves, a configuration's model and data."""
+"""Output of `inspect`: a run's history as table and curves, a configuration's model and data."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 
 _CURVES_NAME = "curves.png"
-# What validations measure: heading, name, layout; a run has those of its task.
+# Measures of a validation as (heading, name, format); a run has those of its task.
 _MEASURES = (
     ("WER", "wer", ".2%"),
     ("retained mass", "retained_mass", ".2%"),
     ("band edge", "band_edge_mass", ".2%"),
     ("perplexity", "perplexity", ".3f"),
 )
-# Before data are prepared.
+# For a model whose data are not prepared yet.
 _ASSUMED_VOCABULARY = 500
 
 
 def inspect_run(folder: Path, console: Console) -> Path:
-    """Print the history of a run and its checkpoints; draw the curves; returns the PNG's path.
+    """Print a run's history and checkpoints and draw its curves; returns the path of the PNG.
 
     Raises:
         ConfigError: the folder holds no metrics.
@@ -109,7 +109,7 @@ def draw_curves(
 
 def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: Console) -> None:
     """Print the sizes of a configuration's model, and histograms of its prepared data."""
-    # Only texts and durations are read here, so that no command runs.
+    # Only texts and durations are read, so no command of the manifests runs.
     folder = PreparedFolder(Path(config.data.path), allow_commands=True)
     is_speech = isinstance(config, ExperimentConfig)
     prepared = config.data.train in (folder.splits() if is_speech else text_splits(folder.path))
@@ -125,7 +125,9 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
     for name, part in model.named_children():
         if own := sum(p.numel() for p in part.parameters()):
             table.add_row(name, f"{own:,}")
-    table.add_row("all, shared ones once", f"{sum(p.numel() for p in model.parameters()):,}")
+    table.add_row(
+        "total (shared parameters counted once)", f"{sum(p.numel() for p in model.parameters()):,}"
+    )
     console.print(table)
     if not prepared:
         console.print(f"no prepared data at {folder.path}: vocabulary of {vocab_size} assumed")
@@ -134,7 +136,8 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
     else:
         show_texts(TextFiles(folder.path, config.data.train), config.data.train, console)
         console.print(
-            f"most symbols of a batch (data.batch_symbols): {config.data.batch_symbols:,}"
+            f"largest number of symbols in a batch (data.batch_symbols): "
+            f"{config.data.batch_symbols:,}"
         )
 
 

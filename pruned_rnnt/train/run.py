@@ -25,7 +25,7 @@ from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_dev
 class LoadedModel:
     """A model with the parameters of a checkpoint, in evaluation mode, and its tokenizer.
 
-    name: of the checkpoint, for names of files; for a mean the newest one and how many went in.
+    name: of the checkpoint, for file names; for an average, the newest one and their number.
     """
 
     model: TransducerModel
@@ -35,9 +35,9 @@ class LoadedModel:
 
 
 def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """The configuration a run was made with, changed by `section.key=value`.
+    """The saved configuration of a run, changed by `section.key=value`.
 
-    The folder may have been moved: train.folder is where it is now.
+    train.folder is the present folder, which may have been moved.
 
     Raises:
         ConfigError: the folder is no run of a recogniser, or an override is wrong.
@@ -49,7 +49,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
 
 
 def config_path(folder: Path) -> Path:
-    """Where a run has its configuration.
+    """The path of a run's configuration.
 
     Raises:
         ConfigError: the folder is no run.
@@ -85,7 +85,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
 
     Raises:
         CheckpointError: no such checkpoint, or one of another model.
-        ValueError: decode.chunk or decode.left which do not suit the encoder.
+        ValueError: the encoder cannot use decode.chunk or decode.left.
     """
     path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
     saved = from_dict(ExperimentConfig, values["config"], str(path))
@@ -112,7 +112,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
 
 
 def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any]]:
-    """Where a checkpoint (`DecodeConfig.checkpoint`) is, its name and its values."""
+    """Path, name and values of a checkpoint, as `DecodeConfig.checkpoint` names it."""
     if which != "average":
         path = find_checkpoint(folder, which)
         return path, path.stem, load_checkpoint(path)
@@ -125,18 +125,18 @@ def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any
 
 
 def set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
-    """Let a causal encoder see decode.chunk and decode.left, where they say something."""
+    """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
     if not (config.chunk or config.left):
         return
     trained_chunk, trained_left = model.encoder.config.stream_sizes
     chunk = config.chunk or trained_chunk
-    # A past of whole chunks, as long as the configured one or a little longer.
+    # Rounded up to whole chunks.
     left = config.left or -(-trained_left // chunk) * chunk
     model.encoder.set_chunks(chunk, left)
 
 
 def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
-    """Write the mean of a run's newest checkpoints as a checkpoint; returns what went in.
+    """Write the mean of a run's newest checkpoints as a checkpoint; returns the averaged paths.
 
     The parameters themselves are averaged, not their running averages.
 
@@ -149,14 +149,14 @@ def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
 
 
 def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any]]:
-    """The newest checkpoints of a run, and the values of a checkpoint of their mean."""
+    """The newest checkpoints of a run, and the values of a checkpoint with their mean."""
     paths = CheckpointFolder(folder / "checkpoints").paths()
     if last < 1 or len(paths) < last:
         raise CheckpointError(
             f"{folder / 'checkpoints'} has {len(paths)} checkpoints, cannot average the last {last}"
         )
     chosen = paths[-last:]
-    # Only the parameters of the earlier ones: the rest of a checkpoint is several times as large.
+    # Keep only the parameters of earlier ones: the rest of a checkpoint is several times as large.
     states = [load_checkpoint(path)["model"] for path in chosen[:-1]]
     newest = load_checkpoint(chosen[-1])
     mean = mean_of_states([*states, newest["model"]])

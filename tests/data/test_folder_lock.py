@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.data.input.prepared_folder import building, write_report
-from pruned_rnnt.folder_lock import only_one
+from pruned_rnnt.folder_lock import exclusive_folder_lock
 
 # Holds the lock and has a forked child that outlives it, as loader workers do.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from pruned_rnnt.folder_lock import only_one
-with only_one(Path(sys.argv[1]), "is held"):
+from pruned_rnnt.folder_lock import exclusive_folder_lock
+with exclusive_folder_lock(Path(sys.argv[1]), "is held"):
     if os.fork() == 0:
         time.sleep(20)
         os._exit(0)
@@ -38,12 +38,12 @@ def test_a_killed_holder_leaves_the_folder_free(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
         with (
             pytest.raises(ValueError, match=r"is held by another process: wait"),
-            only_one(tmp_path, "is held"),
+            exclusive_folder_lock(tmp_path, "is held"),
         ):
             pass
         holder.kill()
         holder.wait()
-        with only_one(tmp_path, "is held"):
+        with exclusive_folder_lock(tmp_path, "is held"):
             pass
     finally:
         os.killpg(holder.pid, signal.SIGKILL)

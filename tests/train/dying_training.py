@@ -1,4 +1,7 @@
-"""`train`, whose second process kills itself once: MARKER STEP ARGUMENTS... (run by torchrun)."""
+"""`train` with a second process that kills itself once; arguments: MARKER STEP ARGUMENTS...
+
+Started by torchrun.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from pruned_rnnt.train.engine.trainer import Trainer
 
 
 def die_once(marker: Path, step: int) -> None:
-    account = Trainer._account
+    record_step = Trainer._record_step
 
-    def account_or_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
-        account(self, report, batches)
+    def record_or_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
+        record_step(self, report, batches)
         if self.ranks.rank == 1 and self.state.counters.step == step and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Trainer._account = account_or_die  # type: ignore[method-assign]
+    Trainer._record_step = record_or_die  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

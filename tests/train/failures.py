@@ -1,4 +1,4 @@
-"""Trouble at a place of the test's choice: the allocator's own errors, late gradients."""
+"""Failures for tests: out-of-memory errors of the allocator, delayed gradients."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MORE_THAN_THERE_IS = 2**46
+_MORE_THAN_ANY_MEMORY = 2**46
 
 
 def run_out_of_memory(device: torch.device | str) -> None:
-    """Raises what the device's allocator raises."""
-    torch.empty(_MORE_THAN_THERE_IS, device=device)
+    """Raise the error of the device's allocator."""
+    torch.empty(_MORE_THAN_ANY_MEMORY, device=device)
 
 
-class _AsItIs(torch.autograd.Function):
-    """Lets a tensor through; what happens to its gradient is a subclass's matter."""
+class _Identity(torch.autograd.Function):
+    """Returns a copy; subclasses define backward."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         return values.clone()
 
 
-class FailInBackward(_AsItIs):
-    """Its gradient does not fit into memory."""
+class FailInBackward(_Identity):
+    """Runs out of memory in backward."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -33,8 +33,8 @@ class FailInBackward(_AsItIs):
         return gradient
 
 
-class SlowGradient(_AsItIs):
-    """Its gradient comes so late that the other gradients are long sent."""
+class SlowGradient(_Identity):
+    """Delays its gradient until the other gradients are sent."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A training that is killed (SIGKILL) again and again, at random moments, and started again."""
+"""A training that is killed (SIGKILL) and restarted several times, at random moments."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 _SECONDS_OF_A_SYNC = 0.02
-# A checkpoint while it is written.
-_HALF = ".step-*.tmp"
+# Matches a checkpoint that is being written.
+_UNFINISHED = ".step-*.tmp"
 _SPEEDS = ("per_second", "seconds_per_step")
 
 
 @dataclass
 class Deaths:
-    """steps: newest checkpoint at each death. in_writes: deaths that left half a file behind."""
+    """steps: newest checkpoint at each death. in_writes: deaths that left an unfinished file."""
 
     steps: list[int]
     in_writes: int = 0
 
 
 def train_with_slow_disk(config: ExperimentConfig) -> None:
-    """Train; writing a checkpoint takes so long that a death can come in the middle of it."""
+    """Train with a delay in writing checkpoints, so that a kill can happen within a write."""
     sync = os.fsync
 
     def slow_sync(file: int) -> None:
@@ -41,7 +41,7 @@ def train_with_slow_disk(config: ExperimentConfig) -> None:
 
 
 def train_through_deaths(config: ExperimentConfig, kills: int, seed: int) -> Deaths:
-    """Run to the end with so many deaths at random steps, half of them within a write."""
+    """Train to the end with `kills` kills at random steps, half of them within a write."""
     rng = random.Random(seed)
     targets = sorted(rng.randrange(config.train.steps - 2) for _ in range(kills))
     folder = config.folder / "checkpoints"
@@ -51,12 +51,12 @@ def train_through_deaths(config: ExperimentConfig, kills: int, seed: int) -> Dea
         try:
             deadline = time.monotonic() + 60
             while _newest(folder) < target:
-                assert process.is_alive(), "training ended by itself"
-                assert time.monotonic() < deadline, "training does not go on"
+                assert process.is_alive(), "training ended before it was killed"
+                assert time.monotonic() < deadline, "training does not progress"
                 time.sleep(0.001)
             if number % 2:
-                while not list(folder.glob(_HALF)):
-                    assert time.monotonic() < deadline, "nothing is written"
+                while not list(folder.glob(_UNFINISHED)):
+                    assert time.monotonic() < deadline, "no checkpoint is written"
                 time.sleep(rng.uniform(0, _SECONDS_OF_A_SYNC))
             else:
                 time.sleep(rng.uniform(0, 0.3))
@@ -65,10 +65,10 @@ def train_through_deaths(config: ExperimentConfig, kills: int, seed: int) -> Dea
             process.join()
         assert process.exitcode == -9
         deaths.steps.append(_newest(folder))
-        for half in folder.glob(_HALF):
+        for unfinished in folder.glob(_UNFINISHED):
             deaths.in_writes += 1
-            # Only to see the next one; the next life would write over it.
-            half.unlink()
+            # Deleted to detect the next one; the next process would overwrite it.
+            unfinished.unlink()
     process = start(train_with_slow_disk, config)
     process.join(120)
     process.kill()
@@ -77,7 +77,7 @@ def train_through_deaths(config: ExperimentConfig, kills: int, seed: int) -> Dea
 
 
 def results(config: ExperimentConfig) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl without what depends on the clock."""
+    """Every line of metrics.jsonl without the values that depend on time."""
     return [
         {key: value for key, value in line.items() if not key.endswith(_SPEEDS)}
         for line in read_metrics(config.folder)

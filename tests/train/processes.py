@@ -1,4 +1,4 @@
-"""Several training processes on this machine, started quickly: each runs one function of a test."""
+"""Several training processes on this machine, each of which runs one function of a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-# The server imports once what every process of a test needs, and forks processes from itself.
+# The server imports the modules once and forks the processes, which makes their start fast.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
@@ -26,14 +26,14 @@ _CONTEXT.set_forkserver_preload(
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A process that runs `function`; it is the caller's to join or kill."""
+    """Start a process that runs `function`; the caller joins or kills it."""
     process = _CONTEXT.Process(target=function, args=arguments)
     process.start()
     return process
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(ranks, *arguments)` in every process of a group; what they return, by rank."""
+    """Run `function(ranks, *arguments)` in each process of a group; returns the results by rank."""
     results = _CONTEXT.Queue()
     port = _free_port()
     processes = [

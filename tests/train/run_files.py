@@ -1,4 +1,4 @@
-"""What a run left on disk, in a form that two runs can be compared in; and its sudden end."""
+"""Files of a run in a form for comparison, and the simulated death of a training process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def checkpoint_of(run: Path, step: int) -> dict[str, Any]:
-    """All of a checkpoint but the name of the run."""
+    """All values of a checkpoint except for the name of the run."""
     values = load_checkpoint(run / f"checkpoints/step-{step:08d}.pt")
     values["config"]["train"].pop("folder")
     return flat(values)
@@ -46,16 +46,16 @@ def losses_of(run: Path) -> list[tuple[int, float]]:
 
 
 class Killed(Exception):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process 'dies' when it has made this step, before it can save or log anything."""
-    account = Trainer._account
+    """Raise Killed after this step, before the trainer saves or logs anything."""
+    record_step = Trainer._record_step
 
-    def account_then_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
-        account(self, report, batches)
+    def record_then_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
+        record_step(self, report, batches)
         if self.state.counters.step == step:
             raise Killed
 
-    monkeypatch.setattr(Trainer, "_account", account_then_die)
+    monkeypatch.setattr(Trainer, "_record_step", record_then_die)

@@ -1,4 +1,4 @@
-"""Batches with infinite or NaN values: named, skipped and counted, and the end of too many."""
+"""Steps with infinite or NaN values are reported and skipped; too many of them stop training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list[str]:
-    """Put NaN into one utterance's features before these steps; returns the ids, as they come."""
+    """Put NaN into one utterance of these steps; returns a list that its ids are added to."""
     from pruned_rnnt.train.engine.train_step import Stepper
 
     spoiled: list[str] = []
@@ -45,7 +45,7 @@ def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list
     return spoiled
 
 
-def test_a_bad_batch_is_named_and_skipped(
+def test_bad_batch_is_reported_and_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoiled = spoil_batches(monkeypatch, [2])
@@ -81,7 +81,7 @@ def test_float16_scale_is_halved_until_gradients_fit(corpus: Path, tmp_path: Pat
     assert saved["scale"] == scales[-1]
 
 
-def test_too_many_bad_batches_in_a_row_stop_training(
+def test_too_many_consecutive_bad_steps_stop_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil_batches(monkeypatch, [1, 3, 4])
@@ -90,20 +90,20 @@ def test_too_many_bad_batches_in_a_row_stop_training(
         speech_trainer(config).run()
 
 
-def test_an_epoch_without_a_batch_stops_training(
+def test_epoch_without_batches_stops_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_experiment(corpus, tmp_path / "run")
     trainer = speech_trainer(config)
     monkeypatch.setattr(type(trainer.state.loader), "__iter__", lambda self: iter([]))
-    with pytest.raises(TrainingStopped, match="epoch 0: it has not one batch"):
+    with pytest.raises(TrainingStopped, match="epoch 0: the training set has no batch"):
         trainer.run()
     log = (config.folder / "train.log").read_text()
     assert "ERROR training ended by TrainingStopped: training stopped in epoch 0" in log
     assert "Traceback" in log
 
 
-def test_other_processes_write_their_warnings_to_files_of_their_own(tmp_path: Path) -> None:
+def test_other_ranks_write_warnings_to_their_own_files(tmp_path: Path) -> None:
     logger = logging.getLogger("pruned_rnnt.train")
     with log_file(tmp_path, rank=3):
         logger.info("usual")

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, refused with their name, kept by number and score."""
+"""Checkpoints: atomic writes, refusal of unusable files, retention by number and score."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pruned_rnnt.train.engine.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from pruned_rnnt.train.engine.state import Counters
 
 
 def values(step: int, score: float | None = None) -> dict[str, object]:
@@ -47,7 +48,7 @@ def foreign(path: Path) -> None:
 
 
 def change(path: Path, **changes: object) -> None:
-    """Write a checkpoint anew with other values; those that are `...` are left out."""
+    """Rewrite a checkpoint with changed values; `...` removes a value."""
     values = {**torch.load(path, weights_only=True), **changes}
     torch.save({key: value for key, value in values.items() if value is not ...}, path)
 
@@ -92,14 +93,14 @@ def bare_pickle(path: Path) -> None:
 
 
 def flipped(path: Path) -> None:
-    """One bit of a tensor."""
+    """Flip one bit of a tensor."""
     content = bytearray(path.read_bytes())
     content[content.index(torch.full((4,), 3.0).numpy().tobytes()) + 7] ^= 1
     path.write_bytes(content)
 
 
 def compressed(path: Path) -> None:
-    """A bit that says how the archive is compressed: zlib fails."""
+    """Flip a bit of the compression method, so that zlib fails."""
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\x01\x02") + 10] ^= 8
     path.write_bytes(content)
@@ -124,7 +125,7 @@ SPOIL = {
 
 
 @pytest.mark.parametrize("spoil", SPOIL, ids=lambda f: f.__name__)
-def test_unusable_files_are_refused_with_their_name(
+def test_unusable_file_is_refused_and_named(
     tmp_path: Path, spoil: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "step-00000003.pt"
@@ -138,7 +139,7 @@ def test_unusable_files_are_refused_with_their_name(
 
 
 @pytest.mark.parametrize("spoil", SPOIL, ids=lambda f: f.__name__)
-def test_the_one_before_is_used(
+def test_previous_checkpoint_is_used(
     tmp_path: Path, spoil: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = CheckpointFolder(tmp_path)
@@ -150,12 +151,12 @@ def test_the_one_before_is_used(
     assert "step-00000003.pt" in caplog.text
 
 
-def test_any_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "step-00000003.pt"
     save_checkpoint(path, values(3))
     content = path.read_bytes()
     draw = random.Random(0)
-    # The directory at the end of the archive is where readers fail in the most ways.
+    # Damage in the directory at the end of the archive has the most kinds of errors.
     directory = range(content.index(b"PK\x01\x02"), len(content))
     places = [*draw.sample(range(len(content)), 60), *draw.sample(directory, 120)]
     refused = 0
@@ -173,7 +174,7 @@ def test_any_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"step-0', b"[1]", b'{"a": "b"}', b"\xff\x00"])
-def test_a_damaged_list_of_scores_is_made_again(
+def test_damaged_scores_file_is_rebuilt(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)
@@ -189,7 +190,7 @@ def test_a_damaged_list_of_scores_is_made_again(
     assert not caplog.text
 
 
-def test_a_run_never_starts_anew_over_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_checkpoints_are_never_overwritten_by_a_new_run(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):
         empty(folder.save(step, values(step)))
@@ -197,7 +198,7 @@ def test_a_run_never_starts_anew_over_checkpoints_that_cannot_be_read(tmp_path: 
         folder.load_newest()
 
 
-def test_unreadable_later_files_do_not_push_new_ones_out(tmp_path: Path) -> None:
+def test_unreadable_later_files_do_not_displace_new_ones(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=1)
     for step in (8, 9):
         path = folder.path(step)
@@ -213,7 +214,7 @@ def test_unreadable_later_files_do_not_push_new_ones_out(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_full_disk_is_told_and_spoils_nothing(
+def test_full_disk_raises_and_damages_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     folder = CheckpointFolder(tmp_path)
@@ -244,7 +245,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert load_checkpoint(path)["model"]["w"][0] == 1.0
 
 
-def test_half_written_file_of_a_killed_process_is_no_checkpoint(tmp_path: Path) -> None:
+def test_unfinished_file_of_a_killed_process_is_ignored(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, values(1))
     (tmp_path / ".step-00000002.pt.tmp").write_bytes(b"half")
@@ -265,7 +266,14 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     assert folder.best() == folder.path(4)
 
 
-def test_best_of_none(tmp_path: Path) -> None:
+def test_best_without_scores_is_none(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, values(1))
     assert folder.best() is None
+
+
+def test_counters_keep_their_names_in_checkpoints() -> None:
+    saved = {"step": 7, "epoch": 1, "batch": 2, "bad_in_row": 3, "bad_steps": 4}
+    counters = Counters.from_state_dict(saved)
+    assert counters.consecutive_bad_steps == 3
+    assert counters.state_dict() == {**saved, "validation_due": False}

@@ -1,4 +1,4 @@
-"""The compiled encoder: the same training, and the same checkpoints."""
+"""Training with a compiled encoder gives the same losses and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def check_compiled_training(corpus: Path, tmp_path: Path, device: str, tolerance
     name = "checkpoints/step-00000004.pt"
     state = load_checkpoint(compiled.folder / name)["model"]
     assert set(state) == set(load_checkpoint(plain.folder / name)["model"])
-    # Going on from it without the compiler is a matter of permission, not of names.
+    # A run without the compiler can continue from it, if changes are allowed.
     longer = tiny_experiment(corpus, compiled.folder, *settings, "train.steps=5")
     trainer = speech_trainer(longer, allow_changes=True)
     trainer.run()
     assert trainer.state.counters.step == 5
 
 
-def test_compiled_encoder_trains_alike(
+def test_compiled_encoder_trains_the_same(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compile_in_place = nn.Module.compile
     compiled: list[str] = []
 
     def without_code_generator(self: nn.Module, **options: Any) -> None:
-        # The graph is captured as ever, but not turned into machine code, which takes a minute.
+        # Captures the graph but generates no machine code, which would take a minute.
         compiled.append(type(self).__name__)
         compile_in_place(self, backend="eager", **options)
 
@@ -64,13 +64,13 @@ def test_compiled_encoder_trains_alike(
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_an_encoder_that_cannot_be_compiled_is_refused() -> None:
+def test_zipformer_cannot_be_compiled() -> None:
     settings = ["model.encoder.kind=zipformer", "train.compile_encoder=true"]
     with pytest.raises(ValueError, match=r"model\.encoder\.kind=conformer; a zipformer cannot"):
         load_config(ExperimentConfig, None, settings)
 
 
 @pytest.mark.gpu
-def test_compiled_encoder_trains_alike_on_a_gpu(corpus: Path, tmp_path: Path) -> None:
+def test_compiled_encoder_trains_the_same_on_a_gpu(corpus: Path, tmp_path: Path) -> None:
     torch._dynamo.reset()
     check_compiled_training(corpus, tmp_path, "cuda", tolerance=1e-3)

@@ -1,4 +1,4 @@
-"""Several processes: the steps of one process with all batches, and one decision about each."""
+"""Several processes make the same steps as one process, and decide alike about failed ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
-# Summing in another order changes the last bits of gradients. Adam with its usual eps would divide
-# the smallest ones by their own size and make 2e-5 of it; with eps 1e-3 it was 6e-8 on a CPU.
+# The order of summation changes the last bits of gradients. Adam with its usual eps would amplify
+# differences of the smallest ones to 2e-5; with eps 1e-3 they were 6e-8 on a CPU.
 TOLERANCE = {"rtol": 0.0, "atol": 1e-6}
 
 
@@ -69,11 +69,11 @@ def merged(batches: list[Batch]) -> Batch:
 def weights_after(
     ranks: Ranks, config: ExperimentConfig, steps: list[list[list[Batch]]]
 ) -> dict[str, Tensor]:
-    """Train on steps[step][rank]; the parameters afterwards, on the CPU."""
+    """Parameters, on the CPU, after training on steps[step][rank]."""
     trainer = speech_trainer(config, ranks)
     trainer.model.train()
     for step, batches in enumerate(steps):
-        # A GPU's convolutions otherwise round to ten bits, each shape in its own way.
+        # TF32 convolutions would round to ten bits, differently for each shape.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             report = trainer.stepper(batches[ranks.rank], step)
         assert report.problem == ""
@@ -106,31 +106,31 @@ def test_two_gpus_equal_one_with_the_doubled_batch(corpus: Path, tmp_path: Path)
 
 
 def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) -> list[Any]:
-    """Steps with trouble on the second process; the reports, whether parameters moved, the end."""
+    """Steps with failures on rank 1: (report, whether parameters moved) each, final parameters."""
     trainer = speech_trainer(config, ranks)
     trainer.model.train()
     losses = trainer.task.losses
     first_layer = next(trainer.model.parameters())
-    trouble, passes = "", 0
+    failure, passes = "", 0
 
-    def troubled(batch: Batch, step: int) -> Any:
+    def failing(batch: Batch, step: int) -> Any:
         nonlocal passes
         passes += 1
-        if trouble == "forward" or (trouble == "second pass" and passes == 2):
+        if failure == "forward" or (failure == "second pass" and passes == 2):
             run_out_of_memory(first_layer.device)
         found = losses(batch, step)
-        if trouble == "backward":
-            # When this one fails, gradients of the last layers are there, and sent.
-            failing = 0 * FailInBackward.apply(first_layer).sum()
-            found = replace(found, objective=found.objective + failing)
+        if failure == "backward":
+            # When it fails, the gradients of the last layers are complete and sent.
+            failure_term = 0 * FailInBackward.apply(first_layer).sum()
+            found = replace(found, objective=found.objective + failure_term)
         return found
 
-    trainer.task.losses = troubled  # type: ignore[method-assign]
+    trainer.task.losses = failing  # type: ignore[method-assign]
     outcomes: list[tuple[StepReport, bool]] = []
     for step, name in enumerate(["", "forward", "backward", "second pass", "nan", ""]):
-        trouble, passes = (name if ranks.rank == 1 else ""), 0
+        failure, passes = (name if ranks.rank == 1 else ""), 0
         group = [batches[ranks.rank], batches[2 + ranks.rank]]
-        if trouble == "nan":
+        if failure == "nan":
             group[1] = replace(group[1], features_NTF=group[1].features_NTF * float("nan"))
         before = [p.detach().clone() for p in trainer.model.parameters()]
         report = trainer.stepper(group, step, stop_requested=ranks.rank == 1 and step == 4)
@@ -156,7 +156,7 @@ def check_all_skip_what_fails_on_one(corpus: Path, tmp_path: Path, device: str) 
         assert first[step][0].suspects == ()
         assert second[step][0].problem.startswith("out of memory (")
         assert "another" not in second[step][0].problem
-    # The batch that did not fit is named: the first one, but for the failure of the second pass.
+    # The report names the batch that failed: the first one, or the second in the third failure.
     for step, batch in ((1, batches[1]), (2, batches[1]), (3, batches[3])):
         assert tuple(u.id for u in second[step][0].suspects) == batch.ids
     assert first[4][0].problem == second[4][0].problem == "infinite or NaN loss"
@@ -164,13 +164,13 @@ def check_all_skip_what_fails_on_one(corpus: Path, tmp_path: Path, device: str) 
     assert tuple(u.id for u in second[4][0].suspects) == batches[3].ids
 
 
-def test_all_processes_skip_a_step_which_fails_on_one(corpus: Path, tmp_path: Path) -> None:
+def test_all_processes_skip_a_step_that_fails_on_one(corpus: Path, tmp_path: Path) -> None:
     check_all_skip_what_fails_on_one(corpus, tmp_path, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_all_gpus_skip_a_step_which_fails_on_one(corpus: Path, tmp_path: Path) -> None:
+def test_all_gpus_skip_a_step_that_fails_on_one(corpus: Path, tmp_path: Path) -> None:
     check_all_skip_what_fails_on_one(corpus, tmp_path, "cuda")
 
 
@@ -202,21 +202,23 @@ def test_gradients_of_passes_that_reach_different_parameters() -> None:
 def resume_error(ranks: Ranks, corpus: Path, tmp_path: Path) -> str:
     config = experiment(corpus, tmp_path / "run", "train.steps=1")
     speech_trainer(config, ranks).run()
-    ranks.gather(0)  # the checkpoint is written
+    ranks.gather(0)  # wait for the checkpoint
     elsewhere = experiment(corpus, tmp_path / "elsewhere", "train.steps=1")
     with pytest.raises(ValueError, match="by rank") as caught:
         speech_trainer(config if ranks.rank == 1 else elsewhere, ranks)
     return str(caught.value)
 
 
-def test_processes_that_see_different_checkpoints_are_told(corpus: Path, tmp_path: Path) -> None:
+def test_different_checkpoints_on_different_ranks_are_an_error(
+    corpus: Path, tmp_path: Path
+) -> None:
     messages = run_ranks(2, resume_error, corpus, tmp_path)
     assert all("different steps, [0, 1] by rank" in message for message in messages)
     assert all("a file system that all machines share" in message for message in messages)
 
 
 def resume_with_two(ranks: Ranks, corpus: Path, run: Path) -> tuple[str, int, int, str]:
-    """What a run of one process says and does when two go on with it."""
+    """Continue a run of one process with two: error message, position, steps, outcome."""
     with pytest.raises(ValueError, match="allow-changes") as caught:
         speech_trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9"), ranks)
     trainer = speech_trainer(experiment(corpus, run, "train.steps=3"), ranks, allow_changes=True)
@@ -225,7 +227,7 @@ def resume_with_two(ranks: Ranks, corpus: Path, run: Path) -> tuple[str, int, in
     return str(caught.value), place, trainer.state.counters.step, outcome
 
 
-def test_another_number_of_processes_goes_on_if_allowed(corpus: Path, tmp_path: Path) -> None:
+def test_number_of_processes_may_change_if_allowed(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     speech_trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9")).run()
     for message, place, steps, outcome in run_ranks(2, resume_with_two, corpus, run):
@@ -244,7 +246,7 @@ def lines_of_restoring(ranks: Ranks, config: ExperimentConfig) -> list[str]:
     return lines
 
 
-def test_what_all_processes_see_is_said_by_one(corpus: Path, tmp_path: Path) -> None:
+def test_only_the_first_process_logs_common_warnings(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["train.steps=2", "train.save_every=1", "train.validate_every=9"]
     trainer = speech_trainer(experiment(corpus, run, *settings))

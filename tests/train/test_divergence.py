@@ -1,4 +1,4 @@
-"""Parameters that are NaN, infinite or absurd: named, never saved, and refused by every command."""
+"""NaN, infinite or absurdly large parameters are reported, never saved, and refused on loading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("log_every", [1, 100])
-def test_good_checkpoints_outlive_a_divergence(
+def test_divergence_keeps_good_checkpoints(
     corpus: Path, tmp_path: Path, log_every: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -51,13 +51,13 @@ def test_good_checkpoints_outlive_a_divergence(
     assert "utterances" not in shown
     assert contents(run) == good
     assert not (run / "bad_steps").exists()
-    # What the message asks for.
+    # As the message advises.
     settings += ["train.steps=4", "optimiser.learning_rate=1e-3"]
     assert main(["train", *settings]) == 0
 
 
-def test_no_utterance_is_blamed_for_broken_parameters(corpus: Path, tmp_path: Path) -> None:
-    """Nothing is saved or logged for long: the loss shows it."""
+def test_broken_parameters_are_not_reported_as_bad_utterances(corpus: Path, tmp_path: Path) -> None:
+    """Also between two checks of the parameters, by the loss."""
     config = tiny_experiment(corpus, tmp_path / "run", "train.log_every=99", "train.save_every=99")
     trainer = speech_trainer(config)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_no_utterance_is_blamed_for_broken_parameters(corpus: Path, tmp_path: Pa
     assert not trainer.checkpoints.paths()
 
 
-def test_checkpoints_of_skipped_steps_take_no_place(
+def test_checkpoints_of_skipped_steps_displace_none(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil_batches(monkeypatch, [3, 4])
@@ -88,7 +88,7 @@ def diverge(ranks: Ranks, config: ExperimentConfig) -> str:
     return str(caught.value)
 
 
-def test_all_processes_stop_together(corpus: Path, tmp_path: Path) -> None:
+def test_divergence_stops_all_processes(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = [*SAVING, "data.max_duration=3", "optimiser.learning_rate=1e30"]
     first, second = run_ranks(2, diverge, tiny_experiment(corpus, run, *settings))

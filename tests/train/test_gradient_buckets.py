@@ -1,4 +1,4 @@
-"""Gradients on their way into the vectors that are sent."""
+"""Copying gradients into the vectors that are sent."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 from pruned_rnnt.train.engine import gradients
 
 
-def test_gradients_move_in_one_copy_whatever_the_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_copied_at_once_for_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [nn.Parameter(torch.zeros(4, 1, 3)), nn.Parameter(torch.zeros(5))]
     unused = nn.Parameter(torch.zeros(2))
     flat = torch.full((19,), 7.0)
     first, second, third = flat.split([12, 5, 2])
     views = [first.view(4, 1, 3), second, third]
     bucket = gradients._Bucket(flat, [*weights, unused], views)
-    # As the gradient of a depthwise convolution comes: the middle stride is another one.
+    # The strides of the gradient of a depthwise convolution: the middle one differs.
     weights[0].grad = torch.arange(12.0).as_strided((4, 1, 3), (3, 1, 1))
     weights[1].grad = torch.arange(5.0)
     copies = []
@@ -32,4 +32,4 @@ def test_gradients_move_in_one_copy_whatever_the_strides(monkeypatch: pytest.Mon
     for parameter, view in zip([*weights, unused], views, strict=True):
         assert parameter.grad is view
     (strides,) = copies
-    assert all(to == by for to, by in strides)  # a GPU copies others one by one
+    assert all(to == by for to, by in strides)  # otherwise a GPU copies them one by one

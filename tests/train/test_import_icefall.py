@@ -1,4 +1,4 @@
-"""A model of icefall's recipe becomes a run which decodes, and goes back bit for bit."""
+"""A model of icefall's recipe becomes a run that decodes, and is exported bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, Transduc
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 
-# Settings which parameters tell are read from them; the positions' width is not.
+# Settings that follow from parameter shapes are read from them; position_dim does not.
 ENCODER = ZipformerConfig(
     downsampling=(1, 2),
     layers=(1, 1),
@@ -58,7 +58,7 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def checkpoint(path: Path, state: dict[str, Tensor]) -> Path:
-    """As epoch-N.pt: the average is what counts."""
+    """A file like epoch-N.pt, of which the average is imported."""
     other = {f"module.{name}": torch.zeros_like(value) for name, value in state.items()}
     average = {name: value.double() for name, value in state.items()}
     torch.save({"model": other, "model_avg": average, "batch_idx_train": 7}, path)
@@ -66,7 +66,9 @@ def checkpoint(path: Path, state: dict[str, Tensor]) -> Path:
 
 
 @pytest.mark.parametrize(("context_size", "ctc_scale"), [(2, 0.2), (2, 0.0), (1, 0.2)])
-def test_there_and_back(context_size: int, ctc_scale: float, tmp_path: Path, tokens: Path) -> None:
+def test_import_then_export_is_lossless(
+    context_size: int, ctc_scale: float, tmp_path: Path, tokens: Path
+) -> None:
     model = make_model(context_size, ctc_scale)
     theirs = to_icefall_state(model)
     path = checkpoint(tmp_path / "epoch-1.pt", theirs)
@@ -91,13 +93,13 @@ def test_there_and_back(context_size: int, ctc_scale: float, tmp_path: Path, tok
     assert loaded.tokenizer.decode([3, 5, 0, 4]) == "SOS IT"
 
 
-def test_normalised_features_have_no_place_in_the_recipe() -> None:
+def test_feature_normalisation_cannot_be_exported() -> None:
     config = ModelConfig(encoder=dataclasses.replace(ENCODER, feature_norm="fixed"))
     with pytest.raises(ValueError, match="feature_norm is 'fixed'"):
         to_icefall_state(TransducerModel(config, len(SYMBOLS)))
 
 
-def test_layout_of_the_recipe() -> None:
+def test_parameter_names_are_those_of_the_recipe() -> None:
     theirs = to_icefall_state(make_model())
     beginnings = {name.partition(".")[0] for name in theirs}
     assert beginnings == {
@@ -109,7 +111,7 @@ def test_layout_of_the_recipe() -> None:
     assert "decoder.conv.weight" not in to_icefall_state(make_model(context_size=1))
 
 
-def test_export_writes_what_the_recipe_loads(
+def test_export_writes_a_file_that_the_recipe_loads(
     tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = to_icefall_state(make_model())
@@ -130,7 +132,7 @@ def test_export_writes_what_the_recipe_loads(
     assert "--int8" in capsys.readouterr().err
 
 
-def test_what_does_not_fit_is_named(
+def test_parameters_that_do_not_match_are_named(
     tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = to_icefall_state(make_model())
@@ -200,7 +202,7 @@ def test_token_files(tmp_path: Path) -> None:
         read_token_file(tmp_path / "bad.txt", 3)
 
 
-def test_models_without_a_place_in_the_recipe() -> None:
+def test_other_models_cannot_be_exported() -> None:
     conformer = ConformerConfig(layers=1, dim=16, heads=2, feedforward_dim=16)
     model = TransducerModel(ModelConfig(encoder=conformer), 7)
     with pytest.raises(ValueError, match="the encoder is a Conformer"):
@@ -216,7 +218,7 @@ def test_a_context_of_one_symbol_needs_no_convolution() -> None:
     assert imported.complete, imported
 
 
-def test_training_cannot_go_on(
+def test_imported_model_cannot_continue_training(
     tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "pretrained.pt"

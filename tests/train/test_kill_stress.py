@@ -1,4 +1,4 @@
-"""Killed at random moments, also within the write of a checkpoint, a run ends as if it had not."""
+"""A run killed at random moments, also while writing a checkpoint, ends with the same results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pruned_rnnt.train.tasks.speech_task import speech_trainer
 STEPS = 24
 
 
-def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
+def test_killed_run_ends_with_the_same_results(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     settings = [
         f"train.steps={STEPS}",

@@ -1,4 +1,4 @@
-"""What `train` prints: every line once, also where other packages have something to say."""
+"""`train` prints every log line once, also when other packages log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tiny_corpus import make_corpus, tiny_overrides
 
-# lhotse logs like this, by functions that give the root logger a handler where it has none.
+# lhotse logs with these functions, which add a handler to a root logger that has none.
 PROGRAM = """
 import logging, sys
 from pruned_rnnt.cli import main
@@ -26,7 +26,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
-def test_no_line_is_printed_twice(tmp_path: Path) -> None:
+def test_no_log_line_is_printed_twice(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     settings = tiny_overrides(corpus, tmp_path / "run", "train.steps=2")
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""A training's losses, step by step, as they were recorded: what changes them is noticed.
+"""Golden test of the whole training loop: the losses of each step equal recorded ones.
 
-To record anew after a change that is meant to change them: delete `loss_curve.json`, run this test
-(it writes the file and fails), look at the difference.
+After an intended change: delete `loss_curve.json`, run this test, which writes the file and fails,
+and check the difference.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tiny_corpus import make_corpus, tiny_experiment
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
 RECORDED = Path(__file__).parent / "loss_curve.json"
-# Between the compiled and the fallback kernels on one machine the largest difference was 1e-6;
-# other processors sum in other orders.
+# The largest difference between compiled and fallback kernels on one machine was 1e-6; other
+# processors sum in other orders.
 TOLERANCE = 2e-3
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "scaled_adam"])
-def test_losses_are_those_recorded(tmp_path: Path, optimiser: str) -> None:
+def test_losses_equal_the_recorded_ones(tmp_path: Path, optimiser: str) -> None:
     config = tiny_experiment(
         make_corpus(tmp_path / "corpus"),
         tmp_path / "run",
@@ -40,6 +40,6 @@ def test_losses_are_those_recorded(tmp_path: Path, optimiser: str) -> None:
     recorded = json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
     if optimiser not in recorded:
         RECORDED.write_text(json.dumps({**recorded, optimiser: losses}, indent=1) + "\n")
-        pytest.fail(f"recorded the losses anew in {RECORDED}")
+        pytest.fail(f"recorded new losses in {RECORDED}")
     assert losses == pytest.approx(recorded[optimiser], abs=TOLERANCE)
     assert losses[-1] < 0.5 * losses[0]

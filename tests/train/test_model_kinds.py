@@ -1,4 +1,4 @@
-"""Kinds of encoders and predictors in configuration files of an experiment."""
+"""Choice of encoder and predictor by their kind in the configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_predictors() -> None:
         load_config(ExperimentConfig, None, [*settings, "model.predictor.context_size=1"])
 
 
-def test_recognisers_cannot_run_a_predictor_with_a_state() -> None:
+def test_predictor_with_a_state_cannot_be_exported() -> None:
     model = TransducerModel(ModelConfig(predictor=LstmPredictorConfig()), 7)
     with pytest.raises(ExportError, match="sherpa-onnx runs stateless predictors alone"):
         check_predictor(model)

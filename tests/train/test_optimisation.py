@@ -1,4 +1,4 @@
-"""Optimisers, schedules, averages and random states, each by its own rule."""
+"""Optimisers, learning rate schedules, parameter averages and random states."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_eden_falls_with_epochs() -> None:
     ("changes", "message"),
     [({"final_scale": 0.0}, "0 < x <= 1"), ({"warm_up_steps": -1}, "needs at least 0")],
 )
-def test_wrong_schedules_are_refused(changes: dict[str, float], message: str) -> None:
+def test_invalid_schedule_is_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduleConfig(**changes)  # type: ignore[arg-type]
 
 
-def test_weight_decay_is_for_matrices_alone() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     model = nn.Linear(3, 2)
     groups = build_optimiser(model, OptimiserConfig(weight_decay=0.5)).param_groups
     assert groups[0]["params"] == [model.weight]
@@ -102,7 +102,7 @@ def test_optimisers_fit_a_line_and_continue_from_their_state(name: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])])
 @pytest.mark.parametrize("name", ["adamw", "scaled_adam"])
-def test_the_first_update_needs_no_memory_that_was_not_there(name: str, device: str) -> None:
+def test_first_update_allocates_no_state(name: str, device: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1).to(device)
     optimiser = build_optimiser(model, OptimiserConfig(name=name))  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_the_first_update_needs_no_memory_that_was_not_there(name: str, device: 
     }
     assert len(before) == 4
     model(torch.ones(2, 4, device=device)).sum().backward()
-    # As torch itself begins: with moments of nothing.
+    # torch's own start: without moments.
     plain = nn.Linear(4, 1).to(device)
     plain.load_state_dict(model.state_dict())
     plain(torch.ones(2, 4, device=device)).sum().backward()
@@ -130,7 +130,7 @@ def test_the_first_update_needs_no_memory_that_was_not_there(name: str, device: 
 def scaled_adam_step(
     parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], step: int
 ) -> None:
-    """The formula in the module's text for one parameter, in float64."""
+    """The formulas of the module's docstring for one parameter, in float64."""
     lr, beta1, beta2, eps, size_lr = 0.02, 0.9, 0.98, 1e-8, 0.1
     rms = parameter.square().mean().sqrt()
     floor = 0.1 if parameter.numel() == 1 else 1e-5
@@ -149,7 +149,7 @@ def scaled_adam_step(
     parameter += -lr * r * m / (v.sqrt() + eps) + growth * parameter
 
 
-def test_scaled_adam_follows_its_formula_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_adam_matches_its_formulas_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pruned_rnnt.train.optim.scaled_adam._BUCKET_ELEMENTS", 20)
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (1,), (), (5,), (2, 3, 2), (17,), (4, 1)]
@@ -164,7 +164,7 @@ def test_scaled_adam_follows_its_formula_for_every_shape(monkeypatch: pytest.Mon
     optimiser = ScaledAdam(parameters, lr=0.02)
     for step in range(6):
         for index, parameter in enumerate(parameters):
-            # One of them has no gradient now and then, and so makes fewer steps.
+            # This one lacks a gradient in some steps, and so makes fewer steps.
             if index == 3 and step % 3 == 1:
                 parameter.grad = None
                 continue
@@ -189,7 +189,7 @@ def test_scaled_adam_steps_are_proportional_to_the_parameter() -> None:
     assert changes[0].abs().max() > 1e-3
 
 
-def test_scaled_adam_holds_the_size_within_bounds() -> None:
+def test_scaled_adam_keeps_the_rms_within_bounds() -> None:
     def size_after(max_rms: float) -> float:
         parameter = nn.Parameter(torch.ones(10))
         optimiser = ScaledAdam([parameter], lr=0.001, size_lr=10.0, max_rms=max_rms)
@@ -202,7 +202,7 @@ def test_scaled_adam_holds_the_size_within_bounds() -> None:
     assert 1.5 < size_after(1.5) < 1.7
 
 
-def test_running_average_follows_its_rule_and_lends_itself() -> None:
+def test_running_average_matches_its_formula_and_is_swapped_in() -> None:
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(0.0)
@@ -226,7 +226,7 @@ def test_running_average_follows_its_rule_and_lends_itself() -> None:
     assert torch.equal(copy.state_dict()["weight"], average.state_dict()["weight"])
 
 
-def test_a_module_with_two_names_is_averaged_once() -> None:
+def test_shared_module_is_averaged_once() -> None:
     shared = nn.Linear(1, 1)
     model = nn.ModuleDict({"one": shared, "two": shared})
     average = RunningAverage(model, decay=0.5)
@@ -235,7 +235,7 @@ def test_a_module_with_two_names_is_averaged_once() -> None:
         shared.weight.add_(1.0)
     average.update()
     with average.applied():
-        # The first update keeps 2/11 of what was.
+        # The first update keeps 2/11 of the old value.
         assert shared.weight.item() == pytest.approx(before + 9 / 11)
     assert shared.weight.item() == pytest.approx(before + 1)
     state = average.state_dict()

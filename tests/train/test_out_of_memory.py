@@ -1,4 +1,4 @@
-"""Running out of memory: the step is named and skipped, and training goes on, or stops in time."""
+"""Out of memory: the step is reported and skipped, and training continues or stops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def failing_at(
     monkeypatch: pytest.MonkeyPatch, forward: set[int], backward: set[int]
 ) -> dict[int, Batch]:
-    """Passes of these steps (from 1) do not fit; returns the batches of all steps, as they come."""
+    """Let passes of these steps (from 1) fail; returns a dict that all batches are added to."""
     seen: dict[int, Batch] = {}
     losses = SpeechTask.losses
 
@@ -76,7 +76,7 @@ def check_skipped(corpus: Path, run: Path, seen: dict[int, Batch], *overrides: s
         assert shapes["lattice_nodes"] == utterances * frames * symbols
 
 
-def test_a_step_without_memory_is_named_and_skipped(
+def test_out_of_memory_step_is_reported_and_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = failing_at(monkeypatch, forward={2}, backward={3})
@@ -90,7 +90,7 @@ def test_a_step_without_memory_is_named_and_skipped(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_step_without_gpu_memory_is_skipped(
+def test_out_of_memory_step_is_skipped_on_a_gpu(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     seen = failing_at(monkeypatch, forward={2}, backward={3})
@@ -98,15 +98,15 @@ def test_a_step_without_gpu_memory_is_skipped(
     check_skipped(corpus, tmp_path / "run", seen, *settings)
 
 
-def test_float16_goes_on_after_a_step_without_memory(
+def test_float16_continues_after_an_out_of_memory_step(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The scaler refuses to work with a step that has no gradients at all.
+    # The scaler raises an error for a step without any gradient.
     seen = failing_at(monkeypatch, forward={2}, backward={3})
     check_skipped(corpus, tmp_path / "run", seen, "train.precision=float16")
 
 
-def test_too_many_steps_without_memory_stop_training(
+def test_too_many_out_of_memory_steps_stop_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing_at(monkeypatch, forward={1, 3, 4}, backward=set())
@@ -115,7 +115,7 @@ def test_too_many_steps_without_memory_stop_training(
         speech_trainer(config).run()
 
 
-def test_an_update_without_memory_is_never_taken_for_done(
+def test_out_of_memory_in_the_update_stops_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
@@ -126,7 +126,7 @@ def test_an_update_without_memory_is_never_taken_for_done(
         speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run()
 
 
-def test_other_errors_are_not_swallowed(
+def test_other_errors_are_raised(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> None:
@@ -137,7 +137,7 @@ def test_other_errors_are_not_swallowed(
         speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run()
 
 
-def test_an_error_that_comes_of_missing_memory_counts_as_such() -> None:
+def test_error_caused_by_out_of_memory_counts_as_out_of_memory() -> None:
     def work() -> None:
         try:
             run_out_of_memory("cpu")
@@ -147,7 +147,7 @@ def test_an_error_that_comes_of_missing_memory_counts_as_such() -> None:
     assert out_of_memory_in(work).startswith("CUDA error: operation failed")
 
 
-def test_a_model_that_does_not_fit_is_told_in_one_line(
+def test_model_that_does_not_fit_is_a_one_line_error(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,13 +159,13 @@ def test_a_model_that_does_not_fit_is_told_in_one_line(
     assert line.startswith("pruned-rnnt train: memory ran out: ")
 
 
-def test_memory_of_a_failed_piece_of_work_is_named_and_given_back() -> None:
+def test_failed_work_releases_its_memory() -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def work() -> None:
         values = torch.zeros(3)
         held.append(weakref.ref(values))
-        raise MemoryError  # Python's own has no text
+        raise MemoryError  # has no text
 
     assert out_of_memory_in(work) == "MemoryError"
     assert held[0]() is None

@@ -1,4 +1,4 @@
-"""A run keeps the tokens it began with: training on data with others is refused."""
+"""A run keeps its tokens; training it on data with other tokens is refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_data_with_other_tokens_are_refused(
     assert main(["decode", str(run)]) == 0
 
 
-def test_damaged_tokens_of_a_run_are_named(
+def test_damaged_tokens_of_a_run_are_reported(
     corpus: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "tokens/tokens.model"
@@ -65,7 +65,7 @@ def test_damaged_tokens_of_a_run_are_named(
         assert f"{path} is damaged" in line
 
 
-def test_a_run_of_other_sizes_is_not_continued(
+def test_run_of_another_model_is_not_continued(
     corpus: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = tiny_overrides(corpus, run, "model.joiner_dim=16", "--allow-changes")

@@ -1,4 +1,4 @@
-"""ScaledAdam's moments: held in vectors, saved and loaded parameter by parameter."""
+"""ScaledAdam stores its moments in vectors, but saves and loads them per parameter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def advance(model: nn.Module, optimiser: ScaledAdam, steps: range) -> list[torch
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_a_state_replaces_the_one_that_there_was() -> None:
+def test_loaded_state_replaces_the_present_one() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimiser = ScaledAdam(model.parameters(), lr=0.02)
     advance(model, optimiser, range(3))
     saved = copy.deepcopy((model.state_dict(), optimiser.state_dict()))
     expected = advance(model, optimiser, range(3, 6))
-    # Back in time, on an optimiser that has been in use.
+    # Restored into an optimiser that is already in use.
     model.load_state_dict(saved[0])
     optimiser.load_state_dict(copy.deepcopy(saved[1]))
     assert all(map(torch.equal, advance(model, optimiser, range(3, 6)), expected))
@@ -35,7 +35,7 @@ def test_a_state_replaces_the_one_that_there_was() -> None:
     assert {state["step"] for state in states.values()} == {6}
 
 
-def test_gradients_stay_as_they_are() -> None:
+def test_gradients_are_not_modified() -> None:
     model = nn.Linear(3, 1, bias=False)
     optimiser = ScaledAdam(model.parameters(), lr=0.02)
     model.weight.grad = torch.tensor([[1.0, -2.0, 3.0]])
@@ -45,7 +45,7 @@ def test_gradients_stay_as_they_are() -> None:
 
 @pytest.mark.gpu
 def test_updates_on_the_device_equal_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of parameters from one element to many, in several vectors."""
+    """For parameters of one to many elements, in several vectors."""
     monkeypatch.setattr("pruned_rnnt.train.optim.scaled_adam._BUCKET_ELEMENTS", 3000)
     torch.manual_seed(0)
     values = [torch.randn(shape) for shape in [(), (1,), (7, 300), (5,), (64, 65), (3, 4, 2)]]

@@ -1,4 +1,4 @@
-"""Signals, and the death of a data worker, end training after it has saved."""
+"""Signals and the death of a data worker end training after it has saved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
-# Few batches are loaded ahead, so that a dead worker is missed soon.
+# Few batches are prefetched, so that the death of a worker is noticed soon.
 WITH_WORKER = ("data.num_workers=1", "data.prefetch_factor=1", "data.max_duration=3")
 
 
@@ -40,8 +40,8 @@ def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Experime
 
 
 @pytest.fixture(autouse=True)
-def usual_handlers() -> Iterator[None]:
-    """No test leaves a handler behind, not even one that fails."""
+def restored_handlers() -> Iterator[None]:
+    """Restore the signal handlers after each test."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     handlers = [(number, signal.getsignal(number)) for number in numbers]
     yield
@@ -50,7 +50,7 @@ def usual_handlers() -> Iterator[None]:
 
 
 def before_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
-    """Do something once a step (from 1) has its batches and is about to be made."""
+    """Call `act` right before a step (from 1), when its batches are loaded."""
     set_learning_rate = Trainer._set_learning_rate
 
     def act_first(self: Trainer) -> None:
@@ -66,16 +66,16 @@ def worker_pids() -> list[int]:
 
 
 def signal_job(names: Sequence[str]) -> None:
-    """As a scheduler or a terminal does it: to every process of the job, from outside."""
+    """Signal every process of the job from outside, like a scheduler or a terminal."""
     pids = [*worker_pids(), os.getpid()]
     assert len(pids) > 2
     for name in names:
-        # From their parent the workers would take SIGTERM as their end.
+        # SIGTERM from their parent would end the workers.
         subprocess.run(["kill", f"-{name}", *map(str, pids)], check=True)
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "USR1"])
-def test_signals_save_and_the_run_goes_on(
+def test_run_saves_at_a_signal_and_continues(
     corpus: Path,
     tmp_path: Path,
     straight: ExperimentConfig,
@@ -116,17 +116,17 @@ def test_a_second_ctrl_c_ends_training_without_saving(
     assert not list((tmp_path / "run").glob("checkpoints/*.pt"))
 
 
-def test_what_is_ignored_stays_ignored(
+def test_ignored_signal_stays_ignored(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under nohup."""
+    """SIGHUP is ignored under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     before_step(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGHUP))
     assert speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run() == "finished"
 
 
 def train_signalled(ranks: Ranks, config: ExperimentConfig) -> tuple[str, str | None, int]:
-    """The second process is signalled before its second step."""
+    """Signal rank 1 before its second step; returns outcome, its signal and the steps."""
     trainer = speech_trainer(config, ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == 1:
@@ -136,7 +136,7 @@ def train_signalled(ranks: Ranks, config: ExperimentConfig) -> tuple[str, str | 
     return outcome, by.name if by is not None else None, trainer.state.counters.step
 
 
-def test_all_processes_save_at_the_signal_of_one(corpus: Path, tmp_path: Path) -> None:
+def test_signal_to_one_process_saves_and_stops_all(corpus: Path, tmp_path: Path) -> None:
     config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=3")
     results = run_ranks(2, train_signalled, config)
     assert results == [("preempted", None, 2), ("preempted", "SIGUSR1", 2)]
@@ -152,7 +152,7 @@ def kill_a_worker() -> None:
     os.kill(worker_pids()[0], signal.SIGKILL)
 
 
-def test_a_killed_worker_ends_training_in_one_line_after_saving(
+def test_killed_worker_ends_training_with_one_line_after_saving(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,8 +179,8 @@ def test_a_killed_worker_ends_training_in_one_line_after_saving(
 
 
 def train_without_worker(ranks: Ranks, config: ExperimentConfig) -> tuple[str, int]:
-    """The worker of the second process dies before its first step."""
-    # As under torchrun; the server that started this process would have to start another for them.
+    """Kill the worker of rank 1 before its first step; returns outcome or error, and the steps."""
+    # As under torchrun; a process of the fork server cannot use the fork server itself.
     multiprocessing.set_start_method("fork", force=True)
     trainer = speech_trainer(config, ranks)
     with pytest.MonkeyPatch.context() as patch:
@@ -193,8 +193,8 @@ def train_without_worker(ranks: Ranks, config: ExperimentConfig) -> tuple[str, i
     return outcome, trainer.state.counters.step
 
 
-def test_all_processes_save_when_one_loses_a_worker(corpus: Path, tmp_path: Path) -> None:
-    # Processes that stream their data ask each other for every batch whether there is one.
+def test_all_processes_save_when_a_worker_of_one_dies(corpus: Path, tmp_path: Path) -> None:
+    # With streamed data, processes exchange before every batch whether all have one.
     settings = [*WITH_WORKER, "data.lazy=true", "train.accumulate=2", "train.steps=8"]
     config = tiny_experiment(corpus, tmp_path / "run", *settings)
     (outcome, step), (reason, last_step) = run_ranks(2, train_without_worker, config)

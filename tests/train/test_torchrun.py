@@ -1,4 +1,4 @@
-"""Several processes that go on after a death: exactly, and by torchrun's own restart."""
+"""Several processes continue exactly after a crash, also by torchrun's restart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(ranks: Ranks, config: ExperimentConfig) -> str:
 
 
 def train_killed(ranks: Ranks, config: ExperimentConfig) -> bool:
-    """All processes end after the third step, before anything is written about it."""
+    """Kill all processes after the third step, before they log or save it."""
     with pytest.MonkeyPatch.context() as patch:
         killed_at(patch, 3)
         try:

@@ -1,4 +1,4 @@
-"""The loop as a whole: exact continuation, learning, preemption, pictures."""
+"""The training loop: exact continuation, learning, logs, pictures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_four_steps_equal_two_and_two(
     corpus: Path, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Dropout, shuffling and augmentation all draw random numbers.
+    # Dropout, shuffling and augmentation draw random numbers.
     random_parts = [
         "data.augmentation.spec_augment.enabled=true",
         "data.augmentation.noise_probability=0.5",
@@ -83,7 +83,7 @@ def test_resume_at_the_end_of_an_epoch(
     assert checkpoint_of(resumed.folder, 12) == checkpoint_of(straight.folder, 12)
 
 
-def test_validating_changes_no_training(corpus: Path, tmp_path: Path) -> None:
+def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> None:
     often = tiny_experiment(corpus, tmp_path / "often", "train.validate_every=1")
     never = tiny_experiment(corpus, tmp_path / "never", "train.validate_every=100")
     speech_trainer(often).run()
@@ -92,7 +92,7 @@ def test_validating_changes_no_training(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pruned", "full"])
-def test_loss_falls_and_words_are_learnt(corpus: Path, tmp_path: Path, kind: str) -> None:
+def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: str) -> None:
     config = tiny_experiment(
         corpus,
         tmp_path / "run",
@@ -139,7 +139,7 @@ def test_changed_configuration_is_named(corpus: Path, tmp_path: Path) -> None:
     trainer = speech_trainer(changed, allow_changes=True)
     trainer.run()
     assert trainer.state.counters.step == 2
-    # What does not change the result needs no permission.
+    # Settings that do not affect training may change without --allow-changes.
     free = tiny_experiment(
         corpus,
         run,
@@ -165,7 +165,7 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     assert load_checkpoint(newest)["counters"]["step"] == 4
 
 
-def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:
+def test_run_writes_all_logs(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny_experiment(corpus, tmp_path / "run", "train.validate_every=2")
@@ -195,7 +195,7 @@ def test_a_run_leaves_everything_to_read(corpus: Path, tmp_path: Path) -> None:
     } <= set(board.Tags()["scalars"])
 
 
-def test_pictures_come_between_validations_and_change_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_pictures_between_validations_do_not_affect_training(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     plain = tiny_experiment(corpus, tmp_path / "plain", "train.validate_every=100")
@@ -217,7 +217,7 @@ def test_pictures_come_between_validations_and_change_nothing(corpus: Path, tmp_
     assert losses_of(shown.folder) == losses_of(plain.folder)
 
 
-def test_the_status_line_says_it_all() -> None:
+def test_progress_line_has_all_values() -> None:
     line = progress_line(
         {
             "epoch": 3.0,
@@ -243,7 +243,7 @@ def test_the_status_line_says_it_all() -> None:
     ("steps_per_second", "left"),
     [(2.0, "0:16:40"), (0.05, "11:06:40"), (0.002, "11d 13h"), (0.0, "?")],
 )
-def test_the_log_line_has_the_time_left(steps_per_second: float, left: str) -> None:
+def test_log_line_has_the_time_left(steps_per_second: float, left: str) -> None:
     speed = {"steps_per_second": steps_per_second, "learning_rate": 1e-3, "bad_steps": 0}
     line = step_line(1_000_000, 1_002_000, {**speed, "total_per_frame": 12.25})
     shown = f"{steps_per_second:g} steps/s {left} left"
@@ -252,7 +252,7 @@ def test_the_log_line_has_the_time_left(steps_per_second: float, left: str) -> N
     assert step_line(1, 2, {**speed, "bad_steps": 3}).endswith("left 3 skipped")
 
 
-def test_the_progress_bar_fits_into_a_small_terminal() -> None:
+def test_progress_bar_fits_into_a_small_terminal() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80)
     status = "epoch 3 loss 1.5000 (ctc 1.0000, pruned 0.7500, simple 1.2500) lr 1.00e-03 last word"

@@ -1,4 +1,4 @@
-"""Validation: over the whole set and every process alike, whatever one batch does to it."""
+"""Validation: the same for any number of processes, and robust to single failing batches."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
-    """Validation batches are of three utterances or less."""
+    """With validation batches of at most three utterances."""
     return tiny_experiment(corpus, run, "data.valid_max_duration=2.5", *overrides)
 
 
 def fail_in_validation(monkeypatch: pytest.MonkeyPatch, passes: set[int]) -> None:
-    """These forward passes (from 1) of the model in evaluation mode do not fit into memory."""
+    """Let these forward passes (from 1) in evaluation mode run out of memory."""
     forward, seen = TransducerModel.forward, 0
 
     def failing(self: TransducerModel, features_NTF: Tensor, *rest: Any) -> ModelLosses:
@@ -54,13 +54,13 @@ def fail_in_validation(monkeypatch: pytest.MonkeyPatch, passes: set[int]) -> Non
     monkeypatch.setattr(TransducerModel, "forward", failing)
 
 
-def test_a_missing_validation_set_is_told_before_training(corpus: Path, tmp_path: Path) -> None:
+def test_missing_validation_set_is_an_error_before_training(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "data.valid=nosuch")
     with pytest.raises(FileNotFoundError, match="no split 'nosuch'"):
         speech_trainer(config)
 
 
-def test_a_validation_that_was_cut_short_is_made_again(
+def test_interrupted_validation_is_repeated(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = ["train.steps=3", "train.validate_every=2"]
@@ -70,7 +70,7 @@ def test_a_validation_that_was_cut_short_is_made_again(
     measure = SpeechTask.validate
 
     def killed(self: SpeechTask, step: int, log: RunLog | None) -> float | None:
-        measure(self, step, log)  # its line is written
+        measure(self, step, log)  # writes its line
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -86,7 +86,7 @@ def test_a_validation_that_was_cut_short_is_made_again(
     assert trainer.checkpoints.best() is not None
 
 
-def test_preemption_does_not_wait_for_a_validation(corpus: Path, tmp_path: Path) -> None:
+def test_preemption_skips_the_validation(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "train.steps=2", "train.validate_every=1")
     trainer = speech_trainer(config)
     trainer.stop_signals.received = signal.SIGTERM
@@ -98,7 +98,7 @@ def test_preemption_does_not_wait_for_a_validation(corpus: Path, tmp_path: Path)
     assert groups == [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
 
 
-def test_a_run_ends_with_one_validation(corpus: Path, tmp_path: Path) -> None:
+def test_run_ends_with_one_validation(corpus: Path, tmp_path: Path) -> None:
     settings = ["train.steps=2", "train.save_every=1", "train.validate_every=99"]
     config = experiment(corpus, tmp_path / "run", *settings)
     for _ in range(2):
@@ -114,7 +114,7 @@ def valid_line(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_validation_goes_on_without_a_batch_that_does_not_fit(
+def test_validation_skips_a_batch_that_does_not_fit(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,7 +127,7 @@ def test_validation_goes_on_without_a_batch_that_does_not_fit(
     fail_in_validation(monkeypatch, {2})
     assert speech_trainer(config).run() == "finished"
     assert valid_line(config.folder)["skipped_batches"] == 1
-    (line,) = [r.message for r in caplog.records if "goes on without" in r.message]
+    (line,) = [r.message for r in caplog.records if "continues without" in r.message]
     assert "out of memory" in line
     assert "lattice_nodes" in line
     dump = json.loads((config.folder / "bad_steps/validation-00000001-rank-0-0.json").read_text())
@@ -137,7 +137,7 @@ def test_validation_goes_on_without_a_batch_that_does_not_fit(
     assert f" / {words}, " in next(line for line in log if " WER " in line)
 
 
-def test_a_validation_that_nothing_fits_in_gives_no_score(
+def test_validation_without_any_fitting_batch_has_no_score(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_in_validation(monkeypatch, set(range(100)))
@@ -149,7 +149,7 @@ def test_a_validation_that_nothing_fits_in_gives_no_score(
 
 
 @pytest.mark.parametrize("kind", ["pruned", "full"])
-def test_utterances_too_short_for_their_symbols_are_named_and_left_out(
+def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     settings = ["loss.rnnt_type=modified", f"loss.kind={kind}", "data.valid_max_duration=60"]
@@ -168,13 +168,13 @@ def test_utterances_too_short_for_their_symbols_are_named_and_left_out(
     words = [len(text.split()) for text in batch.texts]
     assert report.errors.reference_words == sum(words) - words[2]
 
-    # A batch of nothing else.
+    # A batch with no other utterance.
     task.data.valid_loader = lambda: [with_rows(short, [2])]  # type: ignore
     assert task.validate(0, None) is None
     assert re.search(f"1 utterances have no finite loss.*{short.ids[2]}", caplog.text)
 
 
-def test_an_infinite_loss_is_left_out_of_the_mean(corpus: Path, tmp_path: Path) -> None:
+def test_infinite_loss_is_excluded_from_the_mean(corpus: Path, tmp_path: Path) -> None:
     task = speech_trainer(experiment(corpus, tmp_path / "run")).task
     batch = next(iter(task.data.valid_loader()))
     features = batch.features_NTF.clone()
@@ -186,7 +186,7 @@ def test_an_infinite_loss_is_left_out_of_the_mean(corpus: Path, tmp_path: Path) 
 
 
 def with_rows(batch: Batch, rows: list[int]) -> Batch:
-    """What `Batch.select` should make of it, in other words."""
+    """An independent implementation of `Batch.select`."""
     tensors = ("features_NTF", "feature_lengths_N", "targets_NU", "target_lengths_N")
     tuples = ("texts", "ids", "durations", "words")
     return replace(
@@ -196,7 +196,7 @@ def with_rows(batch: Batch, rows: list[int]) -> Batch:
     )
 
 
-def test_masses_are_those_of_all_utterances(corpus: Path, tmp_path: Path) -> None:
+def test_masses_are_means_over_all_utterances(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "loss.s_range=2")
     task = speech_trainer(config).task
     batches = list(task.data.valid_loader())
@@ -219,7 +219,7 @@ def test_masses_are_those_of_all_utterances(corpus: Path, tmp_path: Path) -> Non
 def validated(
     ranks: Ranks, config: ExperimentConfig, passes: set[int]
 ) -> tuple[ValidationReport, float | None]:
-    """Validate on all processes; on the second these passes do not fit into memory."""
+    """Validate on all processes; on rank 1 these passes run out of memory."""
     trainer = speech_trainer(config, ranks)
     task = trainer.task
     with pytest.MonkeyPatch.context() as patch:
@@ -230,7 +230,7 @@ def validated(
     return report, score
 
 
-def test_two_processes_measure_what_one_does(corpus: Path, tmp_path: Path) -> None:
+def test_two_processes_measure_the_same_as_one(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run")
     ((one, score),) = [validated(Ranks(), config, set())]
     for report, its_score in run_ranks(2, validated, config, set()):
@@ -240,7 +240,7 @@ def test_two_processes_measure_what_one_does(corpus: Path, tmp_path: Path) -> No
         assert report.masses == pytest.approx(one.masses, rel=1e-5)
 
 
-def test_processes_agree_when_one_has_no_memory_at_all(corpus: Path, tmp_path: Path) -> None:
+def test_processes_agree_when_all_batches_of_one_fail(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run")
     (first, score), (second, other_score) = run_ranks(2, validated, config, set(range(100)))
     assert score == other_score

@@ -1,4 +1,4 @@
-"""A Zipformer through the whole program: train, go on, decode in other chunks, average, stream."""
+"""All commands with a Zipformer: train, continue, decode with other chunks, average, stream."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def checkpoint(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_a_run_continues_as_if_never_stopped(run: Path, corpus: Path, tmp_path: Path) -> None:
+def test_continued_run_equals_an_uninterrupted_one(run: Path, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     # The schedule of the learning rate does not depend on train.steps.
     assert main(["train", *overrides(corpus, folder, "train.steps=2")]) == 0
@@ -92,7 +92,7 @@ def test_average_then_decode(run: Path) -> None:
     assert main(["decode", str(run), f"decode.checkpoint={run / 'average-last-2.pt'}"]) == 0
 
 
-def test_streams_of_a_batch(run: Path) -> None:
+def test_streaming_a_batch_equals_streaming_each_utterance(run: Path) -> None:
     config = run_config(run)
     model = load_model(config).model
     assert isinstance(model.encoder, Zipformer)

@@ -25,7 +25,7 @@ from lhotse import CutSet
 
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.folder_lock import only_one
+from pruned_rnnt.folder_lock import exclusive_folder_lock
 
 REPORT_NAME = "prepare.json"
 _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
@@ -161,7 +161,7 @@ def building(output: Path | str, resume: str = "") -> Iterator[Path]:
     unfinished = output.with_name(f"{output.name}.unfinished")
     replaced = output.with_name(f"{output.name}.replaced")
     unfinished.mkdir(exist_ok=True)
-    with only_one(unfinished, "is being written"):
+    with exclusive_folder_lock(unfinished, "is being written"):
         if not (resume and (unfinished / resume).exists()):
             _empty(unfinished)
         if replaced.exists():

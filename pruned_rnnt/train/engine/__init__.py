@@ -1,1 +1,1 @@
-"""The training loop and all that it saves, whatever it trains."""
+"""The training loop and its checkpoints and logs, for any task."""

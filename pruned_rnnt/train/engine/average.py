@@ -16,25 +16,28 @@ AVERAGED_CHECKPOINTS = 3
 class RunningAverage:
     """Exponential moving average of a model's parameters and buffers.
 
-    After k updates the newest parameters weigh 1 - min(decay, (1 + k) / (10 + k)): early values,
-    which are far from anything useful, are forgotten quickly.
+    Update k gives the newest parameters the weight 1 - min(decay, (1 + k) / (10 + k)), so that the
+    average quickly forgets early values.
+
+    torch.optim.swa_utils.AveragedModel is no replacement: it copies in the first update instead of
+    averaging, keeps a second module, and names the saved parameters `module.*`.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.updates = 0
         self._names = dict(model.state_dict(keep_vars=True))
-        # A module which is held twice has two names for one parameter; it is averaged once.
+        # A module that is registered twice has two names for one parameter, which is averaged once.
         self._live = {id(value): value for value in self._names.values()}
         self._average = {key: value.detach().clone() for key, value in self._live.items()}
-        # Lists are made once: the tensors stay the same.
+        # The tensors stay the same objects, so their lists are built once.
         moving = [key for key, value in self._live.items() if value.is_floating_point()]
         self._moving = self._pairs(moving)
         self._copied = self._pairs([key for key in self._live if key not in set(moving)])
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move towards the model's present parameters."""
+        """Move the average towards the model's present parameters."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(*self._moving, 1 - decay)
@@ -46,7 +49,7 @@ class RunningAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the averaged parameters inside, and its own ones again afterwards."""
+        """Swap the averaged parameters into the model for the length of the context."""
         self._exchange()
         try:
             yield
@@ -66,7 +69,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:
-        """Take over saved values, and the number of updates that made them."""
+        """Load saved averages and the number of updates behind them."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])
         self.updates = updates

@@ -1,4 +1,4 @@
-"""Steps which could not be made: named, dumped, counted, and the end after too many in a row."""
+"""Reports about skipped steps and validation batches, in the log and as files of the run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from pruned_rnnt.train.engine.step_report import StepReport
     from pruned_rnnt.train.engine.task import Task, Utterance
 
-# Folder of a run for what could not be done.
+# Folder of a run with the reports.
 BAD_STEPS = "bad_steps"
-_NAMED_IN_LOG = 5
+_IDS_IN_LOG = 5
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingStopped(RuntimeError):
-    """Training cannot go on; the message says why and where to look."""
+    """Training cannot continue; the message gives the reason and where to look."""
 
 
 def dump_bad_step(
     folder: Path, step: int, rank: int, report: StepReport, shapes: Sequence[dict[str, Any]]
 ) -> None:
-    """One line to the log about a step that was skipped; a file for this process' own problem.
+    """Log a skipped step; write a file if this process caused it.
 
-    Of the processes without a problem of their own, the first one alone has something to say.
+    Of the processes that did not cause it, only the first one logs a line.
 
     The file in `folder` holds the reason, the shapes and lattice sizes of the step's batches, and
     the suspected utterances with frames, symbols and loss.
@@ -52,11 +52,15 @@ def dump_bad_step(
 def report_too_large(
     task: Task, run: Path, step: int, rank: int, batches: Sequence[tuple[Any, str]]
 ) -> None:
-    """The same for each batch of a validation that did not fit, with the allocator's message."""
+    """Log each validation batch that did not fit into memory and write a file about it.
+
+    Args:
+        batches: each with the allocator's message.
+    """
     for place, (batch, message) in enumerate(batches):
         _dump(
             run / BAD_STEPS / f"validation-{step:08d}-rank-{rank}-{place}.json",
-            f"validation at step {step} goes on without a batch",
+            f"validation at step {step} continues without a batch",
             {"step": step, "problem": f"{OUT_OF_MEMORY} ({message})"},
             [task.shapes(batch)],
             task.utterances(batch),
@@ -74,19 +78,19 @@ def _dump(
     dump = {
         **facts,
         "batches": list(shapes),
-        # NaN and infinity are no JSON numbers, so losses are strings here.
+        # JSON has no NaN and infinity, so losses are strings.
         "utterances": [dataclasses.asdict(u) | {"loss": str(u.loss)} for u in utterances],
     }
     path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
     sizes = "; ".join(
         ", ".join(f"{name} {value}" for name, value in batch.items()) for batch in shapes
     )
-    names = named([utterance.id for utterance in utterances])
+    names = first_ids([utterance.id for utterance in utterances])
     logger.warning(
         "%s: %s; utterances: %s; %s; see %s", about, facts["problem"], names, sizes, path
     )
 
 
-def named(ids: Sequence[str]) -> str:
-    """The first few ids, for a line of the log."""
-    return ", ".join(ids[:_NAMED_IN_LOG]) + (", ..." if len(ids) > _NAMED_IN_LOG else "")
+def first_ids(ids: Sequence[str]) -> str:
+    """The first few ids, as text for a log line."""
+    return ", ".join(ids[:_IDS_IN_LOG]) + (", ..." if len(ids) > _IDS_IN_LOG else "")

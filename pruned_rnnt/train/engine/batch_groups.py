@@ -1,4 +1,4 @@
-"""The batches of each step, and the end of training when a process that loads them is gone."""
+"""The batches of each step, and the end of training when a data worker dies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 class BatchGroups:
     """Gathers the batches of a loader into groups of `accumulate`.
 
-    lost_worker: what is known about a worker that died; empty as long as none did. In a training of
-        several processes the last group is then as long as it could be, maybe empty, and the step
-        that is made of it has to be the last one. In a training of one process the error is raised.
+    lost_worker: the reason why a data worker died; empty while none did. With several training
+        processes, the last group then holds the batches that were loaded, maybe none, and its step
+        must be the last one. With one training process, the error is raised.
     """
 
     def __init__(self, loader: Loader, accumulate: int, ranks: Ranks) -> None:
@@ -31,19 +31,19 @@ class BatchGroups:
         self._reasons: list[str] | None = None
 
     def watch_workers(self, stack: ExitStack) -> None:
-        """Until `stack` is closed, the death of a worker shows where its batch is waited for.
+        """Until `stack` closes, raise the death of a worker where its batch is awaited.
 
-        To be called when there are workers; the first call counts.
+        Call it once the workers exist; calls after the first one do nothing.
         """
         if self._reasons is None:
             self._reasons = stack.enter_context(deaths_wait_for_batches())
             stack.callback(setattr, self, "_reasons", None)
 
     def groups(self, batches: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
-        """Groups, and how many batches of the epoch each of them takes.
+        """Yield groups, each with the number of batches of the epoch that it uses up.
 
         Raises:
-            WorkerDiedError: training has one process.
+            WorkerDiedError: a worker died, and training has one process.
         """
         group: list[Any] = []
         try:
@@ -56,8 +56,8 @@ class BatchGroups:
             self.lost_worker = self.reason(error)
             if self.ranks.world_size == 1:
                 raise
-            # The other processes fetch all of their batches and make a step, in which they learn of
-            # it: what was not fetched here is left out of this epoch.
+            # The other processes load their whole group and learn of the death in the step. The
+            # batches that are missing here are left out of the epoch.
             missing = self.accumulate - len(group)
             logger.warning("%s: %d batches are left out", self.lost_worker, missing)
             self.loader.keep_pace(missing)
@@ -67,12 +67,12 @@ class BatchGroups:
                 yield group, len(group)
 
     def reason(self, error: WorkerDiedError) -> str:
-        """What torch said when the worker died, or else when its batch did not come."""
+        """torch's message about the death of the worker, or else about its missing batch."""
         return (self._reasons[-1] if self._reasons else str(error)).rstrip(". ")
 
 
 def stopped_without_worker(step: int, reason: str) -> TrainingStopped:
-    """The end of training after `step` because a worker is gone; reason: of `BatchGroups`."""
+    """The error that ends training after `step` because a worker died; reason: of `BatchGroups`."""
     return TrainingStopped(
         f"training stopped after step {step}: {reason}. The same command continues from the newest "
         "checkpoint; if the system killed the worker to free memory, lower data.num_workers"

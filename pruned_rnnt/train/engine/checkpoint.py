@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read without running code, kept by number and score.
+"""Checkpoints: written atomically, read without running code, kept by number and score.
 
 A checkpoint is one dictionary of tensors and plain values:
 
@@ -6,10 +6,10 @@ A checkpoint is one dictionary of tensors and plain values:
     config            the resolved configuration
     vocab_size        size of the model's output
     model, average    parameters, and their running average (None when switched off)
-    optimiser, scaler, sampler, random   states for an exact continuation; `random` one a rank
-    buffers           of the model, one set a rank; none when one process trains
+    optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
+    buffers           of the model, one set per rank; none when one process trains
     counters          step, epoch, batches of the epoch, ...
-    score             validation WER when there was one, else None
+    score             validation WER if it was measured, else None
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
-# Without these a file cannot be used for anything.
+# Values that every use of a checkpoint needs.
 _NEEDED = ("vocab_size", "model", "average", "counters")
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ValueError):
-    """A file which is no usable checkpoint, or could not be written; the message names it."""
+    """A checkpoint that cannot be read or written; the message names the file."""
 
 
 def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
-    """Write a checkpoint so that `path` holds either all of it or what it held before.
+    """Write a checkpoint atomically: if writing fails, `path` keeps its old content.
 
     Raises:
-        CheckpointError: the disk is full, or cannot be written to.
+        CheckpointError: the disk is full or not writable.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(
@@ -52,7 +52,7 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to CPU tensors; the file can hold no code.
+    """Read a checkpoint into CPU tensors; code in the file is refused.
 
     Raises:
         CheckpointError: missing, truncated, damaged or foreign file, one of a newer version, or one
@@ -70,7 +70,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     for state in (values["model"], values["average"]):
         if state is not None and (broken := describe_broken(state)):
             raise CheckpointError(
-                f"{path} cannot be used, as training had diverged: {broken}. Take an earlier one"
+                f"{path} cannot be used, as training had diverged: {broken}. Use an earlier one"
             )
     return values
 
@@ -79,8 +79,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 class CheckpointFolder:
     """`step-00001234.pt` files of one run.
 
-    keep_last: newest checkpoints that are kept.
-    keep_best: so many with the lowest score are kept as well.
+    keep_last: number of newest checkpoints to keep.
+    keep_best: number of checkpoints with the lowest scores to keep as well.
     """
 
     folder: Path
@@ -95,16 +95,16 @@ class CheckpointFolder:
         return sorted(self.folder.glob("step-*.pt"))
 
     def save(self, step: int, values: dict[str, Any], *, keep_all: bool = False) -> Path:
-        """Write the checkpoint of a step, then remove those which are not to be kept.
+        """Write the checkpoint of a step, then remove those that need not be kept.
 
-        With `keep_all` none is removed: the new one may be worse than those before it. Later ones,
-        which could not be read when the run went on from an earlier one, stay as they are until the
-        run comes to them.
+        With `keep_all` none is removed: the new one may be worse than the earlier ones. Later ones,
+        which were unreadable when the run continued from an earlier one, stay until the run reaches
+        their step.
         """
         path = self.path(step)
         save_checkpoint(path, values)
         for half in self.folder.glob(".step-*.tmp"):
-            half.unlink()  # of a process that was killed while it wrote
+            half.unlink()  # left by a process that was killed while writing
         scores = self._scores()
         if values["score"] is not None:
             scores[path.name] = values["score"]
@@ -120,9 +120,10 @@ class CheckpointFolder:
         return path
 
     def load_newest(self, *, quiet: bool = False) -> dict[str, Any] | None:
-        """The newest checkpoint that can be used, None if there are none at all.
+        """The newest usable checkpoint, None if there is no checkpoint.
 
-        Those that cannot be used are named in the log, unless `quiet`: another process does it.
+        Unusable ones are named in the log; with `quiet` only at debug level, for all but one of
+        several processes.
 
         Raises:
             CheckpointError: none of them can be used.
@@ -136,19 +137,19 @@ class CheckpointFolder:
         if paths:
             raise CheckpointError(
                 f"none of the {len(paths)} checkpoints in {self.folder} can be used: move them "
-                "away to start anew"
+                "away to start a new run"
             )
         return None
 
     def best(self) -> Path | None:
-        """The checkpoint with the lowest score, of those that have one."""
+        """The checkpoint with the lowest score; None if none has a score."""
         scores = {
             name: score for name, score in self._scores().items() if (self.folder / name).is_file()
         }
         return self.folder / min(scores, key=lambda name: scores[name]) if scores else None
 
     def _scores(self) -> dict[str, float]:
-        """Scores by file name; of the checkpoints themselves where the file is damaged."""
+        """Scores by file name; read from the checkpoints themselves if the file is damaged."""
         path = self.folder / _SCORES_NAME
         if not path.is_file():
             return {}
@@ -178,7 +179,7 @@ class CheckpointFolder:
 
 
 def _write_whole(path: Path, write: Any) -> None:
-    """Write under a temporary name, force it to the disk, then give it its name."""
+    """Write under a temporary name, sync to disk, then rename."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -186,14 +187,14 @@ def _write_whole(path: Path, write: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError
         temporary.unlink(missing_ok=True)
         reason = error if isinstance(error, OSError) else error.__context__ or error
         raise CheckpointError(
-            f"{path} could not be written ({str(reason).splitlines()[0]}); what was there before "
-            "is as it was"
+            f"{path} could not be written ({str(reason).splitlines()[0]}); its old content is "
+            "unchanged"
         ) from error
-    # The new name itself is only durable once the folder is on the disk.
+    # The new name is durable only once the folder is on disk, too.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""Processes of one training: found from the environment that torchrun sets, or just one."""
+"""The processes of a training: one, or those that torchrun describes in the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all; `local_rank` counts within the machine."""
+    """Rank of this process and the number of processes; `local_rank` counts within the machine."""
 
     rank: int = 0
     world_size: int = 1
@@ -27,11 +27,11 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over all processes; through the CPU, so that no GPU is waited for."""
+        """Element-wise sum over all processes, on the CPU, so that no process waits for its GPU."""
         return self.start_sum(values)()
 
     def start_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """The same for later: what is returned waits for the others and gives the sum."""
+        """Start `sum`; the returned function waits for the other processes and returns the sum."""
         total = torch.tensor(values, dtype=torch.float64)
         work = distributed.all_reduce(total, async_op=True) if self.world_size > 1 else None
 
@@ -44,7 +44,7 @@ class Ranks:
         return finish
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain value of every process, in order of rank, on every process."""
+        """The (picklable) values of all processes in order of rank, on every process."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -54,7 +54,7 @@ class Ranks:
 
 @contextmanager
 def process_group() -> Iterator[Ranks]:
-    """Join the other processes of a torchrun launch; alone where there was none."""
+    """Join the other processes of a torchrun launch; without torchrun there is one process."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Ranks()
@@ -70,8 +70,8 @@ def process_group() -> Iterator[Ranks]:
         torch.cuda.set_device(ranks.local_rank)
     store, _, _ = next(rendezvous("env://"))
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        # torchrun on one machine keeps its store when it restarts processes: without a prefix
-        # they would find the addresses of those before them.
+        # torchrun on one machine keeps its store when it restarts processes: without a prefix they
+        # would find the addresses of their predecessors.
         store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if has_cuda else "gloo",

@@ -1,11 +1,11 @@
 """Gradients of one step: of this process alone, or summed over all while backward still runs.
 
-torch's DistributedDataParallel sums gradients too, but needs every process to come to the end of
-every backward pass: when one runs out of memory, the others wait for its share for ever. Here
-each process sends each bucket exactly once a step and in the same order, whatever happened to its
-own passes: `finish` sends what the passes did not come to, and flags that go with the gradients
-tell all processes alike what to do with the sum. For the same reason parameters may be without a
-gradient in some of the steps, on some of the processes.
+torch's DistributedDataParallel also sums gradients, but needs every process to finish every
+backward pass: if one runs out of memory, the others wait for it forever. Here each process sends
+each bucket exactly once per step and in the same order, even if its passes failed: `finish` sends
+the buckets that the passes did not reach, and flags summed along with the gradients give all
+processes the same decision about the step. A parameter may therefore lack a gradient in some steps
+or on some processes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _BUCKET_BYTES = 25 * 2**20
 
 
 class LocalGradients:
-    """Gradients of a training by one process."""
+    """Gradients of a training with one process."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
 
     def start(self) -> None:
-        """Begin a step: no gradients."""
+        """Begin a step without gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def expect_last_pass(self) -> None:
-        """The next backward pass is the last one of the step."""
+        """Announce that the next backward pass is the last one of the step."""
 
     def finish(self, flags_K: Tensor) -> Tensor:
         """End the passes of a step; returns the flags summed over processes."""
@@ -51,30 +51,30 @@ class _Bucket:
     missing: int = 0
 
     def fill(self) -> None:
-        """Move the gradients into the vector: one launch for all, not one for each."""
+        """Copy the gradients into the vector with one launch for all."""
         pairs = list(zip(self.parameters, self.views, strict=True))
-        # In the strides of its view, also along axes of length 1: a single gradient with others
-        # would have each copied by itself.
-        there = [
+        # view_as gives a gradient the strides of its view, also along axes of length 1: if the
+        # strides of one differ, torch copies each gradient by itself.
+        present = [
             (view, parameter.grad.view_as(view))
             for parameter, view in pairs
             if parameter.grad is not None
         ]
-        if len(there) < len(pairs):
+        if len(present) < len(pairs):
             self.flat.zero_()
-        if there:
-            views, gradients = zip(*there, strict=True)
+        if present:
+            views, gradients = zip(*present, strict=True)
             torch._foreach_copy_(views, gradients)
         for parameter, view in pairs:
             parameter.grad = view
 
 
 class SummedGradients(LocalGradients):
-    """The same, summed over the processes of a group; every process has to make the same calls.
+    """Gradients summed over the processes of a group; every process must make the same calls.
 
-    Gradients are moved into a few vectors, which are sent. In the last pass of a step that is done
-    as soon as a vector's last gradient is there and those before it are sent: later layers first,
-    while backward works on earlier ones. A parameter without a gradient counts as zero.
+    Gradients are copied into a few vectors, which are sent. In the last pass of a step, a vector is
+    sent as soon as its last gradient is complete and the vectors before it are sent: later layers
+    first, while backward computes earlier ones. A missing gradient counts as zero.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class SummedGradients(LocalGradients):
         return flags_K
 
     def _send(self, *, only_complete: bool) -> None:
-        """Send the buckets whose turn it is."""
+        """Send the next buckets in order, up to the first incomplete one if `only_complete`."""
         while len(self._works) < len(self._buckets):
             bucket = self._buckets[len(self._works)]
             if only_complete and bucket.missing > 0:
@@ -138,5 +138,5 @@ class SummedGradients(LocalGradients):
 
 
 def gradients_of(parameters: Sequence[nn.Parameter], ranks: Ranks) -> LocalGradients:
-    """What sums the gradients of `parameters` over `ranks`."""
+    """An object that sums the gradients of `parameters` over `ranks`."""
     return SummedGradients(parameters) if ranks.world_size > 1 else LocalGradients(parameters)

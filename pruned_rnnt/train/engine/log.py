@@ -1,4 +1,4 @@
-"""What a run leaves to read: log file, metrics.jsonl, TensorBoard, progress bar."""
+"""The logs of a run: log file, metrics.jsonl, TensorBoard, progress bar."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LOG_NAME = "train.log"
 
 
 class RunLog:
-    """Writes to one run's folder; a context manager.
+    """Writes metrics.jsonl and TensorBoard events of one run; a context manager.
 
     Args:
         folder: of the run.
-        step: steps already done. Later lines of metrics.jsonl and later TensorBoard events, left
-            by a run which was killed, are dropped: they are about to be made again.
-        redo: groups whose lines of this very step are about to be made again as well.
+        step: number of steps done. Later lines of metrics.jsonl and later TensorBoard events, which
+            a killed run left, are dropped, as those steps are repeated.
+        redo: groups whose lines of this step are dropped, too, as they are written again.
     """
 
     def __init__(self, folder: Path, step: int, redo: Collection[str] = ()) -> None:
@@ -46,18 +46,18 @@ class RunLog:
         self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl and one TensorBoard scalar a value, as `group/name`."""
+        """Write one line of metrics.jsonl, and each value as TensorBoard scalar `group/name`."""
         self._metrics.write(json.dumps({"group": group, "step": step, **values}) + "\n")
         self._metrics.flush()
         for name, value in values.items():
             self._board.add_scalar(f"{group}/{name}", value, step)
 
     def figure(self, name: str, step: int, figure: Any) -> None:
-        """A matplotlib figure; it is closed."""
+        """Write a matplotlib figure, and close it."""
         self._board.add_figure(name, figure, step, close=True)
 
     def text(self, name: str, step: int, text: str) -> None:
-        """Markdown text."""
+        """Write Markdown text."""
         self._board.add_text(name, text, step)
 
     def __enter__(self) -> RunLog:
@@ -74,7 +74,7 @@ class RunLog:
 
 
 class _FullLines(logging.Formatter):
-    """The long form of messages that have one."""
+    """Formats the long form of messages that have one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = getattr(record, "full_line", record.message)
@@ -82,16 +82,16 @@ class _FullLines(logging.Formatter):
 
 
 def log_info(logger: logging.Logger, short: str, full: str) -> None:
-    """Log a message that fits a piped log of 80 columns; `full` is what train.log has instead."""
+    """Log `short`, which fits a piped log of 80 columns; train.log gets `full` instead."""
     logger.info("%s", short, extra={"full_line": full})
 
 
 @contextmanager
 def log_file(folder: Path, rank: int) -> Iterator[None]:
-    """Lines of the log also go to a file in a run's folder, and what ends the run, if it is cut.
+    """Also write log lines to a file in a run's folder, and the error that ends the run, if any.
 
-    That is `train.log` of the first process; the others write warnings to files of their own, which
-    are made when there is something to write.
+    The first process writes `train.log`; the others write warnings to files of their own, which are
+    created with the first warning.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = LOG_NAME if rank == 0 else f"train-rank-{rank}.log"
@@ -105,7 +105,7 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # To the file alone: the console gets it from whoever catches it.
+        # To the file alone: the caller that catches the error prints it on the console.
         text = f"training ended by {type(error).__name__}: {error}"
         handler.handle(logging.LogRecord("", logging.ERROR, "", 0, text, None, sys.exc_info()))
         raise
@@ -115,7 +115,7 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's metrics.jsonl; what a kill, a full disk or an editor damaged is left out."""
+    """Lines of a run's metrics.jsonl without damaged ones (after a kill or on a full disk)."""
     path = folder / METRICS_NAME
     if not path.is_file():
         return []
@@ -131,7 +131,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
-    """The most important of the last steps, with the time left, for a log of 80 columns."""
+    """Loss, learning rate, speed and time left, for a log of 80 columns."""
     parts = [f"step {step}/{steps}"]
     if "total_per_frame" in values:
         parts.append(f"loss {values['total_per_frame']:.4f}")
@@ -144,7 +144,7 @@ def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
 
 
 def _time_left(steps: int, steps_per_second: float) -> str:
-    """Without validations: h:mm:ss, or days and hours."""
+    """Time for the steps, validations not counted: h:mm:ss, or days and hours."""
     if steps_per_second <= 0:
         return "?"
     minutes, seconds = divmod(round(steps / steps_per_second), 60)
@@ -154,7 +154,7 @@ def _time_left(steps: int, steps_per_second: float) -> str:
 
 
 def progress_line(values: Mapping[str, float]) -> str:
-    """All about the last steps, for the progress bar and train.log, from the values of `train`."""
+    """All values of the group `train`, for the progress bar and train.log."""
     parts = [f"epoch {int(values['epoch'])}"]
     suffix = "_per_frame"
     losses = {name.removesuffix(suffix): v for name, v in values.items() if name.endswith(suffix)}
@@ -174,7 +174,7 @@ def progress_line(values: Mapping[str, float]) -> str:
 
 
 class _BarAndStatus(rich.progress.Progress):
-    """The `status` fields of tasks stand below the bars: no terminal is wide enough for both."""
+    """Shows the `status` fields of tasks below the bars, as one line has no room for both."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)

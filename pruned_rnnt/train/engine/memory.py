@@ -1,7 +1,4 @@
-"""Memory: errors that mean it ran out, giving back what is cached, and the peak of a piece of work.
-
-Units are bytes.
-"""
+"""Memory in bytes: out-of-memory errors, release of cached memory, and peak usage."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ import torch
 
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
-# How the problem of a step or batch without memory begins.
+# Start of the message about a step or batch that did not fit into memory.
 OUT_OF_MEMORY = "out of memory"
 
 
 def out_of_memory_in(work: Callable[[], None]) -> str:
-    """Do some work; what the allocator said when memory ran out in it, else empty.
+    """Run `work`; returns the allocator's message if memory ran out, else an empty string.
 
-    Memory that only the work held is given back then. Other errors are raised.
+    The memory that the failed work held is released. Other errors are raised.
     """
     message = ""
     try:
@@ -30,23 +27,23 @@ def out_of_memory_in(work: Callable[[], None]) -> str:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        # Python's own error has no text.
+        # MemoryError has no text.
         message = (str(error) or type(error).__name__).splitlines()[0]
-    # Only here, without the exception, are the frames gone that hold the tensors of the work.
+    # Outside the except block, since the exception's frames hold the tensors of the work.
     if message:
         release_memory()
     return message
 
 
 def release_memory() -> None:
-    """Give cached memory back; tensors that only a dead exception's frames held go as well."""
+    """Release cached memory, and tensors that are held by the frames of a past exception."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start measuring `peak` anew, where the system can (everywhere but on macOS' CPU)."""
+    """Reset `peak`, where the system supports it (everywhere except for the CPU on macOS)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif (clear := Path("/proc/self/clear_refs")).exists():
@@ -54,7 +51,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> int:
-    """Largest memory since `reset_peak`: of tensors on a GPU, of the whole process on a CPU."""
+    """Peak memory since `reset_peak`: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

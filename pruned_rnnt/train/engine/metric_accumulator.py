@@ -1,4 +1,4 @@
-"""Sums over the steps between two lines of the log, and the averages shown there."""
+"""Sums over the steps between two log lines, and the averages that the log shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.step_report import StepReport
 
 
-class Totals:
+class MetricAccumulator:
     """Adds up step reports of this process; averages are over all processes."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Totals:
         self._paused = 0.0
 
     def add(self, report: StepReport) -> None:
-        """Count a step that was made."""
+        """Add the report of a step that updated the parameters."""
         for name, value in report.sums.items():
             self.losses[name] = self.losses.get(name, 0.0) + value
         self.steps += 1
@@ -39,7 +39,7 @@ class Totals:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside (a validation) does not count in the speeds."""
+        """Exclude the time of the context (a validation) from the speeds."""
         started = time.perf_counter()
         try:
             yield
@@ -49,7 +49,7 @@ class Totals:
     def averages(self, ranks: Ranks) -> dict[str, float]:
         """Losses per encoder frame and per symbol, throughput, gradient norm."""
         elapsed = max(time.perf_counter() - self._started - self._paused, 1e-9)
-        # A process that had no batch has no losses.
+        # A process without a batch has no losses.
         everywhere = ranks.gather(self.losses)
         losses = {
             name: sum(own.get(name, 0.0) for own in everywhere)

@@ -1,4 +1,4 @@
-"""Random number generators: seeding, and their states as plain values for a checkpoint."""
+"""Random number generators: seeding, and their states for a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 def seed_everything(seed: int) -> None:
     """Seed Python, numpy and torch (all devices)."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - libraries below us use the global generator
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - other libraries use the global generator
     torch.manual_seed(seed)
 
 
 def capture_random_state() -> dict[str, Any]:
-    """States of all generators of this process; only tensors and plain values."""
+    """States of all generators of this process, as tensors and plain values."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     return {
@@ -35,7 +35,7 @@ def capture_random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Go back to a state from `capture_random_state`."""
+    """Restore a state from `capture_random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

@@ -1,4 +1,4 @@
-"""The tokens of a run: those of the data it began with, which its checkpoints belong to."""
+"""The tokens of a run: those of the data that it started with, which its checkpoints need."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _FOLDER = "tokens"
 
 
 def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
-    """Refuse to train a run on data with other tokens.
+    """Raise an error if data have other tokens than a run.
 
     Args:
         tokenizer: of the data.
-        run: folder of the run, which may be new.
+        run: folder of the run, which need not exist.
         data: folder of the data, for the message.
 
     Raises:
@@ -28,13 +28,13 @@ def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
     if tokenizer.symbols != own:
         raise ConfigError(
             f"the tokens of data.path={data} ({len(tokenizer)} symbols) differ from those of the "
-            f"run {run} ({len(own)} symbols), which its parameters belong to: use data that were "
-            "prepared with the run's tokens, or choose another train.folder"
+            f"run {run} ({len(own)} symbols): use data prepared with the run's tokens, or choose "
+            "another train.folder"
         )
 
 
 def save_tokens(tokenizer: Tokenizer, run: Path) -> None:
-    """Give the tokens to a run that has none; those of a run are never written over."""
+    """Save the tokens to a run that has none; those of a run are never overwritten."""
     if not _has_tokens(run):
         tokenizer.save(run / _FOLDER)
 

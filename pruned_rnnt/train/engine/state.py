@@ -1,9 +1,10 @@
-"""Everything that makes a run what it is at one moment: saved together, restored together."""
+"""The whole state of a training, saved and restored together."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
 
 logger = logging.getLogger(__name__)
 
-# Keys which may change between a run and its continuation: they do not change what is learnt.
+# Keys that may change between a run and its continuation, as they do not affect training.
 _FREE_KEYS = (
     "decode.",
     "data.num_workers",
@@ -39,26 +40,41 @@ _FREE_KEYS = (
     "train.max_bad_steps",
 )
 
+# Names in checkpoints that differ from those of `Counters`.
+_SAVED_NAMES = {"consecutive_bad_steps": "bad_in_row"}
+
 
 @dataclass
 class Counters:
-    """Where the run is: steps done, epoch (from 0), batches of that epoch consumed.
+    """Progress of a run: steps done, epoch (from 0), batches of that epoch consumed.
 
-    validation_due: the validation of this step has not come to its end; true in a checkpoint that
-    is written before it.
+    consecutive_bad_steps, bad_steps: skipped steps since the last good one, and in total.
+    validation_due: the validation of this step is not finished; true in a checkpoint that is
+        written before it.
     """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    bad_in_row: int = 0
+    consecutive_bad_steps: int = 0
     bad_steps: int = 0
     validation_due: bool = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values for a checkpoint."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return {_SAVED_NAMES.get(name, name): getattr(self, name) for name in names}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Counters:
+        """Counters from the values of a checkpoint; absent ones have their defaults."""
+        names = {saved: name for name, saved in _SAVED_NAMES.items()}
+        return cls(**{names.get(key, key): value for key, value in state.items()})
 
 
 @dataclass
 class TrainingState:
-    """References to everything with a state; `average` is None when switched off."""
+    """References to all objects with a state; `average` is None when switched off."""
 
     config: RunConfig
     task: Task
@@ -71,17 +87,17 @@ class TrainingState:
     _random: dict[str, Any] | None = None
 
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
-        """Write a checkpoint (first process only; all have to call). `score`: validation WER.
+        """Write a checkpoint: all processes call, the first one writes. `score`: validation WER.
 
-        While steps are being skipped, it takes no other's place.
+        While steps are being skipped, no older checkpoint is removed.
 
         Raises:
-            TrainingStopped: as `stop_if_diverged`; nothing is written.
+            TrainingStopped: training has diverged; nothing is written.
         """
         self.stop_if_diverged(folder)
-        # What is still to be restored is where the run is, not what loading has drawn meanwhile.
+        # A state that is not restored yet is the run's; loading has drawn from the present one.
         random_states = self.ranks.gather(self._random or capture_random_state())
-        # Processes change their buffers each by its own batches.
+        # Each process updates its buffers by its own batches.
         buffers = self.ranks.gather(
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
         )
@@ -101,20 +117,20 @@ class TrainingState:
                 "sampler": self.loader.state_dict(self.counters.batch),
                 "random": random_states,
                 "buffers": buffers if self.ranks.world_size > 1 else [],
-                "counters": dataclasses.asdict(self.counters),
+                "counters": self.counters.state_dict(),
                 "score": score,
             },
-            keep_all=self.counters.bad_in_row > 0,
+            keep_all=self.counters.consecutive_bad_steps > 0,
         )
         note = "" if score is None else " with its validation"
         log_info(logger, f"saved {path.name}{note}", f"saved {path}{note}")
         return path
 
     def stop_if_diverged(self, folder: CheckpointFolder) -> None:
-        """Look at the parameters; all processes have to call.
+        """Check the parameters; all processes must call.
 
         Raises:
-            TrainingStopped: one of them is NaN, infinite or absurdly large.
+            TrainingStopped: a parameter is NaN, infinite or absurdly large.
         """
         broken = describe_broken(self.task.model.state_dict())
         found = next((text for text in self.ranks.gather(broken) if text), "")
@@ -129,7 +145,7 @@ class TrainingState:
         )
 
     def restore_newest(self, folder: CheckpointFolder, *, allow_changes: bool) -> None:
-        """Go to the newest readable checkpoint, if there is one; see `restore`.
+        """Restore the newest usable checkpoint, if there is one; see `restore`.
 
         Raises:
             CheckpointError: the processes do not see the same checkpoints.
@@ -140,26 +156,26 @@ class TrainingState:
         steps = self.ranks.gather(self.counters.step)
         if len(set(steps)) > 1:
             raise CheckpointError(
-                f"the processes would go on from different steps, {steps} by rank: train.folder "
-                f"({self.config.train.folder}) has to be on a file system that all machines share"
+                f"the processes would continue from different steps, {steps} by rank: train.folder "
+                f"({self.config.train.folder}) must be on a file system that all machines share"
             )
 
     def restore(self, values: dict[str, Any], *, allow_changes: bool) -> None:
-        """Go to the moment of a checkpoint.
+        """Restore the state of a checkpoint.
 
-        Random generators follow in `restore_random`, once nothing else will draw from them.
+        `restore_random` restores the random generators later, when nothing else draws from them.
 
         Raises:
-            ConfigError: the checkpoint is of another configuration (the message names the keys) or
-                of another model.
+            ConfigError: the checkpoint has another configuration (the message names the keys) or
+                another model.
             CheckpointError: the checkpoint is that of an imported model.
         """
         if "optimiser" not in values:
             raise CheckpointError(
-                f"{self.config.train.folder} holds an imported model: parameters alone, from which "
-                "no training can go on"
+                f"{self.config.train.folder} holds an imported model: its training cannot be "
+                "continued, as it has no optimiser state"
             )
-        # Settings that there were not yet then had the values which are their defaults now.
+        # A setting that is newer than the checkpoint had the value that is now its default.
         before = to_dict(from_dict(type(self.config), values["config"], "the checkpoint"))
         changed = [
             line
@@ -170,26 +186,26 @@ class TrainingState:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run with another configuration "
                 f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes to "
-                "go on with the new one"
+                "continue with the new one"
             )
         for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
         self._load_model(values)
         self.optimiser.load_state_dict(values["optimiser"])
         self.scaler.load_state_dict(values["scaler"])
-        self.counters = Counters(**values["counters"])
-        self._restore_place(values["sampler"], len(values["random"]), allow_changes)
+        self.counters = Counters.from_state_dict(values["counters"])
+        self._restore_position(values["sampler"], len(values["random"]), allow_changes)
         if self.average is not None and values["average"] is not None:
             self.average.load_state_dict(values["average"], values["average_updates"])
-        # A process that was not there before keeps its own seed.
+        # A process without a saved state keeps its own seed.
         if self.ranks.rank < len(values["random"]):
             self._random = values["random"][self.ranks.rank]
-        buffers = values.get("buffers", [])  # checkpoints of version 0.1 have none
+        buffers = values.get("buffers", [])  # absent in checkpoints of version 0.1
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
 
     def _load_model(self, values: dict[str, Any]) -> None:
-        """Parameters of a checkpoint; ConfigError where they are of a model of other sizes."""
+        """Load the parameters of a checkpoint; ConfigError if the model has other sizes."""
         own = self.task.checkpoint_values()["vocab_size"]
         if values["vocab_size"] != own:
             raise ConfigError(
@@ -205,8 +221,10 @@ class TrainingState:
                 f"continue: choose another train.folder ({reason})"
             ) from error
 
-    def _restore_place(self, sampler: dict[str, Any], processes: int, allow_changes: bool) -> None:
-        """Go to the place in the epoch; with another number of processes, to about the same."""
+    def _restore_position(
+        self, sampler: dict[str, Any], processes: int, allow_changes: bool
+    ) -> None:
+        """Restore the position in the epoch, approximately if the number of processes changed."""
         own = self.ranks.world_size
         if processes == own:
             self.loader.load_state_dict(sampler)
@@ -214,15 +232,15 @@ class TrainingState:
         if not allow_changes:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run of {processes} process(es), and there are "
-                f"{own} now: only with --allow-changes can it go on, from about the same place in "
-                "the epoch, in batches that are others"
+                f"{own} now: pass --allow-changes to continue from about the same place in the "
+                "epoch, with other batches"
             )
         counters = self.counters
         counters.batch = counters.batch * processes // own
         if self.ranks.is_first:
             logger.warning(
-                "%d process(es) instead of %d: going on after batch %d of the epoch, where some "
-                "utterances will be trained on twice and some not at all",
+                "%d process(es) instead of %d: continuing after batch %d of the epoch; some "
+                "utterances of this epoch are used twice and some not at all",
                 own,
                 processes,
                 counters.batch,
@@ -231,7 +249,7 @@ class TrainingState:
         self.loader.load_state_dict(self.loader.state_dict(counters.batch))
 
     def restore_random(self) -> None:
-        """Set the random generators to the restored moment, the first time it is called."""
+        """Restore the random generators in the first call after `restore`."""
         if self._random is not None:
             restore_random_state(self._random)
             self._random = None

@@ -9,13 +9,15 @@ from pruned_rnnt.train.engine.task import BatchSize, Utterance
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one step did, over the batches of this process.
+    """Result of one step over the batches of this process.
 
-    sums: losses by part, summed over utterances. gradient_norm: before clipping, of the loss per
-    frame, NaN when it was never known. problem: empty when the parameters were updated, else the
-    reason why they were not; it is empty on all processes or on none. suspects: of a problem of
-    this process, the utterances with infinite or NaN loss, or all of them when there are none.
-    stop_requested: some process was asked to stop.
+    sums: losses by part, summed over utterances.
+    gradient_norm: norm before clipping, of the loss per frame; NaN if it was not computed.
+    problem: reason why the parameters were not updated, empty if they were; all processes agree on
+        whether it is empty.
+    suspects: if this process caused the problem, the utterances with infinite or NaN loss, or all
+        utterances if there are none.
+    stop_requested: some process received a request to stop.
     """
 
     sums: dict[str, float] = field(default_factory=dict)

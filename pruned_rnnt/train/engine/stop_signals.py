@@ -8,34 +8,34 @@ import sys
 from types import FrameType, TracebackType
 from typing import Any
 
-# What schedulers send before a job's end, a terminal when it closes, and Ctrl-C.
+# Sent by schedulers before a job ends, by a terminal that closes, and by Ctrl-C.
 _NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 _NOTE = "training saves and stops after this step; Ctrl-C again ends it without saving\n"
 
 
 class StopSignals:
-    """A context manager; inside, signals are noted instead of ending the process.
+    """A context manager that records signals, which would otherwise end the process.
 
-    A second Ctrl-C raises KeyboardInterrupt. Signals that are ignored, as SIGHUP is under nohup,
-    stay ignored.
+    A second Ctrl-C raises KeyboardInterrupt. Ignored signals, such as SIGHUP under nohup, stay
+    ignored.
 
     received: the first signal, None before.
     """
 
     def __init__(self, *, show_note: bool) -> None:
-        """show_note: answer the first Ctrl-C on standard error."""
+        """show_note: print a note on standard error at the first Ctrl-C."""
         self.received: signal.Signals | None = None
         self._show_note = show_note
         self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __str__(self) -> str:
-        """Why training stopped, if it did."""
+        """The reason why training stopped, as the end of "training stopped ..."."""
         return f"by {self.received.name}" if self.received else "because another process stops"
 
     @property
     def exit_code(self) -> int:
-        """What a shell says of a process that the signal ended; SIGTERM if there was none."""
+        """The exit code that a shell shows for the signal; that of SIGTERM if none was received."""
         return 128 + (self.received or signal.SIGTERM)
 
     def __enter__(self) -> StopSignals:
@@ -43,7 +43,7 @@ class StopSignals:
             handler = signal.getsignal(number)
             if handler not in (signal.SIG_IGN, None):
                 self._before[number] = handler
-                signal.signal(number, self._note)
+                signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -56,7 +56,7 @@ class StopSignals:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._interrupted:
             raise KeyboardInterrupt
         if self.received is None:
@@ -64,5 +64,5 @@ class StopSignals:
         if number == signal.SIGINT:
             self._interrupted = True
             if self._show_note:
-                # The signal may have come in the middle of a write to the buffered stream.
+                # Unbuffered: the signal may interrupt a write to the buffered stream.
                 os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _NOTE.encode())

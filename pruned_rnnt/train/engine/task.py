@@ -1,7 +1,6 @@
-"""What the engine needs to know of the thing that it trains: data, losses, validation.
+"""The interface between the training engine and a task: model, data, losses, validation.
 
-The engine (trainer, steps, checkpoints, logs) is the same for all; a task brings its own model,
-batches and measures.
+The engine (trainer, steps, checkpoints, logs) is the same for all tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RunConfig(Protocol):
-    """Sections that the engine reads; a task's configuration has more."""
+    """The sections that the engine reads; a task's configuration may have more."""
 
     @property
     def train(self) -> TrainConfig: ...
@@ -33,8 +32,12 @@ class RunConfig(Protocol):
 
 
 class Losses(Protocol):
-    """objective: (), the sum over the utterances, minimised. total: (N,), the same of each
-    utterance, and parts: (N,) each, shown beside it; both without gradient."""
+    """Losses of a batch.
+
+    objective: (), sum over the utterances, which is minimised.
+    total: (N,), the objective of each utterance, detached.
+    parts: (N,) each, components for the log, detached.
+    """
 
     @property
     def objective(self) -> Tensor: ...
@@ -45,7 +48,7 @@ class Losses(Protocol):
 
 
 class Loader(Protocol):
-    """Batches of an epoch, which can go on in the middle of one; see `data.loader.BatchLoader`."""
+    """Batches of an epoch, resumable within an epoch; see `data.input.loader.BatchLoader`."""
 
     def set_epoch(self, epoch: int) -> None: ...
     def __iter__(self) -> Any: ...
@@ -56,9 +59,10 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """How much is in some batches; the loss that is minimised is the sum divided by `frames`.
+    """Amount of data in one or more batches.
 
-    frames: encoder frames (or whatever the task counts its loss by); symbols: of the references.
+    frames: encoder frames, or the unit by which the task normalises its loss.
+    symbols: symbols of the references.
     """
 
     utterances: int
@@ -68,7 +72,7 @@ class BatchSize:
 
 
 def total_size(sizes: Iterable[BatchSize]) -> BatchSize:
-    """Of several batches together."""
+    """The sum of the sizes of several batches."""
     several = list(sizes)
     return BatchSize(
         utterances=sum(size.utterances for size in several),
@@ -80,7 +84,7 @@ def total_size(sizes: Iterable[BatchSize]) -> BatchSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Utterance:
-    """An utterance of a batch, as a report about the batch names it; loss: NaN if unknown."""
+    """An utterance of a batch in a report about it; loss: NaN if unknown."""
 
     id: str
     frames: int
@@ -91,7 +95,7 @@ class Utterance:
 class Task(Protocol):
     """Data and model of one training process.
 
-    A batch is the task's own; it has `to(device)` and a length.
+    The type of a batch is the task's own; it has `to(device)` and a length.
     """
 
     @property
@@ -100,28 +104,29 @@ class Task(Protocol):
     def train_loader(self) -> Loader: ...
 
     def losses(self, batch: Any, step: int) -> Losses:
-        """Losses of a batch on the model's device; `step` counts the steps before."""
+        """Losses of a batch on the model's device; `step` is the number of steps done before."""
 
     def size(self, batch: Any) -> BatchSize: ...
 
     def utterances(self, batch: Any) -> list[Utterance]:
-        """What is in a batch, in the order of its losses."""
+        """The utterances of a batch, in the order of its losses."""
 
     def shapes(self, batch: Any) -> dict[str, Any]:
-        """What a report says of the size of a batch: plain values that JSON can hold."""
+        """Shapes of a batch for a report, as JSON values."""
 
     def validate(self, step: int, log: RunLog | None) -> float | None:
-        """The score of the model as it is now (lower is better), None if nothing could be measured;
-        writes to the log if there is one. Every process calls it, at the same step."""
+        """Measure the score of the model (lower is better), None if nothing could be measured.
+
+        Writes to the log if there is one. All processes call it, at the same step."""
 
     def show(self, step: int, log: RunLog) -> None:
-        """Write pictures and samples of a few validation utterances; one process alone."""
+        """Log pictures and samples of a few validation utterances; called by one process."""
 
     def checkpoint_values(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the states, to make the model again."""
+        """Values of a checkpoint, besides the states, that building the model needs."""
 
     def check_files(self, folder: Path) -> None:
-        """Refuse a run's folder whose files do not go with the task's data; it may not exist."""
+        """Raise an error if the files of a run's folder, if any, do not match the task's data."""
 
     def save_files(self, folder: Path) -> None:
-        """Files that the run's folder needs, to be used without the data."""
+        """Write the files with which the run can be used without the data."""

@@ -1,8 +1,8 @@
-"""One optimiser step: forward, backward, clip, update; or a report of why it was not made.
+"""One optimiser step: forward, backward, clip, update; or a report of why it was skipped.
 
 The loss of a step is the sum over all utterances of all processes and accumulated batches divided
-by all their encoder frames, so neither the number of processes nor of batches changes what is
-minimised.
+by all their encoder frames, so the objective depends neither on the number of processes nor on the
+number of accumulated batches.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from pruned_rnnt.train.engine.task import Task, Utterance, total_size
 from pruned_rnnt.train.experiment import TrainConfig
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# Below this the loss scale of float16 has met values that no scale can save.
+# If gradients overflow float16 at a smaller loss scale, the values themselves are broken.
 _SMALLEST_SCALE = 2.0**-10
 
 
 @dataclass
 class _Passes:
-    """Forward and backward passes of a step: losses of the batches that were done, on the device.
+    """Forward and backward passes of a step.
 
-    sums_K: of the losses named in `names` over all utterances, the total first; None before the
-    first batch. out_of_memory: the allocator's message when the batch after these did not fit,
-    else empty.
+    losses: total losses of each finished batch, (N,) on the device.
+    names, sums_K: names of the losses, the total first, and their sums over all utterances; None
+        before the first batch.
+    out_of_memory: the allocator's message if the next batch did not fit, else empty.
     """
 
     losses: list[Tensor] = field(default_factory=list)
@@ -47,7 +48,7 @@ class _Passes:
 
 
 class Stepper:
-    """Holds what a step needs; `scaler` has state that belongs into checkpoints."""
+    """Makes optimiser steps; the state of `scaler` belongs into checkpoints."""
 
     def __init__(
         self,
@@ -71,18 +72,18 @@ class Stepper:
     def __call__(
         self, batches: Sequence[Any], step: int, *, stop_requested: bool = False
     ) -> StepReport:
-        """Train on `batches`; `step` counts the steps before this one.
+        """Train on `batches`; `step` is the number of steps done before.
 
         Raises:
-            TrainingStopped: memory ran out in the update itself, which cannot be taken back.
+            TrainingStopped: memory ran out in the update itself, which cannot be undone.
         """
         started = time.perf_counter()
         size = total_size(self.task.size(batch) for batch in batches)
-        # Nobody waits for the others before the first forward pass is done.
+        # The sum is awaited after the first forward pass only.
         all_frames = self.ranks.start_sum([size.frames])
         self.gradients.start()
         passes = self._passes(batches, step, lambda: 1 / all_frames()[0])
-        # Where the first pass ran out of memory nobody has asked for it.
+        # If the first pass ran out of memory, the sum has not been awaited yet.
         all_frames()
         problem, norm, losses, stop = self._agree(passes, stop_requested)
         if problem:
@@ -100,7 +101,7 @@ class Stepper:
         )
 
     def _passes(self, batches: Sequence[Any], step: int, scale: Callable[[], float]) -> _Passes:
-        """Forward and backward of each batch, up to one that does not fit into memory."""
+        """Forward and backward of each batch, up to the first that does not fit into memory."""
         done = _Passes()
 
         def work() -> None:
@@ -122,22 +123,22 @@ class Stepper:
         done.losses.append(losses.total)
 
     def _agree(self, passes: _Passes, stop_requested: bool) -> tuple[str, float, list[float], bool]:
-        """Sum gradients over processes, scale and clip them: problem, norm, losses, stop.
+        """Sum gradients over processes, unscale and clip them; returns problem, norm, losses, stop.
 
-        All processes come to the same decision: flags are summed along with the gradients, and
-        what is computed from the sums is the same everywhere.
+        All processes reach the same decision, as they compute it from sums: flags are summed along
+        with the gradients.
         """
-        # Filled in place: a copy from the host would wait until the device is done.
+        # Filled in place: a copy from the host would wait for the device.
         flags_K = torch.zeros(3, device=self.device)
         for index, flag in ((0, bool(passes.out_of_memory)), (2, stop_requested)):
             if flag:
                 flags_K[index].fill_(1.0)
         if passes.sums_K is not None:
-            # NaN where some loss is infinite or NaN, as 0 times any other number is 0.
+            # NaN if a loss is infinite or NaN; 0 times any other number is 0.
             torch.mul(passes.sums_K[0], 0.0, out=flags_K[1])
         flags_K = self.gradients.finish(flags_K)
         if self.ranks.world_size == 1 and passes.out_of_memory:
-            # There may be no gradient at all, which neither scaler nor clipping can work with.
+            # There may be no gradient at all, which scaler and clipping do not support.
             sums = [] if passes.sums_K is None else passes.sums_K.tolist()
             return _out_of_memory(passes), math.nan, sums, stop_requested
         self.scaler.unscale_(self.optimiser)
@@ -168,10 +169,10 @@ class Stepper:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # Some parameters or moments may have moved: unlike a pass, this cannot be skipped.
+            # Some parameters or moments may have changed: unlike a pass, this cannot be skipped.
             raise TrainingStopped(
-                "memory ran out in the optimiser's update; training can only go on from the last "
-                f"checkpoint, with smaller batches or a smaller model ({error})"
+                "memory ran out in the optimiser's update; continue from the last checkpoint with "
+                f"smaller batches or a smaller model ({error})"
             ) from error
         self.scaler.update()
 

@@ -15,28 +15,21 @@ from rich.console import Console
 from pruned_rnnt import backend_summary
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
-from pruned_rnnt.folder_lock import only_one
+from pruned_rnnt.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.log import (
-    RunLog,
-    log_file,
-    log_info,
-    progress_bar,
-    progress_line,
-    step_line,
-)
+from pruned_rnnt.train.engine.log import log_file
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
-from pruned_rnnt.train.engine.metric_accumulator import Totals
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.engine.stop_signals import StopSignals
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_step import Stepper
+from pruned_rnnt.train.engine.training_log import TrainingLog
 from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.optim.schedule import learning_rate_scale
@@ -50,11 +43,11 @@ class Trainer:
     """One run, new or continued.
 
     Args:
-        config: of the experiment: the sections of `task.RunConfig` and whatever the task reads.
-        ranks: this process among all.
-        console: where the progress bar goes.
-        allow_changes: go on although the configuration differs from the one in the checkpoint.
-        make_task: makes what is trained from the configuration, the ranks and the device.
+        config: the sections of `task.RunConfig` and those that the task reads.
+        ranks: rank of this process and number of processes.
+        console: shows the progress bar.
+        allow_changes: continue although the configuration differs from that of the checkpoint.
+        make_task: builds the task from the configuration, the ranks and the device.
 
     Raises:
         ConfigError: the run's folder holds checkpoints of another configuration.
@@ -76,7 +69,7 @@ class Trainer:
         self.console = console or Console()
         if config.train.threads > 0:
             torch.set_num_threads(config.train.threads)
-        # All processes start from the same parameters, and drop out different units.
+        # All processes start from the same parameters, but drop out different units.
         seed_everything(config.train.seed)
         device = pick_device(config.train, self.ranks.local_rank)
         self.task = make_task(config, self.ranks, device)
@@ -106,16 +99,15 @@ class Trainer:
             self.folder / "checkpoints", config.train.keep_last, config.train.keep_best
         )
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
-        self.totals = Totals()
-        self.log: RunLog | None = None
+        self.log = TrainingLog(config.train.steps, self.ranks, self.console)
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
 
     def run(self) -> Outcome:
-        """Train until `train.steps`, or until `stop_signals` has received one in some process.
+        """Train until `train.steps`, or until `stop_signals` receives a signal in some process.
 
         Raises:
-            TrainingStopped: training cannot go on.
+            TrainingStopped: training cannot continue.
             KeyboardInterrupt: a second Ctrl-C.
         """
         with ExitStack() as stack:
@@ -138,9 +130,10 @@ class Trainer:
                 self._set_learning_rate()
                 stop = self.stop_signals.received is not None or bool(self.groups.lost_worker)
                 report = self.stepper(batches, counters.step, stop_requested=stop)
-                self._account(report, batches)
+                self._record_step(report, batches)
                 if self._due(config.log_every):
-                    self._log_training()
+                    self.state.stop_if_diverged(self.checkpoints)
+                    self.log.write(counters, self.stepper)
                 at_end = counters.step >= config.steps
                 counters.validation_due = at_end or self._due(config.validate_every)
                 if report.stop_requested:
@@ -159,7 +152,7 @@ class Trainer:
         return "finished"
 
     def _stop(self) -> Outcome:
-        """Save between two steps, in all processes, because one of them was asked to stop."""
+        """Save between two steps, in all processes, as one of them was requested to stop."""
         self.state.save(self.checkpoints, score=None)
         if self.groups.lost_worker:
             raise stopped_without_worker(self.state.counters.step, self.groups.lost_worker)
@@ -168,9 +161,9 @@ class Trainer:
         return "preempted"
 
     def _steps_of_epoch(self, stack: ExitStack) -> Iterator[list[Any]]:
-        """Batches of each step which is left of this epoch."""
+        """The batches of each remaining step of this epoch."""
         self.state.loader.set_epoch(self.state.counters.epoch)
-        # Making workers draws from torch's generator; the run must not depend on when that is.
+        # Starting workers draws from torch's generator; the run must not depend on when they start.
         with torch.random.fork_rng(devices=[]):
             batches = iter(self.state.loader)
         self.groups.watch_workers(stack)
@@ -188,40 +181,39 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.config.optimiser.learning_rate * scale
 
-    def _account(self, report: StepReport, batches: list[Any]) -> None:
-        """Count the step; report one that was not made, and give up after too many in a row."""
+    def _record_step(self, report: StepReport, batches: list[Any]) -> None:
+        """Count the step; report a skipped one, and stop after too many consecutive ones."""
         counters = self.state.counters
         counters.step += 1
-        self.progress.advance(self.task_id)
+        self.log.add(report)
         if not report.problem:
-            counters.bad_in_row = 0
-            self.totals.add(report)
+            counters.consecutive_bad_steps = 0
             if self.average is not None:
                 self.average.update()
             return
         counters.bad_steps += 1
-        counters.bad_in_row += 1
+        counters.consecutive_bad_steps += 1
         if not report.problem.startswith(OUT_OF_MEMORY):
-            # No utterance is to blame for what broken parameters make of it.
+            # With broken parameters, the utterances are not the cause.
             self.state.stop_if_diverged(self.checkpoints)
         folder = self.folder / BAD_STEPS
         shapes = [self.task.shapes(batch) for batch in batches]
         dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
-        if counters.bad_in_row >= self.config.train.max_bad_steps:
+        if counters.consecutive_bad_steps >= self.config.train.max_bad_steps:
             raise TrainingStopped(
-                f"training stopped at step {counters.step}: {counters.bad_in_row} steps in a row "
-                f"were skipped, the last one for: {report.problem}; see {folder}"
+                f"training stopped at step {counters.step}: {counters.consecutive_bad_steps} steps "
+                f"in a row were skipped, the last one because of: {report.problem}; see {folder}"
             )
 
     def _due(self, every: int) -> bool:
-        """Whether something done every so many steps is due; 0 is left to the end of epochs."""
+        """Whether something is due that is done every `every` steps; never for 0."""
         return every > 0 and self.state.counters.step % every == 0
 
     def _end_epoch(self) -> None:
         counters = self.state.counters
         if counters.batch == 0:
             raise TrainingStopped(
-                f"training stopped in epoch {counters.epoch}: it has not one batch"
+                f"training stopped in epoch {counters.epoch}: the training set has no batch"
             )
         counters.epoch += 1
         counters.batch = 0
@@ -231,31 +223,10 @@ class Trainer:
         elif self.config.train.save_every == 0:
             self.state.save(self.checkpoints, score=None)
 
-    def _log_training(self) -> None:
-        self.state.stop_if_diverged(self.checkpoints)
-        counters = self.state.counters
-        values = self.totals.averages(self.ranks)
-        self.totals = Totals()
-        if self.log is None:
-            return
-        values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
-        values["epoch"] = counters.epoch
-        values["bad_steps"] = counters.bad_steps
-        if self.stepper.scaler.is_enabled():
-            values["grad_scale"] = float(self.stepper.scaler.get_scale())
-        if self.stepper.device.type == "cuda":
-            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        self.log.scalars("train", counters.step, values)
-        status = progress_line(values)
-        self.progress.update(self.task_id, status=status)
-        steps = self.config.train.steps
-        short = step_line(counters.step, steps, values)
-        log_info(logger, short, f"step {counters.step}/{steps} {status}")
-
     def _save_and_validate(self) -> None:
-        """Whatever ends a validation, no training is lost; it is made up for when the run goes on.
+        """Save before the validation, so that no training is lost if it fails.
 
-        See `Counters.validation_due`.
+        A continued run repeats the validation; see `Counters.validation_due`.
         """
         self.state.counters.validation_due = True
         self.state.save(self.checkpoints, score=None)
@@ -263,42 +234,36 @@ class Trainer:
 
     def _validate_and_save(self) -> None:
         with self._averaged():
-            score = self.task.validate(self.state.counters.step, self.log)
+            score = self.task.validate(self.state.counters.step, self.log.run_log)
         self.state.counters.validation_due = False
         if score is not None and not math.isfinite(score):
-            score = None  # nothing is better or worse than it
+            score = None  # it cannot be compared
         self.state.save(self.checkpoints, score=score)
 
     def _show(self) -> None:
-        if self.log is not None:
+        if self.log.run_log is not None:
             with self._averaged():
-                self.task.show(self.state.counters.step, self.log)
+                self.task.show(self.state.counters.step, self.log.run_log)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The model has the averaged parameters inside; speeds do not count the time."""
+        """Swap in the averaged parameters; the time of the context does not count in the speeds."""
         applied: AbstractContextManager[None] = (
             self.average.applied() if self.average is not None else nullcontext()
         )
-        with self.totals.paused(), applied:
+        with self.log.paused(), applied:
             yield
 
     def _open_logs(self, stack: ExitStack) -> None:
         step = self.state.counters.step
         if self.ranks.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(only_one(self.folder, "is being trained"))
+            stack.enter_context(exclusive_folder_lock(self.folder, "is being trained"))
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
             self.task.save_files(self.folder)
-            redo = ("valid",) if self.state.counters.validation_due else ()
-            self.log = stack.enter_context(RunLog(self.folder, step, redo))
-        self.progress = stack.enter_context(progress_bar(self.console, enabled=self.ranks.is_first))
-        self.task_id = self.progress.add_task(
-            "training", total=self.config.train.steps, completed=step, status=""
-        )
-        self.totals = Totals()
+        self.log.open(stack, self.folder, self.state.counters)
         logger.info(
             "%s at step %d of %d: %.2f M parameters, %s, processes: %d",
             "continuing" if step else "starting",

@@ -1,4 +1,4 @@
-"""Optimiser: what changes the parameters, and how gradients are clipped."""
+"""The optimisers and their configuration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserConfig:
-    """How gradients change the parameters.
+    """The optimiser and gradient clipping.
 
-    name: adamw, or scaled_adam (Zipformer paper, arXiv 2310.11230), which wants the eden schedule.
-    learning_rate: at the top of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
-    betas: decay of the running means of the gradient and of its square, for each step.
+    name: adamw, or scaled_adam (Zipformer paper, arXiv 2310.11230), which needs the eden schedule.
+    learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
+    betas: decay per step of the running means of the gradient and of its square.
     eps: added to the root of the latter, against division by zero.
-    weight_decay: adamw only; matrices alone, not biases and norms.
-    clip_norm: largest norm of the whole gradient of the loss per frame; 0 switches clipping off.
+    weight_decay: for adamw; applies to matrices, not to biases and norms.
+    clip_norm: limit of the norm of the whole gradient of the loss per frame; 0 switches clipping
+        off.
     """
 
     name: Literal["adamw", "scaled_adam"] = "adamw"
@@ -42,10 +43,10 @@ class OptimiserConfig:
 
 
 def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
-    """The optimiser over all parameters which take a gradient, in the model's order.
+    """The optimiser over all parameters that require a gradient, in the model's order.
 
-    It holds its moments from the beginning: running out of memory in an update, unlike in a pass,
-    ends training, so what updates need has to be there before the first pass.
+    Its moments are allocated here, before the first pass: running out of memory in an update,
+    unlike in a pass, ends training.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.name == "scaled_adam":
@@ -60,7 +61,7 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
-        # One kernel for all parameters, which needs no memory of its own.
+        # One kernel for all parameters, which allocates no memory.
         fused=all(p.is_cuda for p in parameters),
     )
     moments = {

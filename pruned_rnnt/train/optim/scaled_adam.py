@@ -1,15 +1,15 @@
 """ScaledAdam (Yao et al. 2023, "Zipformer", arXiv 2310.11230, section 3.5).
 
-Adam whose step is proportional to the size of the parameter it changes, so that one learning rate
-fits all of them, and which learns that size separately. With r the root mean square of a
+Adam with steps proportional to the size of each parameter, so that one learning rate fits all of
+them. It learns the size of each parameter separately. With r the root mean square of a
 parameter, g its gradient, m and v Adam's moments (bias-corrected), one step is
 
     parameter -= lr * r * m / (sqrt(v) + eps)               change of direction
     parameter *= 1 - size_lr * lr * m_s / (sqrt(v_s) + eps)  change of size
 
 where the size moments m_s, v_s follow the scalar gradient sum(g * parameter): the derivative of
-the loss for multiplying the parameter by 1 + s. Outside [min_rms, max_rms] the change of size only
-leads back.
+the loss for multiplying the parameter by 1 + s. Outside [min_rms, max_rms] the size only changes
+towards this range.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-# Of a vector in which parameters are updated together; some ten copies of it exist for a moment.
+# Size of the vectors in which parameters are updated; about ten copies exist during an update.
 _BUCKET_ELEMENTS = 2**24
 
 
 class ScaledAdam(torch.optim.Optimizer):
-    """See the module's text.
+    """The optimiser; the text of the module has its formulas.
 
     Args:
         params: parameters or groups of them.
-        lr: about 0.045 at the top of the schedule.
-        betas: decay of the two moments; the size uses the second for both of its own.
+        lr: about 0.045 at the peak of the schedule.
+        betas: decay of the two moments; the size uses the second one for both of its moments.
         size_lr: learning rate of the size, as a fraction of lr.
         min_rms, max_rms: bounds on the root mean square of a parameter; a vector of one element is
             treated as having a root mean square of at least scalar_rms.
@@ -62,22 +62,22 @@ class ScaledAdam(torch.optim.Optimizer):
             },
         )
         self._vectors: dict[Tensor, _Vectors] = {}
-        self._gather()
+        self._allocate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """After loading, too."""
+        """Also called by `load_state_dict`."""
         super().__setstate__(state)
         self._vectors = {}
-        self._gather()
+        self._allocate()
 
-    def _gather(self) -> None:
-        """Have all moments in vectors: an update that runs out of memory cannot be repeated."""
+    def _allocate(self) -> None:
+        """Allocate all moments: an update that runs out of memory cannot be repeated."""
         for group in self.param_groups:
             for parameters in self._buckets(group["params"]):
                 self._vectors_of(parameters)
 
     def _vectors_of(self, parameters: list[Tensor]) -> _Vectors:
-        """The same as before, unless other parameters come together or a state was loaded."""
+        """The vectors of these parameters, rebuilt after a change of grouping or state."""
         vectors = self._vectors.get(parameters[0])
         if vectors is None or not vectors.hold(parameters, self.state):
             vectors = _Vectors(parameters, self.state)
@@ -93,7 +93,7 @@ class ScaledAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter which has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -105,12 +105,12 @@ class ScaledAdam(torch.optim.Optimizer):
         return loss
 
     def _buckets(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-        """Parameters which have made as many steps, in lists which one vector can hold."""
+        """Lists of parameters with the same step, device and dtype, each at most a vector long."""
         buckets: dict[tuple[torch.device, torch.dtype, int], list[list[Tensor]]] = {}
         elements: dict[tuple[torch.device, torch.dtype, int], int] = {}
         for parameter in parameters:
             state = self.state[parameter]
-            if not state:  # it was added later, or a loaded state has nothing on it
+            if not state:  # added later, or absent from a loaded state
                 state["step"] = 0
                 state["mean"] = torch.zeros_like(parameter)
                 state["square"] = torch.zeros_like(parameter)
@@ -127,9 +127,9 @@ class ScaledAdam(torch.optim.Optimizer):
 
 
 class _Vectors:
-    """Parameters which are updated as one vector, and their moments, which stay one.
+    """Parameters that are updated as one vector, with their moments stored as vectors.
 
-    A model has a thousand parameters, most of them small. What their state holds are views.
+    A model has a thousand parameters, most of them small. Their optimiser states are views.
     """
 
     def __init__(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> None:
@@ -153,23 +153,23 @@ class _Vectors:
         self._views = [of_parameter["mean"] for of_parameter in self.states]
 
     def hold(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
-        """Whether they are just these, with moments that are views of these vectors."""
+        """Whether these are the parameters, and their moments are views of these vectors."""
         return len(parameters) == len(self.parameters) and all(
             one is other and state[one].get("mean") is view
             for one, other, view in zip(parameters, self.parameters, self._views, strict=True)
         )
 
     def sums(self, vector: Tensor) -> Tensor:
-        """(P,) in float32, over the elements of each parameter."""
+        """Sums over the elements of each parameter, (P,) in float32."""
         return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
 
     def each(self, values_P: Tensor) -> Tensor:
-        """The value of its parameter for every element."""
+        """Repeat the value of each parameter for all of its elements."""
         return values_P.repeat_interleave(self.sizes_P, output_size=self.mean.numel())
 
 
 def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
-    """One step of parameters that have made the same number of steps."""
+    """One step of parameters with the same step count."""
     for state in vectors.states:
         state["step"] += 1
     step, lr, eps = vectors.states[0]["step"], group["lr"], group["eps"]
@@ -205,5 +205,5 @@ def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
 
 def _vector(tensors: list[Tensor]) -> Tensor:
     vector: Tensor = _flatten_dense_tensors(tensors)
-    # Of one alone, it would be that one.
+    # With a single tensor, the result would share its memory.
     return vector.clone() if len(tensors) == 1 else vector

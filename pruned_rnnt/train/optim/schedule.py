@@ -1,4 +1,4 @@
-"""Learning rate as a function of steps and epochs done: no state, so nothing to save."""
+"""The learning rate as a stateless function of the steps and epochs done."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ScheduleConfig:
 
     kind:
         cosine: falls to final_scale at the last step along half a cosine.
-        exponential: the same from end to end, in equal ratios.
-        constant: stays.
+        exponential: falls to final_scale at the last step by a constant factor per step.
+        constant: stays at the full rate.
         eden: of the Zipformer paper (arXiv 2310.11230, equation 8), with eden_steps and
-            eden_epochs; the warm-up starts at half the rate and takes 500 steps there.
-    warm_up_steps: steps from (almost) nothing to the full rate.
-    final_scale: of cosine and exponential: share of the rate that is left at the last step.
-    eden_steps, eden_epochs: of eden: steps and epochs after which the rate begins to fall.
-    eden_warm_up_start: of eden: share of the rate at which the warm-up starts.
+            eden_epochs; the paper's warm-up starts at half the rate and takes 500 steps.
+    warm_up_steps: steps from almost 0 (eden: eden_warm_up_start) to the full rate.
+    final_scale: for cosine and exponential: fraction of the rate at the last step.
+    eden_steps, eden_epochs: for eden: steps and epochs after which the rate begins to fall.
+    eden_warm_up_start: for eden: fraction of the rate at the first step of the warm-up.
     """
 
     kind: Literal["cosine", "exponential", "constant", "eden"] = "cosine"
@@ -59,7 +59,7 @@ def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_ste
 
 
 def _warm_up(step: int, steps: int, start: float) -> float:
-    """From `start` to 1 in `steps` steps; never 0, which would waste the first step."""
+    """Linear from `start` to 1 in `steps` steps; above 0, as a rate of 0 would waste a step."""
     if step >= steps:
         return 1.0
     return start + (1.0 - start) * (step + 1) / (steps + 1)

@@ -1,1 +1,1 @@
-"""Trainable tasks: speech recognisers, language models."""
+"""The tasks of training: speech recognisers, language models."""

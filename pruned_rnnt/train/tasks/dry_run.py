@@ -1,9 +1,8 @@
-"""Will it fit? The largest batches of a configuration, found and run before training.
+"""Dry run: find the largest batches of a configuration, and train on them before training starts.
 
 Axes: N batch, T frames, U symbols.
 
-Everything here works on a sampler, model and optimiser of its own and writes nothing: a rehearsal
-beside a run, or before it is continued, changes neither.
+A dry run has its own sampler, model and optimiser and writes nothing, so that it affects no run.
 """
 
 from __future__ import annotations
@@ -30,20 +29,22 @@ from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
 GIB = 2**30
-# Share of a GPU that a batch may take: the rest goes to fragmentation, NCCL and the CUDA context.
+# Fraction of GPU memory for a batch; the rest is for fragmentation, NCCL and the CUDA context.
 USABLE_SHARE = 0.9
-# The search ends when what fits and what does not are this close.
+# The search ends at this ratio of the smallest value that does not fit to the largest that fits.
 _PRECISION = 1.05
-# The first pass plans and fills caches; the second one is what training will see.
+# The first pass plans kernels and fills caches; the second one is like those of training.
 _PASSES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledBatch:
-    """A batch as the sampler made it, features not loaded.
+    """A batch of the sampler, without features.
 
-    frames: padded feature frames, N T. lattice: padded lattice nodes, N T/4 (U+1). symbols: of all
-    references. longest, seconds: duration of the longest utterance and of all.
+    frames: padded feature frames, N T.
+    lattice: padded lattice nodes, N T/4 (U+1).
+    symbols: symbols of all references.
+    longest, seconds: duration of the longest utterance and of all.
     """
 
     cuts: Any
@@ -55,7 +56,7 @@ class SampledBatch:
     seconds: float
 
 
-# What batches are the largest by: the heading in the table, and the measure.
+# Measures of batch size, by their names in the table.
 MEASURES: dict[str, Callable[[SampledBatch], float]] = {
     "padded frames": lambda batch: batch.frames,
     "longest utterance": lambda batch: batch.longest,
@@ -68,7 +69,8 @@ MEASURES: dict[str, Callable[[SampledBatch], float]] = {
 class Scan:
     """Batches of the first epoch that are the largest by each of `MEASURES`.
 
-    batches: how many were looked at. seconds: of speech in them. complete: there are no more.
+    batches, seconds: number of scanned batches, and the speech in them.
+    complete: the epoch has no more batches.
     """
 
     largest: dict[str, SampledBatch]
@@ -81,8 +83,10 @@ class Scan:
 class Trial:
     """One step on a batch.
 
-    peak: largest memory in bytes, on a CPU that of the whole process. problem: why the step was
-    not made, empty if it was. fits: memory did not run out.
+    seconds: duration of the step.
+    peak: peak memory in bytes, on a CPU that of the whole process.
+    problem: reason why the step was skipped, else empty.
+    fits: memory did not run out.
     """
 
     batch: SampledBatch
@@ -92,11 +96,11 @@ class Trial:
     fits: bool
 
 
-class Rehearsal:
-    """Model, optimiser and average of a configuration, to try batches on.
+class DryRun:
+    """Model, optimiser and average of a configuration, for trial steps.
 
     Args:
-        config: of the experiment; data.max_duration is what `scan` is asked for.
+        config: of the experiment; the argument of `scan` replaces data.max_duration.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -111,13 +115,13 @@ class Rehearsal:
         self.stepper = Stepper(
             self.task, optimiser, config.train, clip_norm=clip_norm, ranks=Ranks()
         )
-        # It takes its share of memory while training.
+        # Never used, but it takes memory, as in training.
         decay = config.train.average_decay
         self.average = RunningAverage(self.task.model, decay) if decay > 0 else None
         self.task.model.train()
 
     def scan(self, max_duration: float, limit: int) -> Scan:
-        """The largest of the first `limit` batches that a sampler with this bound makes."""
+        """The largest of the first `limit` batches of a sampler with this bound."""
         largest: dict[str, SampledBatch] = {}
         batches, seconds = 0, 0.0
         sampled = self._sampled(max_duration)
@@ -155,7 +159,7 @@ class Rehearsal:
             )
 
     def try_batch(self, sampled: SampledBatch) -> Trial:
-        """Forward, backward and update on a batch."""
+        """Run forward, backward and update on a batch."""
         batch = self.loader.dataset[(0, sampled.cuts)]
         release_memory()
         reset_peak(self.device)
@@ -174,7 +178,7 @@ class Rehearsal:
         return Trial(batch=sampled, seconds=seconds, peak=used, problem=problem, fits=fits)
 
     def fits(self, max_duration: float, limit_bytes: float, scan_batches: int) -> bool:
-        """Whether the largest batches with this bound take no more than so much memory."""
+        """Whether the largest batches with this bound take at most `limit_bytes` of memory."""
         scan = self.scan(max_duration, scan_batches)
         for batch in {id(batch): batch for batch in scan.largest.values()}.values():
             trial = self.try_batch(batch)
@@ -184,14 +188,14 @@ class Rehearsal:
 
 
 def search_largest(fits: Callable[[float], bool], start: float, enough: float) -> float | None:
-    """The largest value that fits, to 5%, found by doubling or halving from `start`, and bisecting.
+    """The largest value that fits, to 5%: doubles or halves `start`, then bisects.
 
     Args:
-        fits: whether a value fits; true for all values below one that fits.
-        enough: a larger value makes no difference.
+        fits: whether a value fits; if one fits, all smaller ones must fit.
+        enough: larger values are not tried.
 
     Returns:
-        None when not even a sixty-fourth of `start` fits.
+        None if not even 1/64 of `start` fits.
     """
     low, high = start, start
     if fits(start):
@@ -215,5 +219,5 @@ def search_largest(fits: Callable[[float], bool], start: float, enough: float) -
 
 
 def _frames(cut: Any) -> int:
-    """Feature frames of 10 ms, also of a cut whose features are not computed yet."""
+    """Feature frames of 10 ms, also for a cut without stored features."""
     return int(cut.num_frames) if cut.has_features else round(cut.duration * 100)

@@ -1,4 +1,4 @@
-"""`train --dry-run` and `train --find-max-duration`: options and what they print."""
+"""Options and output of `train --dry-run` and `train --find-max-duration`."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.tasks.dry_run import Rehearsal, Trial
+    from pruned_rnnt.train.tasks.dry_run import DryRun, Trial
 
 
-_NAMED = 5
+_IDS_SHOWN = 5
 
 
-def add_rehearsal_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `train` that try batches instead of training."""
-    group = parser.add_argument_group("before training (nothing is written, no run is changed)")
+def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `train` that try batches instead of training."""
+    group = parser.add_argument_group(
+        "checks before training (which write nothing and change no run)"
+    )
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="run one step on each of the largest batches; exit code 1 if one does not fit",
+        help="run one step on each of the largest batches; exit code 1 if one runs out of memory",
     )
     group.add_argument(
         "--find-max-duration",
         action="store_true",
-        help="search the largest data.max_duration whose batches fit into memory",
+        help="search for the largest data.max_duration whose batches fit into memory",
     )
     group.add_argument(
         "--memory-limit",
         type=float,
         metavar="GIB",
-        help="for --find-max-duration: default 90%% of the GPU; must be given without a GPU, where "
-        "it counts the whole process and trials may go beyond it by half",
+        help="for --find-max-duration: default 90%% of the GPU; required without a GPU, where it "
+        "limits the whole process, and trials may exceed it by half",
     )
     group.add_argument(
         "--scan-batches",
         type=int,
         default=2000,
         metavar="N",
-        help="look for the largest batches among so many of the first epoch (default 2000)",
+        help="search the first N batches of the first epoch for the largest ones (default 2000)",
     )
 
 
-def rehearse(options: argparse.Namespace, config: ExperimentConfig, console: Console) -> bool:
-    """What the options of `add_rehearsal_arguments` ask for; whether the batches fit.
+def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: Console) -> bool:
+    """Run the trials that the options of `add_dry_run_arguments` select; returns whether they fit.
 
     Raises:
         ValueError: a search on a CPU without a limit, or several processes of torchrun.
     """
     from pruned_rnnt.train.experiment import pick_device
-    from pruned_rnnt.train.tasks.dry_run import Rehearsal
+    from pruned_rnnt.train.tasks.dry_run import DryRun
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
-            "--dry-run and --find-max-duration try what one process of a training does: start them "
+            "--dry-run and --find-max-duration run what one process of a training does: start them "
             "without torchrun"
         )
     on_cpu = pick_device(config.train).type == "cpu"
@@ -66,21 +68,21 @@ def rehearse(options: argparse.Namespace, config: ExperimentConfig, console: Con
             "--find-max-duration measures GPU memory, and there is no GPU to use: pass "
             "--memory-limit GIB to search by the memory of this process instead"
         )
-    rehearsal = Rehearsal(config)
+    trials = DryRun(config)
     if options.find_max_duration:
-        return _find(rehearsal, options, console)
-    return _dry_run(rehearsal, options.scan_batches, console)
+        return _find(trials, options, console)
+    return _dry_run(trials, options.scan_batches, console)
 
 
-def _dry_run(rehearsal: Rehearsal, scan_batches: int, console: Console) -> bool:
+def _dry_run(trials: DryRun, scan_batches: int, console: Console) -> bool:
     from rich import box
     from rich.table import Table
 
     from pruned_rnnt.train.tasks.dry_run import GIB
 
-    scan = rehearsal.scan(rehearsal.config.data.max_duration, scan_batches)
-    where = "of the GPU" if rehearsal.device.type == "cuda" else "of the process"
-    # So narrow that nothing is cut in a log of 80 columns.
+    scan = trials.scan(trials.config.data.max_duration, scan_batches)
+    where = "of the GPU" if trials.device.type == "cuda" else "of the process"
+    # Fits a log of 80 columns.
     table = Table(
         title=f"largest of {scan.batches} batches"
         + (" (all of the first epoch)" if scan.complete else " (of more)"),
@@ -98,7 +100,7 @@ def _dry_run(rehearsal: Rehearsal, scan_batches: int, console: Console) -> bool:
     for name, batch in scan.largest.items():
         names.setdefault(id(batch), []).append(name)
     for batch in {id(batch): batch for batch in scan.largest.values()}.values():
-        trial = rehearsal.try_batch(batch)
+        trial = trials.try_batch(batch)
         table.add_row(
             "\n".join(names[id(batch)]),
             str(batch.utterances),
@@ -109,39 +111,39 @@ def _dry_run(rehearsal: Rehearsal, scan_batches: int, console: Console) -> bool:
             f"{trial.seconds:.3f}",
             f"{trial.peak / GIB:.2f} GiB" if trial.fits else "does not fit",
         )
-        # A first loss scale that is too large for float16 is no failure.
+        # With float16, the first loss scale may be too large, which is no failure.
         failed += [trial] if trial.problem and "float16" not in trial.problem else []
     console.print(table)
     for trial in failed:
-        ids = ", ".join(cut.id for cut in list(trial.batch.cuts)[:_NAMED])
+        ids = ", ".join(cut.id for cut in list(trial.batch.cuts)[:_IDS_SHOWN])
         console.print(f"{trial.problem}; utterances: {ids}")
     return not failed
 
 
-def _find(rehearsal: Rehearsal, options: argparse.Namespace, console: Console) -> bool:
+def _find(trials: DryRun, options: argparse.Namespace, console: Console) -> bool:
     import torch
 
     from pruned_rnnt.train.tasks.dry_run import GIB, USABLE_SHARE, search_largest
 
-    start = rehearsal.config.data.max_duration
+    start = trials.config.data.max_duration
     if options.memory_limit is not None:
         limit = options.memory_limit * GIB
     else:
-        limit = USABLE_SHARE * torch.cuda.get_device_properties(rehearsal.device).total_memory
-    everything = rehearsal.scan(start, options.scan_batches)
+        limit = USABLE_SHARE * torch.cuda.get_device_properties(trials.device).total_memory
+    everything = trials.scan(start, options.scan_batches)
     enough = everything.seconds if everything.complete else math.inf
 
     def fits(max_duration: float) -> bool:
-        done = rehearsal.fits(max_duration, limit, options.scan_batches)
+        done = trials.fits(max_duration, limit, options.scan_batches)
         verdict = "fits" if done else "does not fit"
         console.print(f"data.max_duration={max_duration:.0f} {verdict} {limit / GIB:.1f} GiB")
         return done
 
     found = search_largest(fits, start, enough)
     if found is None:
-        console.print(f"nothing near data.max_duration={start:.0f} fits: make the model smaller")
+        console.print(f"not even data.max_duration={start / 64:.2g} fits: make the model smaller")
         return False
     if found >= enough:
-        console.print("a batch may hold the whole training set")
+        console.print("a batch that holds the whole training set fits")
     console.print(f"largest that fits: data.max_duration={math.floor(found)}")
     return True

@@ -1,4 +1,4 @@
-"""Training of a language model on texts, as a task of the engine, and the model that came of it."""
+"""Language models on texts: the task for the training engine, and loading a trained model."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _SAMPLES, _SAMPLE_SYMBOLS = 5, 40
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataConfig:
-    """Which texts, and how they become batches.
+    """The texts and their batches.
 
-    path: folder of `pruned-rnnt prepare lm`.
+    path: folder that `pruned-rnnt prepare lm` wrote.
     train, valid: names of the splits.
-    batch_symbols: most symbols in a batch, padding counted.
-    seed: of the order of the batches.
+    batch_symbols: largest number of symbols in a batch, including padding.
+    seed: for the order of the batches.
     """
 
     path: str = "data/lm"
@@ -77,7 +77,7 @@ class LanguageModelExperiment:
 
 
 class LanguageModelTask:
-    """Texts and model of one process; what the engine counts as frames are symbols.
+    """Texts and model of one process; the engine's frames are symbols here.
 
     Raises:
         FileNotFoundError: the texts are not prepared.
@@ -114,7 +114,7 @@ class LanguageModelTask:
 
     @torch.no_grad()
     def validate(self, step: int, log: RunLog | None) -> float | None:
-        """Perplexity of a symbol, the ends of texts counted as symbols."""
+        """Perplexity per symbol, counting the end of each text as a symbol."""
         was_training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
         loss = symbols = 0.0
@@ -125,7 +125,7 @@ class LanguageModelTask:
             loss += float(self.losses(batch.to(device), step).total.sum())
             symbols += self.size(batch).symbols
 
-        # Each text once: here the last round of batches may not be repeated.
+        # Each text once: unlike in training, no batch is repeated to even out the processes.
         everything = TextLoader(self._valid, self.config.data.batch_symbols, shuffle=False)
         for batch in islice(everything, self.ranks.rank, None, self.ranks.world_size):
             if message := out_of_memory_in(partial(add, batch)):
@@ -147,7 +147,7 @@ class LanguageModelTask:
 
     @torch.no_grad()
     def show(self, step: int, log: RunLog) -> None:
-        """What the model says by itself."""
+        """Log texts that the model generates."""
         was_training = self.model.training
         self.model.eval()
         lines = [f"- {text}" for text in sample_texts(self.model, self.tokenizer, seed=step)]
@@ -176,7 +176,7 @@ class LanguageModelTask:
 
 @torch.no_grad()
 def sample_texts(model: LanguageModel, tokenizer: Tokenizer, seed: int) -> list[str]:
-    """Some texts drawn from the model, cut after 40 symbols; torch's own generator is not used."""
+    """Draw texts from the model, cut after 40 symbols, without torch's global generator."""
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     symbols_R = torch.full((_SAMPLES,), SOS_EOS, device=device)
@@ -197,12 +197,14 @@ def load_language_model(folder: Path, device: torch.device) -> tuple[LanguageMod
     """The model of a run's best checkpoint, averaged, in evaluation mode, and its tokenizer.
 
     Raises:
-        CheckpointError: the folder has no checkpoint, or one of something else.
+        CheckpointError: the folder has no checkpoint, or that of another task.
     """
     path = find_checkpoint(folder, "best")
     values = load_checkpoint(path)
     if values["config"].get("task") != "lm":
-        raise CheckpointError(f"{path} is no language model's: decode.fusion.lm names another run")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of a language model: check decode.fusion.lm"
+        )
     saved = from_dict(LanguageModelExperiment, values["config"], str(path))
     model = LanguageModel(saved.model, values["vocab_size"])
     model.load_state_dict(values["average"] if values["average"] is not None else values["model"])

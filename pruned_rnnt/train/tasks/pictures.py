@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a validation: the lattice, features, decoded samples."""
+"""Pictures of a validation for TensorBoard: the lattice, features, decoded samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lattice_of_example(report: ValidationReport, tokenizer: Tokenizer, title: st
 def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
     """Figure of the features of the utterance that `lattice_of_example` shows, None without one.
 
-    Frames are 10 ms; the scale of colours spans what speech takes of log-mel energies.
+    Frames are 10 ms; the colour scale spans the log-mel energies of speech.
     """
     from matplotlib.figure import Figure
 
@@ -54,6 +54,6 @@ def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
 
 
 def samples_as_markdown(samples: tuple[Decoded, ...]) -> str:
-    """Table of references and what was recognised."""
+    """A table of references and hypotheses."""
     rows = [f"| {s.id} | {s.reference} | {s.texts[0] if s.texts else ''} |" for s in samples]
     return "\n".join(["| utterance | reference | recognised |", "| --- | --- | --- |", *rows])

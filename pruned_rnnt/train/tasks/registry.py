@@ -1,4 +1,4 @@
-"""The tasks there are, by the name that `task:` has in configuration files."""
+"""The tasks by their names in configuration files (`task:`)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ TaskMaker = Callable[[Any, Ranks, torch.device], Task]
 def load_experiment(
     yaml_path: Path | None, overrides: Iterable[str]
 ) -> tuple[ExperimentConfig | LanguageModelExperiment, TaskMaker]:
-    """The configuration of a file and overrides, and what makes its task.
+    """The configuration of a file and overrides, and the constructor of its task.
 
-    Without `task:` it is a recogniser's.
+    Without `task:` it configures a recogniser.
 
     Raises:
-        ConfigError: as `load_config`; an unknown task.
+        ConfigError: as for `load_config`, or an unknown task.
     """
     overrides = list(overrides)
     name = top_level_value("task", yaml_path, overrides)
     if name is None:
         return load_config(ExperimentConfig, yaml_path, overrides), SpeechTask
     if name != "lm":
-        raise ConfigError(f"task is {name!r}, needs to be 'lm' (or left out, for a recogniser)")
+        raise ConfigError(f"task is {name!r}, needs to be 'lm' (or absent, for a recogniser)")
     return load_config(LanguageModelExperiment, yaml_path, overrides), LanguageModelTask

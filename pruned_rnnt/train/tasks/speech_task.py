@@ -1,4 +1,4 @@
-"""Training of a transducer on prepared speech, as a task of the engine."""
+"""Transducers on prepared speech: the task for the training engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_usual_longest
 from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
-from pruned_rnnt.train.engine.bad_steps import named, report_too_large
+from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
 from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
@@ -45,13 +45,13 @@ class SpeechTask:
         self.config = config
         self.ranks = ranks
         self.data = DataModule(config.data, rank=ranks.rank, world_size=ranks.world_size)
-        # What is wrong with it shall be known now, not at the first validation.
+        # Raises errors about the validation set now, not at the first validation.
         self.data.valid_loader()
         self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         if config.train.compile_encoder:
-            # In place: the names of parameters, and so checkpoints, stay what they are.
+            # In place, so that the names of parameters in checkpoints stay the same.
             self.model.encoder.compile(dynamic=True)
 
     def train_loader(self) -> BatchLoader:
@@ -110,13 +110,13 @@ class SpeechTask:
         return errors.rate if errors.reference_words else None
 
     def show(self, step: int, log: RunLog) -> None:
-        # Making workers draws from torch's generator.
+        # Starting workers draws from torch's generator.
         with torch.random.fork_rng(devices=[]):
             first = list(itertools.islice(self.data.valid_loader(), 1))
         self._show(self._validate(first, step, Ranks()), step, log)
 
     def _validate(self, batches: Any, step: int, ranks: Ranks) -> ValidationReport:
-        # Without gradients each pass would be compiled anew, which takes longer than it saves.
+        # Without gradients each pass would be compiled again, which costs more than it saves.
         stance: AbstractContextManager[Any] = (
             torch.compiler.set_stance("force_eager")
             if self.config.train.compile_encoder
@@ -127,11 +127,11 @@ class SpeechTask:
         report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
         if report.without_loss:
             logger.warning(
-                "validation at step %d: %d utterances have no finite loss, and are left out of the "
+                "validation at step %d: %d utterances have no finite loss and are left out of the "
                 "mean (too short for their symbols?): %s",
                 step,
                 len(report.without_loss),
-                named(report.without_loss),
+                first_ids(report.without_loss),
             )
         return report
 

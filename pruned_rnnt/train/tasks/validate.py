@@ -1,4 +1,4 @@
-"""Validation: losses, word error rate, and material for pictures, without touching training."""
+"""Validation: losses, word error rate, and examples for pictures; leaves training unchanged."""
 
 from __future__ import annotations
 
@@ -26,24 +26,30 @@ from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 
-# Greedy search as recognisers which run exported models do it.
+# Greedy search, as in runtimes of exported models.
 _GREEDY = DecodeConfig()
-# With several processes the sampler repeats utterances so that each has as many batches.
+# The sampler repeats utterances to give each process the same number of batches.
 _REPEATED = re.compile(r"_dup\d+$")
 _SAMPLES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
-    """losses: by part, over the whole set, per encoder frame and (as `NAME_per_symbol`) per symbol.
-    masses: of the band, means over utterances; none with the full loss. errors: of greedy search.
-    These are over all processes.
+    """Results of a validation. Over all processes:
 
-    samples: some decoded utterances. example_batch, example_losses: the first batch with its losses
-    and occupancies, of this process (None when it had no batch).
-    too_large: batches of this process that did not fit into memory, with the allocator's message;
-    they count nowhere. without_loss: ids of utterances of this process whose loss is infinite or
-    NaN, or which have none; they count in the errors only.
+    losses: by part, over the whole set, per encoder frame and (as `NAME_per_symbol`) per symbol.
+    masses: of the band, means over utterances; empty with the full loss.
+    errors: of greedy search.
+
+    Of this process:
+
+    samples: some decoded utterances.
+    example_batch, example_losses: the first batch with its losses and occupancies, None if there
+        was no batch.
+    too_large: batches that did not fit into memory, with the allocator's message; no result counts
+        them.
+    without_loss: ids of utterances whose loss is infinite, NaN or undefined; only the errors count
+        them.
     """
 
     losses: dict[str, float]
@@ -58,7 +64,7 @@ class ValidationReport:
 
 @dataclass
 class _Sums:
-    """What processes add up; plain values."""
+    """Plain sums, which are added over the processes."""
 
     losses: dict[str, float] = field(default_factory=dict)
     masses: dict[str, float] = field(default_factory=dict)
@@ -70,7 +76,7 @@ class _Sums:
     def add_losses(
         self, losses: ModelLosses, masses: Mapping[str, Tensor], batch: Batch, counts_N: Tensor
     ) -> None:
-        """Those of the utterances of a batch for which `counts_N` is true."""
+        """Set the sums to those over the utterances of a batch for which `counts_N` is true."""
         self.utterances += int(counts_N.sum())
         self.frames += int(losses.frame_lengths.cpu()[counts_N].sum())
         self.symbols += int(batch.target_lengths_N[counts_N].sum())
@@ -89,8 +95,8 @@ class _Sums:
         self.errors += other.errors
 
 
-class _Measured:
-    """Batch after batch of one process."""
+class _Validation:
+    """The validation of one process, batch by batch."""
 
     def __init__(self, model: TransducerModel, tokenizer: Tokenizer, step: int) -> None:
         self.model = model
@@ -104,10 +110,10 @@ class _Measured:
         self.example: tuple[Batch, ModelLosses] | None = None
 
     def add(self, batch: Batch) -> None:
-        """Losses and search; nothing is counted unless all of it was done.
+        """Compute losses and search; results are added only if all of it succeeds.
 
-        Validation sets are not filtered: an utterance may be too short for its symbols, or to be
-        heard at all.
+        Validation sets are not filtered: an utterance may be too short for its symbols, or even for
+        one encoder frame.
         """
         frames_N = self.model.encoder.output_lengths(batch.feature_lengths_N)
         least_N = torch.ones_like(frames_N)
@@ -125,9 +131,10 @@ class _Measured:
             masses = band_masses(losses, measured, self.model.loss_config.rnnt_type)
             sums.add_losses(losses, masses, measured, finite_N & once_N)
         found: list[Decoded] = []
-        heard = batch.select(frames_N >= 1)
-        if len(heard) > 0:
-            found = to_texts(heard, search_batch(self.model, heard, self.search), self.tokenizer)
+        searched = batch.select(frames_N >= 1)
+        if len(searched) > 0:
+            hypotheses = search_batch(self.model, searched, self.search)
+            found = to_texts(searched, hypotheses, self.tokenizer)
         unique = [decoded for decoded in found if not _REPEATED.search(decoded.id)]
         sums.errors = count_errors([utterance.transcript for utterance in unique])
         self.sums.add(sums)
@@ -148,9 +155,9 @@ class _Measured:
 
 
 def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, Tensor]:
-    """Shares of each utterance's probability that the band keeps and has on its edges, (N,) each.
+    """Fractions of each utterance's probability within the band and on its edges, (N,) each.
 
-    None with the full loss, which has no band.
+    Empty with the full loss, which has no band.
     """
     if losses.occupancy is None or losses.bounds is None:
         return {}
@@ -173,22 +180,22 @@ def validate(
     step: int,
     ranks: Ranks,
 ) -> ValidationReport:
-    """Losses and WER over a set, with the model in evaluation mode while it lasts.
+    """Losses and WER over a set, with the model in evaluation mode for the duration.
 
-    No random generator is touched, so validating more often changes no training.
+    Random generators keep their states, so the number of validations does not affect training.
     """
     was_training = model.training
     model.eval()
-    measured = _Measured(model, tokenizer, step)
+    validation = _Validation(model, tokenizer, step)
     too_large: list[tuple[Batch, str]] = []
     with torch.random.fork_rng(devices=[]):
         for batch in batches:
-            if message := out_of_memory_in(partial(measured.add, batch)):
+            if message := out_of_memory_in(partial(validation.add, batch)):
                 too_large.append((batch, message))
     model.train(was_training)
     total = _Sums()
-    # Each process may have other parts of the loss: none, where nothing fitted into memory.
-    for sums in ranks.gather(measured.sums):
+    # A process has no parts of the loss if none of its batches fitted into memory.
+    for sums in ranks.gather(validation.sums):
         total.add(sums)
     utterances, frames, symbols = (
         max(count, 1) for count in (total.utterances, total.frames, total.symbols)
@@ -201,9 +208,9 @@ def validate(
         },
         masses={name: mass / utterances for name, mass in total.masses.items()},
         errors=total.errors,
-        samples=tuple(measured.samples),
-        example_batch=measured.example[0] if measured.example else None,
-        example_losses=measured.example[1] if measured.example else None,
+        samples=tuple(validation.samples),
+        example_batch=validation.example[0] if validation.example else None,
+        example_losses=validation.example[1] if validation.example else None,
         too_large=tuple(too_large),
-        without_loss=tuple(measured.without_loss),
+        without_loss=tuple(validation.without_loss),
     )

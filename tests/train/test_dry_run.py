@@ -1,4 +1,4 @@
-"""Trying the largest batches before training, and searching the largest bound that fits."""
+"""Dry runs: trial steps on the largest batches, and the search for the largest bound that fits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.model.transducer_model import ModelLosses
-from pruned_rnnt.train.tasks import dry_run as rehearsal
-from pruned_rnnt.train.tasks.dry_run import MEASURES, Rehearsal, search_largest
+from pruned_rnnt.train.tasks import dry_run
+from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 
 
@@ -24,9 +24,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def test_the_largest_batches_are_those_training_would_see(corpus: Path, tmp_path: Path) -> None:
+def test_largest_batches_are_those_of_training(corpus: Path, tmp_path: Path) -> None:
     config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=3")
-    scan = Rehearsal(config).scan(3.0, limit=1000)
+    scan = DryRun(config).scan(3.0, limit=1000)
     batches = list(speech_trainer(config).task.train_loader())
     assert scan.complete
     assert scan.batches == len(batches)
@@ -42,7 +42,7 @@ def test_the_largest_batches_are_those_training_would_see(corpus: Path, tmp_path
         for b in batches
     ]
     assert largest["lattice nodes"].lattice == max(nodes)
-    partial = Rehearsal(config).scan(3.0, limit=2)
+    partial = DryRun(config).scan(3.0, limit=2)
     assert not partial.complete
     assert partial.batches == 2
 
@@ -62,7 +62,7 @@ def test_dry_run_prints_a_table_and_writes_nothing(
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
 
 
-def test_dry_run_is_not_for_torchrun(
+def test_dry_run_refuses_torchrun(
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -73,7 +73,7 @@ def test_dry_run_is_not_for_torchrun(
     assert "without torchrun" in capsys.readouterr().err
 
 
-def test_dry_run_names_what_does_not_fit(
+def test_dry_run_names_batches_that_do_not_fit(
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -110,7 +110,7 @@ def test_search_finds_the_limit_with_few_trials(limit: float) -> None:
     assert len(trials) <= 16
 
 
-def test_search_ends_where_nothing_fits_or_everything_does() -> None:
+def test_search_ends_if_nothing_or_everything_fits() -> None:
     assert search_largest(lambda value: False, 60.0, math.inf) is None
     assert search_largest(lambda value: True, 60.0, 500.0) == 960.0
 
@@ -128,9 +128,9 @@ def test_find_max_duration_searches_by_memory(
         sizes.append(batch.features_NTF.size(0) * batch.features_NTF.size(1))
         return size(self, batch)
 
-    # As if a padded frame took a MiB; 900 of them are some 8 seconds.
+    # Pretend that a padded frame takes 1 MiB; 900 frames are about 8 seconds.
     monkeypatch.setattr(SpeechTask, "size", recorded)
-    monkeypatch.setattr(rehearsal, "peak", lambda device: sizes[-1] * 2**20)
+    monkeypatch.setattr(dry_run, "peak", lambda device: sizes[-1] * 2**20)
     settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=4")
     limit = 900 / 1024
     assert main(["train", "--find-max-duration", "--memory-limit", str(limit), *settings]) == 0
@@ -139,7 +139,7 @@ def test_find_max_duration_searches_by_memory(
     found = int(line.rpartition("=")[2])
     assert 6 <= found <= 9
     config = tiny_experiment(corpus, tmp_path / "run", f"data.max_duration={found}")
-    frames = Rehearsal(config).scan(found, 1000).largest["padded frames"].frames
+    frames = DryRun(config).scan(found, 1000).largest["padded frames"].frames
     assert frames <= 900
     assert not (tmp_path / "run").exists()
 
@@ -164,5 +164,5 @@ def test_find_max_duration_on_a_gpu(
     before = torch.cuda.memory_allocated()
     small = ["train", "--find-max-duration", "--memory-limit", "1e-4", *settings]
     assert main(small) == EXIT_FAILED
-    assert "nothing near" in capsys.readouterr().out
+    assert "not even data.max_duration=" in capsys.readouterr().out
     assert torch.cuda.memory_allocated() < before + 2**28

@@ -1,19 +1,27 @@
-"""What the commands of the command line do, one function each; see `cli.py` for their options.
+"""Commands that use a trained model: decode, align, export and transcribe.
 
-Every function takes the parsed options and the console of the log, and returns the exit code.
-Imports are local: `pruned-rnnt --help` shall not wait for libraries that it does not need.
+Imports within functions are deliberate, as in `training`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pruned_rnnt.align.arguments import add_align_arguments
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.commands.command import (
+    OVERRIDES_HELP,
+    Parsers,
+    add_command,
+    add_run_arguments,
+    config_of_run,
+    split_arguments,
+)
+from pruned_rnnt.export.arguments import add_export_arguments
+from pruned_rnnt.transcribe.arguments import add_transcribe_arguments
 from pruned_rnnt.usage_errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,73 +31,22 @@ if TYPE_CHECKING:
     from pruned_rnnt.decode.decode_set import DecodeConfig
     from pruned_rnnt.model.language_model import LanguageModel
     from pruned_rnnt.model.transducer_model import TransducerModel
-    from pruned_rnnt.train.experiment import ExperimentConfig
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
-def prepare(options: argparse.Namespace, console: Console) -> int:
-    module = importlib.import_module(f"pruned_rnnt.recipes.{options.recipe}.prepare")
-    code: int | None = module.main(options.recipe_options)
-    return code or 0
-
-
-def train(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.train.engine.distributed import process_group
-    from pruned_rnnt.train.engine.trainer import Trainer
-    from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.tasks.registry import load_experiment
-
-    config, make_task = load_experiment(*_config_to_train(options))
-    if options.dry_run or options.find_max_duration:
-        from rich.console import Console
-
-        from pruned_rnnt.train.tasks.dry_run_command import rehearse
-
-        if not isinstance(config, ExperimentConfig):
-            raise UsageError("--dry-run and --find-max-duration are for recognisers only")
-        return 0 if rehearse(options, config, Console()) else EXIT_FAILED
-    with process_group() as ranks:
-        if not ranks.is_first:
-            logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
-        trainer = Trainer(
-            config, ranks, console, allow_changes=options.allow_changes, make_task=make_task
-        )
-        outcome = trainer.run()
-    if outcome == "preempted":
-        if ranks.is_first:
-            print(
-                f"pruned-rnnt train: stopped {trainer.stop_signals}, checkpoint saved",
-                file=sys.stderr,
-            )
-        return trainer.stop_signals.exit_code
-    return 0
-
-
-def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str]]:
-    """The YAML file and the overrides of a new run, or of the run whose folder is named."""
-    from pruned_rnnt.train.run import config_path
-
-    overrides, runs = _settings_and_runs(options.arguments)
-    if not runs:
-        return options.config, overrides
-    if options.config is not None:
-        raise UsageError(
-            f"--config {options.config} is for a new run, and {runs[0]} names a run to continue: "
-            "pass one of them"
-        )
-    if len(runs) > 1:
-        raise UsageError(f"name one run to continue, got {' '.join(runs)}")
-    # The folder may have been moved since its configuration was saved.
-    return config_path(Path(runs[0])), [*overrides, f"train.folder={runs[0]}"]
-
-
-def _settings_and_runs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments `section.key=value`, and the others, which are folders of runs."""
-    settings = [argument for argument in arguments if "=" in argument]
-    return settings, [argument for argument in arguments if "=" not in argument]
+def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "decode",
+        decode,
+        "transcribe a prepared set with a trained model; print WER and write result files",
+        "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + OVERRIDES_HELP,
+    )
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--plot",
+        metavar="ID[,ID...]",
+        help="only draw these utterances of the set, into RUN/results/plots",
+    )
 
 
 def decode(options: argparse.Namespace, console: Console) -> int:
@@ -101,13 +58,13 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
-    config = _config_of_run(options)
+    config = config_of_run(options)
     loaded = load_model(config)
     data = DataModule(config.data)
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
         raise UsageError(
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
-            "decode data that were prepared with the run's tokenizer"
+            "decode data prepared with the run's tokenizer"
         )
     language_model = _language_model(config.decode, loaded.model, loaded.tokenizer)
     if options.plot is not None:
@@ -145,35 +102,35 @@ def decode(options: argparse.Namespace, console: Console) -> int:
 def _language_model(
     config: DecodeConfig, model: TransducerModel, tokenizer: Tokenizer
 ) -> LanguageModel | None:
-    """What decode.fusion.lm names, on the device of the recogniser."""
+    """The model of decode.fusion.lm on the recogniser's device; None if the setting is empty."""
     from pruned_rnnt.train.tasks.lm_task import load_language_model
 
     if not config.fusion.lm:
         return None
     folder = Path(config.fusion.lm)
     if not folder.is_dir():
-        raise UsageError(f"decode.fusion.lm: no run of a language model at {folder}")
+        raise UsageError(f"decode.fusion.lm: there is no run of a language model at {folder}")
     language_model, symbols = load_language_model(folder, next(model.parameters()).device)
     if symbols.symbols != tokenizer.symbols:
         raise UsageError(
-            f"the symbols of the language model {folder} are not those of the "
-            "recogniser: make its texts with `pruned-rnnt prepare lm` from the same data"
+            f"the language model {folder} and the recogniser have different symbols: prepare the "
+            "texts of the language model with `pruned-rnnt prepare lm` from the same data"
         )
     return language_model
 
 
-def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.run import run_config
-
-    overrides, runs = _settings_and_runs(options.arguments)
-    if len(runs) + (options.config is not None) != 1:
-        raise UsageError("name one run: the folder RUN, or --config FILE of the experiment")
-    if runs:
-        return run_config(Path(runs[0]), overrides)
-    folder = load_config(ExperimentConfig, options.config, overrides).folder
-    return run_config(folder, overrides)
+def add_align(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "align",
+        align,
+        "find the times of the words of a known text",
+        "  pruned-rnnt align RUN --split test --format ctm\n"
+        '  pruned-rnnt align RUN talk.wav --text "the words of the talk"\n'
+        "Times are those at which the model emits its symbols. Utterances without an alignment\n"
+        "are listed with the reason; the exit code is then 1.\n\n" + OVERRIDES_HELP,
+    )
+    add_align_arguments(parser)
 
 
 def align(options: argparse.Namespace, console: Console) -> int:
@@ -181,16 +138,20 @@ def align(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.data.input.training_durations import read_usual_longest
     from pruned_rnnt.train.run import load_model, run_config
 
-    config = run_config(options.run, [a for a in options.arguments if "=" in a])
-    audio = [Path(argument) for argument in options.arguments if "=" not in argument]
+    settings, audio = split_arguments(options.arguments)
+    config = run_config(options.run, settings)
     if len(audio) > 1 or bool(audio) != (options.text is not None):
-        raise UsageError("one audio file goes with its --text; without them a set is aligned")
+        raise UsageError(
+            "an audio file goes with its --text: pass one of each, or neither to align a set"
+        )
     if audio and options.split is not None:
-        raise UsageError("--split names a set of the run's data; it cannot go with an audio file")
+        raise UsageError(
+            "--split, which names a set of the run's data, cannot go with an audio file"
+        )
     loaded = load_model(config)
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
-    source = (audio[0], options.text) if audio else (config.data, split)
+    source = (Path(audio[0]), options.text) if audio else (config.data, split)
     longest = read_usual_longest(options.run)
     done = run_align(
         loaded.model,
@@ -204,14 +165,18 @@ def align(options: argparse.Namespace, console: Console) -> int:
     return 0 if done else EXIT_FAILED
 
 
-def average(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.train.run import average_checkpoints
-
-    output = options.output or options.run / f"average-last-{options.last}.pt"
-    for path in average_checkpoints(options.run, options.last, output):
-        print(f"averaged {path}")
-    print(f"wrote {output}; use it with decode.checkpoint={output}")
-    return 0
+def add_export(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "export",
+        export,
+        "write a model for sherpa-onnx, or as one file for PyTorch",
+        "Writes RUN/export/FORMAT with a README. The format onnx needs\n"
+        "pip install 'pruned_rnnt[export]'.\n"
+        "decode.checkpoint and decode.use_average choose the parameters.\n\n" + OVERRIDES_HELP,
+    )
+    add_run_arguments(parser)
+    add_export_arguments(parser)
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
@@ -220,7 +185,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.train.run import load_model
 
     check_export(options)
-    config = _config_of_run(options)
+    config = config_of_run(options)
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
@@ -229,6 +194,23 @@ def export(options: argparse.Namespace, console: Console) -> int:
     parts = loaded.model, loaded.tokenizer
     exact = run_export(options, *parts, folder, source, config.decode, longest)
     return 0 if exact else EXIT_FAILED
+
+
+def add_transcribe(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "transcribe",
+        transcribe,
+        "transcribe audio files of any length and sampling rate",
+        "MODEL is a run's folder, or a model that `pruned-rnnt export --format torch` wrote.\n"
+        "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3 and sph, with ffmpeg also m4a,\n"
+        "aac, wma and webm. Unreadable files are named, and the exit code is then 1.\n"
+        "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
+        "With --microphone or - for AUDIO, a causal model transcribes live. - reads raw 16-bit\n"
+        "samples, one channel at 16 kHz; a wav header before them is skipped:\n"
+        "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",
+    )
+    add_transcribe_arguments(parser)
 
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
@@ -278,40 +260,4 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
             print_live(live, source)
     else:
         print_live(live, open_samples(sys.stdin.buffer))
-    return 0
-
-
-def import_icefall(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.interop.icefall.imported_run import import_run, print_import
-
-    run = import_run(
-        options.checkpoint,
-        options.tokens,
-        options.output,
-        since=options.since,
-        trust=options.trust,
-        overrides=options.overrides,
-    )
-    print_import(run)
-    return 0
-
-
-def inspect(options: argparse.Namespace, console: Console) -> int:
-    from rich.console import Console
-
-    from pruned_rnnt.settings_help import settings_as_yaml
-    from pruned_rnnt.train.report import inspect_config, inspect_run
-    from pruned_rnnt.train.run import config_path
-    from pruned_rnnt.train.tasks.registry import load_experiment
-
-    is_run = options.target.is_dir()
-    if is_run and not options.keys:
-        inspect_run(options.target, Console())
-        return 0
-    path = config_path(options.target) if is_run else options.target
-    config, _ = load_experiment(path, options.overrides)
-    if options.keys:
-        print(settings_as_yaml(config), end="")
-    else:
-        inspect_config(config, Console())
     return 0

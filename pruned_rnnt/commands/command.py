@@ -1,0 +1,84 @@
+"""Parts that several commands share: parsers, the settings help, the run that arguments name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.usage_errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pruned_rnnt.train.experiment import ExperimentConfig
+
+Parsers = argparse._SubParsersAction
+OVERRIDES_HELP = """\
+section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
+decode.method=modified_beam. `pruned-rnnt inspect CONFIG --keys` lists them all.
+"""
+
+
+def add_command(
+    parsers: Parsers[argparse.ArgumentParser],
+    name: str,
+    command: Callable[[argparse.Namespace, Console], int],
+    summary: str,
+    details: str,
+) -> argparse.ArgumentParser:
+    """The parser of a new command.
+
+    Args:
+        command: takes the parsed options and the console of the log; returns the exit code.
+        summary: one line for the list of commands.
+        details: printed below the options.
+    """
+    parser = parsers.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of any error")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run to use, by its folder or its configuration, and settings; see `config_of_run`."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="CONFIG",
+        help="instead of RUN: the configuration that the run was started with (file or name)",
+    )
+    parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments of the form `section.key=value`, and the other ones."""
+    settings = [argument for argument in arguments if "=" in argument]
+    return settings, [argument for argument in arguments if "=" not in argument]
+
+
+def config_of_run(options: argparse.Namespace) -> ExperimentConfig:
+    """The configuration of the run that the options of `add_run_arguments` name.
+
+    Raises:
+        UsageError: they name no run, or more than one.
+        ConfigError: there is no such run, or a setting is wrong.
+    """
+    from pruned_rnnt.config import load_config
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.run import run_config
+
+    overrides, runs = split_arguments(options.arguments)
+    if len(runs) + (options.config is not None) != 1:
+        raise UsageError("name one run: the folder RUN, or --config CONFIG of the experiment")
+    if runs:
+        return run_config(Path(runs[0]), overrides)
+    folder = load_config(ExperimentConfig, options.config, overrides).folder
+    return run_config(folder, overrides)

@@ -1,0 +1,224 @@
+"""Commands that prepare data and make, average, import or inspect runs.
+
+Imports within functions are deliberate: `pruned-rnnt --help` must not load libraries that it does
+not use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import pkgutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.commands.command import OVERRIDES_HELP, Parsers, add_command, split_arguments
+from pruned_rnnt.interop.icefall.arguments import IMPORT_HELP, add_import_arguments
+from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS
+from pruned_rnnt.train.tasks.dry_run_command import add_dry_run_arguments
+from pruned_rnnt.usage_errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_prepare(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    from pruned_rnnt import recipes
+
+    packages = pkgutil.iter_modules(recipes.__path__)
+    names = sorted(module.name for module in packages if module.ispkg)
+    parser = add_command(
+        parsers,
+        "prepare",
+        prepare,
+        "make a data folder: manifests, features and tokens from audio and texts",
+        f"Recipes: {', '.join(names)}.\n"
+        "`pruned-rnnt prepare RECIPE --help` shows the options of a recipe.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", choices=names)
+    parser.add_argument("recipe_options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def prepare(options: argparse.Namespace, console: Console) -> int:
+    module = importlib.import_module(f"pruned_rnnt.recipes.{options.recipe}.prepare")
+    code: int | None = module.main(options.recipe_options)
+    return code or 0
+
+
+def add_train(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "train",
+        train,
+        "train a model, or continue a run from its newest checkpoint",
+        "CONFIG is a YAML file, or the name of a packaged one, such as own.\n"
+        "RUN, the folder of an earlier run, continues it with the configuration saved there; the\n"
+        "--config and settings that started it continue it as well.\n"
+        "For several GPUs, start one process per GPU with torchrun (for several machines see\n"
+        "docs/tutorials/many_gpus.md):\n"
+        "  torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n\n" + OVERRIDES_HELP,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="CONFIG",
+        help="the settings that differ from the defaults",
+    )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue a run although its configuration has changed",
+    )
+    add_dry_run_arguments(parser)
+    parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
+
+
+def train(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.train.engine.distributed import process_group
+    from pruned_rnnt.train.engine.trainer import Trainer
+    from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.tasks.registry import load_experiment
+
+    config, make_task = load_experiment(*_config_to_train(options))
+    if options.dry_run or options.find_max_duration:
+        from rich.console import Console
+
+        from pruned_rnnt.train.tasks.dry_run_command import run_dry_run
+
+        if not isinstance(config, ExperimentConfig):
+            raise UsageError("--dry-run and --find-max-duration are for recognisers only")
+        return 0 if run_dry_run(options, config, Console()) else EXIT_FAILED
+    with process_group() as ranks:
+        if not ranks.is_first:
+            logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
+        trainer = Trainer(
+            config, ranks, console, allow_changes=options.allow_changes, make_task=make_task
+        )
+        outcome = trainer.run()
+    if outcome == "preempted":
+        if ranks.is_first:
+            print(
+                f"pruned-rnnt train: stopped {trainer.stop_signals}, checkpoint saved",
+                file=sys.stderr,
+            )
+        return trainer.stop_signals.exit_code
+    return 0
+
+
+def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str]]:
+    """The YAML file and the overrides of a new run, or of the run whose folder is named."""
+    from pruned_rnnt.train.run import config_path
+
+    overrides, runs = split_arguments(options.arguments)
+    if not runs:
+        return options.config, overrides
+    if options.config is not None:
+        raise UsageError(
+            f"--config {options.config} is for a new run, and {runs[0]} names a run to continue: "
+            "pass one of them"
+        )
+    if len(runs) > 1:
+        raise UsageError(f"name one run to continue, got {' '.join(runs)}")
+    # The folder may have been moved since its configuration was saved.
+    return config_path(Path(runs[0])), [*overrides, f"train.folder={runs[0]}"]
+
+
+def add_average(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "average",
+        average,
+        "average the last checkpoints of a run into one",
+        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE\n"
+        f"decode.checkpoint=average averages the last {AVERAGED_CHECKPOINTS} without a file.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "--last",
+        type=int,
+        default=AVERAGED_CHECKPOINTS,
+        metavar="N",
+        help=f"number of checkpoints (default {AVERAGED_CHECKPOINTS})",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="default: RUN/average-last-N.pt"
+    )
+
+
+def average(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.train.run import average_checkpoints
+
+    output = options.output or options.run / f"average-last-{options.last}.pt"
+    for path in average_checkpoints(options.run, options.last, output):
+        print(f"averaged {path}")
+    print(f"wrote {output}; use it with decode.checkpoint={output}")
+    return 0
+
+
+def add_import_icefall(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "import-icefall",
+        import_icefall,
+        "make a run from a model that icefall's Zipformer recipe trained",
+        IMPORT_HELP,
+    )
+    add_import_arguments(parser)
+
+
+def import_icefall(options: argparse.Namespace, console: Console) -> int:
+    from pruned_rnnt.interop.icefall.imported_run import import_run, print_import
+
+    run = import_run(
+        options.checkpoint,
+        options.tokens,
+        options.output,
+        since=options.since,
+        trust=options.trust,
+        overrides=options.overrides,
+    )
+    print_import(run)
+    return 0
+
+
+def add_inspect(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        parsers,
+        "inspect",
+        inspect,
+        "show a run's history and curves, or a configuration's model and data",
+        "For a run's folder: prints a table and draws RUN/curves.png. For a configuration\n"
+        "(a YAML file, or the name of a packaged one): prints the model's size and histograms of\n"
+        "durations and lattice sizes.\n\n" + OVERRIDES_HELP,
+    )
+    parser.add_argument("target", type=Path, metavar="RUN | CONFIG")
+    parser.add_argument(
+        "--keys",
+        action="store_true",
+        help="print every setting with its meaning and default, as YAML",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+
+
+def inspect(options: argparse.Namespace, console: Console) -> int:
+    from rich.console import Console
+
+    from pruned_rnnt.settings_help import settings_as_yaml
+    from pruned_rnnt.train.report import inspect_config, inspect_run
+    from pruned_rnnt.train.run import config_path
+    from pruned_rnnt.train.tasks.registry import load_experiment
+
+    is_run = options.target.is_dir()
+    if is_run and not options.keys:
+        inspect_run(options.target, Console())
+        return 0
+    path = config_path(options.target) if is_run else options.target
+    config, _ = load_experiment(path, options.overrides)
+    if options.keys:
+        print(settings_as_yaml(config), end="")
+    else:
+        inspect_config(config, Console())
+    return 0
