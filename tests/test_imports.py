@@ -1,6 +1,7 @@
 """The direction of imports, and the modules that `import pruned_rnnt` loads."""
 
 import ast
+import functools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -57,6 +58,7 @@ def _row(module: str) -> str | None:
     return next((row for row in ("/".join(names[:2]), names[0]) if row in ALLOWED), None)
 
 
+@functools.cache
 def _imports() -> dict[str, set[str]]:
     """For every module of the package, the modules of the package that it imports anywhere."""
     sources = {
