@@ -178,7 +178,7 @@ def _config_of_run(options: argparse.Namespace) -> ExperimentConfig:
 
 def align(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.align.align_command import run_align
-    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.train.run import load_model, run_config
 
     config = run_config(options.run, [a for a in options.arguments if "=" in a])
@@ -191,14 +191,14 @@ def align(options: argparse.Namespace, console: Console) -> int:
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
     source = (audio[0], options.text) if audio else (config.data, split)
-    longest = read_usual_longest(options.run)
+    longest = read_p99_duration(options.run)
     done = run_align(
         loaded.model,
         loaded.tokenizer,
         source,
         folder,
         options.format,
-        usual_longest=longest,
+        p99_duration=longest,
         console=console,
     )
     return 0 if done else EXIT_FAILED
@@ -215,7 +215,7 @@ def average(options: argparse.Namespace, console: Console) -> int:
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export.export_command import check_export, run_export
     from pruned_rnnt.train.run import load_model
 
@@ -225,7 +225,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
     source = f"{config.folder.name}, {loaded.name}"
-    longest = read_usual_longest(config.folder)
+    longest = read_p99_duration(config.folder)
     parts = loaded.model, loaded.tokenizer
     exact = run_export(options, *parts, folder, source, config.decode, longest)
     return 0 if exact else EXIT_FAILED
@@ -233,7 +233,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.config import load_config
-    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export import model_file
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
@@ -256,7 +256,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         config = run_config(options.model, settings)
         loaded = load_model(config)
         model, tokenizer = loaded.model, loaded.tokenizer
-        longest = read_usual_longest(options.model)
+        longest = read_p99_duration(options.model)
     else:
         config = load_config(ExperimentConfig, None, settings)
         model, tokenizer, longest = model_file.load_model(options.model)
