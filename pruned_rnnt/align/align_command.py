@@ -37,14 +37,14 @@ def run_align(
     folder: Path,
     kind: str,
     *,
-    usual_longest: float | None = None,
+    p99_duration: float | None = None,
     console: Console | None = None,
 ) -> bool:
     """Align a set (data and split) or a file (path and text); False where something was not.
 
     Args:
         folder, kind: as of `AlignmentWriter`.
-        usual_longest: as of `align_file`.
+        p99_duration: as of `align_file`.
         console: for a progress bar over a set.
 
     Raises:
@@ -52,7 +52,7 @@ def run_align(
     """
     where, what = source
     if isinstance(where, Path):
-        results = align_file(model, tokenizer, where, what, usual_longest)
+        results = align_file(model, tokenizer, where, what, p99_duration)
         cuts = {where.stem: cut_of_file(where, where.stem, what)} if kind == "lhotse" else {}
         return write_alignments(results, folder, kind, where.stem, cuts)
     data = DataModule(where)

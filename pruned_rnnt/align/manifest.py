@@ -10,7 +10,7 @@ from lhotse import MonoCut, Recording, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.align.utterance import AlignedUtterance
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_notes
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 
 
 def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:
@@ -43,7 +43,7 @@ def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:
 
 def cut_of_file(path: Path, name: str, text: str) -> Any:
     """A cut of a whole audio file, as prepared sets have them."""
-    with without_decoder_notes():
+    with without_decoder_messages():
         recording = Recording.from_file(path, recording_id=name)
     supervision = SupervisionSegment(
         id=name, recording_id=name, start=0.0, duration=recording.duration, text=text

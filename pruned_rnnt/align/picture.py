@@ -17,7 +17,7 @@ from pruned_rnnt.align.best_path import align_symbols, lattice_rows
 from pruned_rnnt.align.output import file_name
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.data.input.speech_dataset import CutsToBatch
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import FRAME_SECONDS, DecodeConfig, decode_set
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
@@ -55,7 +55,7 @@ def plot_utterances(
     """
     model, tokenizer = loaded
     cuts = find_cuts(data.folder.cuts(config.split, lazy=True), ids, config.split)
-    to_batch = CutsToBatch(tokenizer, stored=data.config.features == "stored", augmenter=None)
+    to_batch = SpeechDataset(tokenizer, stored=data.config.features == "stored", augmenter=None)
     folder.mkdir(parents=True, exist_ok=True)
     for cut in cuts:
         batch = to_batch[0, CutSet.from_cuts([cut])]

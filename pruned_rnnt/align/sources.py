@@ -46,11 +46,11 @@ def align_file(
     tokenizer: Tokenizer,
     path: Path,
     text: str,
-    usual_longest: float | None = None,
+    p99_duration: float | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
     """One audio file, named by its stem; long ones are encoded in windows.
 
-    usual_longest: as of `WindowEncoder.as_trained`.
+    p99_duration: as of `WindowEncoder.as_trained`.
 
     Raises:
         FileNotFoundError, ValueError: as `read_audio`, or more audio and text than one search
@@ -60,7 +60,7 @@ def align_file(
     features_TF = audio_features(samples_S)
     text = " ".join(text.split())
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
-    windows = WindowEncoder.as_trained(model, usual_longest)([features_TF])
+    windows = WindowEncoder.as_trained(model, p99_duration)([features_TF])
     encoded_NTE = torch.cat([window.encoded_NTE for window in windows], dim=1)
     frames, symbols = encoded_NTE.size(1), targets_NU.size(1)
     if frames * (symbols + 1) > _MOST_NODES:

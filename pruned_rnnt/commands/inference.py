@@ -135,7 +135,7 @@ def add_align(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def align(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.align.align_command import run_align
-    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.train.run import load_model, run_config
 
     settings, audio = split_arguments(options.arguments)
@@ -152,14 +152,14 @@ def align(options: argparse.Namespace, console: Console) -> int:
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
     source = (Path(audio[0]), options.text) if audio else (config.data, split)
-    longest = read_usual_longest(options.run)
+    longest = read_p99_duration(options.run)
     done = run_align(
         loaded.model,
         loaded.tokenizer,
         source,
         folder,
         options.format,
-        usual_longest=longest,
+        p99_duration=longest,
         console=console,
     )
     return 0 if done else EXIT_FAILED
@@ -180,7 +180,7 @@ def add_export(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
-    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export.export_command import check_export, run_export
     from pruned_rnnt.train.run import load_model
 
@@ -190,7 +190,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
     source = f"{config.folder.name}, {loaded.name}"
-    longest = read_usual_longest(config.folder)
+    longest = read_p99_duration(config.folder)
     parts = loaded.model, loaded.tokenizer
     exact = run_export(options, *parts, folder, source, config.decode, longest)
     return 0 if exact else EXIT_FAILED
@@ -215,7 +215,7 @@ def add_transcribe(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.config import load_config
-    from pruned_rnnt.data.input.training_durations import read_usual_longest
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export import model_file
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
@@ -238,7 +238,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         config = run_config(options.model, settings)
         loaded = load_model(config)
         model, tokenizer = loaded.model, loaded.tokenizer
-        longest = read_usual_longest(options.model)
+        longest = read_p99_duration(options.model)
     else:
         config = load_config(ExperimentConfig, None, settings)
         model, tokenizer, longest = model_file.load_model(options.model)

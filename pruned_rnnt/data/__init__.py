@@ -1,5 +1,5 @@
 """Waveforms and texts to batches: manifests, features, augmentation, sampling and tokens.
 
-Everything rests on lhotse's manifests: a prepared folder (see `prepared_folder.py`) holds one CutSet a
-split, and `DataModule` (see `datamodule.py`) turns them into `Batch`es.
+All data are described by lhotse manifests. A prepared folder (`input/prepared_folder.py`) holds one
+CutSet per split, and `DataModule` (`input/datamodule.py`) turns these into `Batch`es.
 """

@@ -41,7 +41,7 @@ def run_export(
     folder: Path,
     source: str,
     decode: DecodeConfig,
-    usual_longest: float | None,
+    p99_duration: float | None,
 ) -> bool:
     """Write the folder, print what was written and verified; False where verifying failed."""
     # The exporters' remarks are about operators that no model here has.
@@ -56,7 +56,7 @@ def run_export(
         fp16=options.fp16,
     )
     if options.format == "torch":
-        export_torch(model, tokenizer, folder, sizes, source, usual_longest)
+        export_torch(model, tokenizer, folder, sizes, source, p99_duration)
         print(f'wrote {folder}; use it with pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
     if options.format == "icefall":

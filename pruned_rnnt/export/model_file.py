@@ -36,7 +36,7 @@ class ModelFile(NamedTuple):
 
     model: TransducerModel
     tokenizer: Tokenizer
-    usual_longest: float | None
+    p99_duration: float | None
 
 
 def save_model(
@@ -44,7 +44,7 @@ def save_model(
     tokenizer: Tokenizer,
     path: Path,
     source: str,
-    usual_longest: float | None = None,
+    p99_duration: float | None = None,
 ) -> None:
     """Write the file; ExportError where the tokens do not fit the model."""
     check_tokens(model, tokenizer)
@@ -56,7 +56,7 @@ def save_model(
         "vocab_size": model.vocab_size,
         "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
-        "usual_longest": usual_longest,
+        "usual_longest": p99_duration,
         "source": source,
     }
     torch.save(values, path)

@@ -26,11 +26,11 @@ def export_torch(
     folder: Path,
     options: OnnxOptions,
     source: str,
-    usual_longest: float | None = None,
+    p99_duration: float | None = None,
 ) -> None:
     """Write the folder; arguments and errors as of `export_onnx`, precisions aside."""
     encoder = encoder_graph(model.eval(), options)
-    save_model(model, tokenizer, folder / FILE_NAME, source, usual_longest)
+    save_model(model, tokenizer, folder / FILE_NAME, source, p99_duration)
     graphs = [encoder, joiner(model)]
     if isinstance(model.predictor, StatelessPredictor):
         graphs.append(decoder(model))

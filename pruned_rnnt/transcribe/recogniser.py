@@ -53,9 +53,9 @@ class Recogniser:
     utterances that the model was trained on: of what is longer, it may leave out words.
 
     Args:
-        window_seconds: default: `usual_longest`, 30 at most.
+        window_seconds: default: `p99_duration`, 30 at most.
         overlap_seconds: default: 2/15 of the window.
-        usual_longest: seconds, of the utterances of training; None where it is not known.
+        p99_duration: seconds, of the utterances of training; None where it is not known.
         decode: method, beam and fusion; greedy search by default.
         language_model: what `decode.fusion.lm` names.
 
@@ -67,7 +67,7 @@ class Recogniser:
         self,
         model: TransducerModel,
         tokenizer: Tokenizer,
-        usual_longest: float | None = None,
+        p99_duration: float | None = None,
         *,
         window_seconds: float | None = None,
         overlap_seconds: float | None = None,
@@ -76,9 +76,9 @@ class Recogniser:
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.usual_longest = usual_longest
+        self.p99_duration = p99_duration
         self._windows = WindowEncoder.as_trained(
-            model, usual_longest, window_seconds, overlap_seconds, skip_silence=True
+            model, p99_duration, window_seconds, overlap_seconds, skip_silence=True
         )
         self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
 
@@ -181,5 +181,5 @@ def load(
     Raises:
         ValueError: no such file, or another kind of file; the message says which.
     """
-    model, tokenizer, usual_longest = load_model(path)
-    return Recogniser(model.to(device), tokenizer, usual_longest, window_seconds=window_seconds)
+    model, tokenizer, p99_duration = load_model(path)
+    return Recogniser(model.to(device), tokenizer, p99_duration, window_seconds=window_seconds)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pruned_rnnt.data.audio.audio_file import known_seconds
+from pruned_rnnt.data.audio.audio_file import seconds_in_header
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
@@ -75,7 +75,7 @@ def _transcribed(
     recogniser: Recogniser, path: Path, name: str, console: Console | None
 ) -> Transcription:
     """The transcript of a file, with a bar that counts its seconds and is erased at its end."""
-    with progress_bar(console, f"{name}, seconds", known_seconds(path)) as bar:
+    with progress_bar(console, f"{name}, seconds", seconds_in_header(path)) as bar:
         return recogniser.transcribe(path, on_seconds=lambda seconds: bar.show(int(seconds)))
 
 

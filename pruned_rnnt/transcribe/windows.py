@@ -94,7 +94,7 @@ class WindowEncoder:
     def as_trained(
         cls,
         model: TransducerModel,
-        usual_longest: float | None,
+        p99_duration: float | None,
         window_seconds: float | None = None,
         overlap_seconds: float | None = None,
         *,
@@ -102,11 +102,11 @@ class WindowEncoder:
     ) -> WindowEncoder:
         """Windows as long as the utterances of training, or as `window_seconds` says.
 
-        usual_longest: of these utterances in seconds; None where it is not known. At most 30 count.
+        p99_duration: of these utterances in seconds; None where it is not known. At most 30 count.
         overlap_seconds: default: 2/15 of the window.
         """
         if window_seconds is None:
-            window_seconds = min(_LONGEST_SECONDS, usual_longest or _LONGEST_SECONDS)
+            window_seconds = min(_LONGEST_SECONDS, p99_duration or _LONGEST_SECONDS)
         if overlap_seconds is None:
             overlap_seconds = window_seconds * 2 / 15
         window = max(1, round(window_seconds / FRAME_SECONDS))

@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare aishell`: read Mandarin of 400 speakers; symbols are characters."""
+"""`pruned-rnnt prepare aishell`: read Mandarin by 400 speakers; symbols are characters."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ def _download(target: Path, options: argparse.Namespace) -> Path:
 def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
     from lhotse.recipes.commonvoice import prepare_commonvoice
 
-    # A corpus of one language is also found by the folder of that language.
+    # Accept the folder of the language as well as the folder above it.
     if not (folder / options.language).is_dir() and folder.name == options.language:
         folder = folder.parent
-    # lhotse insists on a place for its own copy of the manifests.
+    # lhotse requires a folder for its own copy of the manifests.
     with tempfile.TemporaryDirectory() as scratch:
         found = prepare_commonvoice(
             folder, scratch, languages=options.language, num_jobs=options.num_jobs
@@ -36,13 +36,16 @@ def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--language", default="en", metavar="CODE", help="e.g. en, de, fr, zh-CN (default en)"
+        "--language",
+        default="en",
+        metavar="CODE",
+        help="language code, for example en, de, fr, zh-CN (default en)",
     )
     parser.add_argument(
         "--release",
         default="cv-corpus-13.0-2023-03-09",
         metavar="NAME",
-        help="with --download (default cv-corpus-13.0-2023-03-09)",
+        help="release that --download fetches (default cv-corpus-13.0-2023-03-09)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Connected digits: single recordings of one speaker joined with pauses, each time another way.
+"""Connected digits: joins single recordings of one speaker with random pauses.
 
 Axes: S audio samples.
 """
@@ -22,18 +22,18 @@ from pruned_rnnt.data.audio.waveform import (
 )
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.batch import AlignedWord
-from pruned_rnnt.data.prepare.corpus_writer import Utterance
+from pruned_rnnt.data.prepare.generated_corpus import Utterance
 
 OUTPUT_RATE = 16000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """How much the digits of an utterance may differ from the recordings; (1, 1) and 0 for none.
+    """Random changes of the recordings; a range of (1, 1) changes nothing.
 
-    speed: range of the factor on tempo, pitch and formants together: other speakers, nearly.
+    speed: range of the factor on tempo, pitch and formants, which resembles another speaker.
     tempo: range of the factor on tempo alone.
-    noise_db: range of the level of white noise, dB of full scale.
+    noise_db: range of the level of the added white noise, in dB of full scale.
     """
 
     speed: tuple[float, float] = (1.0, 1.0)
@@ -64,13 +64,13 @@ def draw_utterance(
 ) -> Utterance:
     """Utterance number `index`: 3 to 7 digits of one speaker, pauses of 20 to 350 ms.
 
-    Speakers take turns. Everything follows from (seed, split, index).
+    Speakers alternate. The utterance depends on (seed, split, index) only.
     """
     utterance_seed = derived_seed("fsdd", seed, split, index)
     rng = random.Random(utterance_seed)
     speaker = pool.speakers[index % len(pool.speakers)]
     digits = pool.by_speaker[speaker]
-    # One factor an utterance: a speaker keeps the same vocal tract.
+    # One factor per utterance, because a speaker's vocal tract does not change.
     speed = rng.uniform(*variation.speed)
     tempo = rng.uniform(*variation.tempo)
     pieces: list[np.ndarray] = []
@@ -89,7 +89,7 @@ def draw_utterance(
         recording = rng.choice(digits[rng.choice(sorted(digits))])
         samples_S = perturb_speed(recording.samples_S, speed)
         samples_S = perturb_tempo(samples_S, tempo, SAMPLING_RATE)
-        # Speakers do not say every digit equally loud; recordings of one speaker vary more.
+        # Digits differ slightly in level; the recordings of one speaker differ too much.
         samples_S = scale_to_level(samples_S, rng.uniform(-26.0, -20.0))
         words.append(
             AlignedWord(

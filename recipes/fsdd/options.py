@@ -1,12 +1,12 @@
-"""The options of `pruned-rnnt prepare fsdd`, and which of them go together."""
+"""The options of `pruned-rnnt prepare fsdd`, and the checks of their values."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from pruned_rnnt.data.prepare.corpus_options import add_common_arguments, add_count_arguments
 from pruned_rnnt.data.prepare.corpus_recipe import add_source_arguments
-from pruned_rnnt.data.prepare.recipe_folder import add_common_arguments, add_count_arguments
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
 
@@ -22,18 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=(),
         metavar="A,B",
-        help="hold these speakers out: test has them alone, with all of their recordings",
+        help="hold out these speakers: only the test split has them, with all their recordings",
     )
     parser.add_argument(
         "--only-test",
         action="store_true",
-        help="make a test set alone, from all recordings of --source (see --tokenizer-from)",
+        help="make only a test split, from all recordings of --source (see --tokenizer-from)",
     )
     parser.add_argument(
         "--indices",
         type=_index_range,
         metavar="A-B",
-        help="with --only-test: take recordings with these indices only, e.g. 0-4",
+        help="with --only-test: use only recordings with these indices, for example 0-4",
     )
     parser.add_argument(
         "--tokenizer-from",
@@ -41,36 +41,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="with --only-test: copy the tokenizer of this prepared folder",
     )
+    for name, default, what in (
+        ("speed", (0.85, 1.2), "speed factor (changes tempo, pitch and formants)"),
+        ("tempo", (0.85, 1.15), "tempo factor (keeps the pitch)"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=_range,
+            default=default,
+            metavar="A,B",
+            help=f"range of the {what} of training utterances (default {default[0]},{default[1]})",
+        )
+    for name, fraction, what in (
+        ("natural", 0.3, "recorded training utterances that keep speed and tempo 1"),
+        ("synthetic", 0.0, "training utterances spoken by synthetic voices"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=float,
+            default=fraction,
+            metavar="P",
+            help=f"fraction of the {what} (default {fraction:g})",
+        )
     parser.add_argument(
-        "--speed",
-        type=_range,
-        default=(0.85, 1.2),
-        metavar="A,B",
-        help="speed of training utterances: tempo, pitch and formants (default 0.85,1.2)",
-    )
-    parser.add_argument(
-        "--tempo",
-        type=_range,
-        default=(0.85, 1.15),
-        metavar="A,B",
-        help="tempo of training utterances, at the same pitch (default 0.85,1.15)",
-    )
-    parser.add_argument(
-        "--natural",
-        type=float,
-        default=0.3,
-        metavar="P",
-        help="share of the recorded training utterances left at speed and tempo 1 (default 0.3)",
-    )
-    parser.add_argument(
-        "--synthetic",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="share of training utterances spoken by synthetic voices (default 0)",
-    )
-    parser.add_argument(
-        "--synthetic-speakers", type=int, default=120, metavar="N", help="default 120"
+        "--synthetic-speakers",
+        type=int,
+        default=120,
+        metavar="N",
+        help="number of synthetic voices (default 120)",
     )
 
 
@@ -92,7 +90,7 @@ def _index_range(text: str) -> range:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises ValueError for shares, counts or combinations that make no sense."""
+    """Raises ValueError for fractions or counts out of range, and for options that conflict."""
     for split in ("train", "dev", "test"):
         if getattr(options, split) < 1:
             raise ValueError(f"--{split} must be at least 1, got {getattr(options, split)}")
@@ -100,6 +98,6 @@ def check_options(options: argparse.Namespace) -> None:
         if not 0.0 <= getattr(options, name) <= 1.0:
             raise ValueError(f"--{name} must lie in [0, 1], got {getattr(options, name)}")
     if options.only_test and options.test_speakers:
-        raise ValueError("--only-test takes every speaker of the folder: leave out --test-speakers")
+        raise ValueError("--only-test uses every speaker in the folder; remove --test-speakers")
     if not options.only_test and (options.indices or options.tokenizer_from):
         raise ValueError("--indices and --tokenizer-from need --only-test")

@@ -1,4 +1,4 @@
-"""The recordings folder: which files are good, who speaks them, and why others are skipped.
+"""Reads the folder of recordings, checks every file, and downloads the folder on request.
 
 Axes: S audio samples.
 """
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import soundfile
 from lhotse.utils import resumable_download
 
-from pruned_rnnt.data.prepare.recipe_folder import SkippedFile
+from pruned_rnnt.data.prepare.prepare_report import SkippedFile
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SAMPLING_RATE = 8000
@@ -39,21 +39,21 @@ class Recording:
 
 
 def recordings_folder(source: Path) -> Path:
-    """`source` itself or its `recordings` folder, whichever holds the wav files.
+    """`source` itself or its `recordings` folder, whichever contains the wav files.
 
-    Raises FileNotFoundError naming what was looked for.
+    Raises FileNotFoundError if neither does.
     """
     for folder in (source / "recordings", source):
         if folder.is_dir() and any(folder.glob("*.wav")):
             return folder
     raise FileNotFoundError(
-        f"no wav files in {source} nor in {source / 'recordings'}: --source needs a folder of "
+        f"no wav files in {source} or {source / 'recordings'}; --source needs a folder of "
         "{digit}_{speaker}_{index}.wav files"
     )
 
 
 def read_recordings(source: Path) -> tuple[list[Recording], list[SkippedFile]]:
-    """All good recordings under `source`, in a fixed order, and the files that are not good."""
+    """All usable recordings in `source`, in a fixed order, and the skipped files."""
     recordings, skipped = [], []
     for path in sorted(recordings_folder(source).glob("*.[wW][aA][vV]")):
         try:
@@ -65,7 +65,7 @@ def read_recordings(source: Path) -> tuple[list[Recording], list[SkippedFile]]:
 
 
 def missing_recordings(recordings: Iterable[Recording]) -> list[str]:
-    """Names of files that would be expected: every digit of every index a speaker has."""
+    """Names of missing files: each speaker should have every digit of each of its indices."""
     found = {(r.speaker, r.index, r.digit) for r in recordings}
     indices = {(speaker, index) for speaker, index, _ in found}
     return [
@@ -77,14 +77,14 @@ def missing_recordings(recordings: Iterable[Recording]) -> list[str]:
 
 
 def _read(path: Path) -> Recording:
-    """Raises ValueError with the reason for which the file cannot be used."""
+    """Reads one file; raises ValueError with the reason if it cannot be used."""
     name = _NAME.fullmatch(path.name)
     if name is None:
         raise ValueError("name is not {digit}_{speaker}_{index}.wav")
     if path.stat().st_size == 0:
         raise ValueError("empty file")
     try:
-        # soundfile reads what is there of a truncated file; the header says what should be.
+        # soundfile reads a truncated file without an error; the header has the full length.
         with wave.open(str(path)) as header:
             frames = header.getnframes()
         samples_SC, rate = soundfile.read(path, dtype="float32", always_2d=True)
@@ -109,10 +109,10 @@ def _read(path: Path) -> Recording:
 
 
 def download(folder: Path) -> Path:
-    """Fetches the data set (some 15 MB) below `folder` and returns its recordings folder.
+    """Downloads the data set (about 15 MB) into `folder` and returns its recordings folder.
 
-    What is already there is not fetched again. Raises ValueError with the address when the
-    network does not give it.
+    Does nothing if the recordings exist already. Raises ValueError with the address if the
+    download fails.
     """
     recordings = folder / "recordings"
     if recordings.is_dir() and any(recordings.glob("*.wav")):
@@ -123,15 +123,15 @@ def download(folder: Path) -> Path:
         resumable_download(ARCHIVE, archive)
     except (urllib.error.URLError, OSError) as error:
         raise ValueError(
-            f"could not download {ARCHIVE} ({error}); fetch it by other means, unpack it, and give "
-            "its recordings folder with --source"
+            f"could not download {ARCHIVE} ({error}); download it in another way, unpack it, and "
+            "pass its recordings folder with --source"
         ) from error
     unfinished = folder / "recordings.unfinished"
     unfinished.mkdir(exist_ok=True)
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                # Only the names are taken from the archive, never its paths.
+                # Only file names are taken from the archive, never its paths.
                 file = Path(member.name)
                 if member.isfile() and file.parent.name == "recordings" and file.suffix == ".wav":
                     content = tar.extractfile(member)

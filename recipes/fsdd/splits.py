@@ -1,4 +1,4 @@
-"""Which recordings are for training, for choosing, and for testing."""
+"""Divides the recordings into train, dev and test."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DEV_INDICES = range(5, 8)
 def split_recordings(
     recordings: Sequence[Recording], test_speakers: Sequence[str]
 ) -> dict[str, list[Recording]]:
-    """The recordings of each split; no recording is in two.
+    """The recordings of each split; no recording is in two splits.
 
-    Without `test_speakers`: test has indices 0-4, dev 5-7, train 8-49 of every speaker. With them:
-    test has every recording of those speakers; of the others, dev has 5-7 and train the rest.
-    Raises ValueError for a speaker who is not there, or when no one is left to train on.
+    Without `test_speakers`, test has the indices 0-4 of every speaker, dev 5-7 and train 8-49.
+    Otherwise test has all recordings of `test_speakers`; of the other speakers, dev has 5-7 and
+    train the rest. Raises ValueError for an unknown speaker, or if a split is empty.
     """
     speakers = sorted({r.speaker for r in recordings})
     for name in test_speakers:

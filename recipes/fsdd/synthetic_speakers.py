@@ -1,4 +1,4 @@
-"""More speakers for training: voices of the speech engine say the digits, one at a time."""
+"""Adds speakers for training: synthetic voices speak single digits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 
 
-def speak_digits(speakers: int, takes: int, seed: int) -> list[Recording]:
-    """`takes` recordings of each digit by each of `speakers` voices, at 8 kHz.
+def speak_digits(speakers: int, *, takes: int, seed: int) -> list[Recording]:
+    """Synthesises `takes` recordings of each digit by each of `speakers` voices, at 8 kHz.
 
-    A speaker is a variant with one accent; pitch and rate change from take to take. Call it in
-    a fresh process: the engine's output depends on what it said before.
+    A speaker is a voice variant with one accent; pitch and rate change from take to take. Call
+    this in a fresh process, because the engine's output depends on earlier requests.
 
-    Raises ValueError for more speakers than there are voices.
+    Raises ValueError for more speakers than voices.
     """
     voices = [(variant, accent) for variant in VARIANTS for accent in ACCENTS]
     if not 0 <= speakers <= len(voices):
         raise ValueError(f"synthetic speakers must be 0 to {len(voices)}, got {speakers}")
     rng = random.Random(derived_seed("synthetic speakers", seed))
-    # Variants first, accents in turn, so that few speakers are as different as can be.
+    # Different variants with different accents come first, so that few speakers differ most.
     chosen = sorted(
         voices, key=lambda v: (ACCENTS.index(v[1]) + VARIANTS.index(v[0])) % len(ACCENTS)
     )[:speakers]

@@ -15,7 +15,7 @@ EVALUATION = ("dev-clean", "dev-other", "test-clean", "test-other")
 
 
 def downloader(parts: Callable[[argparse.Namespace], Sequence[str]]) -> Callable[..., Path]:
-    """Fetches the parts that the options ask for."""
+    """A download function for the parts that `parts(options)` returns."""
 
     def download(target: Path, options: argparse.Namespace) -> Path:
         from lhotse.recipes.librispeech import download_librispeech
@@ -26,7 +26,7 @@ def downloader(parts: Callable[[argparse.Namespace], Sequence[str]]) -> Callable
 
 
 def reader(parts: Callable[[argparse.Namespace], Sequence[str]]) -> Callable[..., Manifests]:
-    """Reads those of the parts that are there; also from the folder above `LibriSpeech`."""
+    """A function that reads those parts that exist, also from the folder above `LibriSpeech`."""
 
     def manifests(folder: Path, options: argparse.Namespace) -> Manifests:
         from lhotse.recipes.librispeech import prepare_librispeech
@@ -51,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours",
         choices=("100", "460", "960"),
         default="960",
-        help="of training data: clean 100, clean 460 or all (default 960)",
+        help="hours of training data: clean 100, clean 460 or all (default 960)",
     )
 
 

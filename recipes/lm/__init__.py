@@ -1,1 +1,1 @@
-"""Texts for a language model that helps a recogniser."""
+"""Texts for a language model that is used in decoding."""

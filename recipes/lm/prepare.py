@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare lm DATA`: texts for a language model, in the symbols of a recogniser."""
+"""`pruned-rnnt prepare lm DATA`: texts for a language model, with the symbols of a speech model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, wri
 from pruned_rnnt.data.prepare.replacement import (
     add_replace_argument,
     check_replaceable,
-    plain_options,
+    options_for_json,
 )
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 
@@ -27,7 +27,10 @@ SYMBOLS_NAME = "train-symbols.txt"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pruned-rnnt prepare lm`."""
     parser.add_argument(
-        "data", type=Path, metavar="DATA", help="the recogniser's prepared data: tokens and texts"
+        "data",
+        type=Path,
+        metavar="DATA",
+        help="prepared data of the speech model, with its tokens and texts",
     )
     parser.add_argument(
         "--text",
@@ -35,27 +38,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="more texts to train on, one a line, .gz as well; written as those of DATA are",
+        help="more texts to train on, one per line, .gz accepted; in the same spelling (case, "
+        "punctuation) as the texts of DATA",
     )
-    parser.add_argument("--output", type=Path, default=Path("data/lm"), metavar="DIR")
-    add_replace_argument(parser)
-    parser.add_argument("--train", default="train", metavar="SPLIT", help="of DATA to train on")
-    parser.add_argument("--valid", default="dev", metavar="SPLIT", help="of DATA to validate with")
     parser.add_argument(
-        "--max-symbols", type=int, default=500, metavar="N", help="longer texts are left out"
+        "--output",
+        type=Path,
+        default=Path("data/lm"),
+        metavar="DIR",
+        help="folder to write (default data/lm)",
+    )
+    add_replace_argument(parser)
+    for name, split, purpose in (("train", "train", "train on"), ("valid", "dev", "validate on")):
+        parser.add_argument(
+            f"--{name}",
+            default=split,
+            metavar="SPLIT",
+            help=f"split of DATA to {purpose} (default {split})",
+        )
+    parser.add_argument(
+        "--max-symbols",
+        type=int,
+        default=500,
+        metavar="N",
+        help="leave out texts of more than N symbols (default 500)",
     )
     parser.add_argument(
         "--symbols-text",
         action="store_true",
-        help=f"also write {SYMBOLS_NAME}: the training texts in symbols, one text a line, from "
-        "which n-gram tools make the ARPA file of decode.fusion.ngram",
+        help=f"also write {SYMBOLS_NAME} with the symbols of the training texts, one text per "
+        "line, from which n-gram tools make the ARPA file of decode.fusion.ngram",
     )
 
 
 def prepare(options: argparse.Namespace, console: Console) -> None:
-    """Makes the folder at `options.output`."""
+    """Writes the folder at `options.output`."""
     check_replaceable("lm", options)
-    # Only texts are read here, so that no command runs.
+    # Only texts are read here, so no command runs.
     data = PreparedFolder(options.data, allow_commands=True)
     tokenizer = data.tokenizer()
     for path in options.text:
@@ -71,11 +90,11 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             encoder = _Encoder(tokenizer, options.max_symbols)
             ids = encoder.encode(_texts(data, name, files))
             if options.symbols_text and split == "train":
-                ids = _also_written(ids, tokenizer.symbols, folder / SYMBOLS_NAME)
+                ids = _also_write_symbols(ids, tokenizer.symbols, folder / SYMBOLS_NAME)
             if write_texts(folder, split, ids) == 0:
-                raise ValueError(f"no texts for the {split} split are left in {options.data}")
+                raise ValueError(f"no usable texts for the {split} split in {options.data}")
             counts[split] = encoder.counts
-        report = {"recipe": "lm", "options": plain_options(options), "splits": counts}
+        report = {"recipe": "lm", "options": options_for_json(options), "splits": counts}
         write_report(folder, report)
     for split, found in counts.items():
         console.print(
@@ -84,7 +103,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             f"{options.max_symbols} symbols"
         )
     console.print(
-        f"wrote {options.output}\nTrain: pruned-rnnt train --config configs/lm.yaml "
+        f"wrote {options.output}\nTrain: pruned-rnnt train --config lm "
         + shlex.quote(f"data.path={options.output}"),
         markup=False,
         soft_wrap=True,
@@ -92,7 +111,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
 
 
 class _Encoder:
-    """Texts to symbols, counted; empty ones and those which are too long are left out."""
+    """Encodes texts and counts them; leaves out empty texts and texts that are too long."""
 
     def __init__(self, tokenizer: Tokenizer, max_symbols: int) -> None:
         self.tokenizer = tokenizer
@@ -128,10 +147,10 @@ def _lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}:{number} is not UTF-8") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is broken after line {number}: {error}") from error
+        raise ValueError(f"{path} is damaged after line {number}: {error}") from error
 
 
-def _also_written(
+def _also_write_symbols(
     texts: Iterable[list[int]], symbols: Sequence[str], path: Path
 ) -> Iterator[list[int]]:
     with path.open("w", encoding="utf-8") as file:

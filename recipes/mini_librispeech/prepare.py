@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare mini_librispeech`: five hours of LibriSpeech, for tests of a set-up."""
+"""`pruned-rnnt prepare mini_librispeech`: five hours of LibriSpeech, to test an installation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _parts(options: argparse.Namespace) -> Sequence[str]:
     return ("train-clean-5", "dev-clean-2")
 
 
-# The published dev part is the test set here, and dev is drawn from training: choosing a
-# checkpoint on the set that is reported would flatter it.
+# The published dev part is the test set here, and dev is drawn from training, so that no result is
+# reported on the set that selects the checkpoint.
 RECIPE = CorpusRecipe(
     name="mini_librispeech",
     download=downloader(_parts),

@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare own SOURCE`: your own audio and texts to a folder that training reads."""
+"""`pruned-rnnt prepare own SOURCE`: prepares your own audio and texts for training."""
 
 from __future__ import annotations
 

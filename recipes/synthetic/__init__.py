@@ -1,1 +1,1 @@
-"""Spoken commands made by a speech engine: data for everyone, without a download."""
+"""Synthetic spoken commands: training data without a download."""

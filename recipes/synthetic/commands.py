@@ -1,4 +1,4 @@
-"""The sentences: commands to a house and to a robot, drawn from a small grammar."""
+"""Draws sentences from a small grammar: commands to a house and to a robot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = (
 )
 DIRECTIONS = ("left", "right", "around", "back")
 
-# {A}: one of the list A above, drawn for each sentence.
+# {A} is replaced by a random word of the list A above.
 TEMPLATES = (
     "turn on the {DEVICES} in the {ROOMS}",
     "turn off the {DEVICES} in the {ROOMS}",

@@ -1,4 +1,4 @@
-"""`pruned-rnnt prepare yesno`: a man says yes and no, eight words a recording."""
+"""`pruned-rnnt prepare yesno`: yes and no in Hebrew, eight words per recording."""
 
 from __future__ import annotations
 

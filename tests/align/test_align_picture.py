@@ -16,7 +16,7 @@ from pruned_rnnt.align.picture import draw_utterance, find_cuts
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.data.input.speech_dataset import CutsToBatch
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search, search_batch
 from pruned_rnnt.train.run import load_model, run_config
 
@@ -64,7 +64,7 @@ def test_what_is_drawn(
     loaded = load_model(run_config(folder))
     data = DataModule(run_config(folder).data)
     (cut,) = find_cuts(data.folder.cuts("test"), ["test-2"], "test")
-    batch = CutsToBatch(loaded.tokenizer, stored=True, augmenter=None)[0, CutSet.from_cuts([cut])]
+    batch = SpeechDataset(loaded.tokenizer, stored=True, augmenter=None)[0, CutSet.from_cuts([cut])]
     search = build_search(loaded.model, DecodeConfig())
     ((hypothesis, *_),) = search_batch(loaded.model, batch, search)
     drawn = {}

@@ -27,7 +27,7 @@ def left_out(folder: PreparedFolder) -> dict[str, str]:
     return {value["origin"].rpartition("/")[2]: value["reason"] for value in values}
 
 
-def everyone(folder: PreparedFolder) -> dict[str, str]:
+def all_texts(folder: PreparedFolder) -> dict[str, str]:
     """Text by cut id, of all splits."""
     return {cut.id: cut_text(cut) for split in folder.splits() for cut in folder.cuts(split)}
 

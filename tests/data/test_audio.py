@@ -45,7 +45,7 @@ def test_features_are_a_frame_each_10_ms() -> None:
     assert audio_features(tone(16000)).shape == (50, 80)
 
 
-def test_what_is_no_audio_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_audio_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not found"):
         read_audio(tmp_path / "absent.wav")
     text = tmp_path / "a.wav"
@@ -64,7 +64,7 @@ def test_what_is_no_audio_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 79, 80, 239, 240, 400])
-def test_the_shortest_audio_is_a_frame(length: int) -> None:
+def test_very_short_audio_gives_a_frame(length: int) -> None:
     whole = audio_features(tone(16000)[:length])
     assert 1 <= len(whole) <= 3
     pieces = torch.cat(list(feature_pieces([tone(16000)[:length]])))

@@ -25,7 +25,7 @@ def sound(samples: int, seed: int = 0) -> FloatArray:
 
 
 @pytest.mark.parametrize("piece", [1, 160, 399, 1600, 7777, 50000])
-def test_features_of_pieces_are_those_of_the_whole(piece: int) -> None:
+def test_features_of_blocks_equal_features_of_whole(piece: int) -> None:
     samples = sound(3200 if piece == 1 else 27200)
     stream = FeatureStream()
     frames = [stream.accept(samples[i : i + piece]) for i in range(0, len(samples), piece)]
@@ -37,7 +37,7 @@ def test_features_of_pieces_are_those_of_the_whole(piece: int) -> None:
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000, 12345])
 @pytest.mark.parametrize("piece", [37, 4410, 100000])
-def test_resampled_pieces_are_the_resampled_whole(rate: int, piece: int) -> None:
+def test_resampled_blocks_equal_resampled_whole(rate: int, piece: int) -> None:
     samples = sound(3000 if piece == 37 else 30011)
     stream = ResampledStream(rate, 16000)
     pieces = [stream.accept(samples[i : i + piece]) for i in range(0, len(samples), piece)]
@@ -48,7 +48,7 @@ def test_resampled_pieces_are_the_resampled_whole(rate: int, piece: int) -> None
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
-def test_a_stream_keeps_little(tmp_path: Path) -> None:
+def test_resampled_stream_keeps_few_samples(tmp_path: Path) -> None:
     stream = ResampledStream(44100, 16000)
     for _ in range(20):
         stream.accept(sound(44100))
@@ -57,7 +57,7 @@ def test_a_stream_keeps_little(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "opus"])
 @pytest.mark.parametrize("rate", [8000, 48000])
-def test_blocks_are_the_whole_file(suffix: str, rate: int, tmp_path: Path) -> None:
+def test_blocks_equal_the_whole_file(suffix: str, rate: int, tmp_path: Path) -> None:
     path = tmp_path / f"a.{suffix}"
     channels = np.stack([sound(3 * rate), sound(3 * rate, seed=1)], axis=1)
     how = {"format": "OGG", "subtype": "OPUS"} if suffix == "opus" else {}
@@ -83,7 +83,7 @@ def test_ten_minutes_are_read_in_blocks(tmp_path: Path) -> None:
     assert total == 600 * 16000
 
 
-def test_what_is_no_audio_is_refused_in_blocks(tmp_path: Path) -> None:
+def test_files_that_are_not_audio_are_refused_in_blocks(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not found"):
         list(audio_blocks(tmp_path / "absent.wav"))
     text = tmp_path / "a.wav"

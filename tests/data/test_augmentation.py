@@ -31,7 +31,7 @@ def features_TF() -> torch.Tensor:
     return audio_features(noise(2.0))
 
 
-def test_decided_by_seed_epoch_and_id_alone(features_TF: torch.Tensor) -> None:
+def test_draws_depend_on_seed_epoch_and_id_only(features_TF: torch.Tensor) -> None:
     def draw(seed: int = 1, epoch: int = 2, cut_id: str = "a") -> torch.Tensor:
         random.seed()
         torch.manual_seed(random.randrange(1000))
@@ -44,7 +44,7 @@ def test_decided_by_seed_epoch_and_id_alone(features_TF: torch.Tensor) -> None:
         assert first.shape != other.shape or not torch.equal(first, other)
 
 
-def test_global_generators_are_left_alone(features_TF: torch.Tensor) -> None:
+def test_global_generators_keep_their_state(features_TF: torch.Tensor) -> None:
     before = (random.getstate()[1], torch.get_rng_state(), np.random.get_state()[1].copy())  # noqa: NPY002
     FeatureAugmenter(EVERYTHING, seed=1)(features_TF, epoch=0, cut_id="a")
     assert random.getstate()[1] == before[0]
@@ -52,7 +52,7 @@ def test_global_generators_are_left_alone(features_TF: torch.Tensor) -> None:
     assert (np.random.get_state()[1] == before[2]).all()  # noqa: NPY002
 
 
-def test_nothing_configured_changes_nothing(features_TF: torch.Tensor) -> None:
+def test_disabled_augmentation_changes_nothing(features_TF: torch.Tensor) -> None:
     augmenter = FeatureAugmenter(AugmentationConfig(spec_augment=NO_SPEC_AUGMENT), seed=1)
     assert torch.equal(augmenter(features_TF, epoch=0, cut_id="a"), features_TF)
 
@@ -97,7 +97,7 @@ def test_warp_frequency_moves_a_tone(factor: float) -> None:
     assert abs(int(warped[50].argmax()) - int(wanted[50].argmax())) <= 1
 
 
-def test_warp_frequency_by_one_is_nothing(features_TF: torch.Tensor) -> None:
+def test_warp_frequency_by_one_changes_nothing(features_TF: torch.Tensor) -> None:
     assert torch.allclose(warp_frequency(features_TF, 1.0), features_TF, atol=1e-3)
 
 

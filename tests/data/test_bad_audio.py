@@ -14,7 +14,7 @@ from lhotse import MonoCut, Recording
 from recorded_speech import text_of, truncate, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.audio.recordings import LeftOut, read_samples
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
@@ -83,7 +83,7 @@ def indices(batches: list[Batch]) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_bad_files_are_left_out_named_and_counted(
+def test_bad_files_are_skipped_logged_and_counted(
     waves: PreparedFolder, workers: int, log: pytest.LogCaptureFixture
 ) -> None:
     bad = spoil(waves)
@@ -106,7 +106,7 @@ def test_stop_names_the_file(waves: PreparedFolder, workers: int) -> None:
         list(data_of(waves, bad_audio="stop", num_workers=workers).train_loader())
 
 
-def test_a_batch_with_nothing_left_gets_a_spare(waves: PreparedFolder) -> None:
+def test_unreadable_batch_gets_a_substitute(waves: PreparedFolder) -> None:
     for index in range(1, COUNT):
         audio(waves, index).unlink()
     loader: BatchLoader = data_of(waves, max_duration=2.5).train_loader()
@@ -117,7 +117,7 @@ def test_a_batch_with_nothing_left_gets_a_spare(waves: PreparedFolder) -> None:
     assert set(names) == {"00000001-u0", "00000001-u0_dup0"}
     assert all(len(batch) == 1 for batch in batches)
     audio(waves, 0).unlink()
-    with pytest.raises(ValueError, match="nothing of a batch can be read"):
+    with pytest.raises(ValueError, match="no utterance of a batch can be read"):
         list(data_of(waves).train_loader())
 
 
@@ -145,7 +145,7 @@ def test_stored_features(tmp_path: Path, damage: str) -> None:
         shutil.move(archive, tmp_path / "elsewhere")
     data = data_of(folder, "stored")
     if damage == "missing":
-        with pytest.raises(ValueError, match=rf"nothing of a batch.*{archive.name}"):
+        with pytest.raises(ValueError, match=rf"no utterance of a batch.*{archive.name}"):
             list(data.train_loader())
         return
     loader = data.train_loader()
@@ -154,7 +154,7 @@ def test_stored_features(tmp_path: Path, damage: str) -> None:
     assert loader.left_out == COUNT - len(read)
 
 
-def test_validation_leaves_them_out_too(waves: PreparedFolder) -> None:
+def test_validation_skips_bad_files(waves: PreparedFolder) -> None:
     bad = spoil(waves)
     loader = data_of(waves).test_loader("train")
     assert indices(list(loader)) == [index for index in range(COUNT) if index not in bad]
@@ -167,7 +167,7 @@ def test_validation_leaves_them_out_too(waves: PreparedFolder) -> None:
     assert loader.left_out == COUNT - 2
 
 
-def test_a_bad_noise_does_not_cost_the_speech(
+def test_speech_is_kept_if_its_noise_is_bad(
     waves: PreparedFolder, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     noises = make(tmp_path / "noise", "waveform")
@@ -183,7 +183,7 @@ def test_a_bad_noise_does_not_cost_the_speech(
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_features_that_were_not_prepared(waves: PreparedFolder, split: str) -> None:
+def test_missing_stored_features_are_an_error(waves: PreparedFolder, split: str) -> None:
     data = data_of(waves, "stored")
     shutil.copy(waves.cuts_path("train"), waves.cuts_path("dev"))
     with pytest.raises(ValueError, match=r"set data\.features=waveform"):
@@ -191,13 +191,13 @@ def test_features_that_were_not_prepared(waves: PreparedFolder, split: str) -> N
 
 
 @pytest.mark.parametrize(("channels", "details"), [(1, ""), (8, "channel 0 of 8: see --channel")])
-def test_a_silent_channel_is_named(tmp_path: Path, channels: int, details: str) -> None:
+def test_error_names_silent_channel(tmp_path: Path, channels: int, details: str) -> None:
     samples = np.zeros((16000, channels), dtype=np.float32)
     samples[:, 1:] = 0.1
     soundfile.write(tmp_path / "a.wav", samples, 16000)
     cut = Recording.from_file(tmp_path / "a.wav").to_cut()
     if channels > 1:
         cut = MonoCut(id="a", start=0.0, duration=1.0, channel=0, recording=cut.recording)
-    with pytest.raises(LeftOut, match="silent") as error:
+    with pytest.raises(UnusableUtterance, match="silent") as error:
         read_samples(cut)
     assert error.value.details == details

@@ -154,7 +154,7 @@ def test_commands_are_found_wherever_lhotse_runs_them(
             list(manifest_items(path))
 
 
-def test_names_of_files_are_never_commands(tmp_path: Path, witness: Path) -> None:
+def test_file_names_are_never_run_as_commands(tmp_path: Path, witness: Path) -> None:
     write_audio(tmp_path / "a.wav")
     (tmp_path / "x;touch ran;.sph").write_text("no audio")
     rows = [f"{tmp_path}/a.wav\tgo", f"x;touch {witness};|\tgo", "x;touch ran;.sph\tgo"]
@@ -172,15 +172,15 @@ def test_names_of_files_are_never_commands(tmp_path: Path, witness: Path) -> Non
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("recording", {"sampling_rate": 0}, "sampling_rate is 0, needs a number of at least 1"),
-        ("recording", {"sampling_rate": "16k"}, "sampling_rate is '16k', needs a number"),
-        ("recording", {"duration": float("nan")}, "duration is nan, needs a number of seconds"),
-        ("cut", {"duration": "x"}, "duration is 'x', needs a number of seconds"),
-        ("cut", {"duration": -1}, "duration is -1, needs seconds that are not negative"),
-        ("cut", {"start": float("inf")}, "start is inf, needs a number of seconds"),
+        ("recording", {"sampling_rate": 0}, "sampling_rate must be a number of at least 1, got 0"),
+        ("recording", {"sampling_rate": "16k"}, "sampling_rate must be .* at least 1, got '16k'"),
+        ("recording", {"duration": float("nan")}, "duration must be a number of seconds, got nan"),
+        ("cut", {"duration": "x"}, "duration must be a number of seconds, got 'x'"),
+        ("cut", {"duration": -1}, "duration must not be negative, got -1"),
+        ("cut", {"start": float("inf")}, "start must be a number of seconds, got inf"),
     ],
 )
-def test_values_that_cannot_be_are_named_with_their_line(
+def test_error_names_line_and_impossible_value(
     tmp_path: Path, place: str, value: dict[str, Any], message: str
 ) -> None:
     wav = write_audio(tmp_path / "a.wav")
@@ -188,5 +188,5 @@ def test_values_that_cannot_be_are_named_with_their_line(
     (bad if place == "cut" else bad["recording"]).update(value)
     path = tmp_path / "cuts.jsonl"
     path.write_text(cut_line(wav, "a") + json.dumps(bad) + "\n")
-    with pytest.raises(ValueError, match=rf"cuts\.jsonl:2 is no .* manifest: {message}"):
+    with pytest.raises(ValueError, match=rf"cuts\.jsonl:2 is not .* manifest: {message}"):
         list(manifest_items(path))

@@ -12,7 +12,7 @@ RECIPES = ["aishell", "commonvoice", "librispeech", "mini_librispeech", "musan",
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_folder_of_something_else_leads_to_the_readme(
+def test_error_for_another_folder_names_the_readme(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
     (tmp_path / "other.txt").write_text("hello")
@@ -20,7 +20,7 @@ def test_a_folder_of_something_else_leads_to_the_readme(
     assert pruned_rnnt(["prepare", recipe, *arguments]) == 1
     error = capsys.readouterr().err
     assert str(tmp_path) in error
-    assert f"recipes/{recipe}/README.md says what --source is" in error
+    assert f"recipes/{recipe}/README.md describes the folder that --source needs" in error
     assert "AssertionError: AssertionError" not in error
     assert "--source" in (Path(__file__).parents[2] / "recipes" / recipe / "README.md").read_text()
     assert not (tmp_path / "out").exists()

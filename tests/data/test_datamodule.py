@@ -82,7 +82,7 @@ def test_batch_contents(corpus: Path) -> None:
     assert sorted(seen) == sorted(f"train-{i}" for i in range(TRAIN))
 
 
-def test_filters_are_counted_and_named(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_filters_log_counts_and_ids(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("pruned_rnnt")
     propagate, logger.propagate = logger.propagate, True
     with caplog.at_level(logging.INFO, logger="pruned_rnnt"):
@@ -97,7 +97,9 @@ def test_filters_are_counted_and_named(corpus: Path, caplog: pytest.LogCaptureFi
 
 def test_no_cuts_left_is_an_error(corpus: Path) -> None:
     strict = config(corpus, filters=FilterConfig(max_symbols=1, max_duration=5.0))
-    with pytest.raises(ValueError, match=r"no training cuts are left.*more than 1 symbols"):
+    with pytest.raises(
+        ValueError, match=r"the filters leave no training utterances.*more than 1 symbols"
+    ):
         DataModule(strict).train_loader()
 
 
@@ -171,12 +173,12 @@ def test_ranks_share_an_epoch(corpus: Path) -> None:
 
     first, second = ids(0), ids(1)
     assert len(first) == len(second)
-    everyone = [name for batch in first + second for name in batch]
-    assert {name.partition("_dup")[0] for name in everyone} == {f"train-{i}" for i in range(TRAIN)}
-    assert len(set(everyone)) == len(everyone)
+    all_ids = [name for batch in first + second for name in batch]
+    assert {name.partition("_dup")[0] for name in all_ids} == {f"train-{i}" for i in range(TRAIN)}
+    assert len(set(all_ids)) == len(all_ids)
 
 
-def test_validation_is_every_utterance_as_it_is(corpus: Path) -> None:
+def test_validation_has_every_utterance_unchanged(corpus: Path) -> None:
     data = DataModule(config(corpus))
     (batch,) = data.valid_loader()
     assert sorted(batch.ids) == sorted(f"dev-{i}" for i in range(7))
@@ -210,7 +212,7 @@ def test_waveform_features_and_speeds(
 def test_speeds_need_recordings(tmp_path: Path) -> None:
     folder = tiny_corpus.make_corpus(tmp_path / "corpus")
     data = DataModule(config(folder, features="waveform", speed_factors=(0.9,)))
-    with pytest.raises(ValueError, match=r"without what data\.features=waveform needs"):
+    with pytest.raises(ValueError, match=r"was not prepared for data\.features=waveform"):
         data.train_loader()
 
 
@@ -232,7 +234,7 @@ def test_noise_cuts_are_mixed_in(corpus: Path, tmp_path: Path) -> None:
         assert row[1] > plain[row[0]][1]
 
 
-def test_noise_comes_with_its_probability(corpus: Path, tmp_path: Path) -> None:
+def test_noise_is_mixed_in_with_its_probability(corpus: Path, tmp_path: Path) -> None:
     noise_path = tmp_path / "noise.jsonl.gz"
     CutSet.from_cuts(PreparedFolder(corpus).cuts("dev")).to_file(noise_path)
     quiet = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
@@ -266,7 +268,7 @@ def test_batch_moves_and_pickles(corpus: Path) -> None:
     assert all(text in TEXTS for text in moved.texts)
 
 
-def test_what_faster_speech_would_make_too_short_is_left_out(corpus: Path) -> None:
+def test_filter_allows_for_shorter_features_after_tempo_change(corpus: Path) -> None:
     tempo = 0.95
     data = DataModule(config(corpus, augmentation=replace(PLAIN, tempo=tempo)))
     needed = {

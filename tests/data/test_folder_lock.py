@@ -27,7 +27,8 @@ with exclusive_folder_lock(Path(sys.argv[1]), "is held"):
 """
 
 
-def test_a_killed_holder_leaves_the_folder_free(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_lock_is_free_after_its_process_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         stdout=subprocess.PIPE,

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_audio
+from own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
 from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.filters import cut_text
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.own_sources import open_source
 
 TEXTS = Counter(text_of(i) for i in range(COUNT))
@@ -30,7 +30,7 @@ def write_lines(path: Path, items: list[dict[str, Any]]) -> Path:
     return path
 
 
-def entries_of(path: Path, **options: Path) -> list[Entry]:
+def entries_of(path: Path, **options: Path) -> list[CorpusEntry]:
     return list(open_source(path, **options)[1])
 
 
@@ -68,27 +68,27 @@ def test_nemo_manifest(audio: Path, tmp_path: Path, name: str) -> None:
     source = write_lines(tmp_path / name, [*items, part, *spoilt])
     folder = prepare(source, tmp_path / "out", "--dev-share", "0", "--test-share", "0")
     cuts = {cut_text(cut): cut for cut in folder.cuts("train")}
-    assert Counter(everyone(folder).values()) == TEXTS + Counter(["part"])
+    assert Counter(all_texts(folder).values()) == TEXTS + Counter(["part"])
     assert (cuts["part"].start, cuts["part"].duration) == (0.5, 1.25)
     reasons = [
         "segment ends after its recording",
-        "offset is no number of seconds from 0 on",
-        "offset is no number of seconds from 0 on",
+        "offset is not a number of seconds >= 0",
+        "offset is not a number of seconds >= 0",
         "line without a path (audio_filepath or file_name)",
         "audio file not found",
-        "text is no string",
+        "text is not a string",
         "empty text",
     ]
     first = COUNT + 2
     assert left_out(folder) == {f"{name}:{first + i}": reason for i, reason in enumerate(reasons)}
 
 
-def test_broken_json_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_bad_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "manifest.json"
     source.write_text('{"audio_filepath": "a.wav", "text": "a"}\n\n{"audio_filepath": "b.w\n')
-    assert 'manifest.json:3 is no JSON object: \'{"audio_filepath"' in refusal(capsys, source)
+    assert 'manifest.json:3 is not a JSON object: \'{"audio_filepath"' in refusal(capsys, source)
     source.write_text('{\n  "a": {"wav": "a.wav"}\n}\n')
-    assert "manifest.json:1 is no JSON object: needs one on each line" in refusal(capsys, source)
+    assert "manifest.json:1 is not a JSON object: each line needs one" in refusal(capsys, source)
 
 
 # --- SpeechBrain ---------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def speechbrain_table(folder: Path, audio: Path, root: str = "$data_root") -> Pa
 def test_speechbrain_table(audio: Path, tmp_path: Path) -> None:
     table = speechbrain_table(tmp_path, audio)
     folder = prepare(table, tmp_path / "out", "--data-root", str(audio))
-    assert everyone(folder) == {f"utt{i}": text_of(i) for i in range(COUNT)}
+    assert all_texts(folder) == {f"utt{i}": text_of(i) for i in range(COUNT)}
     speakers = {
         cut.id: cut.supervisions[0].speaker
         for split in folder.splits()
@@ -121,7 +121,7 @@ def test_speechbrain_variables_need_the_data_root(
     table = speechbrain_table(tmp_path, audio, "$data_folder")
     error = refusal(capsys, table)
     assert f"{table}:2: the path $data_folder/u0.flac begins with a variable" in error
-    assert "add --data-root DIR with the folder that $data_folder stands for" in error
+    assert "add --data-root DIR with the folder that replaces $data_folder" in error
     assert "no folder for --data-root" in refusal(capsys, table, "--data-root", str(table))
     assert entries_of(speechbrain_table(tmp_path, audio, "x"))[0].audio == f"{tmp_path}/x/u0.flac"
 
@@ -152,7 +152,7 @@ def test_hugging_face_folder(audio: Path, tmp_path: Path, name: str, text: str) 
         rows = [",".join(items[0]), *(",".join(map(str, item.values())) for item in items)]
         (source / name).write_text("\n".join(rows))
     folder = prepare(source, tmp_path / "out")
-    assert Counter(everyone(folder).values()) == TEXTS
+    assert Counter(all_texts(folder).values()) == TEXTS
     assert folder.splits() == ["dev", "train"]
     assert len(folder.cuts("dev")) == 3
     assert [e.split for e in entries_of(source / name)] == ["validation"] * 3 + ["train"] * 9
@@ -167,7 +167,7 @@ def test_hugging_face_folders_of_splits(audio: Path, tmp_path: Path) -> None:
     assert len({entry.id for entry in found}) == 8
 
 
-def test_a_foreign_metadata_file_lists_nothing(audio: Path, tmp_path: Path) -> None:
+def test_unrelated_metadata_file_is_ignored(audio: Path, tmp_path: Path) -> None:
     write_audio(tmp_path / "a.wav").with_suffix(".txt").write_text("hello")
     for content in ("recorded with,Zoom H4\n", "camera\n", ""):
         (tmp_path / "metadata.csv").write_text(content)
@@ -187,7 +187,7 @@ def test_ljspeech(audio: Path, tmp_path: Path, given: str) -> None:
     table = source / "metadata.csv"
     table.write_text("\n".join(lines) + "\n")
     folder = prepare(source if given == "folder" else table, tmp_path / "out")
-    assert everyone(folder) == {f"u{i}": text_of(i) for i in range(COUNT)}
+    assert all_texts(folder) == {f"u{i}": text_of(i) for i in range(COUNT)}
     assert left_out(folder) == {
         f"metadata.csv:{COUNT + 1}": "audio file not found",
         f"metadata.csv:{COUNT + 2}": "line is not `id|text` or `id|text|normalised text`",

@@ -15,8 +15,8 @@ from recorded_speech import write_audio
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.audio_stream import audio_blocks
 from pruned_rnnt.data.audio.load_audio import read_audio
-from pruned_rnnt.data.audio.recordings import LeftOut, read_samples
-from pruned_rnnt.data.input.speech_dataset import BadAudio, CutsToBatch
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
+from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 READERS = (read_audio, lambda path: np.concatenate(list(audio_blocks(path, 0.1))))
@@ -31,10 +31,10 @@ def wav_header(rate: int, samples: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("rate", [15_999_989, 768_001, 999])
-def test_impossible_rates_are_refused_before_any_work(
+def test_impossible_rates_are_refused_before_resampling(
     rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("audio", "audio_stream", "cuts_to_batch"):
+    for module in ("audio.load_audio", "audio.audio_stream", "input.speech_dataset"):
         monkeypatch.setattr(f"pruned_rnnt.data.{module}.resample", None)
     path = tmp_path / "a.wav"
     for samples in (0, 1000):
@@ -45,7 +45,7 @@ def test_impossible_rates_are_refused_before_any_work(
     tokenizer = train_tokenizer(["go"], TokenizerConfig(kind="char", vocab_size=10))
     cut = Recording.from_file(path).to_cut()
     with pytest.raises(BadAudio, match=rf"a\.wav.*sampling rate is {rate:,} Hz"):
-        CutsToBatch(tokenizer, stored=False, augmenter=None)._load(cut)
+        SpeechDataset(tokenizer, stored=False, augmenter=None)._load(cut)
 
 
 def test_prepare_leaves_impossible_rates_out(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_prepare_leaves_impossible_rates_out(tmp_path: Path) -> None:
     assert '"sampling rate above 768,000 Hz", "details": "15,999,989 Hz"' in line
 
 
-def test_notes_of_libmpg123_do_not_reach_standard_error(
+def test_libmpg123_messages_are_suppressed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.mp3"
@@ -72,7 +72,7 @@ def test_notes_of_libmpg123_do_not_reach_standard_error(
     recording = Recording.from_file(path)
     capfd.readouterr()
     cut = MonoCut(id="a", start=0.0, duration=recording.duration, channel=0, recording=recording)
-    with suppress(LeftOut):
+    with suppress(UnusableUtterance):
         read_samples(cut)
     (tmp_path / "table.tsv").write_text("a.mp3\tgo\n" * 3)
     options = ["--output", str(tmp_path / "out"), "--num-jobs", "1", "--tokens", "char"]
@@ -90,16 +90,14 @@ def fake_ffmpeg(folder: Path, output: Path, code: int = 0) -> Path:
     return folder
 
 
-def test_what_libsndfile_does_not_read_goes_through_ffmpeg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_m4a_is_decoded_by_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples_SC = np.random.default_rng(0).uniform(-0.5, 0.5, (16000, 2)).astype(np.float32)
     soundfile.write(tmp_path / "a.au", samples_SC, 16000, subtype="FLOAT")
     path = tmp_path / "a.m4a"
     path.write_bytes(b"anything")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        ValueError, match=r"a\.m4a cannot be read as audio: \.m4a files need ffmpeg"
+        ValueError, match=r"a\.m4a cannot be read as audio: \.m4a files need the program ffmpeg"
     ):
         read_audio(path)
     programs = fake_ffmpeg(tmp_path / "good", tmp_path / "a.au")

@@ -43,5 +43,5 @@ def test_without_stored_features(
     capsys.readouterr()
     run(tmp_path / "data", monkeypatch)
     shown = capsys.readouterr().out
-    assert "was prepared without what data.features=stored needs" in shown
+    assert "was not prepared for data.features=stored" in shown
     assert shown.count("\nwaveform") == 2

@@ -48,7 +48,7 @@ def data_of(root: Path, kind: str, noise_cuts: Path) -> DataModule:
 
 
 @pytest.mark.parametrize("kind", ["stored", "waveform"])
-def test_noises_are_found_from_anywhere(
+def test_noise_paths_do_not_depend_on_working_directory(
     root: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = data_of(root, kind, root / "noise" / kind / "noise_cuts.jsonl.gz")
@@ -63,21 +63,21 @@ def test_noises_without_features_are_refused(root: Path, tmp_path: Path) -> None
     path = tmp_path / "some.jsonl"
     for cuts, name in ((list(plain), "n0"), ([*some, *plain], "n0")):
         CutSet.from_cuts(cuts).to_file(path)
-        with pytest.raises(ValueError, match=rf"{name}-0 is no cut with features, which data"):
+        with pytest.raises(ValueError, match=rf"{name}-0 is not a cut with features, which data"):
             data_of(root, "stored", path).train_loader()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("noise.jsonl", b"junk\n", "noise.jsonl:1 is no line of a lhotse manifest"),
+        ("noise.jsonl", b"junk\n", "noise.jsonl:1 is not a valid line of a lhotse manifest"),
         ("noise.jsonl", b"", "has no cuts"),
         ("noise.jsonl.gz", gzip.compress(b"\n"), "has no cuts"),
-        ("noise.jsonl.gz", b"junk\n", "is broken after line 0"),
+        ("noise.jsonl.gz", b"junk\n", "is damaged after line 0"),
         ("noise.jsonl.gz", None, "no manifest of cuts at"),
     ],
 )
-def test_a_file_without_noises_is_named(
+def test_error_names_file_without_noises(
     root: Path, tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / name
@@ -89,7 +89,7 @@ def test_a_file_without_noises_is_named(
 
 
 @pytest.mark.parametrize("kind", ["stored", "waveform"])
-def test_noise_goes_with_shards_speeds_and_any_rate(
+def test_noise_with_shards_speeds_and_mixed_rates(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Everything at once: speech and noises in tar files, of several rates, sped up and masked."""
@@ -116,6 +116,6 @@ def test_noise_goes_with_shards_speeds_and_any_rate(
         ),
     )
     with caplog.at_level(logging.WARNING, logger="pruned_rnnt"):
-        heard = sum(len(batch) for batch in DataModule(config).train_loader())
-    assert heard == (30 if kind == "waveform" else 10)
+        loaded = sum(len(batch) for batch in DataModule(config).train_loader())
+    assert loaded == (30 if kind == "waveform" else 10)
     assert not caplog.messages

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
-from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_audio
+from own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
 from recorded_speech import TEXTS, text_of, truncate, write_audio
 from spoken_corpus import noise
 
@@ -58,28 +58,28 @@ def test_folder_with_every_kind_of_bad_file(tmp_path: Path) -> None:
     soundfile.write(source / "nan.wav", np.full(16000, np.nan), 16000, subtype="FLOAT")
     folder = prepare(source, tmp_path / "out", "--max-duration", "2")
     expected = {name.replace(".wav", ".txt"): reason for name, reason in spoilt.items()}
-    expected["no_text.txt"] = "no text file beside the audio"
+    expected["no_text.txt"] = "no text file next to the audio"
     expected["u0.txt"] = "second audio file of the same stem"
     assert left_out(folder) == expected
     # The flac came first; the file of other content was the second.
-    assert Counter(everyone(folder).values()) == Counter(
+    assert Counter(all_texts(folder).values()) == Counter(
         [text_of(index) for index in range(COUNT)] + ["some text"]
     )
     report = (folder.path / "report.txt").read_text()
-    assert "no_text.txt: no text file beside the audio" in report
+    assert "no_text.txt: no text file next to the audio" in report
     assert "foreign.txt: audio cannot be read" in report
     assert "Format not recognised" in report
     assert "LATIN SMALL LETTER U" in report
     assert folder.report()["skipped_counts"] == dict(Counter(expected.values()))
 
 
-def test_stored_features_are_those_of_the_sound(audio: Path, tmp_path: Path) -> None:
+def test_stored_features_match_the_audio(audio: Path, tmp_path: Path) -> None:
     from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
 
     table = tmp_path / "table.tsv"
     table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))
     folder = prepare(table, tmp_path / "out")
-    assert len(everyone(folder)) == COUNT
+    assert len(all_texts(folder)) == COUNT
     for split in folder.splits():
         for cut in folder.cuts(split):
             wanted = audio_features(read_audio(cut.recording.sources[0].source)).numpy()
@@ -106,18 +106,20 @@ def test_tables(audio: Path, tmp_path: Path, kind: str) -> None:
         f"{table.name}:{COUNT + first}": "audio file not found",
         f"{table.name}:{COUNT + first + 1}": "empty text",
     }
-    assert Counter(everyone(folder).values()) == Counter(text_of(i) for i in range(COUNT))
+    assert Counter(all_texts(folder).values()) == Counter(text_of(i) for i in range(COUNT))
 
 
 def test_a_table_of_one_column_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     table = tmp_path / "table.tsv"
     table.write_text("a.wav hello\n")
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(tmp_path / "out")]) == 1
-    assert "table.tsv:1: needs path and text parted by tabs" in capsys.readouterr().err
+    assert "table.tsv:1: needs path and text separated by tabs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_left_to_train_on_says_why(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_error_for_empty_train_split_lists_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     table = tmp_path / "table.tsv"
     table.write_text("a.wav\thello\nb.wav\tyou\n")
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(tmp_path / "out")]) == 1
@@ -180,7 +182,7 @@ def test_lhotse_manifests(audio: Path, tmp_path: Path, kind: str) -> None:
         ).to_file(source)
     folder = prepare(source, tmp_path / "out", *options)
     texts = Counter([text_of(i) for i in range(COUNT)] + ["stop"])
-    assert Counter(everyone(folder).values()) == texts
+    assert Counter(all_texts(folder).values()) == texts
     (part,) = [
         cut for split in folder.splits() for cut in folder.cuts(split) if cut_text(cut) == "stop"
     ]
@@ -188,7 +190,9 @@ def test_lhotse_manifests(audio: Path, tmp_path: Path, kind: str) -> None:
     assert abs(len(part.load_features()) - 50) <= 1
 
 
-def test_supervisions_alone_are_no_source(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_supervisions_without_recordings_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     source = tmp_path / "supervisions.jsonl"
     SupervisionSet.from_segments([SupervisionSegment("a", "r", 0, 1, text="x")]).to_file(source)
     assert pruned_rnnt(["prepare", "own", str(source), "--output", str(tmp_path / "out")]) == 1
@@ -200,7 +204,7 @@ def test_texts_are_normalised(audio: Path, tmp_path: Path) -> None:
     table.write_text(f"{path_of(audio, 0)}\tDon\u2019t  \u201cSTOP\u201d, 'e\u0301cole'!\n")
     options = ["--case", "lower", "--punctuation", "remove", "--dev-share", "0"]
     folder = prepare(table, tmp_path / "out", *options, "--test-share", "0")
-    assert list(everyone(folder).values()) == ["don't stop \u00e9cole"]
+    assert list(all_texts(folder).values()) == ["don't stop \u00e9cole"]
 
 
 def test_hints_about_texts_and_tokens(
@@ -225,6 +229,7 @@ def test_hints_about_texts_and_tokens(
     assert "Hint:" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_many_shards_in_two_processes_are_the_same_corpus(audio: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
     rows = [f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from own_corpus import COUNT, everyone, left_out, path_of, prepare, write_mixed_audio
+from own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
 from recorded_speech import text_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
@@ -24,7 +24,7 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("shar", [False, True])
-def test_goes_on_after_a_kill(
+def test_prepare_resumes_after_a_kill(
     audio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shar: bool
 ) -> None:
     table = tmp_path / "table.tsv"
@@ -62,7 +62,7 @@ def test_goes_on_after_a_kill(
     assert sorted(_files(resumed, "*")) == sorted(_files(whole, "*"))
 
 
-def test_goes_on_after_a_full_disk(
+def test_prepare_resumes_after_a_full_disk(
     audio: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,7 @@ def test_goes_on_after_a_full_disk(
     out = tmp_path / "out"
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1
     assert f"{out} cannot be written (No space left on device)" in capsys.readouterr().err
-    assert len(everyone(prepare(table, out, "--shard-size", "3"))) == COUNT
+    assert len(all_texts(prepare(table, out, "--shard-size", "3"))) == COUNT
     assert len(made) == 1 + SHARDS
 
 

@@ -14,12 +14,12 @@ from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
+from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
-from pruned_rnnt.data.prepare.repeated_ids import IdCheck
 
 
-def entries_of(path: Path) -> list[Entry]:
+def entries_of(path: Path) -> list[CorpusEntry]:
     return list(open_source(path)[1])
 
 
@@ -42,9 +42,7 @@ def wav(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("separator", list("\t,;|"))
 @pytest.mark.parametrize("suffix", ["tsv", "csv"])
-def test_named_columns_may_be_parted_by_anything(
-    tmp_path: Path, separator: str, suffix: str
-) -> None:
+def test_header_allows_any_separator(tmp_path: Path, separator: str, suffix: str) -> None:
     table = tmp_path / f"table.{suffix}"
     rows = [["id", "path", "text"], ["1", "a.wav", "hello you"], ["2", "b.wav", "stop"]]
     table.write_text("\n" + "".join(separator.join(row) + "\r\n" for row in rows))
@@ -54,7 +52,7 @@ def test_named_columns_may_be_parted_by_anything(
     ]
 
 
-def test_a_quotation_mark_that_is_not_closed_is_found(tmp_path: Path) -> None:
+def test_unclosed_quotation_mark_is_reported(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     rows = ['a.wav,"two\nlines, and ""a word"""', 'b.wav,"oops', *["c.wav,go"] * 20_000]
     table.write_text("path,text\n" + "\n".join(rows) + "\n")
@@ -65,14 +63,14 @@ def test_a_quotation_mark_that_is_not_closed_is_found(tmp_path: Path) -> None:
         next(entries)
 
 
-def test_utf16_tables_are_named(tmp_path: Path) -> None:
+def test_utf16_tables_are_refused(tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
     table.write_text("a.wav\thello\n", encoding="utf-16")
     with pytest.raises(ValueError, match=r"table\.tsv is UTF-16: save it as UTF-8"):
         entries_of(table)
 
 
-def test_swapped_columns_are_told_by_an_example(
+def test_error_for_swapped_columns_shows_an_example(
     tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table.tsv"
@@ -84,7 +82,7 @@ def test_swapped_columns_are_told_by_an_example(
     assert "File name too long" in error
 
 
-def test_splits_of_many_other_names_are_one_reason(tmp_path: Path, wav: Path) -> None:
+def test_unknown_splits_share_one_reason(tmp_path: Path, wav: Path) -> None:
     table = tmp_path / "table.csv"
     rows = [f"{wav},{text_of(i)},{'train' if i < 3 else f'speaker {i}'}\n" for i in range(6)]
     table.write_text("path,text,split\n" + "".join(rows))
@@ -95,7 +93,7 @@ def test_splits_of_many_other_names_are_one_reason(tmp_path: Path, wav: Path) ->
     ]
 
 
-def test_folders_that_lead_back_are_walked_once(tmp_path: Path, wav: Path) -> None:
+def test_cyclic_links_are_followed_once(tmp_path: Path, wav: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "up").symlink_to(tmp_path)
@@ -104,7 +102,7 @@ def test_folders_that_lead_back_are_walked_once(tmp_path: Path, wav: Path) -> No
     assert [entry.id for entry in FolderSource(tmp_path)] == ["a-x"]
 
 
-def test_a_folder_of_odd_things(tmp_path: Path, wav: Path) -> None:
+def test_folder_with_links_and_unusual_names(tmp_path: Path, wav: Path) -> None:
     source = tmp_path / "source"
     (source / "folder.wav").mkdir(parents=True)
     (source / "folder.txt").write_text("hello")
@@ -125,9 +123,9 @@ def test_a_folder_of_odd_things(tmp_path: Path, wav: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "text"])
-def test_a_folder_without_audio_says_what_is_needed(tmp_path: Path, name: str) -> None:
+def test_error_for_folder_without_audio_lists_suffixes(tmp_path: Path, name: str) -> None:
     (tmp_path / (name or "notes.md")).write_text("u1 hello\n")
-    with pytest.raises(ValueError, match=r"no audio below .* \.wav, .* needs `wav\.scp`"):
+    with pytest.raises(ValueError, match=r"no audio files below .* \.wav, .* needs `wav\.scp`"):
         entries_of(tmp_path)
 
 
@@ -190,14 +188,15 @@ def _cuts(wav: Path, names: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"id": 3\n', "cuts.jsonl.gz:3 is no line of a lhotse manifest: Expecting"),
-        ("null\n", "cuts.jsonl.gz:3 is no line of a lhotse manifest: "),
-        ('{"audio_filepath": "a.wav"}\n', "cuts.jsonl.gz:3 is no line of a lhotse manifest: "),
+        ('{"id": 3\n', "cuts.jsonl.gz:3 is not a valid line of a lhotse manifest: Expecting"),
+        ("null\n", "cuts.jsonl.gz:3 is not a valid line of a lhotse manifest: "),
+        (
+            '{"audio_filepath": "a.wav"}\n',
+            "cuts.jsonl.gz:3 is not a valid line of a lhotse manifest: ",
+        ),
     ],
 )
-def test_bad_lines_of_manifests_are_named(
-    tmp_path: Path, wav: Path, line: str, message: str
-) -> None:
+def test_error_names_bad_manifest_line(tmp_path: Path, wav: Path, line: str, message: str) -> None:
     source = tmp_path / "cuts.jsonl.gz"
     with gzip.open(source, "wt") as file:
         file.write("".join([*_cuts(wav, ["a"]), "\n", line]))
@@ -205,7 +204,7 @@ def test_bad_lines_of_manifests_are_named(
         entries_of(source)
 
 
-def test_broken_gzip_files_are_named(tmp_path: Path, wav: Path) -> None:
+def test_error_names_damaged_gzip_file(tmp_path: Path, wav: Path) -> None:
     source = tmp_path / "cuts.jsonl.gz"
     with gzip.open(source, "wt") as file:
         file.write("".join(_cuts(wav, [f"{i:x}" for i in range(500)])))
@@ -235,26 +234,26 @@ def test_cuts_of_the_same_id_are_left_out(tmp_path: Path, wav: Path, shar: bool)
     ]
 
 
-def test_ids_are_looked_at_once() -> None:
+def test_duplicate_ids_need_one_pass() -> None:
     class Source:
         read = 0
 
         def __iter__(self):
             self.read += 1
-            yield from (Entry(id=str(i % 7), origin=f"x:{i}") for i in range(9))
+            yield from (CorpusEntry(id=str(i % 7), origin=f"x:{i}") for i in range(9))
 
     source = Source()
-    checked = IdCheck(source)
+    checked = DuplicateIdMarker(source)
     next(iter(checked))  # an iteration that is given up
-    wrong = [(e.id, e.details) for e in checked.distinct() if e.problem]
+    wrong = [(e.id, e.details) for e in checked.marked() if e.problem]
     assert wrong == [("0", "x:0"), ("1", "x:1")]
     assert source.read == 3
     assert sum(1 for _ in checked) == 9
-    assert sum(bool(e.problem) for e in checked.distinct()) == 2
+    assert sum(bool(e.problem) for e in checked.marked()) == 2
     assert source.read == 5
 
 
-def test_a_tokenizer_that_fails_costs_no_work(
+def test_shards_are_reused_after_tokenizer_error(
     tmp_path: Path,
     wav: Path,
     capsys: pytest.CaptureFixture[str],
@@ -278,14 +277,14 @@ def test_options_are_checked_before_the_work(
     table.write_text(f"{wav}\tgo\n")
     monkeypatch.setattr("pruned_rnnt.data.prepare.own_corpus.plan_splits", None)
     assert prepare(table, tmp_path) == 1
-    assert "holds no prepare.json" in capsys.readouterr().err
+    assert "has no prepare.json" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--tokenizer-from", str(tmp_path / "none")) == 1
     assert "no tokenizer at" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--num-jobs", "0") == 1
     assert "--num-jobs must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_the_command_to_train_is_quoted_and_progress_has_its_end(
+def test_printed_train_command_is_quoted_and_progress_is_complete(
     tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "my [de] table.tsv"
@@ -293,5 +292,5 @@ def test_the_command_to_train_is_quoted_and_progress_has_its_end(
     assert prepare(table, tmp_path / "my [de] data") == 0
     shown = capsys.readouterr().out
     assert "6 of 6" in shown
-    assert f"train --config configs/own.yaml 'data.path={tmp_path}/my [de] data'" in shown
+    assert f"train --config own 'data.path={tmp_path}/my [de] data'" in shown
     assert f"{table}: table" in shown

@@ -27,7 +27,7 @@ def test_given_splits_and_an_unknown_one(audio: Path, tmp_path: Path) -> None:
     assert left_out(folder)["table.csv:6"] == "split is none of train, dev and test"
 
 
-def test_a_source_without_dev_gets_one(audio: Path, tmp_path: Path) -> None:
+def test_dev_is_drawn_if_the_source_has_none(audio: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     rows = [f"{path_of(audio, i % 6)},{text_of(i)},{'test' if i > 9 else ''}\n" for i in range(14)]
     table.write_text("path,text,split\n" + "".join(rows))
@@ -37,7 +37,7 @@ def test_a_source_without_dev_gets_one(audio: Path, tmp_path: Path) -> None:
     ):
         folder = prepare(table, tmp_path / "out", "--dev-share", share, "--replace")
         assert {split: len(folder.cuts(split)) for split in folder.splits()} == wanted
-        drawn = "splits as the source names them; 2 of train became dev"
+        drawn = "splits as the source names them; 2 train utterances became dev"
         assert (drawn in (folder.path / "report.txt").read_text()) == ("dev" in wanted)
 
 
@@ -56,7 +56,9 @@ def test_training_comes_before_dev_and_test(
     table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(count)))
     folder = prepare(table, tmp_path / "out")
     assert {split: len(folder.cuts(split)) for split in folder.splits()} == wanted
-    assert ("there is none of: set data.valid" in capsys.readouterr().out) == (count == 1)
+    assert ("no dev split to validate on: set data.valid" in capsys.readouterr().out) == (
+        count == 1
+    )
 
 
 def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
     assert "no speaker is in two splits" in (folder.path / "report.txt").read_text()
 
 
-def test_no_more_is_held_out_than_asked(audio: Path, tmp_path: Path) -> None:
+def test_held_out_most_limits_dev_and_test(audio: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
     rows = [f"{path_of(audio, i % COUNT)}\t{text_of(i)}\n" for i in range(40)]
     table.write_text("".join(rows))

@@ -31,14 +31,14 @@ def test_missing_split_names_those_that_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_broken_manifests_are_named(tmp_path: Path, lazy: bool) -> None:
+def test_error_names_damaged_manifest(tmp_path: Path, lazy: bool) -> None:
     folder = make_corpus(tmp_path / "data", train=20)
     manifest = folder / "train_cuts.jsonl.gz"
     whole = manifest.read_bytes()
     lines = gzip.decompress(whole).splitlines(keepends=True)
     for content, message in (
-        (whole[: len(whole) // 2], r"train_cuts\.jsonl\.gz is broken after line \d+"),
-        (gzip.compress(b"".join(lines[:3])[:-9]), r"train_cuts\.jsonl\.gz:3 is no line"),
+        (whole[: len(whole) // 2], r"train_cuts\.jsonl\.gz is damaged after line \d+"),
+        (gzip.compress(b"".join(lines[:3])[:-9]), r"train_cuts\.jsonl\.gz:3 is not a valid line"),
     ):
         manifest.write_bytes(content)
         with pytest.raises(ValueError, match=message):
@@ -65,7 +65,7 @@ def test_a_failed_build_leaves_the_old_folder(tmp_path: Path) -> None:
 def test_foreign_folders_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_text("a")
-    with pytest.raises(ValueError, match=r"holds no prepare\.json"), building(tmp_path / "photos"):
+    with pytest.raises(ValueError, match=r"has no prepare\.json"), building(tmp_path / "photos"):
         pytest.fail("must not start")
     (tmp_path / "file").write_text("a")
     with pytest.raises(ValueError, match="got the file"), building(tmp_path / "file"):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from own_corpus import COUNT, everyone, path_of, prepare, write_mixed_audio
+from own_corpus import COUNT, all_texts, path_of, prepare, write_mixed_audio
 from recorded_speech import text_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
@@ -38,16 +38,16 @@ def test_other_options_and_sources_need_replace(
     made = (out / "prepare.json").read_bytes()
     common = ["--output", str(out), "--tokens", "char"]
     error = refusal(capsys, "own", str(table), *common, "--case", "upper", "--speeds", "0.9")
-    assert f"output {out} holds data prepared differently (" in error
+    assert f"output {out} contains data prepared differently (" in error
     assert "speeds [], now [0.9]; case keep, now upper)" in error
     assert "choose another --output, or add --replace" in error
     error = refusal(capsys, "own", str(other), *common)
     assert f"source {table}, now {other}" in error
     assert (out / "prepare.json").read_bytes() == made
-    assert len(everyone(prepare(other, out, "--replace"))) == 6
+    assert len(all_texts(prepare(other, out, "--replace"))) == 6
 
 
-def test_the_same_command_needs_nothing(
+def test_the_same_command_replaces_without_an_option(
     audio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From another folder, with another number of processes, and with --replace before."""
@@ -78,4 +78,4 @@ def test_an_unreadable_report_needs_replace(
     assert "(prepare.json cannot be read)" in refusal(
         capsys, "own", str(table), "--output", str(out)
     )
-    assert len(everyone(prepare(table, out, "--replace"))) == 6
+    assert len(all_texts(prepare(table, out, "--replace"))) == 6

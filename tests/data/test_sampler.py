@@ -13,8 +13,8 @@ from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentC
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import building, write_report
-from pruned_rnnt.data.input.sampler import duration_bins, part_by_lattice
-from pruned_rnnt.data.prepare.corpus_writer import Utterance, UtteranceWriter, write_cuts
+from pruned_rnnt.data.input.sampler import duration_bins, split_by_lattice
+from pruned_rnnt.data.prepare.generated_corpus import Utterance, UtteranceWriter, write_cuts
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 BOUND = 2000
@@ -59,21 +59,21 @@ def data_of(path: Path, rank: int = 0, world_size: int = 1, **changes: object) -
 
 
 @pytest.mark.parametrize("bound", [50, 400, 5000])
-def test_parts_keep_the_bound_and_everyone(bound: int) -> None:
+def test_split_groups_keep_the_bound_and_all_utterances(bound: int) -> None:
     rng = random.Random(1)
     for _ in range(50):
         sizes = [(rng.randint(1, 20), rng.randint(1, 9)) for _ in range(rng.randint(1, 40))]
-        groups = part_by_lattice(sizes, bound)
+        groups = split_by_lattice(sizes, bound)
         assert sorted(index for group in groups for index in group) == list(range(len(sizes)))
         for group in groups:
             frames = max(sizes[index][0] for index in group)
             symbols = max(sizes[index][1] for index in group)
             assert len(group) == 1 or len(group) * frames * symbols <= bound
-    assert part_by_lattice([(10, 5)] * 8, 400) == [list(range(7, -1, -1))]
+    assert split_by_lattice([(10, 5)] * 8, 400) == [list(range(7, -1, -1))]
 
 
 @pytest.mark.parametrize("tempo", [0.0, 0.2])
-def test_no_batch_is_beyond_the_bound(outliers: Path, tempo: float) -> None:
+def test_no_batch_exceeds_the_bound(outliers: Path, tempo: float) -> None:
     augmentation = AugmentationConfig(tempo=tempo, spec_augment=SpecAugmentConfig(enabled=False))
     bound = 20_000
     data = data_of(outliers, max_lattice=bound, augmentation=augmentation)
@@ -92,7 +92,7 @@ def test_no_batch_is_beyond_the_bound(outliers: Path, tempo: float) -> None:
     assert largest > 3 * bound
 
 
-def test_an_utterance_beyond_the_bound_is_left_out(outliers: Path) -> None:
+def test_utterance_exceeding_the_bound_is_left_out(outliers: Path) -> None:
     data = data_of(outliers, max_lattice=10_000)
     ids = [name for batch in data.train_loader() for name in batch.ids]
     assert sorted(ids) == sorted(f"u{index}" for index in range(60) if index != 33)
@@ -113,7 +113,7 @@ def test_resume_between_the_parts_of_a_batch(outliers: Path, workers: int, lazy:
         assert [batch.ids for batch in resumed] == whole[stop:]
 
 
-def test_an_epoch_begins_anew_between_the_parts_of_a_batch(outliers: Path) -> None:
+def test_epoch_restarts_between_the_parts_of_a_batch(outliers: Path) -> None:
     loader = data_of(outliers, max_lattice=20_000).train_loader()
     loader.set_epoch(1)
     whole = [batch.ids for batch in loader]
@@ -125,14 +125,14 @@ def test_an_epoch_begins_anew_between_the_parts_of_a_batch(outliers: Path) -> No
     assert [batch.ids for batch in loader] == whole
 
 
-def test_ranks_have_equally_many_bound_batches(outliers: Path) -> None:
+def test_ranks_have_the_same_number_of_bounded_batches(outliers: Path) -> None:
     ranks = [
         [batch.ids for batch in data_of(outliers, rank, 2, max_lattice=20_000).train_loader()]
         for rank in range(2)
     ]
     assert len(ranks[0]) == len(ranks[1])
-    everyone = [name for batches in ranks for batch in batches for name in batch]
-    assert {name.partition("_dup")[0] for name in everyone} == {f"u{i}" for i in range(60)}
+    all_ids = [name for batches in ranks for batch in batches for name in batch]
+    assert {name.partition("_dup")[0] for name in all_ids} == {f"u{i}" for i in range(60)}
 
 
 def test_resume_beyond_the_data_is_refused(outliers: Path) -> None:
@@ -156,7 +156,7 @@ def test_few_utterances_train(outliers: Path, count: int, tmp_path: Path) -> Non
     assert sum(len(batch) for batch in batches) == count
 
 
-def test_bins_part_durations_evenly(outliers: Path) -> None:
+def test_duration_bins_are_sorted(outliers: Path) -> None:
     cuts = list(data_of(outliers).folder.cuts("train"))
     bins = duration_bins(cuts, 4)
     assert bins == sorted(bins)

@@ -21,7 +21,7 @@ from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentC
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.shar_members import with_audio_of_shar
+from pruned_rnnt.data.input.shar_members import with_shar_audio
 from pruned_rnnt.data.input.split_summary import show_split
 
 COUNT = 50
@@ -56,7 +56,7 @@ def ids(made: list[list[object]]) -> list[str]:
     return [str(name) for names, _ in made for name in names]  # type: ignore[attr-defined]
 
 
-def test_shar_holds_the_same_as_a_plain_folder(
+def test_shar_has_the_same_features_as_a_plain_folder(
     table: Path, shar: PreparedFolder, tmp_path: Path
 ) -> None:
     plain = {cut.id: cut.load_features() for cut in prepare(table, tmp_path / "p").cuts("train")}
@@ -76,7 +76,7 @@ def test_audio_of_a_shar(table: Path, tmp_path: Path) -> None:
     folder = prepare(table, tmp_path / "shar", "--features", "waveform", "--shar")
     waves = {cut.id: cut.load_audio() for cut in plain.cuts("train")}
     for cut in folder.cuts("train"):
-        assert np.abs(with_audio_of_shar(cut).load_audio() - waves[cut.id]).max() < 1e-4
+        assert np.abs(with_shar_audio(cut).load_audio() - waves[cut.id]).max() < 1e-4
     filters = FilterConfig(subsampling_factor=1)
     features = {}
     for path in (plain.path, folder.path):
@@ -109,8 +109,8 @@ def test_shards_are_detected_and_streamed_in_another_order_each_epoch(
     data = data_of(str(shar.path), 0, 0, 1)
     first, again, second = batches(data, 0), batches(data, 0), batches(data, 1)
     assert first == again != second
-    everyone = [f"{i + 1:08d}-u{i}" for i in range(COUNT)]
-    assert sorted(ids(first)) == sorted(ids(second)) == everyone
+    all_ids = [f"{i + 1:08d}-u{i}" for i in range(COUNT)]
+    assert sorted(ids(first)) == sorted(ids(second)) == all_ids
     assert batches(data, 1, after=5) == second[5:]
 
 
@@ -129,6 +129,7 @@ def test_processes_read_different_cuts(shar: PreparedFolder, world_size: int) ->
     assert max(map(len, parts)) - min(map(len, parts)) <= 8
 
 
+@pytest.mark.slow
 def test_two_processes(shar: PreparedFolder, tmp_path: Path) -> None:
     script = Path(__file__).parent / "shard_ranks.py"
     command = [sys.executable, str(script)]
@@ -150,13 +151,13 @@ def test_two_processes(shar: PreparedFolder, tmp_path: Path) -> None:
     assert ids(answers[0]["whole 0"]) != ids(answers[0]["next 0"])
 
 
-def test_several_processes_without_a_group_are_refused(shar: PreparedFolder) -> None:
+def test_sharded_loading_needs_a_process_group(shar: PreparedFolder) -> None:
     loader = data_of(str(shar.path), 0, 0, 2).train_loader()
     with pytest.raises(ValueError, match=r"torch\.distributed"):
         next(iter(loader))
 
 
-def test_what_filters_leave_out_is_counted_each_epoch(
+def test_filters_log_counts_each_epoch(
     shar: PreparedFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     filters = FilterConfig(min_duration=0.6, subsampling_factor=1)
@@ -189,7 +190,7 @@ def test_inspect_streams_shards(shar: PreparedFolder, capsys: pytest.CaptureFixt
     too_short = COUNT - kept
     assert f"{too_short} shorter than 0.6 s" in shown
     assert "in 8 shards" in shown
-    assert "bound of a batch (data.max_lattice): 4,321" in shown
+    assert "bound for a batch (data.max_lattice): 4,321" in shown
     counts = [line.split() for line in shown.partition("duration, s")[2].splitlines()]
     histogram = [int(fields[1]) for fields in counts if len(fields) > 1 and fields[0][0].isdigit()]
     utterances = int(shown.split()[1])

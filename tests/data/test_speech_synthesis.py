@@ -46,7 +46,7 @@ def test_words_have_times(engine: SpeechEngine) -> None:
     assert 0.1 < np.abs(speech.samples_S).max() <= 1.0
 
 
-def test_times_are_where_the_sound_is(engine: SpeechEngine) -> None:
+def test_word_starts_at_its_sound(engine: SpeechEngine) -> None:
     """A comma makes a pause: the word after it starts when sound does."""
     speech = engine.speak("stop, stop", Voice(accent="en-us"))
     second = int(speech.words[1].start * 16000)
@@ -78,6 +78,7 @@ def test_output_rate(engine: SpeechEngine) -> None:
     assert at_16 == pytest.approx(2 * at_8, rel=0.02)
 
 
+@pytest.mark.slow
 def test_every_voice_is_the_same_in_every_process() -> None:
     digests = [
         subprocess.run(

@@ -32,7 +32,7 @@ def test_round_trip(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_special_symbols_come_first_and_no_text_makes_them(kind: str) -> None:
+def test_special_symbols_come_first_and_no_text_encodes_to_them(kind: str) -> None:
     tokenizer = make(kind)
     assert tokenizer.symbols[:3] == ["<blk>", "<sos/eos>", "<unk>"]
     assert not {0, 1} & set(tokenizer.encode("<blk> the <sos/eos>"))
@@ -47,7 +47,7 @@ def test_unknown_text_is_unk(kind: str) -> None:
     assert tokenizer.decode(ids) == "stop <unk> now"
 
 
-def test_word_kind_has_one_symbol_a_word_in_vocabulary() -> None:
+def test_word_kind_has_one_symbol_per_word() -> None:
     tokenizer = make("word", vocab_size=5)
     words = {word for text in TEXTS for word in text.split()}
     assert len(tokenizer) == 3 + len(words)
@@ -86,7 +86,7 @@ def test_errors(tmp_path: Path) -> None:
     for content in (b"", b"no tokenizer", good[:50], good[:-30]):
         (tmp_path / "tokens.model").write_bytes(content)
         with pytest.raises(
-            ValueError, match=r"tokens\.model is damaged, or no tokenizer"
+            ValueError, match=r"tokens\.model is damaged or not a tokenizer"
         ) as caught:
             Tokenizer.load(tmp_path)
         assert len(str(caught.value).splitlines()) == 1

@@ -45,7 +45,7 @@ def test_tempo_keeps_pitch_and_level(tempo: float) -> None:
     assert np.sqrt(np.mean(middle**2)) == pytest.approx(0.3 / np.sqrt(2), rel=0.1)
 
 
-def test_what_is_too_short_for_tempo_stays() -> None:
+def test_tempo_leaves_very_short_audio_unchanged() -> None:
     short = tone(seconds=0.03)
     assert perturb_tempo(short, 1.2, RATE) is short
 

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import multiprocessing, pathlib, signal, subprocess, sys, time
 import torch
-from pruned_rnnt.data.input.worker_signals import leave_signals_to_the_parent, sigterm_waits
+from pruned_rnnt.data.input.worker_signals import ignore_job_signals, sigterm_blocked
 
 WORKERS = 2
 NAMES = ("TERM", "INT", "HUP", "USR1")
@@ -33,9 +33,9 @@ def main(end, method):
     multiprocessing.set_start_method(method)
     loader = torch.utils.data.DataLoader(
         Numbers(), num_workers=WORKERS, batch_size=None,
-        worker_init_fn=leave_signals_to_the_parent,
+        worker_init_fn=ignore_job_signals,
     )
-    with sigterm_waits():
+    with sigterm_blocked():
         batches = iter(loader)
     for _ in range(WORKERS):  # one of each worker: all are beyond their set-up
         next(batches)
@@ -59,11 +59,12 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="Linux tells who sent a signal")
 @pytest.mark.parametrize(
     ("end", "method"), [("leave", "fork"), ("terminate", "fork"), ("terminate", "forkserver")]
 )
-def test_workers_outlive_the_signals_of_a_job_and_end_with_their_parent(
+def test_workers_ignore_job_signals_and_end_with_their_parent(
     end: str, method: str, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"  # a fork server reads it again

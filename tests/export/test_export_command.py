@@ -18,7 +18,7 @@ import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.training_durations import read_usual_longest
+from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.verify import run_recognise, verify
@@ -176,8 +176,8 @@ def test_torch_file_is_loaded_back(
     paths = utterances[0][:6]
     assert main(["export", str(run), "--format", "torch", "--output", str(tmp_path / "out")]) == 0
     recogniser = pruned_rnnt.load(tmp_path / "out")
-    assert read_usual_longest(run) == recogniser.usual_longest
-    assert 1.0 < recogniser.usual_longest < 3.0
+    assert read_p99_duration(run) == recogniser.p99_duration
+    assert 1.0 < recogniser.p99_duration < 3.0
     capsys.readouterr()
     assert main(["transcribe", str(run), *map(str, paths), "--times"]) == 0
     lines = capsys.readouterr().out.splitlines()

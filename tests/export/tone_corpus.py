@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.input.prepared_folder import write_report
-from pruned_rnnt.data.prepare.corpus_writer import Utterance, UtteranceWriter, write_cuts
+from pruned_rnnt.data.prepare.generated_corpus import Utterance, UtteranceWriter, write_cuts
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
 TONES = {

@@ -77,7 +77,7 @@ def test_prepare(source: Path, tmp_path: Path) -> None:
     assert all(len(tokenizer.encode(digit)) == 1 for digit in DIGITS)
 
 
-def test_times_and_texts_are_those_of_the_sound(source: Path) -> None:
+def test_word_times_match_the_tones(source: Path) -> None:
     recordings, _ = read_recordings(source)
     pool = DigitPool([r for r in recordings if r.speaker == "ann"])
     utterance = draw_utterance(pool, split="x", index=0, seed=1, variation=Variation())
@@ -107,6 +107,7 @@ def test_held_out_speakers(source: Path, tmp_path: Path) -> None:
     assert len(test) == 2 * 10 * len(INDICES)
 
 
+@pytest.mark.slow
 def test_same_seed_same_corpus(source: Path, tmp_path: Path) -> None:
     first = run(source, tmp_path / "a", "--synthetic", "0.25", "--synthetic-speakers", "3")
     again = run(
@@ -123,6 +124,7 @@ def test_same_seed_same_corpus(source: Path, tmp_path: Path) -> None:
         assert [cut_text(c) for c in first.cuts(split)] != [cut_text(c) for c in other.cuts(split)]
 
 
+@pytest.mark.slow
 def test_synthetic_speakers_are_for_training_alone(source: Path, tmp_path: Path) -> None:
     options = ("--synthetic", "0.5", "--synthetic-speakers", "4", "--natural", "0.5")
     folder = run(source, tmp_path / "data", *options)
@@ -177,7 +179,7 @@ def write_bad_files(folder: Path) -> None:
     (folder / "notes.txt").write_text("not a recording, and not meant to be one")
 
 
-def test_bad_files_are_named_counted_and_skipped(
+def test_bad_files_are_skipped_and_reported(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "recordings"
@@ -197,7 +199,7 @@ def test_bad_files_are_named_counted_and_skipped(
     shown = capsys.readouterr().out
     assert f"{len(BAD_FILES)} files skipped" in shown
     assert "12_ann_0.wav" in shown
-    assert "pruned-rnnt train --config configs/fsdd.yaml" in shown
+    assert "pruned-rnnt train --config fsdd" in shown
 
 
 @pytest.mark.parametrize(
@@ -254,7 +256,7 @@ def test_download(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert download(tmp_path / "fsdd") == folder
 
 
-def test_download_failures_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings_module, "ARCHIVE", (tmp_path / "absent.tar.gz").as_uri())
     with pytest.raises(ValueError, match=r"could not download .*absent.*--source"):
         download(tmp_path / "a")
@@ -265,7 +267,7 @@ def test_download_failures_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyP
         download(tmp_path / "b")
 
 
-def test_report_holds_the_options(source: Path, tmp_path: Path) -> None:
+def test_report_has_the_options(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "data", "--speed", "0.9,1.1")
     report = json.loads((tmp_path / "data" / "prepare.json").read_text())
     assert report["options"]["speed"] == [0.9, 1.1]

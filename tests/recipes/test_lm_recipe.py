@@ -1,4 +1,4 @@
-"""A language model from texts to a beam search that uses it, by the commands a user types."""
+"""Prepares texts, trains a language model and decodes with it, with the user's commands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from pruned_rnnt.commands import EXIT_USAGE
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.tasks.lm_task import load_language_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Speech data, its recogniser, texts, and a language model of 150 steps."""
+    """Speech data, a speech model, texts, and a language model trained for 150 steps."""
     root = tmp_path_factory.mktemp("lm")
     make_corpus(root / "data", dev=12)
     assert main(["train", *tiny_overrides(root / "data", root / "speech")]) == 0
@@ -48,7 +50,7 @@ def lm_settings(root: Path, run: str, steps: int) -> list[str]:
     ]
 
 
-def test_texts_are_counted(folder: Path) -> None:
+def test_prepare_lm_counts_texts(folder: Path) -> None:
     splits = json.loads((folder / "texts/prepare.json").read_text())["splits"]
     assert splits["train"]["texts"] == 32 + 2
     assert splits["train"]["unknown"] == 1
@@ -69,7 +71,7 @@ def test_model_learns_that_no_word_comes_twice(folder: Path) -> None:
     assert float(likely) < float(unlikely) - 2.0
 
 
-def test_decode_listens_to_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decode_uses_the_language_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, lm = str(folder / "speech"), f"decode.fusion.lm={folder / 'lm'}"
     phrases = folder / "hotwords.txt"
     phrases.write_text("blue :9\n")
@@ -92,7 +94,7 @@ def test_decode_listens_to_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no language model's" in capsys.readouterr().err
 
 
-def test_run_goes_on_exactly(folder: Path) -> None:
+def test_resumed_training_is_exact(folder: Path) -> None:
     def train(name: str, steps: int) -> None:
         settings = [*lm_settings(folder, name, steps), "schedule.kind=constant"]
         assert main(["train", "--allow-changes", *settings]) == 0

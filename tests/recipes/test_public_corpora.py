@@ -118,7 +118,9 @@ def test_musan_is_mixed_into_yesno(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["yesno", "librispeech", "aishell", "commonvoice"])
-def test_another_layout_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_error_names_folder_with_another_layout(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     arguments = ["prepare", name, "--source", str(tmp_path / "elsewhere")]
     assert pruned_rnnt([*arguments, "--output", str(tmp_path / "out")]) == 1
@@ -138,7 +140,7 @@ def _recipes() -> Iterator[CorpusRecipe]:
 
 
 @pytest.mark.parametrize("recipe", list(_recipes()), ids=lambda recipe: recipe.name)
-def test_recipes_have_a_configuration_and_a_page(recipe: CorpusRecipe) -> None:
+def test_recipes_have_a_configuration_and_a_readme(recipe: CorpusRecipe) -> None:
     from pruned_rnnt.config import load_config
 
     root = Path(__file__).parent.parent.parent
@@ -148,7 +150,7 @@ def test_recipes_have_a_configuration_and_a_page(recipe: CorpusRecipe) -> None:
     assert (root / "recipes" / recipe.name / "README.md").is_file()
 
 
-def test_a_failed_download_says_what_to_do(
+def test_error_for_failed_download_suggests_source(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **named: object) -> None:

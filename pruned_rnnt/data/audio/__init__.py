@@ -1,1 +1,1 @@
-"""Audio files and streams to samples and features."""
+"""Reads audio files and streams, and computes their features."""

@@ -1,4 +1,4 @@
-"""Audio files of every kind, open for reading block by block.
+"""Opens audio files of all supported formats for reading block by block.
 
 Axes: S samples, C channels.
 """
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_notes
-from pruned_rnnt.data.audio.ffmpeg_audio import open_by_ffmpeg
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.data.audio.ffmpeg_audio import open_with_ffmpeg
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
-# What libsndfile does not read.
+# Formats that libsndfile cannot read.
 _FFMPEG_SUFFIXES = (".m4a", ".aac", ".wma", ".webm")
-# Nothing that records speech has a rate outside these. Resampling takes memory in proportion to the
-# rate where it has no divisor in common with 16 kHz: 600 MB at the highest.
+# No device records speech at rates outside these bounds. If a rate has no common divisor with
+# 16 kHz, resampling needs memory in proportion to it: 600 MB at the upper bound.
 LOWEST_RATE = 1000
 HIGHEST_RATE = 768_000
 
@@ -35,41 +35,41 @@ class AudioFile(Protocol):
 
 @contextmanager
 def open_audio(path: Path | str) -> Iterator[AudioFile]:
-    """An open wav, flac, ogg, opus, mp3 or sph file; m4a, aac, wma and webm through ffmpeg.
+    """Opens a wav, flac, ogg, opus, mp3 or sph file, or through ffmpeg an m4a, aac, wma or webm.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not an audio file, one of an impossible rate, or, also while it is read, a
-            broken one.
+        ValueError: not an audio file, or the rate is out of bounds. Reading the blocks raises it
+            too if the file is damaged.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"audio file not found: {path}")
-    opened = open_by_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_by_libsndfile
+    opened = open_with_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_with_libsndfile
     with opened(path) as file:
         if rate_problem(file.sampling_rate):
             raise ValueError(f"{path}: {rate_problem(file.sampling_rate)}")
         yield file
 
 
-def known_seconds(path: Path) -> int | None:
-    """The length of a file by its header; None where only reading all of it would tell."""
+def seconds_in_header(path: Path) -> int | None:
+    """The length of a file in seconds according to its header; None if the header has none."""
     import soundfile
 
     if path.suffix.lower() in _FFMPEG_SUFFIXES or not path.is_file():
         return None
     try:
-        with without_decoder_notes():
+        with without_decoder_messages():
             info = soundfile.info(path)
     except soundfile.LibsndfileError:
         return None
-    # libsndfile's "unknown" is the largest number of frames there can be.
+    # libsndfile returns the largest possible number of frames for an unknown length.
     known = 0 < info.frames < 2**62 and not rate_problem(info.samplerate)
     return int(info.frames / info.samplerate) if known else None
 
 
 def rate_problem(rate: float) -> str:
-    """Why nothing can have this sampling rate in Hz; empty for one that can be."""
+    """An error message if a sampling rate in Hz is out of bounds, else ""."""
     if LOWEST_RATE <= rate <= HIGHEST_RATE:
         return ""
     return f"sampling rate is {rate:,} Hz, needs {LOWEST_RATE:,} to {HIGHEST_RATE:,} Hz"
@@ -82,7 +82,7 @@ class _SoundFile:
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
         while True:
-            with without_decoder_notes(self._file.format in ("MP3", "MPEG")):
+            with without_decoder_messages(self._file.format in ("MP3", "MPEG")):
                 block_SC = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block_SC):
                 return
@@ -90,11 +90,11 @@ class _SoundFile:
 
 
 @contextmanager
-def _open_by_libsndfile(path: Path) -> Iterator[AudioFile]:
+def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
     import soundfile
 
     try:
-        with without_decoder_notes():
+        with without_decoder_messages():
             file = soundfile.SoundFile(path)
         with file:
             yield _SoundFile(file)

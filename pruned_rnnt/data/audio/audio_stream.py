@@ -1,4 +1,6 @@
-"""Audio of any length, piece by piece, as it would come at once: blocks, 16 kHz, features.
+"""Reads, resamples and computes features of audio of any length, block by block.
+
+The concatenated results equal those of the whole audio.
 
 Axes: S samples, T feature frames, F mel bins.
 """
@@ -19,14 +21,14 @@ from pruned_rnnt.data.audio.load_audio import audio_features, mono
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 
 _SHIFT = SAMPLING_RATE // 100
-# A frame of 25 ms lies around the middle of its 10 ms: it ends so many samples after its start.
-_REACH = _SHIFT // 2 + SAMPLING_RATE // 80
-# Reach of scipy's resampling filter, in samples of the lower of the two rates.
-_FILTER_REACH = 10
+# The 25 ms window of a frame is centred on its 10 ms, and ends this many samples after their start.
+_WINDOW_END = _SHIFT // 2 + SAMPLING_RATE // 80
+# Half the length of scipy's resampling filter, in samples of the lower of the two rates.
+_FILTER_HALF_LENGTH = 10
 
 
 def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray]:
-    """Samples of a file at 16 kHz, channels averaged, of which only a block is held at a time.
+    """Yields blocks of a file's samples at 16 kHz, channels averaged; one block is in memory.
 
     Raises:
         FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`.
@@ -43,7 +45,7 @@ def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray
 
 
 def feature_pieces(blocks: Iterable[FloatArray]) -> Iterator[Tensor]:
-    """Blocks (S,) of a stream at 16 kHz to pieces (T, F) of its features."""
+    """Yields the features (T, F) of a stream of sample blocks (S,) at 16 kHz."""
     stream = FeatureStream()
     for block_S in blocks:
         yield stream.accept(block_S)
@@ -51,65 +53,69 @@ def feature_pieces(blocks: Iterable[FloatArray]) -> Iterator[Tensor]:
 
 
 class ResampledStream:
-    """Samples of a stream to another rate, the same as `resample` gives for the whole."""
+    """Resamples a stream; the concatenated output equals `resample` of the whole signal.
+
+    It resamples the kept samples, and outputs those that later input cannot change any more.
+    """
 
     def __init__(self, source_rate: int, target_rate: int) -> None:
         self.rates = (source_rate, target_rate)
         ratio = Fraction(target_rate, source_rate)
         self._up, self._down = ratio.numerator, ratio.denominator
-        self._reach = _FILTER_REACH * max(self._up, self._down)
+        self._half_length = _FILTER_HALF_LENGTH * max(self._up, self._down)
         self._samples_S = np.zeros(0, dtype=np.float32)
-        self._first = 0  # in units of `down` samples: where the kept samples begin
-        self._done = 0  # samples given out
+        self._first = 0  # start of the kept samples, in units of `down` samples
+        self._done = 0  # number of output samples so far
 
     def accept(self, samples_S: FloatArray) -> FloatArray:
-        """(S,) float32 -> the samples which are settled now, perhaps none."""
+        """(S,) float32 -> the output samples that are final now, possibly none."""
         if self._up == self._down:
             return samples_S
         self._samples_S = np.concatenate((self._samples_S, samples_S))
-        heard = self._first * self._down + len(self._samples_S)
-        # Sample m hears those k for which |m down - k up| is within the filter's reach.
-        settled = max(self._done, (heard * self._up - self._reach - 1) // self._down + 1)
-        return self._resampled(settled)
+        received = self._first * self._down + len(self._samples_S)
+        # Output m depends on the inputs k with |m down - k up| <= half_length.
+        final = max(self._done, (received * self._up - self._half_length - 1) // self._down + 1)
+        return self._resampled(final)
 
     def finish(self) -> FloatArray:
-        """The samples at the end of the stream."""
+        """The remaining output samples, at the end of the stream."""
         if self._up == self._down or not len(self._samples_S):
             return np.zeros(0, dtype=np.float32)
-        heard = self._first * self._down + len(self._samples_S)
-        return self._resampled(-(-heard * self._up // self._down))
+        received = self._first * self._down + len(self._samples_S)
+        return self._resampled(-(-received * self._up // self._down))
 
     def _resampled(self, end: int) -> FloatArray:
-        """Samples up to `end`; drops what no later one hears."""
+        """Output samples up to `end`; drops input that later output does not depend on."""
         if end <= self._done:
             return np.zeros(0, dtype=np.float32)
         begin = self._first * self._up
         new_S = resample(self._samples_S, *self.rates)[self._done - begin : end - begin]
         self._done = end
-        drop = max(0, (end * self._down - self._reach) // self._up // self._down - self._first)
+        oldest = (end * self._down - self._half_length) // self._up // self._down
+        drop = max(0, oldest - self._first)
         self._samples_S = self._samples_S[drop * self._down :]
         self._first += drop
         return new_S
 
 
 class FeatureStream:
-    """Samples of a stream to feature frames, the same as of the whole audio at once."""
+    """Computes the features of a stream; concatenated they equal those of the whole audio."""
 
     def __init__(self) -> None:
         self._samples_S = np.zeros(0, dtype=np.float32)
-        self._first_frame = 0  # the frame at which the kept samples begin
-        self._done = 0  # frames given out
+        self._first_frame = 0  # frame at which the kept samples start
+        self._done = 0  # number of frames returned so far
 
     def accept(self, samples_S: FloatArray) -> Tensor:
-        """(S,) float32 at 16 kHz -> the (T, F) frames which are complete now, perhaps none."""
+        """(S,) float32 at 16 kHz -> the (T, F) frames that are complete now, possibly none."""
         self._samples_S = np.concatenate((self._samples_S, samples_S))
         kept = len(self._samples_S)
-        complete = self._first_frame + max(0, (kept - _REACH) // _SHIFT + 1)
+        complete = self._first_frame + max(0, (kept - _WINDOW_END) // _SHIFT + 1)
         if complete <= self._done:
             return torch.zeros(0, FEATURE_DIM)
         features_TF = audio_features(self._samples_S)
         new_TF = features_TF[self._done - self._first_frame : complete - self._first_frame]
-        # One frame more than needed stays, so that no later frame is at an edge.
+        # Keep one frame more than necessary, so that no later frame is at the edge of the signal.
         drop = max(0, complete - 1 - self._first_frame)
         self._samples_S = self._samples_S[drop * _SHIFT :]
         self._first_frame += drop
@@ -117,7 +123,7 @@ class FeatureStream:
         return new_TF
 
     def finish(self) -> Tensor:
-        """The (T, F) frames at the end of the stream, which look beyond its last sample."""
+        """The (T, F) frames at the end of the stream, whose windows exceed its last sample."""
         if not len(self._samples_S):
             return torch.zeros(0, FEATURE_DIM)
         features_TF = audio_features(self._samples_S)

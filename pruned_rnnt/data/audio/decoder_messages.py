@@ -1,4 +1,4 @@
-"""Notes that decoders in C print on standard error, past everything that Python can catch."""
+"""Suppresses messages that C decoders print on standard error, which Python cannot catch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_decoder_notes(wanted: bool = True) -> Iterator[None]:
-    """Drops what is written to the file descriptor of standard error meanwhile.
+def without_decoder_messages(enabled: bool = True) -> Iterator[None]:
+    """Discards everything that is written to file descriptor 2 inside the context.
 
-    libmpg123 comments on damaged mp3 there, among progress bars and reports. The descriptor is that
-    of the whole process, hence: around the decoder alone, and only where it is needed.
+    libmpg123 prints warnings about damaged mp3 files there, in the middle of progress bars. The
+    descriptor belongs to the whole process, so use this around a decoder call only.
     """
     try:
-        kept = os.dup(2) if wanted else -1
+        kept = os.dup(2) if enabled else -1
     except OSError:  # standard error is closed
         kept = -1
     if kept < 0:

@@ -1,4 +1,4 @@
-"""The one kind of feature: 80 log-mel energies each 10 ms of 16 kHz sound."""
+"""The features: 80 log-mel energies per 10 ms of audio at 16 kHz."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ FEATURE_DIM = 80
 
 
 def fbank_extractor() -> Fbank:
-    """The one feature extractor: lhotse's Fbank defaults at 16 kHz, 80 mel bins (as icefall's)."""
+    """The feature extractor: lhotse's Fbank defaults with 80 mel bins at 16 kHz, as in icefall."""
     return Fbank(FbankConfig(sampling_rate=SAMPLING_RATE, num_mel_bins=FEATURE_DIM))

@@ -1,4 +1,4 @@
-"""Audio that libsndfile does not read, decoded by the program ffmpeg, block by block.
+"""Decodes audio that libsndfile cannot read with the program ffmpeg, block by block.
 
 Axes: S samples, C channels.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from pruned_rnnt.data.audio.waveform import FloatArray
 
-# Of Sun's AU format: magic, first byte of the samples, their size, encoding, rate, channels.
+# Header of Sun's AU format: magic, offset of the samples, their size, encoding, rate, channels.
 _HEADER = struct.Struct(">4s5I")
 _FLOAT32 = 6
 
@@ -40,16 +40,20 @@ class _DecodedFile:
 
 
 @contextmanager
-def open_by_ffmpeg(path: Path) -> Iterator[_DecodedFile]:
-    """The first audio stream of a file, at its own rate and with its own channels.
+def open_with_ffmpeg(path: Path) -> Iterator[_DecodedFile]:
+    """Decodes the first audio stream of a file, at its own rate and with all its channels.
 
     Raises:
-        ValueError: no ffmpeg, no audio, or, once it was read to its end, broken audio.
+        ValueError: ffmpeg is not installed, or there is no audio. Damaged audio raises it at the
+            end of the file.
     """
     if shutil.which("ffmpeg") is None:
         kind = path.suffix.lower()
-        raise ValueError(f"{path} cannot be read as audio: {kind} files need ffmpeg: install it")
-    # An absolute path is no option and no protocol; nothing inside the file opens a connection.
+        raise ValueError(
+            f"{path} cannot be read as audio: {kind} files need the program ffmpeg; install it"
+        )
+    # ffmpeg cannot mistake an absolute path for an option or a protocol. The whitelist prevents
+    # connections that the contents of a file may ask for.
     arguments = ["-protocol_whitelist", "file,pipe", "-i", f"file:{path.absolute()}"]
     output = ["-map", "0:a:0", "-c:a", "pcm_f32be", "-f", "au", "pipe:1"]
     command = ["ffmpeg", "-nostdin", "-v", "error", "-xerror", *arguments, *output]
@@ -77,5 +81,5 @@ def open_by_ffmpeg(path: Path) -> Iterator[_DecodedFile]:
 def _last_line(log: IO[bytes], path: Path) -> str:
     log.seek(0)
     lines = log.read(10_000).decode(errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "ffmpeg does not say why"
+    last = lines[-1] if lines else "ffmpeg failed without a message"
     return last.removeprefix(f"file:{path.absolute()}: ")[:300]

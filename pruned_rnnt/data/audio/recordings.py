@@ -1,4 +1,4 @@
-"""Recordings of files and of commands: opening them, and reading their samples.
+"""Opens recordings from files and shell commands, checks them, and reads their samples.
 
 Axes: S audio samples.
 """
@@ -18,14 +18,14 @@ import numpy as np
 from lhotse import AudioSource, Recording
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_notes
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 
-class LeftOut(Exception):
-    """An utterance cannot be used; the message is the reason, the same words for the same cause.
+class UnusableUtterance(Exception):
+    """An utterance cannot be used. The same cause always has the same `reason`.
 
-    details: what is particular about this one.
+    details: file names and values of this utterance.
     """
 
     def __init__(self, reason: str, details: str = "") -> None:
@@ -35,41 +35,43 @@ class LeftOut(Exception):
 
 
 def open_recording(audio: str, is_command: bool) -> Recording:
-    """Of a file or a command. Raises LeftOut."""
+    """The recording of a file or a command. Raises UnusableUtterance."""
     found = _recording_or_reason(audio, is_command)
-    if isinstance(found, LeftOut):
-        raise LeftOut(found.reason, found.details)
+    if isinstance(found, UnusableUtterance):
+        raise UnusableUtterance(found.reason, found.details)
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def _recording_or_reason(audio: str, is_command: bool) -> Recording | LeftOut:
-    """Cached, since many segments may be of one recording, also of one that cannot be used."""
+def _recording_or_reason(audio: str, is_command: bool) -> Recording | UnusableUtterance:
+    """Cached, because many segments may belong to one recording, usable or not."""
     try:
         return _opened(audio, is_command)
-    except LeftOut as reason:
+    except UnusableUtterance as reason:
         return reason
 
 
 def _opened(audio: str, is_command: bool) -> Recording:
     if is_command:
         return _recording_of_command(audio.rstrip()[:-1])
-    # Relative paths in a prepared folder start there, so this one must not be relative.
+    # A relative path in a manifest would start at the prepared folder.
     path = Path(audio).absolute()
     _check_file(path)
     try:
-        with without_decoder_notes():
+        with without_decoder_messages():
             return Recording.from_file(path, recording_id=path.stem)
     except Exception as error:  # backends raise errors of every kind
-        raise LeftOut("audio cannot be read", f"{audio}: {_cause(path, error)}") from error
+        raise UnusableUtterance(
+            "audio cannot be read", f"{audio}: {_cause(path, error)}"
+        ) from error
 
 
 def _cause(path: Path, error: Exception) -> str:
-    """What libsndfile says, which is shorter than what lhotse says about all of its readers."""
+    """The error of libsndfile, which is shorter than lhotse's message about all of its readers."""
     import soundfile
 
     try:
-        with without_decoder_notes():
+        with without_decoder_messages():
             soundfile.info(path)
     except soundfile.LibsndfileError as own_error:
         return str(own_error.error_string)
@@ -81,10 +83,12 @@ def _recording_of_command(command: str) -> Recording:
 
     try:
         data = _output(command)
-        with without_decoder_notes():
+        with without_decoder_messages():
             info = soundfile.info(io.BytesIO(data))
     except soundfile.LibsndfileError as error:
-        raise LeftOut("command of wav.scp wrote no audio", f"{command}: {error}") from error
+        raise UnusableUtterance(
+            "command of wav.scp wrote no audio", f"{command}: {error}"
+        ) from error
     return Recording(
         id=command,
         sources=[AudioSource(type="command", channels=list(range(info.channels)), source=command)],
@@ -96,15 +100,17 @@ def _recording_of_command(command: str) -> Recording:
 
 @functools.lru_cache(maxsize=1)
 def _output(command: str) -> bytes:
-    """What a command writes; its segments mostly follow one another, so it runs once for all."""
+    """The output of a command; cached, because the segments of one recording follow each other."""
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()[-200:]
-        raise LeftOut("command of wav.scp failed", f"{command}: {said or done.returncode}")
+        raise UnusableUtterance(
+            "command of wav.scp failed", f"{command}: {said or done.returncode}"
+        )
     return done.stdout
 
 
-def _with_output_of_commands(cut: Any) -> Any:
+def _with_command_output(cut: Any) -> Any:
     recording = getattr(cut, "recording", None)
     if recording is None or all(source.type != "command" for source in recording.sources):
         return cut
@@ -121,28 +127,32 @@ def _check_file(path: Path) -> None:
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise LeftOut("audio file not found", str(path)) from error
+        raise UnusableUtterance("audio file not found", str(path)) from error
     except OSError as error:
-        raise LeftOut("audio file cannot be opened", f"{path}: {error.strerror}") from error
+        raise UnusableUtterance(
+            "audio file cannot be opened", f"{path}: {error.strerror}"
+        ) from error
     if not stat.S_ISREG(status.st_mode):
-        raise LeftOut("not a file", str(path))
+        raise UnusableUtterance("not a file", str(path))
     if runs_shell(str(path)):
-        raise LeftOut("name of a .sph file has characters that a shell interprets", str(path))
+        raise UnusableUtterance(
+            "name of a .sph file has characters that a shell interprets", str(path)
+        )
     size = status.st_size
     if size == 0:
-        raise LeftOut("empty audio file", str(path))
+        raise UnusableUtterance("empty audio file", str(path))
     promised = _promised_bytes(path)
     if promised is not None and size < promised:
-        raise LeftOut(
+        raise UnusableUtterance(
             "truncated: fewer samples than the header says",
             f"{path}: {size} of {promised} bytes",
         )
 
 
 def _promised_bytes(path: Path) -> int | None:
-    """The smallest size a PCM wav file has by its own header; None for what is not one.
+    """The smallest size of a PCM wav file according to its header; None for other files.
 
-    libsndfile reads what there is of a truncated file and says nothing.
+    libsndfile reads a truncated file without an error.
     """
     if path.suffix.lower() != ".wav":
         return None
@@ -151,53 +161,53 @@ def _promised_bytes(path: Path) -> int | None:
             promised = header.getnframes() * header.getnchannels() * header.getsampwidth()
     except (wave.Error, EOFError, OSError):
         return None
-    # Programs which write to a pipe do not know the size and leave the largest there is.
+    # Programs that write to a pipe do not know the size and leave the largest possible value.
     return promised if promised < 2**31 - 2**16 else None
 
 
 def read_samples(cut: Any) -> FloatArray:
-    """The cut's samples, (S,) float32 at its own rate. Raises LeftOut for what is no good sound."""
+    """The cut's samples, (S,) float32 at its own rate. Raises UnusableUtterance."""
     for path in audio_files(cut):
         _check_file(path)
     try:
-        with without_decoder_notes(may_be_mp3(cut)):
-            samples_S: FloatArray = _with_output_of_commands(cut).load_audio()[0]
+        with without_decoder_messages(may_be_mp3(cut)):
+            samples_S: FloatArray = _with_command_output(cut).load_audio()[0]
     except Exception as error:  # lhotse's backends raise errors of every kind
-        raise LeftOut("audio cannot be read", last_line(error)) from error
+        raise UnusableUtterance("audio cannot be read", last_line(error)) from error
     if samples_S.size == 0:
-        raise LeftOut("no samples")
+        raise UnusableUtterance("no samples")
     if not np.isfinite(samples_S).all():
-        raise LeftOut("samples that are infinite or NaN")
+        raise UnusableUtterance("samples that are infinite or NaN")
     if not samples_S.any():
         channels = getattr(getattr(cut, "recording", None), "channel_ids", None) or ()
         other = f"channel {cut.channel} of {len(channels)}: see --channel"
-        raise LeftOut("silent: every sample is zero", other if len(channels) > 1 else "")
+        raise UnusableUtterance("silent: every sample is zero", other if len(channels) > 1 else "")
     return samples_S
 
 
 def audio_files(cut: Any) -> list[Path]:
-    """The files a cut's recording consists of; commands and memory are none."""
+    """The files of a cut's recording, without sources that are commands or in memory."""
     recording = getattr(cut, "recording", None)
     sources = recording.sources if recording is not None else []
     return [Path(source.source) for source in sources if source.type == "file"]
 
 
 def may_be_mp3(cut: Any) -> bool:
-    """Whether libmpg123 may print notes while the cut's audio is read."""
+    """True if libmpg123 may print messages while it decodes the cut's audio."""
     files = audio_files(cut)
     return not files or any(path.suffix.lower() in (".mp3", ".mp2") for path in files)
 
 
 def last_line(error: BaseException) -> str:
-    """The most telling line of an error's message: the last but for lhotse's hints."""
+    """The last line of an error's message, without lhotse's hints."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("Set LHOTSE_", "[extra info]"))]
     return (lines[-1] if lines else type(error).__name__)[:300]
 
 
 def runs_shell(path: str) -> bool:
-    """Whether a shell would take the name of a file for more than a name.
+    """True if a shell would interpret characters in the name of this file.
 
-    lhotse reads .sph files by sph2pipe, and writes their names into the command as they are.
+    lhotse decodes .sph files with sph2pipe and puts their names unquoted into the command.
     """
     return path.lower().endswith(".sph") and shlex.quote(path) != path

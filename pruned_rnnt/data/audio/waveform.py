@@ -1,4 +1,4 @@
-"""Waveforms: resampling by one fixed method, and the changes that make more voices of one.
+"""Changes waveforms: resampling, speed, tempo, level and noise.
 
 Axes: S audio samples.
 """
@@ -15,7 +15,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> FloatArray:
-    """Polyphase resampling (scipy), the same on every machine: S -> ceil(S * target / source)."""
+    """Resamples with scipy's polyphase filter: S -> ceil(S * target / source)."""
     if source_rate == target_rate:
         return samples_S
     ratio = Fraction(target_rate, source_rate)
@@ -24,19 +24,19 @@ def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> Float
 
 
 def perturb_speed(samples_S: FloatArray, speed: float) -> FloatArray:
-    """Plays the samples `speed` times as fast: tempo, pitch and formants move together.
+    """Plays the samples `speed` times as fast, which changes tempo, pitch and formants.
 
-    `speed` is taken to the nearest hundredth.
+    `speed` is rounded to hundredths.
     """
     percent = round(speed * 100)
     return resample(samples_S, percent, 100)
 
 
 def perturb_tempo(samples_S: FloatArray, tempo: float, sampling_rate: int) -> FloatArray:
-    """Speaks `tempo` times as fast at the same pitch.
+    """Makes speech `tempo` times as fast at the same pitch.
 
-    Overlap-add of 30 ms windows, each taken where it correlates best with what is already
-    written (WSOLA, Verhelst and Roelands 1993).
+    Overlap-add of 30 ms windows, each taken from the position that correlates best with the natural
+    continuation of the previous one (WSOLA, Verhelst and Roelands 1993).
     """
     window = int(0.03 * sampling_rate) // 2 * 2
     hop, search = window // 2, window // 4
@@ -49,7 +49,7 @@ def perturb_tempo(samples_S: FloatArray, tempo: float, sampling_rate: int) -> Fl
     position = 0
     for frame in range(frames):
         if frame > 0:
-            # What would follow the last window naturally is what the next one should look like.
+            # The next window should resemble the natural continuation of the last one.
             wanted_S = padded_S[position + hop : position + hop + window]
             first = int(frame * hop * tempo)
             region_S = padded_S[first : first + window + 2 * search]
@@ -63,7 +63,10 @@ def perturb_tempo(samples_S: FloatArray, tempo: float, sampling_rate: int) -> Fl
 
 
 def scale_to_level(samples_S: FloatArray, level_db: float) -> FloatArray:
-    """Sets the root mean square to `level_db` dB of full scale; silence stays silence."""
+    """Scales the root mean square to `level_db` dB of full scale; leaves silence unchanged.
+
+    Lowers the level further if the peak would exceed 1.
+    """
     power = float(np.mean(np.square(samples_S, dtype=np.float64)))
     if power == 0.0:
         return samples_S

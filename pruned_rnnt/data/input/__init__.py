@@ -1,1 +1,1 @@
-"""Prepared folders to batches: filters, sampling, augmentation, loading."""
+"""Makes batches from prepared folders: filters, sampling, augmentation, loading."""

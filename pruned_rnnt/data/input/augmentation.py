@@ -1,10 +1,11 @@
 """Random changes of log-mel features, one utterance at a time.
 
-Axes: T feature frames, F mel bins. Features are natural logarithms of mel energies, so adding to
-them is a gain, and sound that is mixed in adds energies: log(exp(a) + exp(b)).
+Axes: T feature frames, F mel bins. Features are natural logarithms of mel energies. Adding a
+constant is a gain, and mixing two sounds adds their energies: log(exp(a) + exp(b)).
 
-What is drawn for an utterance depends on (seed, epoch, cut id) alone. Batches, workers, ranks
-and a resumed run therefore see the same augmented utterance, and no random state needs saving.
+The random draws for an utterance depend on (seed, epoch, cut id) only. The augmented utterance is
+therefore the same for any number of workers and ranks and after resuming, and no random state has
+to be saved.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ LOG_ENERGY_PER_DB = math.log(10.0) / 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpecAugmentConfig:
-    """SpecAugment (Park et al. 2019, arXiv 1904.08779) as lhotse computes it.
+    """SpecAugment (Park et al. 2019, arXiv 1904.08779), as implemented in lhotse.
 
-    enabled: whether it is used.
-    probability: of masking (and warping) an utterance.
-    time_warp: frames of 10 ms of the largest warp; utterances shorter than twice that are not
+    enabled: apply SpecAugment.
+    probability: probability that an utterance is masked (and warped).
+    time_warp: largest warp in frames of 10 ms; utterances of less than twice this length are not
         warped.
-    feature_masks: masks over the mel bins.
-    feature_mask_size: mel bins of the largest mask.
-    frame_masks: masks over time.
-    frame_mask_size: frames of 10 ms of the largest mask.
-    max_masked_fraction: largest share of an utterance's frames that is masked.
+    feature_masks: number of masks over mel bins.
+    feature_mask_size: size of the largest mask over mel bins.
+    frame_masks: number of masks over time.
+    frame_mask_size: size of the largest mask over time, in frames of 10 ms.
+    max_masked_fraction: largest fraction of an utterance's frames that is masked.
     """
 
     enabled: bool = True
@@ -60,19 +61,20 @@ class SpecAugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationConfig:
-    """Augmentation of the training features; zero switches a change off.
+    """Augmentation of the training features; zero disables a change.
 
-    tempo: 0.1 stretches time by a factor between 0.9 and 1.1, leaving the spectrum alone.
-    frequency_warp: 0.1 stretches the frequency axis by a factor between 0.9 and 1.1, as vocal
-        tracts of other lengths do.
-    tilt_db: largest rise or fall in dB from the lowest to the highest mel bin (microphones).
+    tempo: 0.1 stretches time by a factor between 0.9 and 1.1 without changing the spectrum.
+    frequency_warp: 0.1 stretches the frequency axis by a factor between 0.9 and 1.1, which
+        imitates vocal tracts of other lengths.
+    tilt_db: largest rise or fall in dB from the lowest to the highest mel bin, which imitates
+        other microphones.
     volume_db: largest gain or loss in dB.
-    noise_probability, noise_snr_db: how often stationary coloured noise is added, and the range of
-        its signal-to-noise ratio in dB.
-    noise_cuts: path of a lhotse CutSet of noises (`*.jsonl.gz`) to mix in, with stored features if
-        the speech has them.
-    noise_cuts_probability, noise_cuts_snr_db: how often they are mixed in, and the range of their
-        signal-to-noise ratio in dB.
+    noise_probability, noise_snr_db: probability that stationary coloured noise is added, and range
+        of its signal-to-noise ratio in dB.
+    noise_cuts: path of a lhotse CutSet (`*.jsonl.gz`) of recorded noises to mix in. They need
+        stored features if the speech has stored features.
+    noise_cuts_probability, noise_cuts_snr_db: probability that a recorded noise is mixed in, and
+        range of its signal-to-noise ratio in dB.
     """
 
     spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
@@ -94,7 +96,7 @@ class AugmentationConfig:
 
 
 def derived_seed(*parts: object) -> int:
-    """A 32-bit seed from anything printable, equal in every process and run."""
+    """A 32-bit seed computed from printable values, the same in every process and run."""
     text = "\x00".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
 
@@ -111,7 +113,7 @@ class FeatureAugmenter:
                 time_warp_factor=spec.time_warp,
                 num_feature_masks=spec.feature_masks,
                 features_mask_size=spec.feature_mask_size,
-                # lhotse divides by the number of masks; one mask of width 0 is none.
+                # lhotse divides by the number of masks, so no masks are one mask of width 0.
                 num_frame_masks=max(1, spec.frame_masks),
                 frames_mask_size=spec.frame_mask_size if spec.frame_masks > 0 else 1,
                 max_frames_mask_fraction=spec.max_masked_fraction,
@@ -122,17 +124,17 @@ class FeatureAugmenter:
         )
 
     def __call__(self, features_TF: Tensor, *, epoch: int, cut_id: str) -> Tensor:
-        """float32 (T, F) -> float32 (T', F); T' differs from T only when `tempo` is set.
+        """float32 (T, F) -> float32 (T', F); T' differs from T only if `tempo` is set.
 
-        Several calls are faster inside one `kept_global_rngs`.
+        Several calls are faster inside one `preserve_global_rngs` block.
         """
         seed = derived_seed(self.seed, epoch, cut_id)
         if self._changes_sound:
             features_TF = self._change_sound(features_TF, np.random.default_rng(seed))
-        # lhotse cannot draw a time mask in an utterance too short for a mask of one frame.
+        # lhotse fails on utterances that are too short for a time mask of one frame.
         long_enough = features_TF.shape[0] * self.config.spec_augment.max_masked_fraction >= 1
         if self._spec_augment is not None and long_enough:
-            with kept_global_rngs():
+            with preserve_global_rngs():
                 seed_global_rngs(seed)
                 features_TF = self._spec_augment(features_TF[None])[0]
         return features_TF
@@ -161,7 +163,7 @@ class FeatureAugmenter:
 
 
 def stretch_time(features_TF: Tensor, tempo: float) -> Tensor:
-    """Resamples (T, F) linearly to round(T / tempo) frames: `tempo` > 1 speaks faster."""
+    """Resamples (T, F) linearly to round(T / tempo) frames; `tempo` > 1 makes speech faster."""
     frames = max(1, round(features_TF.shape[0] / tempo))
     stretched_1FT = torch.nn.functional.interpolate(
         features_TF.T[None], size=frames, mode="linear", align_corners=False
@@ -172,10 +174,10 @@ def stretch_time(features_TF: Tensor, tempo: float) -> Tensor:
 def warp_frequency(
     features_TF: Tensor, factor: float, *, sampling_rate: int = 16000, low_hz: float = 20.0
 ) -> Tensor:
-    """Moves what was at frequency f to about f * factor, on the mel axis of (T, F) features.
+    """Moves energy at frequency f to about f * factor, on the mel axis of (T, F) features.
 
-    The map is linear up to a knee and bends from there so that the highest bin stays where it is
-    (the piecewise-linear warp of Lee and Rose 1996, as in vocal tract length perturbation).
+    The map is linear up to a knee, and bends there so that the highest bin does not move
+    (piecewise-linear warp of Lee and Rose 1996, as in vocal tract length perturbation).
     """
     bins = features_TF.shape[1]
     high_hz = sampling_rate / 2 - 400.0
@@ -196,10 +198,10 @@ def _mel(hz: float | np.ndarray) -> np.ndarray:
 
 
 def add_noise(features_TF: Tensor, snr_db: float, rng: np.random.Generator) -> Tensor:
-    """Adds stationary noise of a random smooth colour to (T, F), `snr_db` below the mean energy."""
+    """Adds stationary noise with a random smooth spectrum to (T, F), `snr_db` below the speech."""
     frames, bins = features_TF.shape
     colour_db_F = np.interp(np.linspace(0, 4, bins), np.arange(5), rng.uniform(-10.0, 10.0, size=5))
-    # Energies of a noise fluctuate from frame to frame; a mel bin averages several of them.
+    # The energy of noise fluctuates from frame to frame; a mel bin averages several of them.
     fluctuation_TF = rng.gamma(4.0, 0.25, size=(frames, bins))
     noise_TF = torch.from_numpy(
         (colour_db_F * LOG_ENERGY_PER_DB + np.log(fluctuation_TF)).astype(np.float32)
@@ -211,7 +213,7 @@ def add_noise(features_TF: Tensor, snr_db: float, rng: np.random.Generator) -> T
 
 
 def seed_global_rngs(seed: int) -> None:
-    """Seeds the global generators of Python, numpy and torch (CPU): SpecAugment draws from all."""
+    """Seeds the global generators of Python, numpy and torch (CPU); SpecAugment uses all three."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - lhotse draws from the global generator
     torch.default_generator.manual_seed(seed)
@@ -221,10 +223,10 @@ _kept = False
 
 
 @contextmanager
-def kept_global_rngs() -> Iterator[None]:
-    """Gives the global generators of Python, numpy and torch (CPU) their state back at the end.
+def preserve_global_rngs() -> Iterator[None]:
+    """Restores the state of the global generators of Python, numpy and torch (CPU) at the end.
 
-    Inside another such block it does nothing: saving and restoring take a tenth of a millisecond.
+    Inside another such block it does nothing, because saving and restoring take 0.1 ms.
     """
     global _kept
     if _kept:

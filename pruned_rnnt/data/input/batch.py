@@ -1,4 +1,4 @@
-"""One batch of utterances, as the model takes it.
+"""A batch of utterances, the input of the model.
 
 Axes: N batch, T feature frames (10 ms), F mel bins, U symbols.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class AlignedWord:
-    """A reference word and where it is spoken, in seconds from the start of the utterance."""
+    """A reference word with its start and duration, in seconds from the start of the utterance."""
 
     word: str
     start: float
@@ -23,17 +23,17 @@ class AlignedWord:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Features, targets and what is known about each utterance, longest utterance first.
+    """Features, targets and metadata of utterances, longest utterance first.
 
     features_NTF: float32 log-mel energies, padded with the log of a tiny energy.
-    feature_lengths_N: int64, frames of each utterance; stays on the CPU.
+    feature_lengths_N: int64, number of frames; always on the CPU.
     targets_NU: int32 symbol ids, padded with the blank 0.
-    target_lengths_N: int32, symbols of each utterance; stays on the CPU.
-    texts, ids: reference and cut id of each utterance.
-    durations: seconds of each utterance.
-    words: the reference words with their times; empty for an utterance without an alignment.
-        Times are those of the recording: augmentation that bends time does not change them.
-    left_out: a line about each utterance that should be here but could not be read.
+    target_lengths_N: int32, number of symbols; always on the CPU.
+    texts, ids: reference text and cut id of each utterance.
+    durations: duration of each utterance in seconds.
+    words: reference words with their times in the recording, before any augmentation that changes
+        time; empty for an utterance without an alignment.
+    left_out: a message for each utterance of the batch that could not be read.
     """
 
     features_NTF: Tensor
@@ -50,7 +50,7 @@ class Batch:
         return len(self.ids)
 
     def select(self, keep_N: Tensor) -> Batch:
-        """The utterances for which the mask (N,) is true; padding stays as it is."""
+        """The utterances for which the mask (N,) is true; padding is not trimmed."""
         if bool(keep_N.all()):
             return self
         rows = keep_N.nonzero()[:, 0]

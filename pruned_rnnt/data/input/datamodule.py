@@ -1,7 +1,7 @@
-"""From a prepared folder to batches: sampling by duration, augmentation, worker processes.
+"""Makes batches from a prepared folder: sampling by duration, augmentation, worker processes.
 
-The sampler lives in the training process and hands cuts to the workers with the number of the
-epoch, so batches depend on (seed, epoch, world size) alone, never on the number of workers.
+The sampler runs in the training process and sends cuts and the epoch number to the workers.
+Batches therefore depend on (seed, epoch, world size), but not on the number of workers.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from lhotse.dataset import DynamicCutSampler
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, FeatureAugmenter
 from pruned_rnnt.data.input.filters import CutFilter, FilterConfig, cut_text, filter_cuts
-from pruned_rnnt.data.input.loader import BatchLoader, all_processes
+from pruned_rnnt.data.input.loader import BatchLoader, true_on_all_ranks
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
-from pruned_rnnt.data.input.speech_dataset import CutsToBatch
-from pruned_rnnt.data.input.training_durations import usual_longest
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
+from pruned_rnnt.data.input.training_durations import p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.setting_checks import check_at_least
 
 logger = logging.getLogger(__name__)
 
-# Cuts that buckets are made from; and of those, how many may stand in for an unreadable batch.
+# Number of cuts from which the buckets are estimated.
 _CUTS_FOR_BINS = 10_000
-_SPARES = 8
+# Number of these that may replace a batch in which no utterance can be read.
+_MAX_SUBSTITUTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which data, and how it becomes batches.
+    """The data and how to make batches of it.
 
-    path: folder that `pruned-rnnt prepare` made.
-    train, valid: names of the splits to train on and to validate with.
-    features: "stored" reads what prepare computed; "waveform" computes features from the
-        recordings each time, which allows `speed_factors`.
-    speed_factors: with "waveform", every training utterance is also used at these speeds.
-    max_duration: seconds of speech in a training batch, padding not counted.
-    max_cuts: most utterances in a batch; 0 for no bound.
-    max_lattice: largest padded lattice of a training batch, utterances x encoder frames x
-        (symbols + 1), each that of the largest; 0 for no bound. It is what memory grows with where
-        some texts are far longer than others of their duration. An utterance that is larger by
-        itself is left out.
+    path: folder that `pruned-rnnt prepare` wrote.
+    train, valid: names of the splits to train and to validate on.
+    features: "stored" reads the features that prepare computed; "waveform" computes features from
+        the recordings each time, which allows `speed_factors`.
+    speed_factors: with "waveform", use every training utterance at these speeds too.
+    max_duration: seconds of speech in a training batch, without padding.
+    max_cuts: largest number of utterances in a batch; 0 for no bound.
+    max_lattice: largest padded lattice of a training batch: utterances x most encoder frames x
+        (most symbols + 1); 0 for no bound. Memory grows with this size if some texts are far longer
+        than others of the same duration. An utterance that exceeds it alone is left out.
     valid_max_duration: seconds of speech in a batch of validation or decoding.
-    num_buckets: utterances of similar duration are batched together, in this many groups.
-    buffer_size: cuts held for bucketing and shuffling.
+    num_buckets: number of groups of similar duration; a batch comes from one group.
+    buffer_size: number of cuts held for bucketing and shuffling.
     lazy: stream the training manifest instead of holding it in memory. A split that prepare wrote
-        in shards is always streamed, each process reading its own shards.
-    bad_audio: an utterance that cannot be read (a truncated or missing file, NaN) is left out of
-        its batch, logged and counted ("skip"), or training stops ("stop").
-    allow_commands: audio may come from shell commands that the manifests name. They run when it is
-        read: only for manifests which you trust.
-    num_workers, prefetch_factor: worker processes, and batches each prepares ahead. With 0 the
-        training process does the work itself.
-    seed: of the order of the batches and of all augmentation.
+        in shards is always streamed, and each process reads its own shards.
+    bad_audio: "skip" leaves an utterance that cannot be read (truncated or missing file, NaN) out
+        of its batch, with a log message and a count; "stop" ends the training.
+    allow_commands: run the shell commands that manifests contain instead of audio files; use it
+        only if you trust the manifests.
+    num_workers, prefetch_factor: number of worker processes, and of batches that each prepares in
+        advance. With 0 workers the training process loads the data itself.
+    seed: seed of the order of batches and of all augmentation.
     """
 
     path: str = "data/synthetic"
@@ -86,16 +86,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.speed_factors and self.features == "stored":
             raise ValueError(
-                "data.speed_factors need data.features=waveform: stored features have the speeds "
-                f"that prepare gave them; got {list(self.speed_factors)}"
+                "data.speed_factors needs data.features=waveform, because the speeds of stored "
+                f"features are fixed by prepare; got {list(self.speed_factors)}"
             )
         for name in ("max_duration", "valid_max_duration"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"data.{name} is {getattr(self, name)}, needs seconds above 0")
+                raise ValueError(f"data.{name} must be above 0 seconds, got {getattr(self, name)}")
         if not all(factor > 0 for factor in self.speed_factors):
-            raise ValueError(
-                f"data.speed_factors is {list(self.speed_factors)}, needs factors above 0"
-            )
+            raise ValueError(f"data.speed_factors must be above 0, got {list(self.speed_factors)}")
         check_at_least("data", self, max_cuts=0, max_lattice=0, num_buckets=1, buffer_size=1)
         check_at_least("data", self, num_workers=0, prefetch_factor=1)
 
@@ -103,7 +101,8 @@ class DataConfig:
 class DataModule:
     """Tokenizer and batch loaders of one prepared folder, for one rank of `world_size`.
 
-    usual_longest: of the training utterances, in seconds, once `train_loader` was called.
+    p99_duration: 99th percentile of the training utterances' durations in seconds; set by
+        `train_loader`.
     """
 
     def __init__(self, config: DataConfig, *, rank: int = 0, world_size: int = 1) -> None:
@@ -112,7 +111,7 @@ class DataModule:
         self.world_size = world_size
         self.folder = PreparedFolder(Path(config.path), config.allow_commands)
         self.tokenizer = self.folder.tokenizer()
-        self.usual_longest = 0.0
+        self.p99_duration = 0.0
 
     def train_loader(self) -> BatchLoader:
         """Shuffled, bucketed, filtered and augmented batches of the training split.
@@ -134,32 +133,33 @@ class DataModule:
         if streamed:
             cuts = ManifestShards(
                 manifests,
-                change=self.folder.make_absolute(),
-                keep=cut_filter,
+                transform=self.folder.make_absolute(),
+                cut_filter=cut_filter,
                 speeds=config.speed_factors,
                 seed=config.seed,
                 rank=self.rank,
                 world_size=self.world_size,
                 allow_commands=config.allow_commands,
             )
-            beginning = list(islice(cuts.beginning(), _CUTS_FOR_BINS))
+            first_cuts = list(islice(cuts.from_first_shard(), _CUTS_FOR_BINS))
         else:
             cuts = _with_speeds(self.folder.cuts(config.train), config.speed_factors)
             cuts = filter_cuts(cuts, cut_filter, config.train)
-            beginning = list(islice(cuts, _CUTS_FOR_BINS))
-        if not beginning:
+            first_cuts = list(islice(cuts, _CUTS_FOR_BINS))
+        if not first_cuts:
             raise ValueError(
-                f"no training cuts are left of {manifests[0]}: {cut_filter.describe()}"
+                f"the filters leave no training utterances of {manifests[0]}: "
+                f"{cut_filter.describe()}"
             )
-        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in beginning):
+        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in first_cuts):
             logger.warning(
-                "%s has stored features, which are not used: data.speed_factors need features that "
-                "are computed from the recordings",
+                "%s has stored features, which are not used, because data.speed_factors needs "
+                "features computed from the recordings",
                 self.folder.path,
             )
-        self.usual_longest = usual_longest([cut.duration for cut in beginning])
+        self.p99_duration = p99_duration([cut.duration for cut in first_cuts])
         with warnings.catch_warnings():
-            # A small corpus is better held in memory, whatever the sampler says about it.
+            # A small corpus is held in memory on purpose; the sampler warns about it.
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
             sampler = BatchSampler(
                 cuts,
@@ -167,28 +167,29 @@ class DataModule:
                 lattice_size=size,
                 max_duration=config.max_duration,
                 max_cuts=config.max_cuts or None,
-                duration_bins=duration_bins(beginning, config.num_buckets),
+                duration_bins=duration_bins(first_cuts, config.num_buckets),
                 buffer_size=config.buffer_size,
                 shuffle=True,
                 drop_last=False,
                 seed=config.seed,
-                # What is streamed is of one rank already.
+                # ManifestShards already divides the cuts among the ranks.
                 rank=0 if streamed else self.rank,
                 world_size=1 if streamed else self.world_size,
             )
         augmenter = FeatureAugmenter(config.augmentation, seed=config.seed)
-        agree = all_processes if streamed and self.world_size > 1 else None
-        return self._loader(sampler, augmenter, beginning[:_SPARES], agree)
+        all_true = true_on_all_ranks if streamed and self.world_size > 1 else None
+        return self._loader(sampler, augmenter, first_cuts[:_MAX_SUBSTITUTES], all_true)
 
     def valid_loader(self) -> BatchLoader:
-        """Batches of the validation split: every utterance, in a fixed order, as it is."""
+        """Batches of the validation split; see `test_loader`."""
         return self.test_loader(self.config.valid)
 
     def test_loader(self, split: str = "test") -> BatchLoader:
         """Batches of any split: every utterance, longest first, neither filtered nor augmented.
 
-        With several ranks the last batch may repeat utterances so that each rank has one; their
-        ids end in `_dup0`. Utterances that cannot be read are left out as in training.
+        With several ranks the last batch may repeat utterances, so that all ranks have the same
+        number of batches; the ids of repeated utterances end in `_dup0`. Utterances that cannot be
+        read are left out as in training.
         """
         cuts = self.folder.cuts(split).sort_by_duration()
         for cut in islice(cuts, 1):
@@ -203,18 +204,18 @@ class DataModule:
                 rank=self.rank,
                 world_size=self.world_size,
             )
-        # One process may have fewer batches; several need equally many, and validation drops what
-        # is named as repeated.
-        spares = list(islice(cuts, _SPARES)) if self.world_size > 1 else []
-        return self._loader(sampler, None, spares, utterances=len(cuts))
+        # Several ranks need the same number of batches. A single rank does not, so it drops a batch
+        # that cannot be read.
+        substitutes = list(islice(cuts, _MAX_SUBSTITUTES)) if self.world_size > 1 else []
+        return self._loader(sampler, None, substitutes, utterances=len(cuts))
 
     def _check_kind(self, cut: Any) -> None:
-        """The data have what `features` asks for, as far as one cut can tell."""
+        """Raises ValueError if a cut of the data lacks what `features` needs."""
         wanted = self.config.features
         other = "waveform" if wanted == "stored" else "stored"
         if not (cut.has_features if wanted == "stored" else cut.has_recording):
             raise ValueError(
-                f"{self.folder.path} was prepared without what data.features={wanted} needs: set "
+                f"{self.folder.path} was not prepared for data.features={wanted}; set "
                 f"data.features={other}, or prepare it again with --features {wanted}"
             )
 
@@ -222,17 +223,17 @@ class DataModule:
         self,
         sampler: Any,
         augmenter: FeatureAugmenter | None,
-        spares: Sequence[Any],
-        agree: Callable[[bool], bool] | None = None,
+        substitutes: Sequence[Any],
+        all_true: Callable[[bool], bool] | None = None,
         utterances: int | None = None,
     ) -> BatchLoader:
         config = self.config
-        dataset = CutsToBatch(
+        dataset = SpeechDataset(
             self.tokenizer,
             stored=config.features == "stored",
             augmenter=augmenter,
             bad_audio=config.bad_audio,
-            spares=spares,
+            substitutes=substitutes,
             allow_commands=config.allow_commands,
         )
         return BatchLoader(
@@ -241,7 +242,7 @@ class DataModule:
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor,
             world_size=self.world_size,
-            agree=agree,
+            all_true=all_true,
             utterances=utterances,
         )
 
@@ -258,7 +259,7 @@ def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     factors = tuple(factor for factor in factors if factor != 1.0)
     if factors:
-        # lhotse would warn of every cut that it takes the features from.
+        # lhotse warns about every cut with features, which speed perturbation discards.
         plain = cuts.drop_features()
         for factor in factors:
             cuts = cuts + plain.perturb_speed(factor)

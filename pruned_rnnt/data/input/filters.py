@@ -1,4 +1,4 @@
-"""Which utterances take part in training: those left out are counted and named."""
+"""Filters the training utterances; counts and lists those left out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from pruned_rnnt.setting_checks import check_at_least
 
 logger = logging.getLogger(__name__)
 
-NAMED_PER_REASON = 5
-_KEPT_PER_REASON = 1000
+# Ids to list for each reason, and ids to keep in memory.
+_MAX_LISTED = 5
+_MAX_KEPT = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
     """Bounds on the training utterances; dev and test sets are never filtered.
 
-    min_duration, max_duration: of an utterance, in seconds.
-    max_symbols: longest reference, in symbols (long references are what runs out of memory).
+    min_duration, max_duration: bounds on the duration, in seconds.
+    max_symbols: largest number of symbols in a reference; long references need most memory.
     subsampling_factor: feature frames per encoder frame; an utterance needs more encoder frames
         than symbols.
     """
@@ -40,7 +41,7 @@ class FilterConfig:
 
 
 def encoder_frames(frames: int, subsampling_factor: int) -> int:
-    """Encoder frames that surely remain of `frames` feature frames.
+    """A lower bound on the number of encoder frames for `frames` feature frames.
 
     Two unpadded 3x3 convolutions of stride 2 leave ((frames - 7) // 2 + 1) // 2, which is never
     below (frames - 7) // 4; a padded front end leaves more.
@@ -49,17 +50,17 @@ def encoder_frames(frames: int, subsampling_factor: int) -> int:
 
 
 def cut_text(cut: Any) -> str:
-    """The reference of a cut: the texts of its supervisions in order of time."""
+    """The reference text of a cut: the texts of its supervisions in order of time."""
     supervisions = sorted(cut.supervisions, key=lambda s: s.start)
     return " ".join(" ".join((s.text or "").split()) for s in supervisions).strip()
 
 
 @dataclass
 class CutFilter:
-    """Decides about one cut at a time; counts what it left out by reason, and keeps some ids.
+    """Accepts or rejects single cuts; counts the rejected ones by reason and keeps some ids.
 
-    too_large: (cut) -> whether its lattice alone is beyond the bound on batches.
-    tempo: augmentation may make the features shorter by this share.
+    too_large: (cut) -> True if its lattice alone exceeds the bound on batches.
+    tempo: augmentation may shorten the features by a factor of 1 + tempo.
     """
 
     config: FilterConfig
@@ -75,17 +76,17 @@ class CutFilter:
             return True
         self.left_out[reason] += 1
         ids = self.examples.setdefault(reason, [])
-        if len(ids) < _KEPT_PER_REASON:
+        if len(ids) < _MAX_KEPT:
             ids.append(cut.id)
         return False
 
-    def forget(self) -> None:
-        """Starts counting anew."""
+    def reset(self) -> None:
+        """Sets all counts to zero."""
         self.left_out.clear()
         self.examples.clear()
 
     def reason(self, cut: Any) -> str | None:
-        """Why the cut is left out, or None when it is kept."""
+        """The reason to leave the cut out, or None to keep it."""
         config = self.config
         if cut.duration < config.min_duration:
             return f"shorter than {config.min_duration} s"
@@ -102,27 +103,27 @@ class CutFilter:
         if encoder_frames(frames, config.subsampling_factor) <= symbols:
             return "too short for its symbols"
         if self.too_large is not None and self.too_large(cut):
-            return "lattice beyond max_lattice"
+            return "lattice larger than max_lattice"
         return None
 
     def counts(self) -> dict[str, int]:
-        """Number of cuts left out so far, by reason."""
+        """The number of cuts left out so far, by reason."""
         return dict(sorted(self.left_out.items()))
 
     def describe(self) -> str:
-        """One line: how many were left out, why, and the first ids of each reason."""
+        """One line with the number of cuts left out for each reason, and the first ids."""
         if not self.left_out:
             return "none left out"
         parts = []
         for reason, count in sorted(self.left_out.items()):
-            names = ", ".join(sorted(self.examples[reason])[:NAMED_PER_REASON])
-            more = ", ..." if count > NAMED_PER_REASON else ""
+            names = ", ".join(sorted(self.examples[reason])[:_MAX_LISTED])
+            more = ", ..." if count > _MAX_LISTED else ""
             parts.append(f"{count} {reason} ({names}{more})")
         return "; ".join(parts)
 
 
 def filter_cuts(cuts: Iterable[Any], cut_filter: CutFilter, split: str) -> CutSet:
-    """The cuts that pass, in memory, with one line in the log about the rest."""
+    """The cuts that pass the filter, in memory; logs one line about the others."""
     kept = CutSet.from_cuts(cut for cut in cuts if cut_filter(cut))
     left_out = sum(cut_filter.counts().values())
     logger.info("%s: %d cuts, %d left out: %s", split, len(kept), left_out, cut_filter.describe())

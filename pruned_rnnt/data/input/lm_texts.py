@@ -1,7 +1,7 @@
-"""Texts as symbols on disk, for language models: written once, mapped into memory, batched.
+"""Texts for language models, stored as symbol ids, mapped into memory and batched.
 
-    DIR/train.symbols.npy   int32, the symbols of all texts one after the other
-    DIR/train.offsets.npy   int64, where each text begins, and the end
+    DIR/train.symbols.npy   int32, the symbols of all texts, concatenated
+    DIR/train.offsets.npy   int64, the start of each text, and the end of the last one
 
 Axes: N batch, U symbols.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ from torch import Tensor
 
 from pruned_rnnt.data.input.batch import pad_targets
 
-# Texts that are sorted by length together, so that batches have little padding.
+# Number of texts that are sorted by length together, so that batches have little padding.
 _POOL = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextBatch:
-    """texts_NU: int32 symbols, padded with 0. lengths_N: int32, on the CPU. ids: of the texts."""
+    """texts_NU: int32 symbols, padded with 0. lengths_N: int32, on the CPU. ids: text numbers."""
 
     texts_NU: Tensor
     lengths_N: Tensor
@@ -45,13 +46,13 @@ class TextFiles:
     """The texts of one split of a folder.
 
     Raises:
-        FileNotFoundError: there is no such split.
+        FileNotFoundError: the folder has no such split.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
         symbols, offsets = _paths(folder, split)
         if not offsets.is_file():
-            raise FileNotFoundError(f"no texts at {symbols}: run `pruned-rnnt prepare lm`")
+            raise FileNotFoundError(f"no texts at {symbols}; run `pruned-rnnt prepare lm`")
         self._symbols = np.load(symbols, mmap_mode="r")
         self._offsets: NDArray[np.int64] = np.load(offsets)
         self.lengths: NDArray[np.int64] = np.diff(self._offsets)
@@ -60,7 +61,7 @@ class TextFiles:
         return len(self.lengths)
 
     def batch(self, indices: NDArray[np.int64]) -> TextBatch:
-        """Some texts, padded."""
+        """The texts with these numbers, padded."""
         texts = [
             self._symbols[self._offsets[index] : self._offsets[index + 1]].tolist()
             for index in indices
@@ -70,7 +71,7 @@ class TextFiles:
 
 
 def write_texts(folder: Path, split: str, texts: Iterable[list[int]]) -> int:
-    """Write the texts of a split, one after the other; returns how many there were."""
+    """Writes the texts of a split; returns their number."""
     symbols_path, offsets_path = _paths(folder, split)
     raw = symbols_path.with_suffix(".raw")
     offsets = array("q", [0])
@@ -90,14 +91,14 @@ def write_texts(folder: Path, split: str, texts: Iterable[list[int]]) -> int:
 
 
 class TextLoader:
-    """Batches of an epoch for one of `world_size` processes; can go on in the middle of one.
+    """Batches of an epoch for one of `world_size` processes; can resume in the middle of it.
 
-    Every process has the same number of batches: the last ones may be repeated.
+    Every process has the same number of batches; for this the last ones may be repeated.
 
     Args:
-        batch_symbols: most symbols in a batch, padding and the end of each text counted; a longer
-            text is a batch of its own.
-        shuffle: in an order that depends on (seed, epoch) alone; else by pools as they are.
+        batch_symbols: largest number of symbols in a batch, including padding and the end of each
+            text; a longer text is a batch of its own.
+        shuffle: use a random order that depends on (seed, epoch) only.
     """
 
     def __init__(
@@ -120,19 +121,18 @@ class TextLoader:
         self._skip = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order; the epoch of a loaded state keeps its place."""
+        """Selects the order; setting the epoch of a loaded state keeps the position."""
         if epoch != self.epoch:
             self._skip = 0
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[TextBatch]:
         skip, self._skip = self._skip, 0
-        for place, indices in enumerate(self._own()):
-            if place >= skip:
-                yield self.texts.batch(indices)
+        for indices in islice(self._batches_of_rank(), skip, None):
+            yield self.texts.batch(indices)
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
-        """State after so many batches of this epoch."""
+        """The state after `consumed_batches` batches of this epoch."""
         return {
             "epoch": self.epoch,
             "batches": consumed_batches,
@@ -141,25 +141,25 @@ class TextLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the batches of `state`.
+        """Resumes after the batches of `state`.
 
         Raises:
-            ValueError: it is of another seed or number of processes.
+            ValueError: the state has another seed or world size.
         """
         for key, own in (("seed", self.seed), ("world_size", self.world_size)):
             if state[key] != own:
                 raise ValueError(
-                    f"cannot resume the texts with {key} {own}: the saved state has {state[key]}"
+                    f"cannot resume the texts with {key} {own}; the saved state has {state[key]}"
                 )
         self.epoch, self._skip = state["epoch"], state["batches"]
 
-    def keep_pace(self, batches: int) -> None:
-        """Nothing: processes go through their texts without asking each other."""
+    def agree_without_fetching(self, batches: int) -> None:
+        """Does nothing, because loading texts needs no collective operations."""
 
-    def _own(self) -> Iterator[NDArray[np.int64]]:
-        """This process's share: batches are dealt out in rounds."""
+    def _batches_of_rank(self) -> Iterator[NDArray[np.int64]]:
+        """The batches of this process: one of every `world_size` batches."""
         batches: list[NDArray[np.int64]] = []
-        for batch in self._all():
+        for batch in self._all_batches():
             batches.append(batch)
             if len(batches) == self.world_size:
                 yield batches[self.rank]
@@ -167,7 +167,7 @@ class TextLoader:
         if batches:
             yield batches[self.rank % len(batches)]
 
-    def _all(self) -> Iterator[NDArray[np.int64]]:
+    def _all_batches(self) -> Iterator[NDArray[np.int64]]:
         rng = np.random.default_rng((self.seed, self.epoch))
         order = np.arange(len(self.texts))
         if self.shuffle:
@@ -189,7 +189,7 @@ class TextLoader:
 
 
 def text_splits(folder: Path) -> list[str]:
-    """Names of the splits there are; none where nothing is prepared."""
+    """The names of the splits in `folder`."""
     return sorted(path.name.partition(".")[0] for path in folder.glob("*.offsets.npy"))
 
 

@@ -1,4 +1,4 @@
-"""Iterating over batches, and continuing in the middle of an epoch."""
+"""Iterates over batches, and can resume in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from torch import distributed
 from torch.utils.data import DataLoader, Sampler
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.speech_dataset import CutsToBatch
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.input.worker_signals import (
     WorkerDiedError,
-    leave_signals_to_the_parent,
-    sigterm_waits,
+    ignore_job_signals,
+    sigterm_blocked,
 )
 
 logger = logging.getLogger(__name__)
 
 
 class BatchLoader:
-    """Iterates over the batches of one epoch; knows how to continue in the middle of one.
+    """Iterates over the batches of one epoch, and can resume in the middle of it.
 
         loader.set_epoch(epoch)
         for batch in loader: ...
 
-    To resume exactly, save `state_dict(consumed)` with the number of batches of this epoch the
-    training loop really used, and `load_state_dict` it into a loader made from the same data,
-    seed and world size before iterating.
+    To resume exactly, save `state_dict(consumed)` with the number of batches of this epoch that
+    the training loop has used. Before iterating, load it with `load_state_dict` into a loader of
+    the same data, seed and world size.
 
-    Utterances that could not be read are logged by name, and counted in `left_out`.
+    Utterances that cannot be read are logged with their names, and counted in `left_out`.
     """
 
     def __init__(
         self,
         sampler: Any,
-        dataset: CutsToBatch,
+        dataset: SpeechDataset,
         *,
         num_workers: int,
         prefetch_factor: int,
         world_size: int,
-        agree: Callable[[bool], bool] | None = None,
+        all_true: Callable[[bool], bool] | None = None,
         utterances: int | None = None,
     ) -> None:
-        """sampler: of this process's batches; with `go_to` if states are to be loaded.
-
-        agree: whether all processes still have a batch, each asking with its own answer; an epoch
-            ends for all when it ends for one. None where they have equally many anyway.
-        utterances: of an epoch, over all processes, where it is known.
+        """sampler: yields the cuts of this process's batches; needs `seek` to load states.
+        all_true: a collective operation that returns True if the argument is True in all processes.
+            Before each batch the processes check with it that all have one, so that an epoch ends
+            in all processes when it ends in one. None if they have the same number of batches.
+        utterances: utterances in an epoch, over all processes, if known.
         """
         self.utterances = utterances
         self.sampler = sampler
         self.dataset = dataset
         self.world_size = world_size
         self.left_out = 0
-        self._epoch_sampler = _EpochSampler(sampler, agree)
+        self._epoch_sampler = _EpochSampler(sampler, all_true)
         self._loader: DataLoader[Batch] = DataLoader(
             dataset,
             sampler=self._epoch_sampler,
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
-            worker_init_fn=leave_signals_to_the_parent,
+            worker_init_fn=ignore_job_signals,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -73,19 +73,19 @@ class BatchLoader:
         return int(self.sampler.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order and the augmentation of the next iteration.
+        """Selects the order and the augmentation of the next iteration.
 
-        Setting the epoch that a loaded state belongs to keeps its place in the epoch.
+        Setting the epoch of a loaded state keeps the position in that epoch.
         """
         self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        # Workers start now, not with the first batch: callers guard their random generators.
-        with sigterm_waits():
+        # Start the workers now, not with the first batch, because starting them uses random state.
+        with sigterm_blocked():
             batches = iter(self._loader)
-        return self._reported(batches)
+        return self._with_reports(batches)
 
-    def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _with_reports(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in _with_plain_errors(batches):
             for line in batch.left_out:
                 self.left_out += 1
@@ -93,19 +93,19 @@ class BatchLoader:
             if len(batch) > 0:
                 yield batch
 
-    def keep_pace(self, batches: int) -> None:
-        """Agree with the other processes as fetching so many batches does, but fetch none.
+    def agree_without_fetching(self, batches: int) -> None:
+        """Takes part in the collective operations of fetching `batches` batches, without fetching.
 
-        For a process that has lost a worker, while the others fetch once more.
+        For a process that has lost a worker, while the other processes still fetch batches.
         """
         for _ in range(batches):
-            self._epoch_sampler.keep_pace()
+            self._epoch_sampler.agree_without_fetching()
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
-        """State after `consumed_batches` batches since the beginning of the current epoch.
+        """The state after `consumed_batches` batches of the current epoch.
 
-        The sampler itself is ahead of training by what the workers fetch in advance, so the
-        caller has to count.
+        The caller has to count them, because the sampler is ahead by the batches that workers
+        fetch in advance.
         """
         if consumed_batches < 0:
             raise ValueError(f"consumed_batches must not be negative, got {consumed_batches}")
@@ -117,23 +117,23 @@ class BatchLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues after the batches of `state`; the next iteration yields the one after them.
+        """Resumes after the batches of `state`.
 
-        The batches before are sampled again, without being read. Raises ValueError when the seed
-        or the world size differ, or the data have fewer batches.
+        The batches before are sampled again, but not read. Raises ValueError if the seed or the
+        world size differ, or the data have fewer batches.
         """
         for key, own in (("seed", self.sampler.seed), ("world_size", self.world_size)):
             if state[key] != own:
                 raise ValueError(
-                    f"cannot resume the data with {key} {own}: the saved state has {state[key]}"
+                    f"cannot resume the data with {key} {own}; the saved state has {state[key]}"
                 )
-        self.sampler.go_to(state["epoch"], state["batches"])
+        self.sampler.seek(state["epoch"], state["batches"])
 
 
 def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """A worker's ValueError, which torch wraps into its traceback, with its message alone.
+    """Raises a worker's ValueError with its message only, without the traceback that torch adds.
 
-    A worker that is gone is a WorkerDiedError.
+    Raises WorkerDiedError if a worker has died.
     """
     try:
         yield from batches
@@ -149,37 +149,37 @@ def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 class _EpochSampler(Sampler[Any]):
-    """Adds the number of the epoch to each batch of cuts, for workers that cannot know it."""
+    """Adds the epoch number, which workers need, to each batch of cuts."""
 
-    def __init__(self, sampler: Any, agree: Callable[[bool], bool] | None) -> None:
+    def __init__(self, sampler: Any, all_true: Callable[[bool], bool] | None) -> None:
         self.sampler = sampler
-        self.agree = agree
+        self.all_true = all_true
         self._ended = False
 
     def __iter__(self) -> Iterator[tuple[int, CutSet]]:
         self._ended = False
         for cuts in self.sampler:
-            if self.agree is not None and not self.agree(True):
+            if self.all_true is not None and not self.all_true(True):
                 self._ended = True
                 return
             yield self.sampler.epoch, cuts
         self._ended = True
-        if self.agree is not None:
-            self.agree(False)
+        if self.all_true is not None:
+            self.all_true(False)
 
-    def keep_pace(self) -> None:
-        """Agree once more, as with the next batch of an epoch that goes on."""
-        if self.agree is not None and not self._ended:
-            self._ended = not self.agree(True)
+    def agree_without_fetching(self) -> None:
+        """Takes part in the collective operation of one more batch."""
+        if self.all_true is not None and not self._ended:
+            self._ended = not self.all_true(True)
 
 
-def all_processes(own: bool) -> bool:
-    """Whether `own` holds in every process; all have to ask.
+def true_on_all_ranks(own: bool) -> bool:
+    """True if `own` is true in every process; a collective operation.
 
-    Raises ValueError when the processes are not joined to a group.
+    Raises ValueError if torch.distributed is not initialised.
     """
     if not distributed.is_initialized():
-        raise ValueError("shards of several processes need torch.distributed to be initialised")
+        raise ValueError("reading shards in several processes needs torch.distributed initialised")
     answer = torch.tensor(int(own))
     distributed.all_reduce(answer, distributed.ReduceOp.MIN)
     return bool(answer)

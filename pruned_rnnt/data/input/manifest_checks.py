@@ -1,7 +1,7 @@
-"""What is checked in a line of a lhotse manifest before lhotse makes an object of it.
+"""Checks a line of a lhotse manifest before lhotse deserialises it.
 
-A manifest may come from anywhere. lhotse takes any value for a sampling rate or a time, and hands
-some sources of audio and features to a shell.
+A manifest may come from an untrusted source. lhotse accepts any value for a sampling rate or a
+time, and passes some sources of audio and features to a shell.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from pruned_rnnt.data.audio.recordings import runs_shell
 
-# What lhotse opens through a shell, when a path begins so.
+# lhotse opens paths with this prefix through a shell.
 _PIPE = "pipe:"
 _PATHS = ("source", "storage_path", "storage_key")
 _TIMES = ("start", "duration")
@@ -20,24 +20,24 @@ _COUNTS = ("sampling_rate", "num_frames", "num_features")
 
 
 def check_values(item: Any) -> None:
-    """Sampling rates, times and sizes of a manifest's line, which JSON has parsed.
+    """Checks the sampling rates, times and sizes in a parsed line of a manifest.
 
     Raises:
-        ValueError: naming the key, what it has and what it needs.
+        ValueError: naming the key, its value and the values allowed.
     """
     for part in _parts(item):
         for key in _COUNTS:
             if key in part and not (_is_number(part[key]) and part[key] >= 1):
-                raise ValueError(f"{key} is {_shown(part[key])}, needs a number of at least 1")
+                raise ValueError(f"{key} must be a number of at least 1, got {_shown(part[key])}")
         for key in _TIMES:
             if key in part and not _is_number(part[key]):
-                raise ValueError(f"{key} is {_shown(part[key])}, needs a number of seconds")
+                raise ValueError(f"{key} must be a number of seconds, got {_shown(part[key])}")
         if part.get("duration", 0) < 0:
-            raise ValueError(f"duration is {part['duration']}, needs seconds that are not negative")
+            raise ValueError(f"duration must not be negative, got {part['duration']}")
 
 
 def commands_of(item: Any) -> list[str]:
-    """What lhotse would give to a shell for the audio or the features of a manifest's line."""
+    """The commands that lhotse would pass to a shell for the audio or features of a line."""
     return [command for part in _parts(item) if (command := _command(part))]
 
 
@@ -55,7 +55,7 @@ def _command(part: dict[str, Any]) -> str:
 
 
 def _parts(item: Any) -> Iterator[dict[str, Any]]:
-    """All objects of an item; a user's own fields, which nothing here reads, are left out."""
+    """All JSON objects in an item, except in `custom` and `alignment`, which are not used here."""
     if isinstance(item, dict):
         yield item
         for key, value in item.items():

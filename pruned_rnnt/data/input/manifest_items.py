@@ -1,4 +1,4 @@
-"""Reading lhotse manifests line by line; errors name the file and the line."""
+"""Reads lhotse manifests line by line; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pruned_rnnt.data.input.manifest_checks import check_values, commands_of
 
 
 def manifest_items(path: Path, allow_commands: bool = False) -> Iterator[tuple[int, Any]]:
-    """The objects of a manifest with their lines.
+    """Yields (line number, object) for a manifest.
 
-    allow_commands: audio and features may come from commands, which a shell runs when they are
-        loaded.
+    allow_commands: accept audio and features that come from shell commands. The commands run when
+        the audio or the features are loaded.
 
     Raises:
-        ValueError: naming a line that is none, one with a rate or a time that cannot be, or one
-            with a command that is not allowed.
+        ValueError: a line is not valid, has an impossible rate or time, or has a command that is
+            not allowed. The message names the line.
     """
     for number, line in text_lines(path):
         try:
@@ -32,14 +32,14 @@ def manifest_items(path: Path, allow_commands: bool = False) -> Iterator[tuple[i
             check_values(values)
             commands = [] if allow_commands else commands_of(values)
             item = None if commands else deserialize_item(values)
-        except Exception as error:  # whatever a foreign object makes of it
+        except Exception as error:  # lhotse raises errors of many types
             raise ValueError(
-                f"{path}:{number} is no line of a lhotse manifest: {last_line(error)}"
+                f"{path}:{number} is not a valid line of a lhotse manifest: {last_line(error)}"
             ) from error
         if commands:
             raise ValueError(
                 f"{path}:{number}: reading this recording would run a shell command, "
-                f"{commands[0][:100]!r} (the manifest has {_count_commands(path)}): if you trust "
+                f"{commands[0][:100]!r} (the manifest has {_count_commands(path)}). If you trust "
                 "all of them, allow them with --allow-commands (prepare) or "
                 "data.allow_commands=true (train, decode, align)"
             )
@@ -47,9 +47,9 @@ def manifest_items(path: Path, allow_commands: bool = False) -> Iterator[tuple[i
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, gzipped or not, that are not blank, with their numbers.
+    """Yields (number, line) for the lines of a file, gzipped or not, that are not blank.
 
-    Raises ValueError naming the line after which the file is broken.
+    Raises ValueError naming the last good line if the file is damaged.
     """
     number = 0
     try:
@@ -58,11 +58,11 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is broken after line {number}: {last_line(error)}") from error
+        raise ValueError(f"{path} is damaged after line {number}: {last_line(error)}") from error
 
 
 def _count_commands(path: Path) -> int:
-    """Different commands in the lines of a manifest that can be read."""
+    """The number of different commands in the readable lines of a manifest."""
     found: set[str] = set()
     with suppress(ValueError):
         for _, line in text_lines(path):

@@ -1,12 +1,12 @@
-"""The prepared data folder: what every recipe writes and training reads.
+"""The prepared folder, which every recipe writes and training reads.
 
-    DIR/train_cuts.jsonl.gz   one lhotse CutSet a split (train, dev, test, ...); or several,
+    DIR/train_cuts.jsonl.gz   a lhotse CutSet per split (train, dev, test, ...); or several of them,
                               train_cuts.000000.jsonl.gz and so on, which training streams
-    DIR/features/  DIR/audio/ what the cuts point at, by paths relative to DIR
+    DIR/features/  DIR/audio/ files of the cuts, with paths relative to DIR
     DIR/tokens/               tokens.model and tokens.txt
-    DIR/prepare.json          what was made from what, and what was left out and why
+    DIR/prepare.json          recipe, options, counts, and utterances left out with the reasons
 
-Paths inside are relative, so the folder can be moved.
+Because the paths are relative, the folder can be moved.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """Reads a prepared folder at `path`. allow_commands: as of `manifest_items`."""
+    """Reads the prepared folder at `path`. allow_commands: as in `manifest_items`."""
 
     path: Path
     allow_commands: bool = False
 
     def splits(self) -> list[str]:
-        """Names of the splits on disk, sorted."""
+        """The names of the splits on disk, sorted."""
         files = self.path.glob("*_cuts.*jsonl.gz")
         return sorted({_MANIFEST_END.sub("", file.name) for file in files})
 
@@ -47,9 +47,9 @@ class PreparedFolder:
         return self.path / f"{split}_cuts.jsonl.gz"
 
     def manifests(self, split: str) -> list[Path]:
-        """The manifest of a split, or those of its shards in order.
+        """The manifest of a split, or the manifests of its shards in order.
 
-        Raises FileNotFoundError naming the file and the splits that exist.
+        Raises FileNotFoundError naming the file and the existing splits.
         """
         path = self.cuts_path(split)
         if path.is_file():
@@ -58,14 +58,14 @@ class PreparedFolder:
         if not shards:
             found = ", ".join(self.splits()) or "none"
             raise FileNotFoundError(
-                f"no split {split!r} at {path} (splits found: {found}): run `pruned-rnnt prepare`"
+                f"no split {split!r} at {path} (splits found: {found}); run `pruned-rnnt prepare`"
             )
         return shards
 
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
-        """The cuts of a split, with paths made absolute. `lazy` reads them as they are needed.
+        """The cuts of a split, with absolute paths. `lazy` streams them from the manifest.
 
-        Raises FileNotFoundError naming the file and the splits that exist; ValueError naming the
+        Raises FileNotFoundError naming the file and the existing splits; ValueError naming the
         line of a manifest that cannot be read.
         """
         chain = _Chain(self.manifests(split), self.allow_commands)
@@ -73,21 +73,21 @@ class PreparedFolder:
         return cuts if lazy else cuts.to_eager()
 
     def make_absolute(self) -> PathPrefix:
-        """Maps a cut of this folder to one whose paths are absolute."""
+        """A function that makes the paths of a cut of this folder absolute."""
         return PathPrefix(str(self.path.resolve()))
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; FileNotFoundError when there is none."""
+        """The tokenizer; FileNotFoundError if there is none."""
         return Tokenizer.load(self.path / "tokens")
 
     def report(self) -> dict[str, Any]:
-        """prepare.json."""
+        """The contents of prepare.json."""
         report: dict[str, Any] = json.loads((self.path / REPORT_NAME).read_text(encoding="utf-8"))
         return report
 
 
 class _Chain:
-    """The cuts of manifests one after the other, read as they are needed."""
+    """Streams the cuts of several manifests."""
 
     def __init__(self, manifests: Sequence[Path], allow_commands: bool) -> None:
         self.manifests = manifests
@@ -100,7 +100,7 @@ class _Chain:
 
 
 class PathPrefix:
-    """Makes the relative paths of a cut absolute (a class, so that workers can pickle it)."""
+    """Makes the relative paths of a cut absolute; a class, because workers need to pickle it."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -114,9 +114,9 @@ class PathPrefix:
 
 
 def read_cuts(path: Path, allow_commands: bool = False) -> CutSet:
-    """The cuts of a manifest, lazily; relative paths start at its folder if that is a prepared one.
+    """Streams the cuts of a manifest; relative paths start at its folder if that is a prepared one.
 
-    allow_commands: as of `manifest_items`.
+    allow_commands: as in `manifest_items`.
 
     Raises FileNotFoundError naming the manifest; ValueError naming a line that cannot be read.
     """
@@ -135,25 +135,30 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def check_output(output: Path) -> None:
-    """ValueError when `output` holds something else than prepared data: no foreign files are ever
-    deleted."""
+    """Raises ValueError if `output` contains other files than prepared data, which are not ours to
+    delete."""
     if output.exists() and not output.is_dir():
         raise ValueError(f"output must be a folder, got the file {output}")
     if output.is_dir() and any(output.iterdir()) and not (output / REPORT_NAME).is_file():
         raise ValueError(
-            f"output {output} exists and holds no {REPORT_NAME}: it was not made by "
-            "`pruned-rnnt prepare`; choose another folder or empty it"
+            f"output {output} exists and has no {REPORT_NAME}, so `pruned-rnnt prepare` did not "
+            "write it; choose another folder or empty it"
         )
 
 
 @contextmanager
 def building(output: Path | str, resume: str = "") -> Iterator[Path]:
-    """Yields an empty folder beside `output` that becomes `output` when all went well.
+    """Yields an empty folder next to `output`, and renames it to `output` if there was no error.
 
-    resume: what an interrupted run leaves there if the next one can go on with it.
-    An earlier prepared folder at `output` is replaced at the very end; after an error or a kill
-    it is still there, whole. Raises ValueError as `check_output` does, and while another process
-    builds the same.
+    An earlier prepared folder at `output` is replaced at the very end; after an error or a kill it
+    still exists unchanged.
+
+    Args:
+        resume: name of a file or folder by which an interrupted run marks that the next run can
+            resume; the folder is then not emptied.
+
+    Raises:
+        ValueError: as `check_output`, or another process is building the same folder.
     """
     output = Path(output)
     check_output(output)

@@ -1,9 +1,9 @@
-"""Which utterances make a batch: lhotse's bucketing by duration, with a bound on the lattice.
+"""Samples batches with lhotse's bucketing by duration, with a bound on the lattice.
 
-A batch's memory grows with its padded lattice, utterances x encoder frames x (symbols + 1), each
-taken from the largest: one long text among short ones multiplies it. lhotse's samplers bound
-seconds, and add an utterance before they look whether the bound still holds; so a batch that came
-out too large is parted here, its long texts going by themselves.
+The memory of a batch grows with its padded lattice: utterances x most encoder frames x (most
+symbols + 1). One long text among short ones multiplies it. A batch that exceeds the bound is
+therefore split, with utterances of similar text length together. (A `SamplingConstraint` of
+lhotse's would end a batch at the first long text instead, and make more batches.)
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class LatticeSize:
-    """Encoder frames and symbols + 1 of a cut. stretch: largest factor that augmentation puts on
-    its duration."""
+    """Computes (encoder frames, symbols + 1) of a cut.
+
+    stretch: largest factor by which augmentation extends the duration.
+    """
 
     def __init__(
         self, count_symbols: Callable[[Any], int], subsampling_factor: int, stretch: float = 1.0
@@ -43,16 +45,16 @@ class LatticeSize:
         return -(-frames // self.subsampling_factor), self.count_symbols(cut) + 1
 
     def nodes(self, cut: Any) -> int:
-        """Lattice nodes of the cut by itself."""
+        """Number of lattice nodes of the cut alone."""
         frames, symbols = self(cut)
         return frames * symbols
 
 
-def part_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[int]]:
-    """Indices of `sizes`, (frames, symbols + 1) each, in groups whose padded lattice keeps `bound`.
+def split_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[int]]:
+    """Groups the indices of `sizes`, (frames, symbols + 1) pairs, by similar text length.
 
-    Utterances of similar text length come together. One that is larger than `bound` by itself is
-    a group of its own.
+    The padded lattice of a group does not exceed `bound`, unless a single utterance does; that one
+    is a group of its own.
     """
     order = sorted(range(len(sizes)), key=lambda index: (sizes[index][1], sizes[index][0], index))
     groups: list[list[int]] = []
@@ -70,11 +72,11 @@ def part_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[i
 
 
 class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
-    """lhotse's sampler with a bound on the lattice, and continuing by counting batches.
+    """lhotse's sampler with a bound on the lattice; resumes after a number of batches.
 
-    source: cuts; its `set_epoch`, if there is one, is told the epoch.
-    max_lattice: nodes; 0 for no bound. lattice_size: needed with it.
-    Other arguments are lhotse's.
+    source: cuts; its `set_epoch`, if it has one, is called with each epoch.
+    max_lattice: bound in nodes; 0 for none. lattice_size: required with a bound.
+    The other arguments are lhotse's.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         self.source = source
         self.max_lattice = max_lattice
         self.lattice_size = lattice_size
+        # Parts of a batch that was split, still to be returned.
         self._parts: deque[CutSet] = deque()
 
     def set_epoch(self, epoch: int) -> None:
@@ -102,10 +105,10 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         super().__iter__()
         return self
 
-    def go_to(self, epoch: int, batches: int) -> None:
-        """The next iteration starts after so many batches of `epoch`.
+    def seek(self, epoch: int, batches: int) -> None:
+        """Makes the next iteration start after `batches` batches of `epoch`.
 
-        Raises ValueError when the epoch has fewer batches.
+        Raises ValueError if the epoch has fewer batches.
         """
         self.allow_iter_to_reset_state()
         self.set_epoch(epoch)
@@ -115,7 +118,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
                 next(self)
             except StopIteration:
                 raise ValueError(
-                    f"cannot continue after {batches} batches of epoch {epoch}: the data have only "
+                    f"cannot resume after {batches} batches of epoch {epoch}: the data have only "
                     f"{made}; are they the same data?"
                 ) from None
         self._just_restored_state = True
@@ -126,16 +129,16 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
             if self.lattice_size is None or self.max_lattice <= 0:
                 return batch
             cuts = list(batch)
-            groups = part_by_lattice([self.lattice_size(cut) for cut in cuts], self.max_lattice)
-            # One utterance can be beyond the bound only if the filter did not look at it.
+            groups = split_by_lattice([self.lattice_size(cut) for cut in cuts], self.max_lattice)
+            # The filter has already removed utterances that exceed the bound alone.
             self._parts.extend(CutSet.from_cuts(cuts[i] for i in group) for group in groups)
         return self._parts.popleft()
 
 
 def duration_bins(cuts: Iterable[Any], buckets: int) -> list[float]:
-    """Bounds in seconds between buckets of equal total duration, as lhotse finds them.
+    """Bounds in seconds between buckets of equal total duration, as lhotse estimates them.
 
-    Few cuts make few buckets; at least one bound, which lhotse needs.
+    Fewer buckets for few cuts, but at least one bound, which lhotse needs.
     """
     first = list(cuts)
     buckets = min(buckets, len(first) // 2)
@@ -145,22 +148,23 @@ def duration_bins(cuts: Iterable[Any], buckets: int) -> list[float]:
 
 
 class ManifestShards:
-    """The cuts of one process in one epoch, read from the manifests of shards as they are needed.
+    """Streams the cuts of one process in one epoch from the manifests of shards.
 
-    Every epoch has its own order of shards. Processes take whole shards in turn, so each reads its
-    own part only; the shards that are left over are read by all, who take cuts in turn. Hence
-    processes have different cuts and nearly equally many.
+    Every epoch has its own order of shards. Each process gets the same number of whole shards, and
+    reads only these. All processes read the remaining shards, and divide their cuts. Processes
+    therefore have different cuts, and nearly the same number.
 
-    keep: which cuts are for training. change: what is done to each cut that is read.
-    speeds: further copies of each cut. allow_commands: as of `manifest_items`.
+    cut_filter: selects the cuts to train on. transform: applied to each cut that is read.
+    speeds: adds a copy of each cut at each of these speeds.
+    allow_commands: as in `manifest_items`.
     """
 
     def __init__(
         self,
         manifests: Sequence[Path],
         *,
-        change: Callable[[Any], Any],
-        keep: CutFilter,
+        transform: Callable[[Any], Any],
+        cut_filter: CutFilter,
         speeds: Sequence[float],
         seed: int,
         rank: int,
@@ -169,8 +173,8 @@ class ManifestShards:
     ) -> None:
         self.manifests = list(manifests)
         self.allow_commands = allow_commands
-        self.change = change
-        self.keep = keep
+        self.transform = transform
+        self.cut_filter = cut_filter
         self.speeds = [speed for speed in speeds if speed != 1.0]
         self.seed = seed
         self.rank = rank
@@ -181,7 +185,7 @@ class ManifestShards:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self.keep.forget()
+        self.cut_filter.reset()
         order = list(self.manifests)
         Random(derived_seed("shards", self.seed, self.epoch)).shuffle(order)
         whole = len(order) // self.world_size * self.world_size
@@ -189,20 +193,20 @@ class ManifestShards:
             yield from self._cuts(manifest, 0, 1)
         for manifest in order[whole:]:
             yield from self._cuts(manifest, self.rank, self.world_size)
-        logger.info("epoch %d, left out: %s", self.epoch, self.keep.describe())
+        logger.info("epoch %d, left out: %s", self.epoch, self.cut_filter.describe())
 
-    def beginning(self) -> Iterator[Any]:
-        """The cuts of the first shards: the same in every process and epoch."""
+    def from_first_shard(self) -> Iterator[Any]:
+        """All cuts from the first shard on, the same in every process and epoch."""
         for manifest in self.manifests:
             yield from self._cuts(manifest, 0, 1)
 
     def _cuts(self, manifest: Path, first: int, step: int) -> Iterator[Any]:
         items = manifest_items(manifest, self.allow_commands)
         for _, cut in islice(items, first, None, step):
-            cut = self.change(cut)
+            cut = self.transform(cut)
             copies = [cut]
             if self.speeds:
-                # lhotse would warn of every cut that it takes the features from.
+                # lhotse warns about every cut with features, which speed perturbation discards.
                 plain = cut.drop_features()
                 copies += [plain.perturb_speed(speed) for speed in self.speeds]
-            yield from (copy for copy in copies if self.keep(copy))
+            yield from (copy for copy in copies if self.cut_filter(copy))

@@ -1,9 +1,9 @@
-"""Lhotse Shar whose members are read by their place in the tar file.
+"""Random access to the members of a lhotse Shar, by byte ranges in its tar files.
 
-Lhotse reads a Shar from its beginning to its end, audio and all. Here the sampler reads manifests
-only, and workers fetch what a batch needs: a tar file is not compressed, so a member is a range of
-bytes. That keeps every promise of the loader (any number of workers, exact resume), and the folder
-stays one that `CutSet.from_shar` reads.
+lhotse reads a Shar sequentially, with all audio. Here the sampler reads manifests only, and workers
+read the data of their batches. This works because tar files are not compressed, so a member is a
+range of bytes. Any number of workers and exact resuming work as with other data, and
+`CutSet.from_shar` can still read the folder.
 
     DIR/SPLIT/cuts.000000.jsonl.gz, features.000000.tar or recording.000000.tar   lhotse's Shar
     DIR/SPLIT_cuts.000000.jsonl.gz                                 the same cuts, with byte ranges
@@ -21,7 +21,7 @@ from lhotse import AudioSource, CutSet
 from lhotse.shar import SharWriter
 from lhotse.utils import fastcopy
 
-# The name under which a cut carries the range of its audio: [first byte, number of bytes].
+# Custom field of a cut with the range of its audio: [first byte, number of bytes].
 AUDIO_RANGE = "audio_range"
 
 
@@ -37,20 +37,20 @@ def open_shar_writer(folder: Path, split: str, number: int, field: str) -> Any:
     )
 
 
-def cuts_with_ranges(folder: Path, split: str, number: int, field: str) -> Iterator[Any]:
-    """The cuts of a written shard, pointing into its tar file by paths relative to `folder`.
+def cuts_with_byte_ranges(folder: Path, split: str, number: int, field: str) -> Iterator[Any]:
+    """The cuts of a finished shard, with byte ranges in its tar file; paths start at `folder`.
 
-    Raises ValueError when manifest and tar file do not hold the same cuts.
+    Raises ValueError if manifest and tar file do not contain the same cuts.
     """
     tar_path = f"{split}/{field}.{number:06d}.tar"
     cuts = CutSet.from_jsonl_lazy(folder / split / f"cuts.{number:06d}.jsonl.gz")
     for cut, (name, offset, size) in zip(cuts, _members(folder / tar_path), strict=True):
         if name != cut.id:
-            raise ValueError(f"{folder / tar_path} has {name} where the manifest has {cut.id}")
+            raise ValueError(f"{folder / tar_path} has {name}, but the manifest has {cut.id}")
         if field == "features":
             features = replace(
                 cut.features,
-                # One lilcom matrix in a larger file: what this reader calls a single chunk.
+                # For this reader one lilcom matrix in a larger file is a single chunk.
                 storage_type="lilcom_chunky",
                 storage_path=tar_path,
                 storage_key=f"{offset},{size}",
@@ -67,17 +67,17 @@ def cuts_with_ranges(folder: Path, split: str, number: int, field: str) -> Itera
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Name without suffix, offset and size of every data member."""
+    """Yields (name without suffix, offset, size) for every data member."""
     with tarfile.open(path, "r:") as tar:
         for member in tar:
             if not member.name.endswith((".json", ".nometa")):
                 yield member.name.rpartition(".")[0], member.offset_data, member.size
 
 
-def with_audio_of_shar(cut: Any) -> Any:
-    """The cut with its audio in memory if it lies in a tar file, else the cut as it is.
+def with_shar_audio(cut: Any) -> Any:
+    """The cut with its audio read into memory if it is in a tar file, else the cut unchanged.
 
-    Raises OSError when the tar file is missing or too short.
+    Raises OSError if the tar file is missing or too short.
     """
     byte_range = (getattr(cut, "custom", None) or {}).get(AUDIO_RANGE)
     if byte_range is None:
@@ -90,6 +90,6 @@ def with_audio_of_shar(cut: Any) -> Any:
     if len(data) < size:
         raise OSError(f"{source.source} ends before byte {offset + size}")
     in_memory = AudioSource(type="memory", channels=source.channels, source=data)
-    # What is mixed with the cut has its marks as well: the range is no mark of the mixture.
+    # Mixing keeps the custom fields of a cut, but this range does not apply to the mixture.
     rest = {name: value for name, value in cut.custom.items() if name != AUDIO_RANGE}
     return fastcopy(cut, recording=fastcopy(cut.recording, sources=[in_memory]), custom=rest)

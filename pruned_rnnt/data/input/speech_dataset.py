@@ -1,4 +1,4 @@
-"""From lhotse cuts to a batch: features, augmentation, symbols, padding.
+"""Makes a batch from lhotse cuts: features, augmentation, symbols, padding.
 
 Axes: N batch, T feature frames, F mel bins, U symbols.
 """
@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pruned_rnnt.data.audio.audio_file import rate_problem
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_notes
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.audio.waveform import resample
-from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, kept_global_rngs
+from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
 from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import read_cuts
-from pruned_rnnt.data.input.shar_members import with_audio_of_shar
+from pruned_rnnt.data.input.shar_members import with_shar_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
-# Noises drawn for an utterance; shorter ones follow one another until it ends.
+# Number of noises drawn for an utterance; they are concatenated until it ends.
 _NOISES = 8
 
 BadAudioPolicy = Literal["skip", "stop"]
@@ -39,8 +39,8 @@ class BadAudio(Exception):
     """Features or audio of a cut cannot be read; the message names cut, files and cause."""
 
 
-class CutsToBatch(Dataset[Batch]):
-    """Maps (epoch, cuts) to a Batch; runs in the worker processes."""
+class SpeechDataset(Dataset[Batch]):
+    """Maps (epoch, cuts) to a `Batch`; runs in the worker processes."""
 
     def __init__(
         self,
@@ -49,22 +49,21 @@ class CutsToBatch(Dataset[Batch]):
         stored: bool,
         augmenter: FeatureAugmenter | None,
         bad_audio: BadAudioPolicy = "skip",
-        spares: Sequence[Any] = (),
+        substitutes: Sequence[Any] = (),
         allow_commands: bool = False,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
-
-        augmenter: None leaves the features as they are.
+        augmenter: None leaves the features unchanged.
         bad_audio: leave an utterance that cannot be read out of its batch, or raise ValueError.
-        spares: cuts of which the first that can be read stands in for a batch that has nothing
-            left, since processes need equally many batches; its id ends in `_dup0`. Without
-            spares such a batch is empty.
-        allow_commands: of the noises, as of `manifest_items`.
+        substitutes: if no utterance of a batch can be read, the first readable one of these
+            replaces it, because all processes need the same number of batches; its id ends in
+            `_dup0`. Without substitutes such a batch is empty.
+        allow_commands: for the noises, as in `manifest_items`.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
         self.bad_audio = bad_audio
-        self.spares = tuple(spares)
+        self.substitutes = tuple(substitutes)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
         self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
@@ -73,8 +72,8 @@ class CutsToBatch(Dataset[Batch]):
         epoch, cuts = item
         left_out: list[str] = []
         longest_first = sorted(cuts, key=lambda cut: (-cut.duration, cut.id))
-        with kept_global_rngs():
-            read = self._read(longest_first, epoch, left_out) or self._spare(epoch, left_out)
+        with preserve_global_rngs():
+            read = self._read(longest_first, epoch, left_out) or self._substitute(epoch, left_out)
         if self.augmenter is not None and self.augmenter.config.tempo > 0:
             read.sort(key=lambda pair: -pair[1].shape[0])
         ordered = [cut for cut, _ in read]
@@ -96,25 +95,26 @@ class CutsToBatch(Dataset[Batch]):
     def _read(
         self, cuts: Sequence[Any], epoch: int, left_out: list[str]
     ) -> list[tuple[Any, Tensor]]:
-        """The cuts that can be read, with their features; lines about the others."""
+        """The readable cuts with their features; appends a message about each of the others."""
         read = []
         for cut in cuts:
             try:
                 read.append((cut, self._features(cut, epoch, left_out)))
             except BadAudio as error:
                 if self.bad_audio == "stop":
-                    raise ValueError(f"{error} (data.bad_audio=skip would leave it out)") from error
+                    raise ValueError(f"{error} (data.bad_audio=skip leaves it out)") from error
                 left_out.append(str(error))
         return read
 
-    def _spare(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
-        if not self.spares:
+    def _substitute(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
+        if not self.substitutes:
             return []
-        for spare in self.spares:
-            read = self._read([spare], epoch, [])
-            if read:
-                return [(fastcopy(spare, id=f"{spare.id}_dup0"), read[0][1])]
-        raise ValueError(f"nothing of a batch can be read, nor anything else: {left_out[0]}")
+        for substitute in self.substitutes:
+            for cut, features_TF in self._read([substitute], epoch, []):
+                return [(fastcopy(cut, id=f"{cut.id}_dup0"), features_TF)]
+        raise ValueError(
+            f"no utterance of a batch can be read, and no other one to replace it: {left_out[0]}"
+        )
 
     def _features(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
         if self.augmenter is None:
@@ -129,11 +129,11 @@ class CutsToBatch(Dataset[Batch]):
         rng = random.Random(derived_seed(self.augmenter.seed, epoch, cut.id, "noise"))
         if rng.random() >= config.noise_cuts_probability:
             return self._load(cut)
-        # lhotse shuffles all noises for each call: it is given no more than an utterance needs.
+        # lhotse shuffles all noises in each call, so pass only as many as an utterance needs.
         some = rng.sample(self._noise_cuts, min(_NOISES, len(self._noise_cuts)))
         if self._fbank is not None:
-            some = [_at_rate(with_audio_of_shar(noise), cut.sampling_rate) for noise in some]
-        mixed = CutSet.from_cuts([with_audio_of_shar(cut)]).mix(
+            some = [_at_rate(with_shar_audio(noise), cut.sampling_rate) for noise in some]
+        mixed = CutSet.from_cuts([with_shar_audio(cut)]).mix(
             CutSet.from_cuts(some),
             snr=config.noise_cuts_snr_db,
             preserve_id="left",
@@ -143,7 +143,7 @@ class CutsToBatch(Dataset[Batch]):
         try:
             return self._load(mixed)
         except BadAudio as error:
-            # Raises again where the speech itself is bad.
+            # This raises BadAudio too if the speech itself cannot be read.
             features_TF = self._load(cut)
             if self.bad_audio == "stop":
                 raise
@@ -157,9 +157,9 @@ class CutsToBatch(Dataset[Batch]):
             raise
         except Exception as error:  # readers of audio and features raise errors of every kind
             raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
-        # Log energies are small numbers, so their sum is finite if all of them are.
+        # Log energies are small numbers, so the sum is finite if and only if all of them are.
         if features_TF.shape[0] == 0 or not math.isfinite(features_TF.sum().item()):
-            raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or infinite or NaN features")
+            raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or features not finite")
         return features_TF
 
     def _load_unchecked(self, cut: Any) -> Tensor:
@@ -167,14 +167,14 @@ class CutsToBatch(Dataset[Batch]):
             return torch.from_numpy(cut.load_features())
         if rate_problem(cut.sampling_rate):
             raise ValueError(rate_problem(cut.sampling_rate))
-        with without_decoder_notes(may_be_mp3(cut)):
-            samples_S = with_audio_of_shar(cut).load_audio()[0]
+        with without_decoder_messages(may_be_mp3(cut)):
+            samples_S = with_shar_audio(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
 
 
 def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
-    """The cuts to mix in; errors name the setting and what is wrong with its file."""
+    """The cuts to mix in; errors name the setting and its file."""
     setting = f"data.augmentation.noise_cuts={path}"
     try:
         noises = list(read_cuts(path, allow_commands))
@@ -186,7 +186,7 @@ def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
     for noise in noises:
         if not getattr(noise, f"has_{wanted}", False):
             raise ValueError(
-                f"{setting}: {noise.id} is no cut with {wanted}, which data.features="
+                f"{setting}: {noise.id} is not a cut with {wanted}, which data.features="
                 f"{'stored' if stored else 'waveform'} needs"
             )
         if not stored and rate_problem(noise.sampling_rate):
@@ -199,7 +199,7 @@ def _at_rate(cut: Any, rate: int) -> Any:
 
 
 def _files(cut: Any) -> str:
-    """The files that a cut, mixed or not, is read from."""
+    """The files of a cut or a mixture, for messages."""
     found: list[str] = []
     for track in getattr(cut, "tracks", [cut]):
         part = getattr(track, "cut", track)

@@ -1,6 +1,6 @@
-"""What a split holds, for `inspect CONFIG`: hours, durations, lattices, what training leaves out.
+"""Summarises a split for `inspect CONFIG`: hours, durations, lattices, utterances left out.
 
-Cuts are read one by one; what stays in memory is two numbers each. For language models: texts.
+Cuts are streamed; two numbers of each stay in memory. For language models it summarises the texts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def show_split(folder: PreparedFolder, config: DataConfig, console: Console) -> 
             left_out += 1
     hours = sum(durations) / 3600
     shards = len(folder.manifests(config.train))
-    where = f"in {shards} shards" if shards > 1 else "in one manifest"
-    console.print(f"{config.train}: {len(durations):,} utterances, {hours:,.2f} h, {where}")
+    manifests = f"in {shards} shards" if shards > 1 else "in one manifest"
+    console.print(f"{config.train}: {len(durations):,} utterances, {hours:,.2f} h, {manifests}")
     if left_out:
         console.print(f"{left_out:,} more are left out: {cut_filter.describe()}", markup=False)
     if not durations:
@@ -43,15 +43,17 @@ def show_split(folder: PreparedFolder, config: DataConfig, console: Console) -> 
     _print_histogram(console, "duration, s", durations)
     _print_histogram(console, "lattice nodes, encoder frames x (symbols + 1)", nodes)
     bound = f"{config.max_lattice:,}" if config.max_lattice else "none"
-    console.print(f"largest: {max(nodes):,.0f} nodes; bound of a batch (data.max_lattice): {bound}")
+    console.print(
+        f"largest: {max(nodes):,.0f} nodes; bound for a batch (data.max_lattice): {bound}"
+    )
 
 
 def show_texts(texts: TextFiles, split: str, console: Console) -> None:
-    """Prints counts and the lengths of a split of a language model's texts."""
+    """Prints the counts and a histogram of the lengths of a language model's texts."""
     symbols = int(texts.lengths.sum())
     console.print(f"{split}: {len(texts):,} texts, {symbols:,} symbols")
     if len(texts) > 0:
-        _print_histogram(console, "symbols of a text", texts.lengths.tolist())
+        _print_histogram(console, "symbols per text", texts.lengths.tolist())
 
 
 def _print_histogram(console: Console, title: str, values: Sequence[float]) -> None:

@@ -1,7 +1,7 @@
-"""How long the utterances are that a model learned from: RUN/utterances.json.
+"""The duration of a model's training utterances, stored in RUN/utterances.json.
 
-Longer audio is best heard in parts of that length: a model says little about what is far longer
-than what it was trained on.
+Long audio is transcribed in segments of about this length, because a model works poorly on audio
+that is far longer than its training utterances.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path
 
 _NAME = "utterances.json"
 _KEY = "usual_longest_seconds"
-_SHARE = 0.99
+_PERCENTILE = 0.99
 
 
-def usual_longest(durations: Sequence[float]) -> float:
-    """What 99% of durations do not exceed: some long ones among many do not make a habit."""
-    return float(sorted(durations)[int(_SHARE * (len(durations) - 1))])
+def p99_duration(durations: Sequence[float]) -> float:
+    """99th percentile of the durations, so that a few very long utterances are ignored."""
+    return float(sorted(durations)[int(_PERCENTILE * (len(durations) - 1))])
 
 
-def save_usual_longest(folder: Path, seconds: float) -> None:
-    """Write `folder`/utterances.json."""
+def save_p99_duration(folder: Path, seconds: float) -> None:
+    """Writes `folder`/utterances.json."""
     text = json.dumps({_KEY: round(seconds, 3)}) + "\n"
     (folder / _NAME).write_text(text, encoding="utf-8")
 
 
-def read_usual_longest(folder: Path) -> float | None:
-    """What was saved in `folder`; None where nothing was (imported models).
+def read_p99_duration(folder: Path) -> float | None:
+    """The saved duration in seconds; None if `folder` has none (imported models).
 
     Raises:
         ValueError: the file is damaged.
@@ -40,5 +40,5 @@ def read_usual_longest(folder: Path) -> float | None:
         return float(json.loads(text)[_KEY])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is {text[:80]!r}; it must be {{{_KEY!r}: a number}}, or not be there"
+            f"{path} must contain {{{_KEY!r}: NUMBER}}, got {text[:80]!r}; correct or remove it"
         ) from error

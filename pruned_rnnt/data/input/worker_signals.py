@@ -1,7 +1,8 @@
-"""Signals in the processes that load data, and about them.
+"""Signal handling for the worker processes that load data.
 
-Schedulers, and Ctrl-C, often signal every process of a job. Training has to finish its step and
-save, for which it needs its workers; but when it ends them itself, they go at once.
+Schedulers, and Ctrl-C, often send a signal to every process of a job. The training process then
+finishes its step and saves, for which it needs its workers. So workers ignore these signals, and
+end only when the training process ends them.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from types import FrameType
 
 
 class WorkerDiedError(ChildProcessError):
-    """A process that loads data is gone before its batch came; the message has its number."""
+    """A worker process died before it returned its batch; the message has its process id."""
 
 
 @contextmanager
-def sigterm_waits() -> Iterator[None]:
-    """Inside, SIGTERM is held back in this thread, and in all threads of workers that start there.
+def sigterm_blocked() -> Iterator[None]:
+    """Blocks SIGTERM in this thread, and in all threads of workers that are started inside.
 
-    A worker may have threads before leave_signals_to_the_parent runs in it (those of a BLAS, when a
-    fork server's child imports numpy), and one that does not block SIGTERM would take it.
+    A worker may have threads before `ignore_job_signals` runs in it (BLAS threads, if the child of
+    a fork server imports numpy), and SIGTERM would reach a thread that does not block it.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     if multiprocessing.get_start_method() != "fork":
-        # Where it starts beside the first worker, it unblocks SIGTERM again.
+        # The resource tracker unblocks SIGTERM when it starts, so start it before.
         resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -40,20 +41,20 @@ def sigterm_waits() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_signals_to_the_parent(_: int) -> None:
-    """For DataLoader(worker_init_fn=...): takes SIGTERM from the parent alone, others from nobody.
-    Workers have to be started inside sigterm_waits.
+def ignore_job_signals(_: int) -> None:
+    """For DataLoader(worker_init_fn=...): accepts SIGTERM from the parent only, ignores the others.
 
-    Where the sender of a signal cannot be known (outside Linux), SIGTERM ends the worker as ever.
+    Start the workers inside `sigterm_blocked`. On systems that do not report the sender of a signal
+    (other than Linux), any SIGTERM ends the worker.
     """
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(signal.Signals[name], signal.SIG_IGN)
     if not hasattr(signal, "sigwaitinfo"):
         return
-    # Threads that come later inherit this.
+    # Threads that start later inherit this mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # With a fork server the process above this one is another than the parent.
+    # With a fork server, getppid returns the server instead of the training process.
     parent = multiprocessing.parent_process()
     pid = os.getppid() if parent is None else parent.pid
     threading.Thread(target=_end_with_the_parent, args=(pid,), daemon=True).start()
@@ -66,14 +67,14 @@ def _end_with_the_parent(parent: int | None) -> None:
 
 
 @contextmanager
-def deaths_wait_for_batches() -> Iterator[list[str]]:
-    """Inside, the death of a worker raises an error where its batch is waited for, and only there.
+def worker_deaths_deferred() -> Iterator[list[str]]:
+    """Makes the death of a worker raise an error only when the loader waits for its batch.
 
-    Without this torch raises it wherever the program is at that moment, as in the middle of an
-    update or of writing a checkpoint. To be entered when torch has started workers.
+    Otherwise torch raises it at once in the main thread, for example in the middle of an update or
+    while a checkpoint is written. Enter this after torch has started the workers.
 
     Yields:
-        what torch had to say about deaths, as they come.
+        a list to which torch's messages about dead workers are appended.
     """
     reasons: list[str] = []
     torch_handler = signal.getsignal(signal.SIGCHLD)

@@ -1,44 +1,103 @@
-"""The options of `pruned-rnnt prepare` that every recipe of recorded speech has."""
+"""The options of `pruned-rnnt prepare` that recipes share."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_builder import BuildConfig
-from pruned_rnnt.data.prepare.entries import Limits
-from pruned_rnnt.data.prepare.recipe_folder import add_common_arguments
-from pruned_rnnt.data.prepare.replacement import check_replaceable
+from pruned_rnnt.data.prepare.corpus_entry import UtteranceLimits
+from pruned_rnnt.data.prepare.replacement import add_replace_argument, check_replaceable
 from pruned_rnnt.data.prepare.shard_writer import ShardConfig
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.tokenizer import TOKENIZER_KINDS, TokenizerConfig
+
+
+def add_output_arguments(parser: argparse.ArgumentParser, output: str) -> None:
+    """--output, --replace and --num-jobs of every recipe."""
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(output),
+        metavar="DIR",
+        help=f"folder to write (default {output})",
+    )
+    add_replace_argument(parser)
+    parser.add_argument(
+        "--num-jobs",
+        "--jobs",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of worker processes (default 2)",
+    )
+
+
+def add_common_arguments(
+    parser: argparse.ArgumentParser, *, output: str, tokenizer: TokenizerConfig
+) -> None:
+    """The output options, --seed, --tokens and --vocab-size of every recipe of speech."""
+    add_output_arguments(parser, output)
+    parser.add_argument(
+        "--seed", type=int, default=42, metavar="N", help="seed of all random draws (default 42)"
+    )
+    parser.add_argument(
+        "--tokens",
+        choices=TOKENIZER_KINDS,
+        default=tokenizer.kind,
+        help=f"kind of symbols that the model emits (default {tokenizer.kind})",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        default=tokenizer.vocab_size,
+        metavar="N",
+        help=f"largest number of symbols, for unigram and bpe (default {tokenizer.vocab_size})",
+    )
+
+
+def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, int]) -> None:
+    """--train, --dev and --test of recipes that generate their utterances.
+
+    counts: the default of each split.
+    """
+    for split, count in counts.items():
+        parser.add_argument(
+            f"--{split}",
+            type=int,
+            default=count,
+            metavar="N",
+            help=f"utterances in the {split} split (default {count})",
+        )
 
 
 def add_corpus_arguments(
     parser: argparse.ArgumentParser, *, output: str, tokenizer: TokenizerConfig, text: TextConfig
 ) -> None:
-    """How audio and text become data; defaults of the text options are the recipe's."""
+    """All options of a recipe of recorded speech; `text` holds the recipe's defaults for texts."""
     add_common_arguments(parser, output=output, tokenizer=tokenizer)
     data = parser.add_argument_group("data")
     data.add_argument(
         "--features",
         choices=("stored", "waveform"),
         default="stored",
-        help="compute features now, or leave it to training (default stored)",
+        help="stored: compute features now; waveform: compute them during training "
+        "(default stored)",
     )
     data.add_argument(
         "--speeds",
         type=_speeds,
         default=(),
         metavar="A,B",
-        help="further copies of the training data at these speeds, e.g. 0.9,1.1",
+        help="add copies of the training data at these speeds, for example 0.9,1.1",
     )
     data.add_argument(
         "--shar",
         action="store_true",
-        help="features or audio into tar files (lhotse Shar): for large corpora, which training "
-        "then streams",
+        help="store features or audio in tar files (lhotse Shar), which training streams: for "
+        "large corpora",
     )
     data.add_argument(
         "--shard-size",
@@ -47,43 +106,33 @@ def add_corpus_arguments(
         metavar="N",
         help="utterances in a shard (default 1000)",
     )
-    limits = Limits()
-    for name, default in (
-        ("min-duration", limits.min_duration),
-        ("max-duration", limits.max_duration),
+    limits = UtteranceLimits()
+    for name, verb, default in (
+        ("min-duration", "shorter", limits.min_duration),
+        ("max-duration", "longer", limits.max_duration),
     ):
         data.add_argument(
             f"--{name}",
             type=float,
             default=default,
             metavar="S",
-            help=f"seconds; others are left out (default {default})",
+            help=f"leave out utterances {verb} than S seconds (default {default})",
         )
     data.add_argument(
         "--channel",
         type=int,
         default=limits.channel,
         metavar="N",
-        help="of files with several (default 0)",
+        help="channel to use of files with several channels (default 0)",
     )
-    data.add_argument(
-        "--case",
-        choices=("keep", "lower", "upper"),
-        default=text.case,
-        help=f"of the texts (default {text.case})",
-    )
-    data.add_argument(
-        "--punctuation",
-        choices=("keep", "remove"),
-        default=text.punctuation,
-        help=f"in the texts (default {text.punctuation})",
-    )
-    data.add_argument(
-        "--spaces",
-        choices=("keep", "remove"),
-        default=text.spaces,
-        help=f"in the texts (default {text.spaces})",
-    )
+    for name, choices, default, what in (
+        ("case", ("keep", "lower", "upper"), text.case, "case of the texts"),
+        ("punctuation", ("keep", "remove"), text.punctuation, "punctuation in the texts"),
+        ("spaces", ("keep", "remove"), text.spaces, "spaces in the texts"),
+    ):
+        data.add_argument(
+            f"--{name}", choices=choices, default=default, help=f"{what} (default {default})"
+        )
     data.add_argument(
         "--tokenizer-from",
         type=Path,
@@ -93,17 +142,17 @@ def add_corpus_arguments(
 
 
 def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
-    """What the options of `recipe` ask for.
+    """The configuration of `build_corpus` for parsed options of `recipe`.
 
     Raises:
-        ValueError: values out of range, combinations that make no sense, or an output folder that
-            must not be replaced.
+        ValueError: values are out of range or contradict each other, or the output folder must
+            not be replaced.
     """
     if options.shard_size < 1:
         raise ValueError(f"--shard-size must be at least 1, got {options.shard_size}")
     if options.num_jobs < 1:
         raise ValueError(f"--num-jobs must be at least 1, got {options.num_jobs}")
-    # Now, and not after hours of work.
+    # Check now, not after hours of work.
     check_replaceable(recipe, options)
     if options.tokenizer_from is not None:
         PreparedFolder(options.tokenizer_from).tokenizer()
@@ -112,7 +161,7 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
             features=options.features,
             shar=options.shar,
             speeds=options.speeds,
-            limits=Limits(
+            limits=UtteranceLimits(
                 min_duration=options.min_duration,
                 max_duration=options.max_duration,
                 channel=options.channel,
@@ -133,7 +182,7 @@ def train_options(options: argparse.Namespace) -> tuple[str, ...]:
     """Settings that training on the result needs."""
     if options.features != "waveform":
         return ()
-    # Audio in tar files has been read from its commands.
+    # With --shar the output of the commands is already in the tar files.
     commands = getattr(options, "allow_commands", False) and not options.shar
     return ("data.features=waveform", *(("data.allow_commands=true",) if commands else ()))
 

@@ -1,7 +1,7 @@
-"""What recipes of public corpora share: lhotse downloads and reads them, the rest is here.
+"""Shared code of the recipes for public corpora, which lhotse downloads and reads.
 
-A recipe says how lhotse's functions are called, which parts of the corpus make which split, and
-which texts and symbols are usual for it; see `recipes/`.
+A recipe defines how to call lhotse's functions, which parts of the corpus make each split, and the
+defaults for texts and symbols; see `recipes/`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from rich.console import Console
 from pruned_rnnt.data.audio.recordings import last_line
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_options import (
     add_corpus_arguments,
     build_config,
     train_options,
 )
-from pruned_rnnt.data.prepare.entries import Entry
 from pruned_rnnt.data.prepare.manifest_source import paired_entries
-from pruned_rnnt.data.prepare.recipe_folder import PrepareReport
-from pruned_rnnt.data.prepare.replacement import plain_options
+from pruned_rnnt.data.prepare.prepare_report import PrepareReport
+from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.splits import NamedSplits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
-# Of each part of a corpus: {"recordings": ..., "supervisions": ...}, as lhotse's functions give it.
+# By part of the corpus: {"recordings": ..., "supervisions": ...}, as lhotse's functions return it.
 Manifests = Mapping[str, Mapping[str, Any]]
 
 
@@ -39,12 +39,13 @@ Manifests = Mapping[str, Mapping[str, Any]]
 class CorpusRecipe:
     """A public corpus.
 
-    name: of the recipe, its folder and its configuration.
-    splits: the parts of each split, in lhotse's names. Parts that are not there are left out.
-    download: (target folder, options) -> folder of the corpus; lhotse's of this name by default.
-    manifests: (folder of the corpus, options) -> manifests by part; lhotse's by default.
-    dev_share: share of the training utterances that becomes dev, for a corpus without a dev part.
-    add_arguments: adds options of the recipe's own.
+    name: name of the recipe, of its folder and of its configuration.
+    splits: the parts of each split, by lhotse's names. Missing parts are ignored.
+    download: (target folder, options) -> folder of the corpus. Default: lhotse's function for
+        `name`.
+    manifests: (folder of the corpus, options) -> manifests by part. Default: lhotse's function.
+    dev_share: fraction of the training utterances that become dev, if the corpus has no dev part.
+    add_arguments: adds further options to the parser.
     """
 
     name: str
@@ -58,7 +59,7 @@ class CorpusRecipe:
 
 
 def lhotse_download(name: str) -> Callable[[Path, argparse.Namespace], Path]:
-    """A download by a function of lhotse's that takes nothing but the folder."""
+    """A download function that calls lhotse's `download_NAME` with the folder alone."""
 
     def download(target: Path, options: argparse.Namespace) -> Path:
         return Path(_lhotse_function("download", name)(target))
@@ -95,7 +96,7 @@ def run_recipe(recipe: CorpusRecipe, description: str, arguments: Sequence[str])
 
 
 def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console) -> None:
-    """Makes the prepared folder at `options.output`."""
+    """Writes the prepared folder at `options.output`."""
     config = build_config(recipe.name, options)
     folder = corpus_folder(recipe.download or lhotse_download(recipe.name), options, console)
     read = recipe.manifests or _lhotse_manifests(recipe.name)
@@ -103,12 +104,12 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     known = {part for parts in recipe.splits.values() for part in parts}
     if not known & manifests.keys():
         raise ValueError(
-            f"{folder} has none of the parts {', '.join(sorted(known))}: "
-            f"recipes/{recipe.name}/README.md says what --source is"
+            f"{folder} has none of the parts {', '.join(sorted(known))}; "
+            f"recipes/{recipe.name}/README.md describes the folder that --source needs"
         )
     report = PrepareReport(
         recipe=recipe.name,
-        options=plain_options(options),
+        options=options_for_json(options),
         details={"parts": sorted(known & manifests.keys())},
         train_options=train_options(options),
     )
@@ -117,9 +118,9 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
 
 
 def add_source_arguments(
-    parser: argparse.ArgumentParser, name: str, source: str = "the corpus, unpacked"
+    parser: argparse.ArgumentParser, name: str, source: str = "folder of the unpacked corpus"
 ) -> None:
-    """--source and --download, of which one is needed."""
+    """--source and --download; exactly one of them is required."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--source", type=Path, metavar="DIR", help=source)
     where.add_argument(
@@ -128,7 +129,7 @@ def add_source_arguments(
         nargs="?",
         const=Path("data/download") / name,
         metavar="DIR",
-        help=f"fetch it into DIR (default data/download/{name}), unless it is there already",
+        help=f"download the corpus into DIR (default data/download/{name}) unless it exists there",
     )
 
 
@@ -137,11 +138,11 @@ def corpus_folder(
     options: argparse.Namespace,
     console: Console,
 ) -> Path:
-    """--source, or where the download went.
+    """The folder of the corpus: --source, or the folder of the download.
 
     Raises:
-        FileNotFoundError: no such folder.
-        ValueError: the download failed, with what to do instead.
+        FileNotFoundError: --source is not a folder.
+        ValueError: the download failed.
     """
     if options.download is None:
         if not options.source.is_dir():
@@ -150,10 +151,10 @@ def corpus_folder(
     console.print(f"downloading into {options.download}", markup=False)
     try:
         return Path(download(options.download, options))
-    except OSError as error:  # urllib's and tarfile's are of this kind
+    except OSError as error:  # the base class of urllib's and tarfile's errors
         raise ValueError(
-            f"the download failed ({last_line(error)}): run again to go on, or fetch the corpus by "
-            "other means and give its folder with --source"
+            f"the download failed ({last_line(error)}). Run the same command again to resume it, "
+            "or download the corpus in another way and pass its folder with --source"
         ) from error
 
 
@@ -163,22 +164,22 @@ def read_manifests(
     folder: Path,
     options: argparse.Namespace,
 ) -> Manifests:
-    """What lhotse finds in `folder`; ValueError when it is not laid out as lhotse expects.
+    """Calls lhotse's `function` on `folder`; ValueError if the layout is not what lhotse expects.
 
-    name: of the recipe, whose README describes the folder.
+    name: name of the recipe, whose README describes the folder.
     """
     try:
         return function(folder, options)
-    except Exception as error:  # lhotse asserts, looks up and opens what should be there
-        said = ": ".join(dict.fromkeys((type(error).__name__, last_line(error))))
+    except Exception as error:  # lhotse raises errors of many types for missing files
+        cause = ": ".join(dict.fromkeys((type(error).__name__, last_line(error))))
         raise ValueError(
-            f"{folder} is not laid out as lhotse expects ({said}): recipes/{name}/README.md says "
-            "what --source is"
+            f"{folder} does not have the layout that lhotse expects ({cause}); "
+            f"recipes/{name}/README.md describes the folder that --source needs"
         ) from error
 
 
 class _Entries:
-    """Entries of a corpus, split by split."""
+    """The entries of a corpus, split by split."""
 
     def __init__(self, recipe: CorpusRecipe, manifests: Manifests, folder: Path, seed: int) -> None:
         self.recipe = recipe
@@ -186,7 +187,7 @@ class _Entries:
         self.folder = folder
         self.seed = seed
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         for split, parts in self.recipe.splits.items():
             for part in parts:
                 if part not in self.manifests:

@@ -1,4 +1,4 @@
-"""What was found in a corpus: counts for prepare.json, and report.txt for a person to read."""
+"""Statistics of a corpus: counts for prepare.json, and report.txt for users."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from pruned_rnnt.data.prepare.entries import counted
+from pruned_rnnt.data.prepare.corpus_entry import format_counts
 from pruned_rnnt.data.prepare.shard_writer import ShardResult
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 
-# Examples of utterances left out that are kept, of each reason.
-_EXAMPLES = 20
-# Speakers are named up to this many, and counted beyond.
-_NAMED_SPEAKERS = 1000
+# Examples to keep of utterances left out, for each reason.
+_MAX_EXAMPLES = 20
+# prepare.json names up to this many speakers; of more it has the number only.
+_MAX_NAMED_SPEAKERS = 1000
 _BIN_SECONDS = 0.1
-_RARE = 5
+# A character that occurs less often is reported as rare.
+_RARE_BELOW = 5
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -27,7 +28,7 @@ def _split_order(name: str) -> tuple[int, str]:
 
 
 class CorpusStatistics:
-    """Adds up the results of shards; durations are kept as a histogram of tenths of seconds."""
+    """Adds up the results of shards; durations are kept as a histogram with bins of 0.1 s."""
 
     def __init__(self) -> None:
         self.utterances: Counter[str] = Counter()
@@ -54,11 +55,11 @@ class CorpusStatistics:
             self.characters[split].update(text.replace(" ", ""))
         for _, origin, reason, details in result.left_out:
             self.left_out[reason] += 1
-            if self.left_out[reason] <= _EXAMPLES:
+            if self.left_out[reason] <= _MAX_EXAMPLES:
                 self.examples.append((origin, reason, details))
 
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Of each split, as prepare.json has it."""
+        """The entry of each split for prepare.json."""
         summaries = {}
         for split in sorted(self.utterances, key=_split_order):
             if not self.utterances[split]:
@@ -69,20 +70,20 @@ class CorpusStatistics:
                 "hours": round(self.seconds[split] / 3600, 3),
                 "words": self.words[split],
                 "distinct_characters": len(self.characters[split]),
-                "speakers": names if len(names) <= _NAMED_SPEAKERS else len(names),
+                "speakers": names if len(names) <= _MAX_NAMED_SPEAKERS else len(names),
             }
         return summaries
 
     def describe_left_out(self) -> str:
-        """ "12 empty text (the first: a.tsv:7), 3 ..."; empty when there was nothing to say."""
+        """The reasons with counts, as in "12 empty text (the first: a.tsv:7)"; empty for none."""
         first: dict[str, str] = {}
         for origin, reason, details in self.examples:
-            where = f"{reason} (the first: {origin}{f', {details}' if details else ''})"
-            first.setdefault(reason, where)
-        return counted({first[reason]: count for reason, count in self.left_out.items()})
+            example = f"{reason} (the first: {origin}{f', {details}' if details else ''})"
+            first.setdefault(reason, example)
+        return format_counts({first[reason]: count for reason, count in self.left_out.items()})
 
     def report_lines(self, tokenizer: Tokenizer | None, notes: Iterable[str]) -> list[str]:
-        """report.txt."""
+        """The lines of report.txt."""
         lines = ["Corpus", "======"]
         for split, summary in self.summaries().items():
             speakers = summary["speakers"]
@@ -91,10 +92,11 @@ class CorpusStatistics:
                 f"{split}: {summary['utterances']:,} utterances, {summary['hours']:,} h, "
                 f"{number or 'unknown'} speakers, {self._quantiles(split)}"
             )
-        lines += [f"sampling rates: {counted({f'at {r} Hz': n for r, n in self.rates.items()})}"]
+        rates = {f"at {rate} Hz": count for rate, count in self.rates.items()}
+        lines.append(f"sampling rates: {format_counts(rates)}")
         several = sum(count for channels, count in self.channels.items() if channels > 1)
         if several:
-            lines.append(f"{several:,} utterances have several channels, of which one is used")
+            lines.append(f"{several:,} utterances have several channels; only one is used")
         lines += [*notes, "", "Left out", "========"]
         lines += [f"{count:,} {reason}" for reason, count in self.left_out.most_common()]
         lines += [
@@ -102,7 +104,7 @@ class CorpusStatistics:
             for origin, reason, details in self.examples
         ]
         if self.left_out:
-            lines.append("all of them are in left_out.jsonl")
+            lines.append("left_out.jsonl lists all of them")
         else:
             lines.append("nothing")
         return [*lines, "", *self._character_lines(tokenizer)] if tokenizer else lines
@@ -118,7 +120,7 @@ class CorpusStatistics:
         train = self.characters["train"]
         lines = [f"Characters of train ({len(train)})", "=" * 20]
         for character, count in sorted(train.items(), key=lambda item: (-item[1], item[0])):
-            rare = "  rare: a typing error?" if count < _RARE else ""
+            rare = "  rare: a typing error?" if count < _RARE_BELOW else ""
             lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
         for split in sorted(self.characters.keys() - {"train"}):
             unknown = {
@@ -127,5 +129,7 @@ class CorpusStatistics:
                 if UNKNOWN_ID in tokenizer.encode(character)
             }
             if unknown:
-                lines.append(f"{split} has characters without a symbol: {counted(unknown)}")
+                lines.append(
+                    f"{split} has characters that the tokenizer lacks: {format_counts(unknown)}"
+                )
         return lines

@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
 
 @dataclass(frozen=True)
 class KaldiSource:
-    """A Kaldi data directory: wav.scp, text, and where they exist segments and utt2spk.
+    """A Kaldi data directory: wav.scp and text, and optionally segments and utt2spk.
 
-    wav.scp may hold commands that end in "|". wav.scp, segments and utt2spk are held in memory.
+    wav.scp may contain shell commands that end in "|". All files but text are held in memory.
 
-    allow_commands: a shell may run them.
+    allow_commands: allow a shell to run the commands.
 
-    Raises ValueError naming the first command when they may not run.
+    Raises ValueError naming the first command if commands are not allowed.
     """
 
     folder: Path
     allow_commands: bool = False
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         audio = self._audio()
         speakers = {key: value for _, key, value in self._optional("utt2spk")}
         segments = {key: (line, value) for line, key, value in self._optional("segments")}
@@ -44,8 +44,8 @@ class KaldiSource:
                 problem = problem or "text is not UTF-8"
             command = audio.get(recording, "")
             if command and not command.endswith("|"):
-                command = str(from_here_or(self.folder, command))
-            yield Entry(
+                command = str(resolve_path(self.folder, command))
+            yield CorpusEntry(
                 id=name.replace("/", "-"),
                 origin=origin,
                 audio=command,
@@ -59,7 +59,7 @@ class KaldiSource:
             )
 
     def _audio(self) -> dict[str, str]:
-        """Files and commands by recording."""
+        """The file or command of each recording."""
         path = self.folder / "wav.scp"
         lines = list(_kaldi_lines(path))
         commands = [(line, value) for line, _, value in lines if value.endswith("|")]
@@ -68,7 +68,7 @@ class KaldiSource:
             count = "1 command" if len(commands) == 1 else f"{len(commands):,} commands"
             raise ValueError(
                 f"{path} has {count} that a shell would run, the first in line {line}: "
-                f"{first[:100]!r}; if you trust all of them, allow them with --allow-commands"
+                f"{first[:100]!r}. If you trust all of them, pass --allow-commands"
             )
         return {key: value for _, key, value in lines}
 
@@ -85,8 +85,8 @@ def _kaldi_lines(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield number, key, value[0].strip() if value else ""
 
 
-def from_here_or(folder: Path, path: str) -> Path:
-    """Relative paths of manifests start where the program runs, or else at the manifest."""
+def resolve_path(folder: Path, path: str) -> Path:
+    """A path relative to the working directory if it exists there, else relative to `folder`."""
     return Path(path) if Path(path).exists() else folder / path
 
 
@@ -96,7 +96,7 @@ def _segment(value: str) -> tuple[str, float, float | None, str]:
         start, end = float(begin), float(finish)
     except ValueError:
         return "", 0.0, None, "line of segments is not `utterance recording start end`"
-    # Kaldi writes -1 for the end of the recording.
+    # In Kaldi -1 means the end of the recording.
     if end == -1 and 0 <= start < math.inf:
         return recording, start, None, ""
     if not 0 <= start < end < math.inf:

@@ -10,23 +10,23 @@ from typing import Any
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.manifest_items import manifest_items
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
 
 @dataclass(frozen=True)
 class ManifestSource:
-    """A lhotse manifest of cuts, or of recordings and supervisions; one entry a supervision.
+    """A lhotse manifest of cuts, or of recordings with `supervisions`; one entry per supervision.
 
-    Recordings are held in memory when they come apart from their supervisions.
+    A separate manifest of recordings is held in memory.
 
-    allow_commands: as of `manifest_items`.
+    allow_commands: as in `manifest_items`.
     """
 
     path: Path
     supervisions: Path | None = None
     allow_commands: bool = False
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         if self.supervisions is None:
             for line, item in manifest_items(self.path, self.allow_commands):
                 yield from _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
@@ -41,37 +41,37 @@ class ManifestSource:
 
 def paired_entries(
     recordings: Iterable[Any], supervisions: Iterable[tuple[str, Any]], folder: Path
-) -> Iterator[Entry]:
-    """Entries of (origin, supervision) pairs, each with the part of its recording it is about.
+) -> Iterator[CorpusEntry]:
+    """Yields an entry for each (origin, supervision) pair, with its part of the recording.
 
-    folder: where relative paths start if not where the program runs.
+    folder: base of relative paths that do not exist in the working directory.
     """
     by_id = {recording.id: recording for recording in recordings}
     for origin, supervision in supervisions:
         recording = by_id.get(supervision.recording_id)
         if recording is None:
-            yield Entry(id=supervision.id, origin=origin, problem="recording is not listed")
+            yield CorpusEntry(id=supervision.id, origin=origin, problem="recording is not listed")
         else:
             cut = _cut_of_supervision(recording, supervision)
-            yield entry_of_cut(with_paths_found(cut, folder), origin)
+            yield entry_of_cut(with_absolute_paths(cut, folder), origin)
 
 
-def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[Entry]:
+def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CorpusEntry]:
     if not hasattr(cut, "supervisions"):
         raise ValueError(
             f"{origin} is a {type(cut).__name__}: needs cuts, or recordings with --supervisions"
         )
-    cut = with_paths_found(cut, folder)
+    cut = with_absolute_paths(cut, folder)
     if len(cut.supervisions) < 2:
         yield entry_of_cut(cut, origin)
         return
-    # A long cut with many supervisions is as many utterances.
+    # In a cut with several supervisions each one is an utterance.
     for index, part in enumerate(cut.trim_to_supervisions(keep_overlapping=False)):
         yield entry_of_cut(fastcopy(part, id=f"{cut.id}-{index}"), origin)
 
 
-def with_paths_found(cut: Any, folder: Path) -> Any:
-    """The cut with absolute paths; relative ones start where the program runs, or in `folder`."""
+def with_absolute_paths(cut: Any, folder: Path) -> Any:
+    """The cut with absolute paths; relative ones start at the working directory, or at `folder`."""
     if not getattr(cut, "has_recording", False):
         return cut
     sources = [s for track in getattr(cut, "tracks", [cut]) for s in _sources(track)]
@@ -87,10 +87,10 @@ def _sources(track: Any) -> list[Any]:
     return recording.sources if recording is not None else []
 
 
-def entry_of_cut(cut: Any, origin: str) -> Entry:
-    """An entry which carries a lhotse cut of one utterance."""
+def entry_of_cut(cut: Any, origin: str) -> CorpusEntry:
+    """The entry for a lhotse cut of one utterance."""
     supervision = cut.supervisions[0] if cut.supervisions else None
-    return Entry(
+    return CorpusEntry(
         id=cut.id,
         origin=origin,
         text=(supervision.text or "") if supervision else "",

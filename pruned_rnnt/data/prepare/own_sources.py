@@ -1,8 +1,7 @@
-"""Every shape of a user's own data, each read as a stream of entries.
+"""Opens a user's own data, in any of several formats, as a stream of entries.
 
-A source is an object that can be iterated any number of times and gives the same entries each
-time. Only one entry is in memory at a time, except what a Kaldi directory or a pair of manifests
-needs for look-ups.
+A source can be iterated any number of times and yields the same entries each time. It holds one
+entry in memory at a time, and the look-up tables of a Kaldi directory or a pair of manifests.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Literal
 
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.input.manifest_items import text_lines
-from pruned_rnnt.data.prepare.bars_source import BarsSource, is_bars_table
-from pruned_rnnt.data.prepare.entries import Entry
-from pruned_rnnt.data.prepare.json_source import JsonSource, json_object, names_audio
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
+from pruned_rnnt.data.prepare.json_source import JsonSource, has_audio_path, json_object
 from pruned_rnnt.data.prepare.kaldi_source import KaldiSource
+from pruned_rnnt.data.prepare.ljspeech_source import LJSpeechSource, is_ljspeech_table
 from pruned_rnnt.data.prepare.manifest_source import ManifestSource
 from pruned_rnnt.data.prepare.splits import split_name
 from pruned_rnnt.data.prepare.table_source import TableSource
@@ -27,7 +26,7 @@ Kind = Literal["folder", "table", "JSON lines", "LJSpeech table", "metadata", "k
 
 _MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
-# Of Hugging Face's audio folders and of LJSpeech, beside the audio.
+# Files that list the audio in a folder, in the formats of Hugging Face and of LJSpeech.
 _METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
 
 
@@ -37,23 +36,24 @@ def open_source(
     *,
     data_root: Path | None = None,
     allow_commands: bool = False,
-) -> tuple[Kind, Iterable[Entry]]:
-    """The source at `path`, by what it is.
+) -> tuple[Kind, Iterable[CorpusEntry]]:
+    """Detects the format of the data at `path` and returns its name and its source.
 
-    A directory with `text` and `wav.scp` is Kaldi's; one with metadata.csv or metadata.jsonl, or
-    with one in folders named like splits, holds what these list; any other directory holds audio
-    with .txt files beside. A file of JSON lines is a lhotse manifest of cuts, or of recordings when
-    `supervisions` names theirs, unless its first line has a path of audio, as NeMo's manifests
-    have. Any other file is a table, LJSpeech's where it looks so and has a folder wavs beside.
+    A directory with `text` and `wav.scp` is a Kaldi directory. A directory with metadata.csv or
+    metadata.jsonl, or with subfolders named like splits that contain one, has the audio that these
+    list. Any other directory is searched for audio files, each with a .txt file of the same name.
+    A file of JSON lines is a NeMo manifest if its first line has an audio path. Otherwise it is a
+    lhotse manifest of cuts, or of recordings if `supervisions` is given. Any other file is a table;
+    it is in LJSpeech's format if the first line fits and there is a folder wavs next to it.
 
-    data_root: see TableSource.
-
-    allow_commands: a shell may run the commands which a Kaldi directory or a manifest has instead
-        of audio files.
+    Args:
+        data_root: see `TableSource`.
+        allow_commands: allow a shell to run commands that a Kaldi directory or a manifest contains
+            instead of audio files.
 
     Raises:
-        FileNotFoundError: nothing at `path`.
-        ValueError: a file that is neither; a table without the columns.
+        FileNotFoundError: there is nothing at `path`, `supervisions` or `data_root`.
+        ValueError: the format is unknown, or a table lacks the columns.
     """
     if not path.exists():
         raise FileNotFoundError(f"no data at {path}")
@@ -71,24 +71,24 @@ def open_source(
         item = json_object(first)
         if item is None and first:
             raise ValueError(
-                f"{path}:1 is no JSON object: needs one on each line, as manifests of NeMo and of "
-                f"lhotse have, got {first.strip()[:100]!r}"
+                f"{path}:1 is not a JSON object: each line needs one, as in manifests of NeMo and "
+                f"of lhotse, got {first.strip()[:100]!r}"
             )
-        if supervisions is None and names_audio(item):
+        if supervisions is None and has_audio_path(item):
             return "JSON lines", JsonSource(path)
         return "manifest", ManifestSource(path, supervisions, allow_commands)
     if path.suffix.lower() not in _TABLE_SUFFIXES:
         raise ValueError(
-            f"{path} is no source: needs a folder, a Kaldi directory, a table "
+            f"{path} has an unknown format: needs a folder, a Kaldi directory, a table "
             f"({', '.join(_TABLE_SUFFIXES)}) or a manifest ({', '.join(_MANIFEST_SUFFIXES)})"
         )
-    if is_bars_table(path):
-        return "LJSpeech table", BarsSource(path)
+    if is_ljspeech_table(path):
+        return "LJSpeech table", LJSpeechSource(path)
     return "table", TableSource(path, data_root)
 
 
-def _listed_by_metadata(folder: Path) -> Iterable[Entry] | None:
-    """What metadata files list in `folder` or in its folders of splits; None without any."""
+def _listed_by_metadata(folder: Path) -> Iterable[CorpusEntry] | None:
+    """The source of the metadata files in `folder` or in its split folders; None without any."""
     whole = _metadata_source(folder)
     if whole is not None:
         return whole
@@ -98,30 +98,30 @@ def _listed_by_metadata(folder: Path) -> Iterable[Entry] | None:
     return SplitFolders(listed) if listed else None
 
 
-def _metadata_source(folder: Path) -> Iterable[Entry] | None:
+def _metadata_source(folder: Path) -> Iterable[CorpusEntry] | None:
     for name in _METADATA_NAMES:
         path = folder / name
         if not path.is_file():
             continue
-        # Other files may have such a name, beside audio with .txt files.
+        # A file of this name may have nothing to do with the audio.
         if path.suffix == ".jsonl":
             first = next((line for _, line in text_lines(path)), "")
-            if names_audio(json_object(first)):
+            if has_audio_path(json_object(first)):
                 return JsonSource(path)
-        elif is_bars_table(path):
-            return BarsSource(path)
-        elif TableSource(path).names_columns():
+        elif is_ljspeech_table(path):
+            return LJSpeechSource(path)
+        elif TableSource(path).has_header():
             return TableSource(path)
     return None
 
 
 @dataclass(frozen=True)
 class SplitFolders:
-    """Sources by the names of their splits."""
+    """The sources of several splits, by the name of the split."""
 
-    sources: dict[str, Iterable[Entry]]
+    sources: dict[str, Iterable[CorpusEntry]]
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         for split, source in self.sources.items():
             for entry in source:
                 yield replace(entry, id=f"{split}-{entry.id}", split=entry.split or split)
@@ -129,17 +129,17 @@ class SplitFolders:
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Audio files anywhere below `folder`, the text of each in a .txt file of the same stem.
+    """Audio files at any depth below `folder`, the text of each in a .txt file of the same stem.
 
-    A first directory named train, dev or test is the split. Links to folders are followed, but to
-    each folder once.
+    A top-level directory named train, dev or test is the split. Links to folders are followed;
+    each folder is read once.
 
-    Raises ValueError when there is no audio.
+    Raises ValueError if there is no audio.
     """
 
     folder: Path
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         found = False
         for parent, names in self._folders():
             stems: set[str] = set()
@@ -155,7 +155,7 @@ class FolderSource:
                 if path.stem in stems:
                     problem = "second audio file of the same stem"
                 stems.add(path.stem)
-                yield Entry(
+                yield CorpusEntry(
                     id=relative.with_suffix("").as_posix().replace("/", "-"),
                     origin=str(text_path),
                     audio=str(path),
@@ -166,28 +166,28 @@ class FolderSource:
                 )
         if not found:
             raise ValueError(
-                f"no audio below {self.folder}: needs files that end in "
+                f"no audio files below {self.folder}: needs files with the suffix "
                 f"{', '.join(AUDIO_SUFFIXES)} (a Kaldi directory needs `wav.scp` and `text`)"
             )
 
     def _folders(self) -> Iterator[tuple[str, list[str]]]:
-        walked: set[tuple[int, int]] = set()
+        visited: set[tuple[int, int]] = set()
         for parent, folders, names in os.walk(self.folder, followlinks=True):
             status = Path(parent).stat()
-            if (status.st_dev, status.st_ino) in walked:
+            if (status.st_dev, status.st_ino) in visited:
                 folders.clear()
                 continue
-            walked.add((status.st_dev, status.st_ino))
+            visited.add((status.st_dev, status.st_ino))
             folders.sort()
             yield parent, names
 
 
 def _read_text(path: Path) -> tuple[str, str, str]:
-    """The text; else what is wrong, and details."""
+    """The text, a problem (or ""), and its details."""
     try:
         return path.read_text(encoding="utf-8-sig"), "", ""
     except FileNotFoundError:
-        return "", "no text file beside the audio", ""
+        return "", "no text file next to the audio", ""
     except UnicodeDecodeError:
         return "", "text is not UTF-8", ""
     except OSError as error:

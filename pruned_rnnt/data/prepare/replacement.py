@@ -1,4 +1,4 @@
-"""A finished folder is replaced by the same command alone, or when the user insists."""
+"""Protects a finished folder: only the same command, or --replace, replaces it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, check_output
 
-# Options that do not change what is in the folder.
+# Options that do not change the contents of the folder.
 _WITHOUT_EFFECT = frozenset({"output", "num_jobs", "replace"})
-_MOST_NAMED = 3
+# An error message lists at most this many differences.
+_MAX_DIFFERENCES = 3
 
 
 def add_replace_argument(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_replace_argument(parser: argparse.ArgumentParser) -> None:
         "--replace",
         action="store_true",
         help="replace a finished folder at --output even if it was prepared by another recipe, "
-        "from another source or with other options",
+        "from another source, or with other options",
     )
 
 
@@ -29,23 +30,23 @@ def check_replaceable(recipe: str, options: argparse.Namespace) -> None:
     """Checks that `options.output` may be written.
 
     Raises:
-        ValueError: it holds something else than prepared data; or, without `options.replace`, data
-            prepared by another recipe, from another source or with other options.
+        ValueError: it contains files other than prepared data; or, without `options.replace`, data
+            prepared by another recipe, from another source, or with other options.
     """
     output: Path = options.output
     check_output(output)
     if options.replace or not (output / REPORT_NAME).is_file():
         return
-    differences = _differences(output / REPORT_NAME, recipe, plain_options(options))
+    differences = _differences(output / REPORT_NAME, recipe, options_for_json(options))
     if differences:
         raise ValueError(
-            f"output {output} holds data prepared differently ({differences}): choose another "
+            f"output {output} contains data prepared differently ({differences}); choose another "
             "--output, or add --replace to replace them"
         )
 
 
-def plain_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Parsed options as JSON can hold them; paths are absolute, to mean the same from anywhere."""
+def options_for_json(options: argparse.Namespace) -> dict[str, Any]:
+    """Parsed options as JSON values; paths become absolute."""
     return {name: _plain(value) for name, value in vars(options).items()}
 
 
@@ -58,9 +59,9 @@ def _plain(value: Any) -> Any:
 
 
 def _differences(report_path: Path, recipe: str, options: Mapping[str, Any]) -> str:
-    """What differs between a report and a new command, in words; "" for nothing.
+    """Describes how a new command differs from a report; "" for no difference.
 
-    Options that the report does not have came with a later version: they do not count.
+    Options that the report does not have were added in a later version and are ignored.
     """
     try:
         report = json.loads(report_path.read_text(encoding="utf-8"))
@@ -74,8 +75,8 @@ def _differences(report_path: Path, recipe: str, options: Mapping[str, Any]) -> 
         for name, value in options.items()
         if name not in _WITHOUT_EFFECT and name in old and old[name] != value
     ]
-    more = len(changed) - _MOST_NAMED
-    return "; ".join(changed[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    more = len(changed) - _MAX_DIFFERENCES
+    return "; ".join(changed[:_MAX_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _shown(value: Any) -> str:

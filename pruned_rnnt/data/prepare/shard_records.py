@@ -1,7 +1,8 @@
-"""Which shards of an interrupted prepare are done, so that the next run need not make them again.
+"""Records the finished shards of an interrupted prepare, so that the next run can reuse them.
 
-A record is written when a shard is whole, and holds what the shard was made of: entries or options
-that changed make it anew. Changed audio under the same name is not noticed.
+A record is written when a shard is complete. It holds a fingerprint of the shard's entries and
+options; if these change, the shard is made again. Changed audio in a file of the same name is not
+detected.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NUMBERED = re.compile(r"\.(\d{6})\.|-(\d{6})\.")
 
 
 def write_shard_once(shard: Shard) -> ShardResult:
-    """`write_shard`, or what it returned when it made the very same shard before."""
+    """Calls `write_shard`, or returns the recorded result if the same shard exists already."""
     record = shard.folder / RECORDS / f"{shard.split}-{shard.number:06d}.json"
     fingerprint = _fingerprint(shard)
     result = _recorded(record, fingerprint)
@@ -38,13 +39,16 @@ def write_shard_once(shard: Shard) -> ShardResult:
     return result
 
 
-def forget_records(folder: Path) -> None:
-    """Removes the records of `folder`: a prepare that failed shall look at everything again."""
+def delete_records(folder: Path) -> None:
+    """Deletes the records of `folder`, so that the next run makes all shards again."""
     shutil.rmtree(folder / RECORDS, ignore_errors=True)
 
 
-def remove_others(folder: Path, made: Collection[tuple[str, int]]) -> None:
-    """Removes the files of shards not among (split, number): what a run of other options left."""
+def remove_stale_shards(folder: Path, made: Collection[tuple[str, int]]) -> None:
+    """Removes files of shards that are not in `made`, (split, number) pairs.
+
+    An interrupted run with other options may have left them.
+    """
     for path in [
         *folder.glob("*_cuts.*.jsonl.gz"),
         *folder.glob("features/*"),

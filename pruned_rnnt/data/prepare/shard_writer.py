@@ -1,4 +1,4 @@
-"""One shard of a corpus: entries checked, features computed, manifest written. Runs in a worker.
+"""Writes one shard of a corpus in a worker process: checks, features and the manifest.
 
 Axes: S audio samples.
 """
@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +18,11 @@ from lhotse.features.io import MemoryRawWriter
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
-from pruned_rnnt.data.audio.recordings import LeftOut, read_samples
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.audio.waveform import FloatArray, perturb_speed, resample
-from pruned_rnnt.data.input.shar_members import cuts_with_ranges, open_shar_writer
-from pruned_rnnt.data.prepare.entries import Entry, Limits, entry_cut
+from pruned_rnnt.data.input.shar_members import cuts_with_byte_ranges, open_shar_writer
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry, UtteranceLimits, cut_of_entry
+from pruned_rnnt.data.prepare.stored_features import store_features
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig, normalise_text
 
 Storage = Literal["stored", "waveform"]
@@ -31,48 +32,51 @@ Storage = Literal["stored", "waveform"]
 class ShardConfig:
     """How entries become data.
 
-    features: "stored" computes features now; "waveform" leaves it to training.
-    shar: features or audio go into tar files (see `shar_members.py`).
-    needs_text: an utterance without text is left out (noises have none).
-    speeds: with "stored", further copies of every training utterance at these speeds.
+    features: "stored" computes features now; "waveform" leaves that to training.
+    shar: store features or audio in tar files (see `shar_members.py`).
+    needs_text: leave out utterances without text (noises have none).
+    speeds: with "stored", add a copy of every training utterance at each of these speeds.
     """
 
     features: Storage = "stored"
     shar: bool = False
     needs_text: bool = True
     speeds: tuple[float, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: UtteranceLimits = field(default_factory=UtteranceLimits)
     text: TextConfig = field(default_factory=TextConfig)
 
     def __post_init__(self) -> None:
         for speed in self.speeds:
             if not 0.5 <= speed <= 2.0 or speed == 1.0:
-                raise ValueError(f"speeds need 0.5 <= speed <= 2 other than 1, got {speed}")
+                raise ValueError(
+                    f"speeds must lie between 0.5 and 2 and differ from 1, got {speed}"
+                )
         if self.speeds and self.features == "waveform":
             raise ValueError(
-                "speeds are for stored features; with features=waveform set data.speed_factors "
-                "for training"
+                "speeds need stored features; with features=waveform set data.speed_factors for "
+                "training instead"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Entries of one split which one process turns into shard `number`."""
+    """Entries of one split that one process turns into shard `number`."""
 
     folder: Path
     split: str
     number: int
-    entries: tuple[Entry, ...]
+    entries: tuple[CorpusEntry, ...]
     config: ShardConfig
 
 
 @dataclass(kw_only=True)
 class ShardResult:
-    """What became of a shard. Durations of speech in seconds, speed copies not counted.
+    """The counts of a finished shard, without the copies at other speeds unless stated.
 
-    cuts: number of manifest lines, speed copies counted.
-    texts: of the utterances kept. left_out: (entry, reason, details).
-    rates, channels: how many utterances have which. durations: of the utterances kept.
+    cuts: number of manifest lines, copies at other speeds included.
+    texts, durations: of each utterance kept; durations in seconds.
+    rates, channels: number of utterances by sampling rate in Hz and by number of channels.
+    left_out: (id, origin, reason, details) of each utterance left out.
     """
 
     split: str
@@ -91,7 +95,7 @@ def manifest_name(split: str, number: int) -> str:
 
 
 def write_shard(shard: Shard) -> ShardResult:
-    """Writes DIR/SPLIT_cuts.NUMBER.jsonl.gz and what its cuts point at."""
+    """Writes DIR/SPLIT_cuts.NUMBER.jsonl.gz and the features or audio of its cuts."""
     result = ShardResult(split=shard.split, number=shard.number)
     manifest = shard.folder / manifest_name(shard.split, shard.number)
     with ExitStack() as stack:
@@ -105,7 +109,7 @@ def write_shard(shard: Shard) -> ShardResult:
                 result.cuts += 1
             stack.close()
             if result.cuts:
-                ranged = cuts_with_ranges(shard.folder, shard.split, shard.number, data_field)
+                ranged = cuts_with_byte_ranges(shard.folder, shard.split, shard.number, data_field)
                 CutSet.from_cuts(ranged).to_file(manifest)
             return result
         storage = None
@@ -121,7 +125,7 @@ def write_shard(shard: Shard) -> ShardResult:
 
 
 def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
-    """The good cuts of a shard and their copies at other speeds."""
+    """The usable cuts of a shard and their copies at other speeds; counts all in `result`."""
     config = shard.config
     extractor = fbank_extractor()
     for entry in shard.entries:
@@ -130,11 +134,11 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if config.needs_text and not (text or entry.problem):
-                    raise LeftOut("empty text")
-                cut = entry_cut(entry, text, config.limits)
+                    raise UnusableUtterance("empty text")
+                cut = cut_of_entry(entry, text, config.limits)
                 cut = fastcopy(cut, features=None, id=entry.id)
                 samples_S = read_samples(cut)
-        except LeftOut as error:
+        except UnusableUtterance as error:
             result.left_out.append((entry.id, entry.origin, error.reason, error.details))
             continue
         result.texts.append(text)
@@ -148,27 +152,21 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         yield _with_features(cut, samples_S, extractor, storage)
         for speed in config.speeds if shard.split == "train" else ():
-            # Not by lhotse, which needs minutes where rate and speed have no common divisor.
-            faster_S = perturb_speed(samples_S, speed)
-            yield _with_features(cut.perturb_speed(speed), faster_S, extractor, storage)
+            # lhotse's own resampling takes minutes if rate and speed have no common divisor.
+            perturbed_S = perturb_speed(samples_S, speed)
+            yield _with_features(cut.perturb_speed(speed), perturbed_S, extractor, storage)
 
 
 def _with_features(cut: Any, samples_S: FloatArray, extractor: Any, storage: Any) -> Any:
-    features = extractor.extract_from_samples_and_store(
-        samples_S[None], storage=storage, sampling_rate=SAMPLING_RATE, offset=cut.start
+    features = store_features(
+        samples_S,
+        extractor,
+        storage,
+        recording_id=cut.recording.id,
+        start=cut.start,
+        duration=cut.duration,
+        channel=cut.channel,
     )
-    path = features.storage_path
-    # With features stored the command is not needed again: training need not allow it.
+    # Stored features need no command, so that training does not have to allow commands.
     commands = any(source.type == "command" for source in cut.recording.sources)
-    return fastcopy(
-        cut,
-        recording=None if commands else cut.recording,
-        features=replace(
-            features,
-            recording_id=cut.recording.id,
-            channels=cut.channel,
-            # Rounded differently at other rates; lhotse wants the feature to hold the whole cut.
-            duration=cut.duration,
-            storage_path=f"features/{Path(path).name}" if path else path,
-        ),
-    )
+    return fastcopy(cut, recording=None if commands else cut.recording, features=features)

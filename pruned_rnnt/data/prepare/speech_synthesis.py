@@ -1,11 +1,11 @@
-"""Speech from text with espeak-ng, and the times of its words.
+"""Synthesises speech with espeak-ng, with the start time of each word.
 
-The library and its voices come with the Python package `espeakng-loader`; nothing else needs to
-be installed. It is called through ctypes in its synchronous mode: the engine hands back blocks of
-samples and, with them, an event at the start of each word.
+The Python package `espeakng-loader` contains the library and its voices. It is called through
+ctypes in synchronous mode: a callback receives blocks of samples, with an event at the start of
+each word.
 
-The engine has one state in a process, and its output depends a little on what it said before.
-The same list of requests in the same order in a fresh process gives the same samples.
+The engine has one global state per process, and its output depends slightly on earlier requests.
+The same requests in the same order in a fresh process give the same samples.
 
 Axes: S audio samples.
 """
@@ -33,11 +33,11 @@ _PARAMETER_RANGE = 4
 _EVENT_END = 0
 _EVENT_WORD = 1
 
-# Accents of English that the engine speaks by rule.
+# English accents of the engine.
 ACCENTS = ("en-us", "en", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-gb-x-gbcwmd")
 
-# Variants: other formants, pitch and timbre. Listed are those which give the same samples in every
-# run (variants with breath noise do not) and sound like people rather than machines.
+# Voice variants differ in formants, pitch and timbre. These give the same samples in every run
+# (variants with breath noise do not) and sound human.
 VARIANTS = (
     *("m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f4"),
     *("Alex", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky"),
@@ -53,8 +53,8 @@ VARIANTS = (
 class Voice:
     """accent: an espeak-ng voice name. variant: its `+variant`, or empty.
 
-    rate: words a minute (80 to 450). pitch: 0 to 99, 50 is the voice's own. pitch_range: how lively
-    the melody is, 0 to 99.
+    rate: words per minute (80 to 450). pitch: 0 to 99; 50 is the voice's default. pitch_range:
+    variation of the pitch, 0 to 99.
     """
 
     accent: str
@@ -71,7 +71,7 @@ class Voice:
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """samples_S: float32 in [-1, 1]. words: one for each word of the text, in order."""
+    """samples_S: float32 in [-1, 1]. words: the words of the text with their times, in order."""
 
     samples_S: npt.NDArray[np.float32]
     words: tuple[AlignedWord, ...]
@@ -98,18 +98,18 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 class SpeechEngine:
-    """The engine of this process; make one and keep it."""
+    """The speech engine; create one per process and keep it."""
 
     def __init__(self) -> None:
-        """Raises RuntimeError when the library or its voices cannot be loaded."""
+        """Raises RuntimeError if the library or its voices cannot be loaded."""
         self._library = ctypes.CDLL(espeakng_loader.get_library_path())
         data = espeakng_loader.get_data_path().encode()
         self.sampling_rate = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0))
         if self.sampling_rate <= 0:
-            raise RuntimeError(f"espeak-ng did not start: its code is {self.sampling_rate}")
+            raise RuntimeError(f"espeak-ng did not start: error code {self.sampling_rate}")
         self._blocks: list[npt.NDArray[np.int16]] = []
         self._starts: list[tuple[int, int]] = []  # (character of the text, sample)
-        # The engine keeps the pointer only: the object must live as long as the engine.
+        # The library keeps only the pointer, so this object must live as long as the engine.
         self._callback = _Callback(self._receive)
         self._library.espeak_SetSynthCallback(self._callback)
 
@@ -125,13 +125,13 @@ class SpeechEngine:
         return 0
 
     def speak(self, text: str, voice: Voice, *, sampling_rate: int = 16000) -> Speech:
-        """Says `text`; the samples come at `sampling_rate`, without silence around them.
+        """Synthesises `text` at `sampling_rate`, without silence at either end.
 
         Raises ValueError for an unknown voice or a text without words.
         """
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         if not spans:
-            raise ValueError(f"text must hold at least one word, got {text!r}")
+            raise ValueError(f"text must have at least one word, got {text!r}")
         if self._library.espeak_SetVoiceByName(voice.name.encode()) != 0:
             raise ValueError(f"espeak-ng has no voice {voice.name!r}")
         for parameter, value in (
@@ -148,7 +148,7 @@ class SpeechEngine:
         )
         self._library.espeak_Synchronize()
         if not self._blocks:
-            raise ValueError(f"espeak-ng said nothing for {text!r}")
+            raise ValueError(f"espeak-ng produced no audio for {text!r}")
         samples_S = _without_final_silence(
             np.concatenate(self._blocks).astype(np.float32) / 32768.0
         )
@@ -173,8 +173,10 @@ def _without_final_silence(samples_S: npt.NDArray[np.float32]) -> npt.NDArray[np
 def _word_starts(
     spans: list[tuple[int, int]], events: list[tuple[int, int]], samples: int
 ) -> list[int]:
-    """First sample of each word. A word the engine ran into the one before it (it says "in the"
-    as one) has no event: it gets its share, by letters, of the time up to the next known start.
+    """The first sample of each word.
+
+    The engine merges some words ("in the"), so that the second one has no event. The time up to
+    the next known start is then divided in proportion to the letters.
     """
     known: dict[int, int] = {0: 0}
     for character, sample in events:

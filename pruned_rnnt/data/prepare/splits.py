@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pruned_rnnt.data.input.augmentation import derived_seed
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
-# Names by which sources call the three splits.
+# The names that sources use for the three splits.
 _ALIASES = {
     "train": ("train", "training", "tr"),
     "dev": ("dev", "valid", "validation", "val", "cv"),
@@ -22,36 +22,39 @@ _ALIASES = {
 class SplitPlan:
     """Assigns a split to every entry; the same entries and seed give the same splits.
 
-    given: the source itself names the splits. held_out: group -> split, everything else is
-    training; a group is a speaker, or an utterance where speakers are unknown or too few. With
-    `given`, utterances of training that become dev, as the source has none.
-    by_speaker: no speaker is in two splits.
+    from_source: the source names the splits.
+    by_speaker: whole speakers are held out, so that no speaker is in two splits.
+    held_out: split by speaker (with `by_speaker`) or by utterance id; all others are training.
+        With `from_source` it holds training utterances that become dev if the source has no dev.
     """
 
-    given: bool
+    from_source: bool
     by_speaker: bool
     held_out: dict[str, str] = field(default_factory=dict)
 
-    def split_of(self, entry: Entry) -> str | None:
-        """The split; None when the source names one that is not known."""
-        if self.given and not _is_train(entry):
+    def split_of(self, entry: CorpusEntry) -> str | None:
+        """The split; None if the source names an unknown split."""
+        if self.from_source and not _is_train(entry):
             return split_name(entry.split)
-        return self.held_out.get(_group(entry, self.by_speaker), "train")
+        return self.held_out.get(entry.speaker if self.by_speaker else entry.id, "train")
 
     def describe(self) -> str:
-        if self.given:
-            drawn = f"; {len(self.held_out)} of train became dev" if self.held_out else ""
+        if self.from_source:
+            drawn = f"; {len(self.held_out)} train utterances became dev" if self.held_out else ""
             return f"splits as the source names them{drawn}"
         if self.by_speaker:
             return "no speaker is in two splits"
-        return "speakers unknown, or too few to part them: a speaker may be in several splits"
+        return (
+            "a speaker may be in several splits, because speakers are unknown or too few to hold "
+            "some out"
+        )
 
 
 @dataclass(frozen=True)
 class NamedSplits:
-    """Every entry carries the name of its split, whatever that is."""
+    """Every entry names its own split; any name is valid."""
 
-    def split_of(self, entry: Entry) -> str | None:
+    def split_of(self, entry: CorpusEntry) -> str | None:
         return entry.split
 
     def describe(self) -> str:
@@ -59,20 +62,20 @@ class NamedSplits:
 
 
 @dataclass(frozen=True)
-class OneSplit:
-    """Every entry is of `name`."""
+class SingleSplit:
+    """Every entry belongs to the split `name`."""
 
     name: str
 
-    def split_of(self, entry: Entry) -> str | None:
+    def split_of(self, entry: CorpusEntry) -> str | None:
         return self.name
 
     def describe(self) -> str:
-        return f"everything is {self.name}"
+        return f"everything is in the {self.name} split"
 
 
 def split_name(name: str) -> str | None:
-    """`train`, `dev` or `test` for one of their names; an empty name is `train`."""
+    """`train`, `dev` or `test` for one of their aliases; an empty name is `train`."""
     name = name.strip().lower()
     if not name:
         return "train"
@@ -80,56 +83,63 @@ def split_name(name: str) -> str | None:
 
 
 def plan_splits(
-    entries: Iterable[Entry], *, dev_share: float, test_share: float, most: int, seed: int
+    entries: Iterable[CorpusEntry],
+    *,
+    dev_share: float,
+    test_share: float,
+    max_held_out: int,
+    seed: int,
 ) -> SplitPlan:
-    """Reads all entries once or twice to find their splits.
+    """Reads all entries once or twice and decides their splits.
 
-    Where any entry names a split, the source decides; only when none is dev, dev is drawn from
-    train, utterance by utterance, since training validates on it. Otherwise whole speakers are
-    drawn until dev and test have their shares of the utterances, if every utterance has a speaker
-    and there are three speakers or more, of which none takes more than its share doubled.
-    Otherwise utterances are drawn one by one. dev and test get about `most` utterances each at
-    most. Memory: a count per speaker, or the names of the utterances held out.
+    If any entry names a split, the source decides; if it has no dev split, dev is drawn from train,
+    utterance by utterance, because training needs a split to validate on. Otherwise whole speakers
+    are drawn until dev and test have their shares of the utterances. This needs a speaker for
+    every utterance, and enough speakers that none takes more than about twice the share.
+    Otherwise single utterances are drawn. dev and test get about `max_held_out` utterances each at
+    most. Memory holds a count per speaker, or the ids of the utterances held out.
 
     Raises:
-        ValueError: shares out of range, or `most` below 1.
+        ValueError: shares out of range, or `max_held_out` below 1.
     """
     for name, share in (("dev", dev_share), ("test", test_share)):
         if not 0 <= share < 0.5:
-            raise ValueError(f"the share of {name} must lie in [0, 0.5), got {share}")
-    if most < 1:
-        raise ValueError(f"dev and test need at least 1 utterance, got {most}")
+            raise ValueError(f"--{name}-share must be at least 0 and below 0.5, got {share}")
+    if max_held_out < 1:
+        raise ValueError(f"--held-out-most must be at least 1, got {max_held_out}")
     speakers: Counter[str] = Counter()
     splits: Counter[str | None] = Counter()
-    given = False
+    from_source = False
     for entry in entries:
-        given = given or bool(entry.split)
+        from_source = from_source or bool(entry.split)
         splits[split_name(entry.split)] += 1
         speakers[entry.speaker] += 1
-    # Something is left for training first, then for dev.
+    # A tiny corpus gives its first utterance to train, the second to dev, the third to test.
     total = splits["train"]
     wanted = {
-        split: min(most, max(1, round(share * total))) if share > 0 and total > others else 0
+        split: min(max_held_out, max(1, round(share * total)))
+        if share > 0 and total > others
+        else 0
         for split, share, others in (("dev", dev_share, 1), ("test", test_share, 2))
     }
-    if given:
+    if from_source:
         wanted = {"dev": 0 if splits["dev"] else wanted["dev"], "test": 0}
         train = (entry for entry in entries if _is_train(entry)) if wanted["dev"] else ()
         held_out = _draw_utterances(train, wanted, seed)
-        return SplitPlan(given=True, by_speaker=False, held_out=held_out)
+        return SplitPlan(from_source=True, by_speaker=False, held_out=held_out)
     if "" not in speakers:
         drawn = _draw_speakers(speakers, wanted, total, seed)
         if drawn is not None:
-            return SplitPlan(given=False, by_speaker=True, held_out=drawn)
+            return SplitPlan(from_source=False, by_speaker=True, held_out=drawn)
     return SplitPlan(
-        given=False, by_speaker=False, held_out=_draw_utterances(entries, wanted, seed)
+        from_source=False, by_speaker=False, held_out=_draw_utterances(entries, wanted, seed)
     )
 
 
 def _draw_speakers(
     speakers: Counter[str], wanted: dict[str, int], total: int, seed: int
 ) -> dict[str, str] | None:
-    """Speakers in random order fill dev, then test; None when that takes most of the data."""
+    """Fills dev, then test, with speakers in random order; None if that leaves too little."""
     order = sorted(speakers, key=lambda speaker: (derived_seed("split", seed, speaker), speaker))
     held_out: dict[str, str] = {}
     for split, count in wanted.items():
@@ -137,7 +147,7 @@ def _draw_speakers(
         for speaker in order:
             if taken >= count:
                 break
-            # A speaker who says far more than what is wanted would take training's data.
+            # A speaker with far more utterances than wanted stays in training.
             if speaker in held_out or taken + speakers[speaker] > 2 * count + 0.1 * total:
                 continue
             held_out[speaker] = split
@@ -147,7 +157,9 @@ def _draw_speakers(
     return held_out if len(held_out) < len(speakers) else None
 
 
-def _draw_utterances(entries: Iterable[Entry], wanted: dict[str, int], seed: int) -> dict[str, str]:
+def _draw_utterances(
+    entries: Iterable[CorpusEntry], wanted: dict[str, int], seed: int
+) -> dict[str, str]:
     count = sum(wanted.values())
     drawn = heapq.nsmallest(
         count,
@@ -161,9 +173,5 @@ def _draw_utterances(entries: Iterable[Entry], wanted: dict[str, int], seed: int
     return {name: "dev" if index < wanted["dev"] else "test" for index, name in enumerate(names)}
 
 
-def _is_train(entry: Entry) -> bool:
+def _is_train(entry: CorpusEntry) -> bool:
     return split_name(entry.split) == "train"
-
-
-def _group(entry: Entry, by_speaker: bool) -> str:
-    return entry.speaker if by_speaker else entry.id

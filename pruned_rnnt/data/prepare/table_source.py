@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.splits import split_name
 
-# What tables and JSON lines call each column; of several names the first counts.
+# Names of each column in tables and JSON lines; if several occur, the first of this list is used.
 COLUMNS = {
     "path": (
         *("path", "audio", "file", "filename", "file_name"),
@@ -22,51 +22,55 @@ COLUMNS = {
     "split": ("split", "set", "subset"),
 }
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
-# A first row of more characters names no columns.
-_LONGEST_NAMES = 10_000
+# Only this many characters of the first row are searched for column names.
+_MAX_HEADER_CHARACTERS = 10_000
 _VARIABLE = re.compile(r"\$(\w+)/+")
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """columns: index of each. has_names: the first row names them. id_column: of SpeechBrain's
-    tables, which name their utterances. splits_by_folder: of Hugging Face's, without a column."""
+    """columns: index by name. has_header: the first row names the columns.
+
+    id_column: index of the utterance ids, in SpeechBrain's tables.
+    split_from_folder: the first folder of a path is its split, in Hugging Face's tables.
+    """
 
     columns: dict[str, int]
     separator: str
-    has_names: bool = True
+    has_header: bool = True
     id_column: int | None = None
-    splits_by_folder: bool = False
+    split_from_folder: bool = False
 
 
 @dataclass(frozen=True)
 class TableSource:
-    """Rows of audio path and text, in columns that tabs or (in .csv) commas part.
+    """Rows of audio path and text, in columns separated by tabs or (in .csv) by commas.
 
-    The first row may name the columns: path and text, and optionally speaker and split; it may
-    then also part them by semicolons or bars. Without such a row they are path, text, speaker,
-    split. Relative paths start at the table's folder. SpeechBrain's (ID, wav, wrd, spk_id) and
-    Hugging Face's names (file_name, transcription) are known; the first folder of a file_name is
-    its split if it is named like one and there is no such column.
+    The first row may name the columns: path and text, and optionally speaker and split. Semicolons
+    and bars are then accepted as separators too. Without a header the columns are path, text,
+    speaker, split. Relative paths start at the table's folder. The column names of SpeechBrain (ID,
+    wav, wrd, spk_id) and of Hugging Face (file_name, transcription) are accepted. If there is a
+    file_name but no split column, the first folder of the path is the split if it has the name of
+    one.
 
-    data_root: the folder that `$data_root`, or another `$NAME` that a path begins with, stands for.
+    data_root: the folder that replaces `$data_root`, or another `$NAME`, at the start of a path.
 
     Raises:
-        ValueError: a first row without two columns, a quotation mark that is never closed, another
-            encoding than UTF-8, or `$NAME` without data_root; with the line.
+        ValueError: a first row with fewer than two columns, an unclosed quotation mark, an encoding
+            other than UTF-8, or `$NAME` without data_root. The message names the line.
     """
 
     path: Path
     data_root: Path | None = None
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         layout = self._layout()
-        columns, has_names = layout.columns, layout.has_names
+        columns, skip_header = layout.columns, layout.has_header
         for line, row in self._rows(layout.separator):
             if not any(cell.strip() for cell in row):
                 continue
-            if has_names:
-                has_names = False
+            if skip_header:
+                skip_header = False
                 continue
             cells = {
                 name: row[index].strip() if index < len(row) else ""
@@ -76,20 +80,20 @@ class TableSource:
             if layout.id_column is not None and layout.id_column < len(row):
                 name = row[layout.id_column].strip().replace("/", "-") or name
             split = cells.get("split", "")
-            yield Entry(
+            yield CorpusEntry(
                 id=name,
                 origin=f"{self.path}:{line}",
                 audio=self._audio(cells["path"], line),
                 text=cells["text"],
                 speaker=cells.get("speaker", ""),
-                split=split_of_path(cells["path"]) if layout.splits_by_folder else split,
+                split=split_of_path(cells["path"]) if layout.split_from_folder else split,
                 problem=_row_problem(row, columns, cells),
             )
 
-    def names_columns(self) -> bool:
+    def has_header(self) -> bool:
         """Whether the first row names path and text."""
         try:
-            return self._layout().has_names
+            return self._layout().has_header
         except ValueError:
             return False
 
@@ -99,8 +103,8 @@ class TableSource:
             return str(self.path.parent / path)
         if self.data_root is None:
             raise ValueError(
-                f"{self.path}:{line}: the path {path} begins with a variable: add --data-root DIR "
-                f"with the folder that ${variable[1]} stands for"
+                f"{self.path}:{line}: the path {path} begins with a variable; add --data-root DIR "
+                f"with the folder that replaces ${variable[1]}"
             )
         return str(self.data_root / path[variable.end() :])
 
@@ -109,24 +113,24 @@ class TableSource:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise ValueError(f"{self.path} is UTF-16: save it as UTF-8")
         with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
-            first = next((line for line in lines if line.strip()), "")[:_LONGEST_NAMES]
+            first = next((line for line in lines if line.strip()), "")[:_MAX_HEADER_CHARACTERS]
         own = "," if self.path.suffix.lower() == ".csv" else "\t"
         for separator in (own, *_SEPARATORS):
             names = [cell.strip() for cell in _first_row(first, separator)]
-            layout = self._named_layout(names, separator)
+            layout = self._header_layout(names, separator)
             if layout is not None:
                 return layout
         cells = len(_first_row(first, own))
         if cells == 1:
             raise ValueError(
-                f"{self.path}:1: needs path and text parted by {_SEPARATORS[own]}, or a row that "
-                f"names the columns `path` and `text`; got {first[:200].rstrip()!r}"
+                f"{self.path}:1: needs path and text separated by {_SEPARATORS[own]}, or a header "
+                f"with the columns `path` and `text`; got {first[:200].rstrip()!r}"
             )
         columns = dict(zip(COLUMNS, range(min(cells, len(COLUMNS))), strict=False))
-        return _Layout(columns, own, has_names=False)
+        return _Layout(columns, own, has_header=False)
 
-    def _named_layout(self, names: list[str], separator: str) -> _Layout | None:
-        """The columns that a first row of `names` has; None when it does not name path and text."""
+    def _header_layout(self, names: list[str], separator: str) -> _Layout | None:
+        """The layout if `names` is a header; None if it does not name path and text."""
         lowered = [name.lower() for name in names]
         found = {
             column: lowered.index(alias)
@@ -139,21 +143,21 @@ class TableSource:
         is_speechbrain = {"ID", "wav"} <= set(names)
         if is_speechbrain and {"start", "stop"} <= set(names):
             raise ValueError(
-                f"{self.path}:1: the columns `start` and `stop` select parts of files, which is "
-                "not supported in tables: make a Kaldi directory with `segments` instead"
+                f"{self.path}:1: the columns `start` and `stop` select parts of files. Tables do "
+                "not support this; make a Kaldi directory with `segments` instead"
             )
         return _Layout(
             found,
             separator,
             id_column=names.index("ID") if is_speechbrain else None,
-            splits_by_folder="split" not in found and lowered[found["path"]] == "file_name",
+            split_from_folder="split" not in found and lowered[found["path"]] == "file_name",
         )
 
     def _rows(self, separator: str) -> Iterator[tuple[int, list[str]]]:
-        """Rows with the lines they begin at."""
+        """Each row with the number of its first line."""
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as lines:
             if separator == "\t":
-                # Quotation marks in a tab-separated file are just characters.
+                # Quotation marks have no meaning in a tab-separated file.
                 for number, text in enumerate(lines, 1):
                     yield number, text.rstrip("\r\n").split("\t")
                 return
@@ -165,8 +169,8 @@ class TableSource:
                     line = reader.line_num + 1
             except csv.Error as error:
                 raise ValueError(
-                    f"{self.path}:{line}: the row that begins here cannot be read ({error}): is a "
-                    "quotation mark missing? Those inside a text are written twice"
+                    f"{self.path}:{line}: the row that begins here cannot be read ({error}). Is a "
+                    "quotation mark missing? Quotation marks inside a text must be doubled"
                 ) from error
 
 
@@ -183,6 +187,6 @@ def _row_problem(row: list[str], columns: dict[str, int], cells: dict[str, str])
 
 
 def split_of_path(path: str) -> str:
-    """The first folder of a relative path if a split is called so, else ""."""
+    """The first folder of a relative path if it is the name of a split, else ""."""
     folder, slash, _ = path.partition("/")
     return folder if slash and folder and split_name(folder) is not None else ""

@@ -1,1 +1,1 @@
-"""Texts to tokens and back."""
+"""Normalises texts and converts them to token ids and back."""

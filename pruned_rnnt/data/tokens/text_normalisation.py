@@ -1,4 +1,4 @@
-"""Transcripts to what the model shall write: spelling normalised, the same for every corpus."""
+"""Normalises transcripts to the spelling that the model should produce."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-# Marks inside words, which belong to their spelling ("don't"); the curly one is made straight.
+# Apostrophes inside words belong to the spelling ("don't"); the curly one becomes straight.
 _APOSTROPHES = {"'": "'", "\u2019": "'"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """case: of letters. punctuation: "remove" drops it, apostrophes inside words excepted.
+    """How to normalise a text; Unicode always becomes NFC, and white space single spaces.
 
-    spaces: "remove" for languages written without them. Unicode is always brought to NFC and
-    white space to single spaces.
+    case: case of the letters. punctuation: "remove" keeps apostrophes inside words.
+    spaces: "remove" is for languages that are written without spaces.
     """
 
     case: Literal["keep", "lower", "upper"] = "keep"
@@ -24,7 +24,7 @@ class TextConfig:
 
 
 def normalise_text(text: str, config: TextConfig) -> str:
-    """`text` as `config` wants it; may be empty."""
+    """The normalised text; may be empty."""
     text = unicodedata.normalize("NFC", text)
     if config.case == "lower":
         text = text.lower()
@@ -47,5 +47,5 @@ def _without_punctuation(text: str) -> str:
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether `punctuation="remove"` drops it everywhere: no letter, mark, digit or apostrophe."""
+    """True for characters that `punctuation="remove"` removes everywhere (not apostrophes)."""
     return character not in _APOSTROPHES and unicodedata.category(character)[0] in "PSC"

@@ -1,8 +1,8 @@
-"""Text to symbol ids and back: one SentencePiece model, whatever the kind of piece.
+"""Converts text to symbol ids and back with a SentencePiece model, for all kinds of symbols.
 
 Ids 0, 1 and 2 are `<blk>`, `<sos/eos>` and `<unk>` in every tokenizer, so the blank of the
-losses is 0 and the first real symbol is 3. Blank and sos/eos are control symbols: no text can
-ever produce them.
+losses is 0 and the first real symbol is 3. Blank and sos/eos are control symbols; no text
+encodes to them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TOKENIZER_KINDS = ("unigram", "bpe", "char", "word")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """What `train_tokenizer` makes of a text.
+    """How to train a tokenizer.
 
     kind: "unigram" or "bpe" (pieces of words), "char" (single characters) or "word".
-    vocab_size: number of symbols wanted, the three special ones included. It is an upper bound:
-        a small text may not hold that many pieces. "char" and "word" take all they see.
+    vocab_size: largest number of symbols, including the three special ones; a small text may have
+        fewer pieces. "char" and "word" use all characters or words of the text.
     """
 
     kind: Literal["unigram", "bpe", "char", "word"] = "unigram"
@@ -40,10 +40,7 @@ class TokenizerConfig:
 
 
 class Tokenizer:
-    """A trained SentencePiece model with the special symbols of this package.
-
-    Picklable, so that data workers can carry it.
-    """
+    """A trained SentencePiece model with the special symbols of this package; can be pickled."""
 
     def __init__(self, model: bytes) -> None:
         """`model`: a serialised SentencePiece model whose ids 0, 1, 2 are the special symbols."""
@@ -60,21 +57,21 @@ class Tokenizer:
     def load(cls, folder: Path | str) -> Tokenizer:
         """Reads `folder`/tokens.model.
 
-        Raises FileNotFoundError naming the missing file; ValueError naming one that is damaged.
+        Raises FileNotFoundError if it is missing; ValueError if it is damaged.
         """
         path = Path(folder) / "tokens.model"
         if not path.is_file():
-            raise FileNotFoundError(f"no tokenizer at {path}: run `pruned-rnnt prepare` first")
+            raise FileNotFoundError(f"no tokenizer at {path}; run `pruned-rnnt prepare` first")
         try:
             return cls(path.read_bytes())
         except (RuntimeError, ValueError) as error:  # SentencePiece raises the former
             reason = str(error).splitlines()[0]
-            raise ValueError(f"{path} is damaged, or no tokenizer ({reason})") from error
+            raise ValueError(f"{path} is damaged or not a tokenizer ({reason})") from error
 
     def save(self, folder: Path | str) -> None:
         """Writes `folder`/tokens.model and `folder`/tokens.txt (`SYMBOL ID` lines).
 
-        tokens.model is written last and whole: where it is, everything is.
+        tokens.model is written last and atomically; if it exists, both files are complete.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,12 +101,12 @@ class Tokenizer:
         return self._model
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`. What the model never saw becomes `<unk>` (id 2)."""
+        """Ids of `text`; pieces that are not in the vocabulary become `<unk>` (id 2)."""
         ids: list[int] = self._processor.encode(text, out_type=int)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`. Blank and sos/eos are silent; `<unk>` shows as the word `<unk>`."""
+        """Text of `ids`, without blank and sos/eos; `<unk>` becomes the word `<unk>`."""
         size = len(self)
         for index in ids:
             if not 0 <= index < size:
@@ -120,8 +117,8 @@ class Tokenizer:
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains on `texts` in memory; the same texts in the same order give the same model.
 
-    Raises ValueError when there is no text, for an unknown kind, or when `vocab_size` cannot hold
-    the characters of the text.
+    Raises ValueError if there is no text, the kind is unknown, or `vocab_size` is too small for the
+    characters of the text.
     """
     if config.kind not in TOKENIZER_KINDS:
         raise ValueError(f"tokenizer kind must be one of {TOKENIZER_KINDS}, got {config.kind!r}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from pruned_rnnt.data.input.worker_signals import WorkerDiedError, deaths_wait_for_batches
+from pruned_rnnt.data.input.worker_signals import WorkerDiedError, worker_deaths_deferred
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.task import Loader
@@ -36,7 +36,7 @@ class BatchGroups:
         Call it once the workers exist; calls after the first one do nothing.
         """
         if self._reasons is None:
-            self._reasons = stack.enter_context(deaths_wait_for_batches())
+            self._reasons = stack.enter_context(worker_deaths_deferred())
             stack.callback(setattr, self, "_reasons", None)
 
     def groups(self, batches: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
@@ -60,7 +60,7 @@ class BatchGroups:
             # batches that are missing here are left out of the epoch.
             missing = self.accumulate - len(group)
             logger.warning("%s: %d batches are left out", self.lost_worker, missing)
-            self.loader.keep_pace(missing)
+            self.loader.agree_without_fetching(missing)
             yield group, self.accumulate
         else:
             if group:

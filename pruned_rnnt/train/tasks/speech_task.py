@@ -15,7 +15,7 @@ from rich.console import Console
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
-from pruned_rnnt.data.input.training_durations import save_usual_longest
+from pruned_rnnt.data.input.training_durations import save_p99_duration
 from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -152,7 +152,7 @@ class SpeechTask:
 
     def save_files(self, folder: Path) -> None:
         save_tokens(self.data.tokenizer, folder)
-        save_usual_longest(folder, self.data.usual_longest)
+        save_p99_duration(folder, self.data.p99_duration)
 
 
 def speech_trainer(

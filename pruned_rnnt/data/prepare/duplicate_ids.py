@@ -1,4 +1,4 @@
-"""Finds ids that a source gives twice, in little memory for large corpora."""
+"""Finds ids that occur twice in a source, in little memory for large corpora."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
 
-class IdCheck:
-    """The entries of a source; those whose id was there before can be told from the others.
+class DuplicateIdMarker:
+    """Iterates over the entries of a source and can mark those whose id occurred before.
 
-    count: how many there are; None until an iteration came to its end.
+    count: number of entries; None until the first complete iteration.
 
-    The first iteration that comes to its end remembers eight bytes of every id, the ones after it
-    only the ids that were there twice.
+    The first complete iteration collects a hash of eight bytes per id. Afterwards only the hashes
+    of repeated ids are kept.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[CorpusEntry]) -> None:
         self._entries = entries
         self.count: int | None = None
         self._repeated: frozenset[int] | None = None
 
-    def __iter__(self) -> Iterator[Entry]:
-        """The entries as the source has them."""
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        """The entries as they are in the source."""
         if self._repeated is not None:
             yield from self._entries
             return
@@ -40,10 +40,10 @@ class IdCheck:
         ordered = np.sort(np.frombuffer(digests, dtype=np.uint64))
         self._repeated = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
 
-    def distinct(self) -> Iterator[Entry]:
-        """The entries, of which the second and further ones of an id have a problem.
+    def marked(self) -> Iterator[CorpusEntry]:
+        """The entries; all but the first entry of an id have `problem` set.
 
-        Reads them all first if no iteration did so before.
+        Reads the whole source first if no iteration was complete before.
         """
         if self._repeated is None:
             deque(self, maxlen=0)
@@ -51,9 +51,9 @@ class IdCheck:
         first: dict[str, str] = {}
         for entry in self._entries:
             if repeated and _digest(entry.id) in repeated:
-                where = first.setdefault(entry.id, entry.origin)
-                if where != entry.origin and not entry.problem:
-                    entry = replace(entry, problem="second entry of the same id", details=where)
+                origin = first.setdefault(entry.id, entry.origin)
+                if origin != entry.origin and not entry.problem:
+                    entry = replace(entry, problem="second entry of the same id", details=origin)
             yield entry
 
 

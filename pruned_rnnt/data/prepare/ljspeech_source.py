@@ -1,4 +1,4 @@
-"""LJSpeech's table of ids and texts as a stream of entries; see `own_sources.py`."""
+"""A table in the format of LJSpeech's metadata.csv as a stream of entries; see `own_sources.py`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pruned_rnnt.data.prepare.entries import Entry
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
 AUDIO_FOLDER = "wavs"
 _SUFFIXES = (".wav", ".flac")
 
 
 @dataclass(frozen=True)
-class BarsSource:
-    """Lines `id|text` or `id|text|normalised text`, of which the normalised one is taken.
+class LJSpeechSource:
+    """Lines `id|text` or `id|text|normalised text`; the normalised text is used if there is one.
 
-    The audio of an id is wavs/ID.wav (or .flac) beside the table. Quotation marks are characters
-    of the text.
+    The audio of an id is wavs/ID.wav (or .flac) next to the table. Quotation marks belong to the
+    text.
     """
 
     path: Path
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CorpusEntry]:
         folder = self.path.parent / AUDIO_FOLDER
         with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
@@ -36,7 +36,7 @@ class BarsSource:
                 elif "\ufffd" in text:
                     problem = "text is not UTF-8"
                 files = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
-                yield Entry(
+                yield CorpusEntry(
                     id=name.replace("/", "-"),
                     origin=f"{self.path}:{number}",
                     audio=str(next((file for file in files if file.is_file()), files[0])),
@@ -45,8 +45,8 @@ class BarsSource:
                 )
 
 
-def is_bars_table(path: Path) -> bool:
-    """Whether lines of `path` have the form above, by its first line and the folder beside."""
+def is_ljspeech_table(path: Path) -> bool:
+    """True if `path` is next to a folder wavs and its first line has the format above."""
     if not (path.parent / AUDIO_FOLDER).is_dir():
         return False
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
