@@ -8,20 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import (
-    Sizes,
-    check_batch,
-    check_floating,
-    check_integers,
-    check_options,
-    check_rnnt_type,
-    check_s_range,
-    check_same,
-    check_shape,
-    check_tensor,
-    first_bad,
-    readable,
-)
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.common.saturated import as_int32
@@ -68,23 +55,24 @@ def prune_bounds(
             "rnnt_loss_simple returns, two tensors emit and blank"
         )
     emit, blank = occupancy
-    check_floating("occupancy.emit", emit, "(N, T, U+1)", 3)
-    check_floating("occupancy.blank", blank, "(N, T, U+1)", 3)
-    check_same("occupancy.blank", blank, "occupancy.emit", emit)
-    check_shape("occupancy.blank", blank, tuple(emit.shape), "the shape of occupancy.emit")
+    checks.check_floating("occupancy.emit", emit, "(N, T, U+1)", 3)
+    checks.check_floating("occupancy.blank", blank, "(N, T, U+1)", 3)
+    checks.check_same("occupancy.blank", blank, "occupancy.emit", emit)
+    checks.check_shape("occupancy.blank", blank, tuple(emit.shape), "the shape of occupancy.emit")
     batch, frames, columns = emit.shape
-    kind = check_rnnt_type(rnnt_type)
-    check_s_range(s_range, kind)
+    kind = checks.check_rnnt_type(rnnt_type)
+    checks.check_s_range(s_range, kind)
     # Only lengths matter here; targets of zeros that are no blank pass the rest of the check.
     targets = torch.empty((batch, columns - 1), dtype=torch.int32, device=emit.device)
-    if readable(validate, targets):
+    if checks.readable(validate, targets):
         targets.zero_()
-    sizes, options = Sizes(batch, frames, columns - 1, 2), check_options(1, 2, rnnt_type)
+    sizes = checks.Sizes(batch, frames, columns - 1, 2)
+    options = checks.check_options(1, 2, rnnt_type)
     given = (targets, logit_lengths, target_lengths)
-    checked = check_batch(*given, sizes, options, emit.device, "occupancy", validate)
+    checked = checks.check_batch(*given, sizes, options, emit.device, "occupancy", validate)
     utterances = checked.on_device()
     lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
-    if readable(validate, *lengths):
+    if checks.readable(validate, *lengths):
         check_band_width(lengths, s_range, kind)
     return chosen_bounds(occupancy, utterances, s_range, kind, exact)
 
@@ -119,7 +107,7 @@ def check_bounds_type(bounds: Bounds) -> None:
         raise TypeError(
             f"bounds is a {type(bounds).__name__}; it must be the Bounds that prune_bounds returns"
         )
-    check_tensor("bounds.start", bounds.start)
+    checks.check_tensor("bounds.start", bounds.start)
 
 
 def check_bounds(
@@ -127,19 +115,19 @@ def check_bounds(
 ) -> Bounds:
     """bounds with start int32 and contiguous; if readable, checks that each band has a path."""
     start, s_range = bounds
-    check_integers("bounds.start", start)
+    checks.check_integers("bounds.start", start)
     if start.dim() != 2:
         raise ValueError(f"bounds.start has shape {tuple(start.shape)}; it must be (N, T)")
     batch, device = utterances.targets.shape[0], utterances.targets.device
     frames = start.shape[1] if frames is None else frames
-    check_shape("bounds.start", start, (batch, frames), "(N, T)")
+    checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
     if start.device != device:
         raise ValueError(f"bounds.start is on {start.device} but logits on {device}")
-    check_s_range(s_range, rnnt_type)
+    checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     lengths = (utterances.logit_lengths, utterances.target_lengths)
-    if readable(validate, start):
-        n = first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
+    if checks.readable(validate, start):
+        n = checks.first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
         if n is not None:
             raise ValueError(
                 f"utterance {n} has no path inside bounds: its band of {s_range} columns must "
@@ -191,12 +179,14 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
         TypeError: an argument of the wrong type.
         ValueError: shapes, dtypes or devices that do not fit.
     """
-    check_floating("am", am, "(N, T, D)", 3)
-    check_floating("lm", lm, "(N, U+1, D)", 3)
-    check_same("lm", lm, "am", am)
+    checks.check_floating("am", am, "(N, T, D)", 3)
+    checks.check_floating("lm", lm, "(N, U+1, D)", 3)
+    checks.check_same("lm", lm, "am", am)
     check_bounds_type(bounds)
-    check_shape("bounds.start", bounds.start, tuple(am.shape[:2]), "(N, T) by the shape of am")
-    check_same("bounds.start", bounds.start, "am", am)
+    checks.check_shape(
+        "bounds.start", bounds.start, tuple(am.shape[:2]), "(N, T) by the shape of am"
+    )
+    checks.check_same("bounds.start", bounds.start, "am", am)
     if lm.shape[0] != am.shape[0]:
         raise ValueError(f"lm has {lm.shape[0]} utterances but am {am.shape[0]}")
     if bounds.s_range < 1:

@@ -8,14 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import (
-    Sizes,
-    check_batch,
-    check_floating,
-    check_options,
-    check_reduction,
-    reduced,
-)
+from pruned_rnnt.loss import checks
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 
@@ -49,13 +42,13 @@ def ctc_loss(
         TypeError: an argument of the wrong type.
         ValueError: names the argument that does not fit.
     """
-    check_floating("logits", logits, "(N, T, V)", 3)
-    check_reduction(reduction)
+    checks.check_floating("logits", logits, "(N, T, V)", 3)
+    checks.check_reduction(reduction)
     size, frames, vocabulary = logits.shape
-    options = check_options(blank, vocabulary)
-    sizes = Sizes(size, frames, None, vocabulary)
+    options = checks.check_options(blank, vocabulary)
+    sizes = checks.Sizes(size, frames, None, vocabulary)
     batch = (targets, logit_lengths, target_lengths)
-    checked = check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
     utterances = checked.on_device()
     # torch's op reads padding, which may have any values.
     used = torch.arange(targets.shape[1], device=targets.device)
@@ -64,4 +57,4 @@ def ctc_loss(
     symbols = utterances.targets.long().masked_fill(~within, unused)
     lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
     texts = TargetsAndLengths(symbols, *(x.long() for x in lengths))
-    return reduced(ctc_losses(logits, texts, options.blank), reduction)
+    return checks.reduced(ctc_losses(logits, texts, options.blank), reduction)

@@ -7,17 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds
-from pruned_rnnt.loss.checks import (
-    Sizes,
-    check_batch,
-    check_floating,
-    check_options,
-    check_reduction,
-    check_shape,
-    check_tensor,
-    reduced,
-)
 from pruned_rnnt.loss.packing import given_packed_rows
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
@@ -76,19 +67,20 @@ def rnnt_loss(
             utterance is +inf and its gradient 0.
     """
     V = check_logits(logits, "U+1", in_place)
-    check_reduction(reduction)
-    options = check_options(
+    checks.check_reduction(reduction)
+    options = checks.check_options(
         blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
     batch = (targets, logit_lengths, target_lengths)
-    return reduced(loss_of_logits(logits, batch, None, options, in_place, validate), reduction)
+    loss = loss_of_logits(logits, batch, None, options, in_place, validate)
+    return checks.reduced(loss, reduction)
 
 
 def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:
     """V of logits of four dimensions, the third of which is `columns` in words, or packed."""
-    check_tensor("logits", logits)
+    checks.check_tensor("logits", logits)
     shape = f"(N, T, {columns}, V) or packed (rows, V)"
-    check_floating("logits", logits, shape, 2 if logits.dim() == 2 else 4)
+    checks.check_floating("logits", logits, shape, 2 if logits.dim() == 2 else 4)
     if in_place and not logits.is_contiguous():
         raise ValueError("in_place=True needs contiguous logits")
     return logits.shape[-1]
@@ -104,14 +96,14 @@ def loss_of_logits(
 ) -> Tensor:
     """(N,), over the whole lattice or inside bounds; batch: targets and lengths, unchecked."""
     packed, vocabulary = logits.dim() == 2, logits.shape[-1]
-    sizes = Sizes(None, None, None, vocabulary)
+    sizes = checks.Sizes(None, None, None, vocabulary)
     if not packed:
         size, frames, columns, _ = logits.shape
-        sizes = Sizes(size, frames, columns - 1 if bounds is None else None, vocabulary)
+        sizes = checks.Sizes(size, frames, columns - 1 if bounds is None else None, vocabulary)
         if bounds is not None:
             shape = (size, frames, bounds.s_range, vocabulary)
-            check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
-    checked = check_batch(*batch, sizes, options, logits.device, "logits", validate)
+            checks.check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
+    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)

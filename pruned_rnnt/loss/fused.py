@@ -10,19 +10,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
-from pruned_rnnt.loss.checks import (
-    Sizes,
-    check_am_lm,
-    check_batch,
-    check_floating,
-    check_one_of,
-    check_options,
-    check_reduction,
-    check_same,
-    check_shape,
-    reduced,
-)
 from pruned_rnnt.loss.packing import own_rows
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.utterances import Utterances
@@ -71,30 +60,30 @@ def rnnt_loss_fused(
     Raises:
         TypeError, ValueError: as rnnt_loss and rnnt_loss_pruned.
     """
-    check_am_lm(am, lm, "D")
-    check_floating("weight", weight, "(V, D)", 2)
+    checks.check_am_lm(am, lm, "D")
+    checks.check_floating("weight", weight, "(V, D)", 2)
     (size, frames, width), vocabulary = am.shape, weight.shape[0]
-    check_shape("weight", weight, (vocabulary, width), "(V, D) with the D of am")
-    check_same("weight", weight, "am", am)
+    checks.check_shape("weight", weight, (vocabulary, width), "(V, D) with the D of am")
+    checks.check_same("weight", weight, "am", am)
     if bias is not None:
-        check_floating("bias", bias, "(V,)", 1)
-        check_same("bias", bias, "am", am)
-        check_shape("bias", bias, (vocabulary,), "(V,)")
+        checks.check_floating("bias", bias, "(V,)", 1)
+        checks.check_same("bias", bias, "am", am)
+        checks.check_shape("bias", bias, (vocabulary,), "(V,)")
     if bounds is not None:
         check_bounds_type(bounds)
-    check_one_of("activation", activation, ACTIVATIONS)
-    check_reduction(reduction)
-    options = check_options(
+    checks.check_one_of("activation", activation, ACTIVATIONS)
+    checks.check_reduction(reduction)
+    options = checks.check_options(
         blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat
     )
-    sizes = Sizes(size, frames, lm.shape[1] - 1, vocabulary)
+    sizes = checks.Sizes(size, frames, lm.shape[1] - 1, vocabulary)
     batch = (targets, logit_lengths, target_lengths)
-    checked = check_batch(*batch, sizes, options, am.device, "am and lm", validate)
+    checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
     loss = checked_fused_loss(am, lm, weight, bias, utterances, bounds, activation, options)
-    return reduced(loss, reduction)
+    return checks.reduced(loss, reduction)
 
 
 def checked_fused_loss(

@@ -8,15 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import (
-    check_floating,
-    check_integers,
-    check_rnnt_type,
-    check_same,
-    check_shape,
-    first_bad,
-    readable,
-)
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
 from pruned_rnnt.ops.common.library import REGULAR
 from pruned_rnnt.ops.common.saturated import as_int32
@@ -51,20 +43,20 @@ def mutual_information(
         TypeError: an argument of the wrong type.
         ValueError: shapes, dtypes or devices that do not fit, or a boundary outside the lattice.
     """
-    check_floating("px", px, "(N, U, T+1) or (N, U, T)", 3)
-    check_floating("py", py, "(N, U+1, T)", 3)
-    check_same("py", py, "px", px)
-    kind = check_rnnt_type(rnnt_type)
+    checks.check_floating("px", px, "(N, U, T+1) or (N, U, T)", 3)
+    checks.check_floating("py", py, "(N, U+1, T)", 3)
+    checks.check_same("py", py, "px", px)
+    kind = checks.check_rnnt_type(rnnt_type)
     batch, rows, frames = py.shape
     last = frames + 1 if kind == REGULAR else frames
     meaning = f"(N, U, {'T+1' if kind == REGULAR else 'T'}) by the shape of py"
-    check_shape("px", px, (batch, rows - 1, last), meaning)
+    checks.check_shape("px", px, (batch, rows - 1, last), meaning)
     if boundary is not None:
-        check_integers("boundary", boundary)
-        check_shape("boundary", boundary, (batch, 4), "(N, 4)")
+        checks.check_integers("boundary", boundary)
+        checks.check_shape("boundary", boundary, (batch, 4), "(N, 4)")
         if boundary.device.type != "cpu":
-            check_same("boundary", boundary, "px", px)
-        if readable(validate, boundary):
+            checks.check_same("boundary", boundary, "px", px)
+        if checks.readable(validate, boundary):
             _check_boundary(boundary, rows - 1, frames)
         boundary = as_int32(boundary).to(px.device, non_blocking=True)
     dtype = torch.promote_types(torch.promote_types(px.dtype, py.dtype), torch.float32)
@@ -77,7 +69,7 @@ def mutual_information(
 def _check_boundary(boundary: Tensor, symbols: int, frames: int) -> None:
     u_begin, t_begin, u_end, t_end = boundary.unbind(1)
     outside = (u_begin < 0) | (u_begin > u_end) | (u_end > symbols)
-    n = first_bad(outside | (t_begin < 0) | (t_begin >= t_end) | (t_end > frames))
+    n = checks.first_bad(outside | (t_begin < 0) | (t_begin >= t_end) | (t_end > frames))
     if n is not None:
         raise ValueError(
             f"boundary[{n}] is {boundary[n].tolist()}; it must be [u_begin, t_begin, u_end, t_end] "

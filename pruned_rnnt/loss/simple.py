@@ -8,14 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import (
-    Sizes,
-    check_am_lm,
-    check_batch,
-    check_options,
-    check_reduction,
-    reduced,
-)
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
@@ -56,17 +49,17 @@ def rnnt_loss_simple(
     Raises:
         TypeError, ValueError: as rnnt_loss.
     """
-    check_am_lm(am, lm, "V")
+    checks.check_am_lm(am, lm, "V")
     options = check_simple_options(
         blank, am.shape[2], rnnt_type, lm_only_scale, am_only_scale, delay_penalty, fastemit_lambda
     )
-    check_reduction(reduction)
+    checks.check_reduction(reduction)
     size, frames, vocabulary = am.shape
-    sizes = Sizes(size, frames, lm.shape[1] - 1, vocabulary)
+    sizes = checks.Sizes(size, frames, lm.shape[1] - 1, vocabulary)
     batch = (targets, logit_lengths, target_lengths)
-    checked = check_batch(*batch, sizes, options, am.device, "am and lm", validate)
+    checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
     loss, occupancy = checked_simple_loss(am, lm, checked.on_device(), options)
-    return SimpleLoss(reduced(loss, reduction), occupancy)
+    return SimpleLoss(checks.reduced(loss, reduction), occupancy)
 
 
 def check_simple_options(
@@ -84,7 +77,7 @@ def check_simple_options(
             f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
             "least 0 and together at most 1"
         )
-    common = check_options(blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda)
+    common = checks.check_options(blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda)
     return SimpleOptions(
         blank=common.blank,
         rnnt_type=common.rnnt_type,

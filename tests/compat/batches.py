@@ -1,4 +1,4 @@
-"""A small ragged batch in float64 that every compat test computes with, and its oracle."""
+"""The small ragged batch in float64 of the compat tests, and its oracle."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -77,7 +77,7 @@ def oracle_losses(
 
 
 def assert_same_gradients(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    """Losses (N,) of two ways agree, and so do the gradients of a weighted sum."""
+    """Asserts that losses (N,) agree, and the gradients of their weighted sum."""
     torch.testing.assert_close(got, expected)
     got_grads = torch.autograd.grad(got, inputs, UPSTREAM, retain_graph=True)
     expected_grads = torch.autograd.grad(expected, inputs, UPSTREAM, retain_graph=True)

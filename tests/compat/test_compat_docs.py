@@ -1,4 +1,4 @@
-"""docs/compat.md: its lines of code run, and it names every module that there is."""
+"""docs/compat.md: its lines of code run, and it names every module."""
 
 import re
 import sys

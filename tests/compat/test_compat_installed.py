@@ -1,4 +1,4 @@
-"""Names that compat.k2 and compat.torchaudio lack: from the installed package, or a stand-in."""
+"""Names that compat.k2 and compat.torchaudio lack: from the installed package, or replacements."""
 
 import sys
 from pathlib import Path

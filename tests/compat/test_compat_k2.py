@@ -136,7 +136,7 @@ def test_defaults_of_the_smoothed_loss() -> None:
 
 @pytest.mark.parametrize("scale", [80.0, 120.0])
 def test_scores_far_apart(scale: float) -> None:
-    """am and lm that peak at different symbols: k2's normaliser has a floor there, this has not."""
+    """am and lm that peak at different symbols: only k2's normaliser has a floor there."""
     am = torch.zeros(1, 3, 5)
     lm = torch.zeros(1, 3, 5)
     am[..., 3], lm[..., 4] = scale, scale
@@ -175,7 +175,7 @@ BEGINS = torch.tensor([[1, 1, 3, 4], [0, 1, 2, 3], [0, 2, 0, 4], [0, 0, 1, 1]])
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
 def test_boundaries_with_an_offset(rnnt_type: str) -> None:
-    """Cutting the lattice's beginning off by hand gives the same."""
+    """Equals the loss of inputs without the frames and symbols before the boundary."""
     data = batch()
     ranges = torch.tensor([0, 1, 2, 3]).expand(4, 4, 4)
     logits = trivial_logits(data.am, data.lm)

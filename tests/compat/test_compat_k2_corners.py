@@ -1,4 +1,4 @@
-"""compat.k2 where k2's rules are its own: blanks among the targets, empty boxes, older ranges."""
+"""compat.k2 in k2's special cases: blanks among the targets, empty boxes, older ranges."""
 
 import inspect
 

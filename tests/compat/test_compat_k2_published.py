@@ -57,7 +57,7 @@ def test_constants_added_to_a_frame_change_nothing(scales: tuple[float, float]) 
 def random_batch(
     frames: list[int], symbols: list[int], vocabulary: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """lm, am, symbols, boundary; the last symbol is the blank, which is no target."""
+    """lm, am, symbols, boundary; the last symbol is the blank, which is not a target."""
     torch.manual_seed(1)
     batch, longest, most = len(frames), max(frames), max(symbols)
     boundary = torch.tensor([[0, 0, s, t] for s, t in zip(symbols, frames, strict=True)])
@@ -133,7 +133,7 @@ def test_more_symbols_than_a_small_s_range_allows(s_range: int) -> None:
 def test_large_terms_in_boxes_anywhere(
     symbol_takes_frame: bool, px_offset: float, py_offset: float, dtype: torch.dtype
 ) -> None:
-    """Terms alike: the score is the number of paths and the terms on each."""
+    """With equal terms the score depends on the number of paths and of arcs alone."""
     boundary = torch.tensor([[0, 0, 16, 400], [3, 7, 9, 30], [2, 2, 2, 9], [5, 8, 5, 8]])
     symbols, frames = boundary[:, 2] - boundary[:, 0], boundary[:, 3] - boundary[:, 1]
     last = 400 if symbol_takes_frame else 401

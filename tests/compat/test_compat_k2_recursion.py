@@ -28,7 +28,7 @@ def rows(px: Tensor, py: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def blocked(px: Tensor, boundary: Tensor) -> Tensor:
-    """-inf where a regular lattice ends, as k2's log-probability functions leave it."""
+    """-inf at the end of a regular lattice, as k2's log-probability functions leave it."""
     after = torch.arange(px.shape[2]) == boundary[:, 3, None]
     return torch.where(after[:, None, :], -torch.inf, px)
 

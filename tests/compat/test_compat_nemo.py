@@ -1,4 +1,4 @@
-"""compat.nemo_loss: NeMo's published numbers, its calling convention, and how it registers."""
+"""compat.nemo_loss: NeMo's published numbers, its calling convention, and registration."""
 
 import sys
 import types
@@ -19,7 +19,7 @@ LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
 
 @pytest.fixture
 def nemo(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for NeMo's loss module, fresh and importable."""
+    """A new, importable replacement for NeMo's loss module."""
     module = nemo_stand_in.loss_module()
     monkeypatch.setitem(sys.modules, LOSS_MODULE, module)
     return module

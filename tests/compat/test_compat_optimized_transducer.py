@@ -1,4 +1,4 @@
-"""compat.optimized_transducer: packed logits, both topologies, the memory it overwrites."""
+"""compat.optimized_transducer: packed logits, both topologies, in-place gradients."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from pruned_rnnt.compat import optimized_transducer
 from tests.compat.batches import BLANK, LENGTHS, batch, oracle_losses
 
-# One symbol a frame and a last blank need more frames than symbols: the last utterance goes.
+# One symbol a frame and a last blank need more frames than symbols: without the last utterance.
 RNA_LENGTHS = LENGTHS[:3]
 
 

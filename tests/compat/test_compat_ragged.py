@@ -1,4 +1,4 @@
-"""The stand-in for k2.RaggedTensor: results that k2's documentation shows, and its limits."""
+"""The replacement for k2.RaggedTensor: examples of k2's documentation, and its limits."""
 
 import pickle
 

@@ -15,7 +15,7 @@ LOSS_MODULE = "transformers.loss.loss_utils"
 
 @pytest.fixture
 def loss_utils(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for transformers' table of loss functions, fresh and importable."""
+    """A new, importable replacement for transformers' table of loss functions."""
     module: Any = types.ModuleType(LOSS_MODULE)
     module.LOSS_MAPPING = {"ParakeetForRNNT": None, "ParakeetForTDT": "its own"}
     monkeypatch.setitem(sys.modules, LOSS_MODULE, module)

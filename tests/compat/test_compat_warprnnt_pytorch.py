@@ -77,7 +77,7 @@ def test_unknown_reduction() -> None:
 
 
 class Transducer(nn.Module):
-    """The two ways of ESPnet's asr_transducer model to a loss, with their own calls."""
+    """Both calls of a loss in ESPnet's asr_transducer model."""
 
     def __init__(self, use_k2: bool, size: int = 15) -> None:
         super().__init__()

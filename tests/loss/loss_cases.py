@@ -122,8 +122,8 @@ def reference_losses(
     s_range: int = 0,
     total: Callable[..., Tensor] = log_total,
 ) -> Tensor:
-    """Losses (N,) from rows emit, blank (T, U_n+1) of each utterance, inside a band if start is
-    given."""
+    """Losses (N,) from rows emit, blank (T, U_n+1) of each utterance, inside the band of
+    start if that is not None."""
     losses = []
     for n, (frames, symbols) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True)):
         t = torch.arange(emit[n].shape[0])[:, None]

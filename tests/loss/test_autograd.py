@@ -1,5 +1,5 @@
-"""Autograd of every loss: upstream gradients of any sign, graphs that are kept, refusal of
-second derivatives, gradients of a part of the inputs, torch.compile without a break."""
+"""Autograd of every loss: upstream gradients of any sign, retained graphs, refused second
+derivatives, gradients of some inputs, torch.compile without graph breaks."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ UPSTREAM = [[1.0, 1.0, 1.0], [-0.5, 0.0, 3.0], [0.0, 0.0, 0.0]]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_is_linear_in_the_upstream_gradient(name, device) -> None:
-    """And repeatable: the same graph gives the same numbers again and again."""
+    """Repeated backward passes through one graph give the same numbers, too."""
     losses, inputs = make_call(name, device)
     loss = losses(*inputs)
     each = [torch.autograd.grad(loss[n], inputs, retain_graph=True) for n in range(loss.shape[0])]
@@ -109,7 +109,7 @@ def test_compiles_in_one_graph(name, device) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["full", "module_fused"])
 def test_compiles_with_changing_shapes(name, device) -> None:
-    """A second batch of another shape, where torch makes sizes symbolic."""
+    """A second batch of another shape, for which torch makes sizes symbolic."""
     import pruned_rnnt
 
     torch._dynamo.reset()

@@ -8,22 +8,7 @@ import torch
 
 import pruned_rnnt
 from pruned_rnnt.ops.common.native import has_native_kernel
-from tests.loss.bad_input_calls import (
-    LOSSES,
-    V,
-    arguments,
-    bounds,
-    changed,
-    ctc,
-    full,
-    full_packed,
-    fused,
-    information,
-    packed,
-    pruned,
-    refused,
-    simple,
-)
+from tests.loss import bad_input_calls as calls
 from tests.loss.loss_cases import DEVICES
 
 # --- values: on the CPU the error names the utterance --------------------------------------------
@@ -35,48 +20,52 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize("call", [*LOSSES, bounds])
+@pytest.mark.parametrize("call", [*calls.LOSSES, calls.bounds])
 @pytest.mark.parametrize(("name", "value", "words"), LENGTHS)
 def test_lengths(call, name, value, words) -> None:
-    refused(call, changed(name, torch.tensor(value)), words)
+    calls.refused(call, calls.changed(name, torch.tensor(value)), words)
 
 
-@pytest.mark.parametrize("call", [*LOSSES, full_packed])
-@pytest.mark.parametrize("symbol", [-1, V, 0])
+@pytest.mark.parametrize("call", [*calls.LOSSES, calls.full_packed])
+@pytest.mark.parametrize("symbol", [-1, calls.V, 0])
 def test_targets(call, symbol) -> None:
-    targets = arguments()["targets"]
+    targets = calls.arguments()["targets"]
     targets[1, 1] = symbol
     words = rf"targets\[1, 1\] of utterance 1 is {symbol}; .* 0\.\.6 and not the blank 0"
-    refused(call, changed("targets", targets), words)
+    calls.refused(call, calls.changed("targets", targets), words)
 
 
-@pytest.mark.parametrize("call", LOSSES)
+@pytest.mark.parametrize("call", calls.LOSSES)
 def test_targets_beyond_the_length_have_no_effect(call) -> None:
-    targets = arguments()["targets"]
+    targets = calls.arguments()["targets"]
     targets[1, 2] = targets[2, 0] = 10**6
-    assert torch.equal(call(changed("targets", targets)), call(arguments()))
+    assert torch.equal(call(calls.changed("targets", targets)), call(calls.arguments()))
 
 
-@pytest.mark.parametrize("call", [full, simple, pruned, fused, bounds])
+@pytest.mark.parametrize(
+    "call", [calls.full, calls.simple, calls.pruned, calls.fused, calls.bounds]
+)
 @pytest.mark.parametrize(
     ("rnnt_type", "frames", "symbols", "needed"),
     [("modified", 2, 3, 3), ("constrained", 1, 2, 2), ("rna", 3, 3, 4)],
 )
 def test_more_symbols_than_frames(call, rnnt_type, frames, symbols, needed) -> None:
-    given = changed("logit_lengths", torch.tensor([6, 5, frames]))
+    given = calls.changed("logit_lengths", torch.tensor([6, 5, frames]))
     given["target_lengths"] = torch.tensor([3, 2, symbols])
     words = (
         f"utterance 2 has no path: {symbols} symbols need at least {needed} frames with rnnt_type "
         f"'{rnnt_type}'"
     )
-    refused(call, given, words, rnnt_type=rnnt_type)
+    calls.refused(call, given, words, rnnt_type=rnnt_type)
 
 
 def test_band_too_narrow_for_the_symbols() -> None:
-    given = changed("logit_lengths", torch.tensor([1, 5, 4]))
+    given = calls.changed("logit_lengths", torch.tensor([1, 5, 4]))
     words = r"utterance 0 has no path: with 3 symbols in 1 frames s_range must be at least 4"
-    refused(bounds, given, words)
-    module = pruned_rnnt.PrunedTransducerLoss(lambda a, b: a + b, V, V, V, s_range=3)
+    calls.refused(calls.bounds, given, words)
+    module = pruned_rnnt.PrunedTransducerLoss(
+        lambda a, b: a + b, calls.V, calls.V, calls.V, s_range=3
+    )
     lengths = (given["logit_lengths"], given["target_lengths"])
     with pytest.raises(ValueError, match=words):
         module(given["am"], given["lm"], given["targets"], *lengths, 0)
@@ -91,15 +80,15 @@ BANDS = [
 ]
 
 
-@pytest.mark.parametrize("call", [pruned, fused])
+@pytest.mark.parametrize("call", [calls.pruned, calls.fused])
 @pytest.mark.parametrize(
     ("start", "s_range", "rnnt_type"), [band[1:] for band in BANDS], ids=[band[0] for band in BANDS]
 )
 def test_band_without_a_path(call, start, s_range, rnnt_type) -> None:
     """The band of utterance 0, which has U_n = 3."""
-    given = changed("start", lambda x: torch.cat([torch.tensor([start]).int(), x[1:]]))
+    given = calls.changed("start", lambda x: torch.cat([torch.tensor([start]).int(), x[1:]]))
     given["band"] = given["band"][:, :, :s_range]
-    refused(
+    calls.refused(
         call, given, "utterance 0 has no path inside bounds", s_range=s_range, rnnt_type=rnnt_type
     )
 
@@ -115,9 +104,9 @@ BOUNDARIES = [
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_boundary(boundary) -> None:
-    given = arguments()
+    given = calls.arguments()
     given["boundary"] = torch.tensor([[0, 0, 3, 6], [0, 0, 2, 5], boundary])
-    refused(information, given, r"boundary\[2\] is .*0 <= u_begin <= u_end <= 3")
+    calls.refused(calls.information, given, r"boundary\[2\] is .*0 <= u_begin <= u_end <= 3")
 
 
 # --- values that are not read: +inf and zero gradient, without synchronization -------------------
@@ -130,7 +119,7 @@ SPOILT = [
     ("target_lengths", torch.tensor([3, -1, 0])),
     ("target_lengths", torch.tensor([3, 2**31 - 1, 0])),
     ("targets", torch.tensor([[1, 2, 3], [4, 0, 6], [1, 1, 1]])),
-    ("targets", torch.tensor([[1, 2, 3], [4, V, 6], [1, 1, 1]])),
+    ("targets", torch.tensor([[1, 2, 3], [4, calls.V, 6], [1, 1, 1]])),
     ("targets", torch.tensor([[1, 2, 3], [4, -(2**31), 6], [1, 1, 1]])),
     # As int32 these would be 5, 2 and 5.
     ("logit_lengths", torch.tensor([6, 2**32 + 5, 4])),
@@ -159,12 +148,12 @@ def unseen_values(device: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("call", [full, simple, pruned, fused])
+@pytest.mark.parametrize("call", [calls.full, calls.simple, calls.pruned, calls.fused])
 @pytest.mark.parametrize(("name", "value"), SPOILT)
 def test_infinity_and_no_gradient(call, name, value, device) -> None:
     inputs = {"full": ["logits"], "pruned": ["band"]}.get(call.__name__, ["am", "lm"])
     losses, grads = [], []
-    for spoilt in (arguments(), changed(name, value)):
+    for spoilt in (calls.arguments(), calls.changed(name, value)):
         given = {key: x.to(device) for key, x in spoilt.items()}
         leaves = [given[key].requires_grad_() for key in inputs]
         with unseen_values(device):
@@ -180,38 +169,38 @@ def test_infinity_and_no_gradient(call, name, value, device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("call", [pruned, fused])
+@pytest.mark.parametrize("call", [calls.pruned, calls.fused])
 def test_a_band_beyond_32_bits_has_no_path(call, device) -> None:
-    start = arguments()["start"].long()
+    start = calls.arguments()["start"].long()
     start[1] += 2**32
-    given = {key: x.to(device) for key, x in changed("start", start).items()}
+    given = {key: x.to(device) for key, x in calls.changed("start", start).items()}
     with unseen_values(device):
         loss = call(given, reduction="none")
     assert loss.isinf().tolist() == [False, True, False]
     if device == "cpu":
-        refused(call, given, "utterance 1 has no path inside bounds")
+        calls.refused(call, given, "utterance 1 has no path inside bounds")
 
 
 @pytest.mark.parametrize("s_range", [1, 0])
 def test_constrained_symbols_need_two_columns(s_range) -> None:
     words = f"s_range is {s_range}; it must be at least 2"
-    refused(bounds, arguments(), words, s_range=s_range, rnnt_type="constrained")
+    calls.refused(calls.bounds, calls.arguments(), words, s_range=s_range, rnnt_type="constrained")
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_too_few_packed_rows_for_an_utterance(device) -> None:
-    given = changed("target_lengths", torch.tensor([3, 2, 3]))
-    given["logits"] = packed(given["logits"])
+    given = calls.changed("target_lengths", torch.tensor([3, 2, 3]))
+    given["logits"] = calls.packed(given["logits"])
     given = {key: x.to(device) for key, x in given.items()}
     with unseen_values(device):
-        loss = full(given, reduction="none")
+        loss = calls.full(given, reduction="none")
     assert loss.isinf().tolist() == [False, False, True]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("call", [full, simple, pruned, fused, ctc])
+@pytest.mark.parametrize("call", [calls.full, calls.simple, calls.pruned, calls.fused, calls.ctc])
 @pytest.mark.parametrize(("name", "value"), SPOILT)
 def test_validate_synchronizes_and_raises(call, name, value) -> None:
-    given = {key: x.cuda() for key, x in changed(name, value).items()}
+    given = {key: x.cuda() for key, x in calls.changed(name, value).items()}
     with pytest.raises(ValueError, match="1"):
         call(given, validate=True)

@@ -9,14 +9,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds, Occupancy
-from tests.loss.loss_cases import (
-    DEVICES,
-    RNNT_TYPES,
-    Batch,
-    has_path,
-    make_batch,
-    reference_losses,
-)
+from tests.loss import loss_cases as cases
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +30,7 @@ CASES = [
 
 
 def occupancy_of(frames_N: list[int], symbols_N: list[int], rnnt_type: str) -> tuple:
-    batch = make_batch(frames_N, symbols_N, 6, 0)
+    batch = cases.make_batch(frames_N, symbols_N, 6, 0)
     am = 3 * torch.randn(batch.size, batch.frames, 6, dtype=torch.float64)
     lm = 3 * torch.randn(batch.size, batch.symbols + 1, 6, dtype=torch.float64)
     lengths = batch.lengths("cpu")
@@ -62,7 +55,7 @@ def step_limit(s_range: int, rnnt_type: str) -> int:
     return s_range - 1 if rnnt_type == "regular" else 1
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
 @pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
@@ -87,7 +80,7 @@ def test_constraints(frames_N, symbols_N, s_range, rnnt_type, exact, device) -> 
     assert torch.equal(ranges.cpu(), start[:, :, None] + torch.arange(s_range))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
 @pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
 def test_greedy_rule_step_by_step(frames_N, symbols_N, s_range, rnnt_type, device) -> None:
@@ -122,7 +115,7 @@ def retained(
     return sum(score(occupancy, n, t, int(start[n, t]), s_range, rnnt_type) for t in range(frames))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
 @pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
 def test_exact_retains_at_least_what_greedy_does(
@@ -141,7 +134,7 @@ def test_exact_retains_at_least_what_greedy_does(
         assert retained(occupancy, exact, n, frames, s_range, rnnt_type) >= least - 1e-9
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
 @pytest.mark.parametrize("s_range", [2, 3])
 @pytest.mark.parametrize("trial", range(8))
@@ -164,11 +157,11 @@ def test_exact_is_the_optimum_over_all_bands(trial, s_range, rnnt_type, device) 
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
 def test_a_certain_path_is_kept(rnnt_type, exact, device) -> None:
-    """Frames that surely emit have no blank mass in one-arc topologies, and still choose."""
+    """Frames that surely emit have no blank mass in one-arc topologies; the choice uses emits."""
     frames, symbols, s_range = 24, 8, 3
     path = [min(t // 2, symbols) for t in range(frames)]
     px = torch.full((1, frames, symbols + 1), -40.0, dtype=torch.float64)
@@ -193,7 +186,7 @@ def test_a_certain_path_is_kept(rnnt_type, exact, device) -> None:
         assert start[t] <= u < start[t] + s_range
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_bounds_do_not_depend_on_the_padding(device) -> None:
     occupancy, lengths = occupancy_of([20, 13], [9, 4], "regular")
     occupancy = Occupancy(*(x.to(device) for x in occupancy))
@@ -202,7 +195,7 @@ def test_bounds_do_not_depend_on_the_padding(device) -> None:
     assert torch.equal(pruned_rnnt.prune_bounds(alone, s_range=3).start[0], bounds.start[1, :13])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_prune_gathers_and_sums_gradients(dtype, device) -> None:
     start = torch.tensor([[0, 0, 2, 3], [0, 1, 1, 1]], dtype=torch.int32)
@@ -228,7 +221,7 @@ def test_prune_gathers_and_sums_gradients(dtype, device) -> None:
     assert am_p.requires_grad
 
 
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 @pytest.mark.parametrize("s_range", [2, 3, 4])
 def test_bands_without_a_path_are_refused(s_range, rnnt_type) -> None:
     """Any band, also one that goes back or jumps; with log-probs of 0 the loss is finite where a
@@ -243,12 +236,12 @@ def test_bands_without_a_path_are_refused(s_range, rnnt_type) -> None:
     outcomes = []
     for n in range(trials):
         t, u = lengths[0][n : n + 1], lengths[1][n : n + 1]
-        if not has_path(int(t), int(u), rnnt_type):
+        if not cases.has_path(int(t), int(u), rnnt_type):
             continue
         rows = [torch.zeros(frames, int(u) + 1, dtype=torch.float64) for _ in range(2)]
         rows[0][:, -1] = -torch.inf
-        one = Batch([int(t)], [int(u)], targets[:1], frames, symbols, 2, 0)
-        expected = reference_losses(
+        one = cases.Batch([int(t)], [int(u)], targets[:1], frames, symbols, 2, 0)
+        expected = cases.reference_losses(
             [rows[0]], [rows[1]], one, rnnt_type, 0.0, start[n : n + 1], s_range
         )
         arguments = (

@@ -16,7 +16,7 @@ NUMBERS = ("loss", "simple_loss", "pruned_loss")
 
 
 class StoredJoiner(nn.Module):
-    """A joiner that the loss cannot take apart, so that its logits are stored."""
+    """A joiner that is not a Joiner, so that its logits are stored."""
 
     def __init__(self) -> None:
         super().__init__()

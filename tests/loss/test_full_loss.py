@@ -4,22 +4,7 @@ import pytest
 import torch
 
 import pruned_rnnt
-from tests.loss.loss_cases import (
-    DEVICES,
-    RNNT_TYPES,
-    assert_same_loss_and_gradients,
-    every_form,
-    every_layout,
-    every_small_batch,
-    gradients,
-    make_batch,
-    pack,
-    random_logits,
-    reference_losses,
-    reference_rows,
-    tolerances,
-    twin_total,
-)
+from tests.loss import loss_cases as cases
 
 
 @pytest.fixture(autouse=True)
@@ -27,20 +12,20 @@ def _seed() -> None:
     torch.manual_seed(17)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@every_layout
-@every_form
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@cases.every_layout
+@cases.every_form
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 @pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (3, 0.3), (-1, -0.2)])
 def test_value_and_gradient_are_those_of_all_paths(
     rnnt_type, form, packed, blank, delay_penalty, device
 ) -> None:
-    batch = every_small_batch(rnnt_type, blank % 5)
-    logits = random_logits(batch)
-    expected = reference_losses(
-        *reference_rows(logits, batch, **form), batch, rnnt_type, delay_penalty
+    batch = cases.every_small_batch(rnnt_type, blank % 5)
+    logits = cases.random_logits(batch)
+    expected = cases.reference_losses(
+        *cases.reference_rows(logits, batch, **form), batch, rnnt_type, delay_penalty
     )
-    given = pack(logits, batch) if packed else logits
+    given = cases.pack(logits, batch) if packed else logits
     loss = pruned_rnnt.rnnt_loss(
         given.to(device),
         batch.targets.to(device),
@@ -51,16 +36,16 @@ def test_value_and_gradient_are_those_of_all_paths(
         reduction="none",
         **form,
     )
-    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
+    cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 def test_larger_lattices_equal_the_plain_torch_twin(rnnt_type, device) -> None:
-    batch = make_batch([37, 41, 40], [11, 0, 36], 7, 0)
-    logits = random_logits(batch)
-    rows = reference_rows(logits, batch)
-    expected = reference_losses(*rows, batch, rnnt_type, total=twin_total)
+    batch = cases.make_batch([37, 41, 40], [11, 0, 36], 7, 0)
+    logits = cases.random_logits(batch)
+    rows = cases.reference_rows(logits, batch)
+    expected = cases.reference_losses(*rows, batch, rnnt_type, total=cases.twin_total)
     loss = pruned_rnnt.rnnt_loss(
         logits.to(device),
         batch.targets.to(device),
@@ -68,19 +53,19 @@ def test_larger_lattices_equal_the_plain_torch_twin(rnnt_type, device) -> None:
         rnnt_type=rnnt_type,
         reduction="none",
     )
-    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
+    cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@tolerances(float64=1e-10, float32=2e-5, float16=2e-3, bfloat16=1e-2)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@cases.tolerances(float64=1e-10, float32=2e-5, float16=2e-3, bfloat16=1e-2)
 def test_dtypes(dtype, tolerance, device) -> None:
     """The loss is float32 or float64; the gradient has the dtype of the logits and its rounding."""
-    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
-    rounded = random_logits(batch).to(dtype)
+    batch = cases.make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    rounded = cases.random_logits(batch).to(dtype)
     reference = rounded.detach().double().requires_grad_()
-    rows = reference_rows(reference, batch)
-    expected = reference_losses(*rows, batch, total=twin_total)
-    (expected_grad,) = gradients(expected, batch.upstream(), reference)
+    rows = cases.reference_rows(reference, batch)
+    expected = cases.reference_losses(*rows, batch, total=cases.twin_total)
+    (expected_grad,) = cases.gradients(expected, batch.upstream(), reference)
     logits = rounded.detach().to(device).requires_grad_()
     loss = pruned_rnnt.rnnt_loss(
         logits, batch.targets.to(device), *batch.lengths(device), reduction="none"
@@ -92,11 +77,11 @@ def test_dtypes(dtype, tolerance, device) -> None:
     torch.testing.assert_close(grad.cpu().double(), expected_grad, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
-@every_form
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
+@cases.every_form
 def test_gradcheck(form, rnnt_type) -> None:
-    batch = make_batch([3, 4], [2, 1], 4, 1)
-    logits = random_logits(batch)
+    batch = cases.make_batch([3, 4], [2, 1], 4, 1)
+    logits = cases.random_logits(batch)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         lengths = batch.lengths("cpu")
@@ -107,10 +92,10 @@ def test_gradcheck(form, rnnt_type) -> None:
     assert torch.autograd.gradcheck(loss, logits, eps=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_reductions_and_default_lengths(device) -> None:
-    batch = make_batch([5, 5, 5], [3, 3, 3], 6, 0)
-    logits, targets = random_logits(batch).to(device), batch.targets.to(device)
+    batch = cases.make_batch([5, 5, 5], [3, 3, 3], 6, 0)
+    logits, targets = cases.random_logits(batch).to(device), batch.targets.to(device)
     losses = pruned_rnnt.rnnt_loss(logits, targets, reduction="none")
     for lengths_on in ("cpu", device):
         lengths = batch.lengths(lengths_on)
@@ -121,45 +106,45 @@ def test_reductions_and_default_lengths(device) -> None:
     torch.testing.assert_close(total, losses.sum())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 def test_fastemit_scales_the_gradient_through_symbols(rnnt_type, device) -> None:
     """Loss unchanged; gradient that of emit scaled by 1 + f, here by a factor that has value 1."""
-    batch = every_small_batch(rnnt_type)
-    logits = random_logits(batch)
-    emit, blank = reference_rows(logits, batch)
+    batch = cases.every_small_batch(rnnt_type)
+    logits = cases.random_logits(batch)
+    emit, blank = cases.reference_rows(logits, batch)
     scaled = [px + 0.7 * (px - px.detach()).nan_to_num(nan=0.0) for px in emit]
-    expected = reference_losses(scaled, blank, batch, rnnt_type)
-    (expected_grad,) = gradients(expected, batch.upstream(), logits)
+    expected = cases.reference_losses(scaled, blank, batch, rnnt_type)
+    (expected_grad,) = cases.gradients(expected, batch.upstream(), logits)
     arguments = (logits.to(device), batch.targets.to(device), *batch.lengths(device))
     plain, fast = (
         pruned_rnnt.rnnt_loss(*arguments, rnnt_type=rnnt_type, fastemit_lambda=f, reduction="none")
         for f in (0.0, 0.7)
     )
     assert torch.equal(plain, fast)
-    torch.testing.assert_close(gradients(fast, batch.upstream(), logits)[0], expected_grad)
+    torch.testing.assert_close(cases.gradients(fast, batch.upstream(), logits)[0], expected_grad)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_clamp_acts_before_the_upstream_gradient(device) -> None:
-    batch = every_small_batch("regular")
-    logits = random_logits(batch)
+    batch = cases.every_small_batch("regular")
+    logits = cases.random_logits(batch)
     arguments = (logits.to(device), batch.targets.to(device), *batch.lengths(device))
     free, clamped = (
         pruned_rnnt.rnnt_loss(*arguments, clamp=clamp, reduction="none") for clamp in (None, 0.05)
     )
-    (unit,) = gradients(free, torch.ones(batch.size), logits)
+    (unit,) = cases.gradients(free, torch.ones(batch.size), logits)
     assert (unit.abs() > 0.05).any()
     expected = unit.clamp(-0.05, 0.05) * batch.upstream()[:, None, None, None]
-    torch.testing.assert_close(gradients(clamped, batch.upstream(), logits)[0], expected)
+    torch.testing.assert_close(cases.gradients(clamped, batch.upstream(), logits)[0], expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_gradient_in_place(packed, device) -> None:
-    batch = make_batch([6, 4], [3, 2], 9, 0)
-    logits = random_logits(batch)
-    given = (pack(logits, batch) if packed else logits).detach().to(device)
+    batch = cases.make_batch([6, 4], [3, 2], 9, 0)
+    logits = cases.random_logits(batch)
+    given = (cases.pack(logits, batch) if packed else logits).detach().to(device)
     arguments = (batch.targets.to(device), *batch.lengths(device))
     apart, over = given.clone().requires_grad_(), given.clone().requires_grad_()
     pruned_rnnt.rnnt_loss(apart, *arguments).backward()
@@ -171,10 +156,10 @@ def test_gradient_in_place(packed, device) -> None:
         torch.autograd.grad(loss, over)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_padding_has_no_effect(device) -> None:
-    batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
-    logits = random_logits(batch).detach()
+    batch = cases.make_batch([6, 4, 2], [3, 0, 2], 7, 0)
+    logits = cases.random_logits(batch).detach()
     clean = logits.clone().to(device).requires_grad_()
     dirty, targets = logits.clone(), batch.targets.clone()
     for n, (frames, symbols) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True)):
@@ -191,10 +176,10 @@ def test_padding_has_no_effect(device) -> None:
         assert not dirty.grad[n, :, symbols + 1 :].any()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_nan_stays_in_its_utterance(device) -> None:
-    batch = make_batch([5, 5, 5], [2, 2, 2], 6, 0)
-    logits = random_logits(batch).detach()
+    batch = cases.make_batch([5, 5, 5], [2, 2, 2], 6, 0)
+    logits = cases.random_logits(batch).detach()
     clean = logits.clone().to(device).requires_grad_()
     logits[1, 2, 1, 3] = float("nan")
     dirty = logits.to(device).requires_grad_()
@@ -208,29 +193,29 @@ def test_nan_stays_in_its_utterance(device) -> None:
         assert torch.equal(clean.grad[n], dirty.grad[n])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_log_probs_of_minus_infinity(device) -> None:
     """An impossible arc has no gradient and no NaN."""
-    batch = make_batch([3], [2], 4, 0)
-    log_probs = random_logits(batch).detach().log_softmax(-1)
+    batch = cases.make_batch([3], [2], 4, 0)
+    log_probs = cases.random_logits(batch).detach().log_softmax(-1)
     log_probs[0, 0, 0, batch.targets[0, 0]] = -torch.inf
     log_probs.requires_grad_()
-    rows = reference_rows(log_probs, batch, from_log_probs=True)
-    expected = reference_losses(*rows, batch)
+    rows = cases.reference_rows(log_probs, batch, from_log_probs=True)
+    expected = cases.reference_losses(*rows, batch)
     loss = pruned_rnnt.rnnt_loss(
         log_probs.to(device), batch.targets.to(device), from_log_probs=True, reduction="none"
     )
     torch.testing.assert_close(loss.cpu(), expected)
-    (grad,) = gradients(loss, torch.ones(1), log_probs)
-    torch.testing.assert_close(grad, gradients(expected, torch.ones(1), log_probs)[0])
+    (grad,) = cases.gradients(loss, torch.ones(1), log_probs)
+    torch.testing.assert_close(grad, cases.gradients(expected, torch.ones(1), log_probs)[0])
     assert grad[0, 0, 0, batch.targets[0, 0]] == 0
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_non_contiguous_inputs(device) -> None:
-    batch = make_batch([6, 4], [3, 2], 7, 0)
+    batch = cases.make_batch([6, 4], [3, 2], 7, 0)
     batch = batch._replace(targets=batch.targets.to(device))
-    logits = random_logits(batch).detach().to(device)
+    logits = cases.random_logits(batch).detach().to(device)
     turned = logits.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0).requires_grad_()
     straight = logits.clone().requires_grad_()
     wide = torch.stack([batch.targets, batch.targets], dim=2)[:, :, 0]

@@ -1,4 +1,4 @@
-"""float32 against float64 on long input: occupancies, gradients and losses keep their digits."""
+"""float32 against float64 on long input: occupancies, gradients and losses stay accurate."""
 
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ def test_occupancies(kind, frames, symbols, device) -> None:
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
 @pytest.mark.parametrize("columns", [5, 8, 20, None])
 def test_rows_of_every_topology(columns, rnnt_type, device) -> None:
-    """Gradients of the full loss, and of bands that are walked in different ways."""
+    """Gradients of the full loss, and of bands with different geometries."""
     torch.manual_seed(1)
     frames, symbols, vocabulary = 5000, 60, 4
     width = columns or symbols + 1
@@ -125,7 +125,7 @@ def test_simple_loss(kind, frames, symbols, device) -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
     for got, exact in zip(grads[1], grads[0], strict=True):
         assert relative_error(got, exact) < GRADIENT_ERROR
-    # Windows whose scores differ by less than the occupancies are rounded may be another choice.
+    # float32 may choose another of two windows whose scores differ by less than rounding.
     assert (bands[0] != bands[1]).double().mean() < 1e-3
 
 

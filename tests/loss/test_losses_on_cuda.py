@@ -89,7 +89,7 @@ def test_does_not_synchronize_with_the_device(name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_on_the_current_stream(name) -> None:
-    """Inputs arrive late on a side stream: work on any other stream would miss them."""
+    """Inputs are written late on a side stream: work on another stream would read old values."""
     expected = results(make_call(name, "cuda", torch.float32))
     losses, late = make_call(name, "cuda", torch.float32)
     inputs = [torch.zeros_like(x).requires_grad_() for x in late]
@@ -109,7 +109,7 @@ def test_runs_on_the_current_stream(name) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_on_the_device_of_its_inputs(name) -> None:
-    """Device 0 is current all the time."""
+    """Device 0 stays the current device."""
     expected = results(make_call(name, "cuda:0", torch.float32))
     got = results(make_call(name, "cuda:1", torch.float32))
     for left, right in zip(got, expected, strict=True):

@@ -1,4 +1,4 @@
-"""-inf in the inputs: masked symbols count as if they were not there, and make no NaN."""
+"""-inf in the inputs: masked symbols have no effect, and cause no NaN."""
 
 import itertools
 
@@ -34,11 +34,11 @@ def simple_losses(am: Tensor, lm: Tensor, batch, scales: tuple[float, float]) ->
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("masked", "scales"),
-    # Where the symbol is masked in am alone, the predictor's part still has it.
+    # If the symbol is masked in am alone, the predictor's part still contains it.
     [("am", SCALES[0]), *itertools.product(["lm", "both"], SCALES)],
 )
 def test_simple_loss_with_a_masked_symbol(masked, scales, dtype, device) -> None:
-    """As if the vocabulary did not have it."""
+    """Equals the loss of a vocabulary without the symbol."""
     batch = make_batch([6, 4, 5], [3, 2, 0], MASKED, 0)
     am, lm = simple_inputs(MASKED + 1)
     if masked in ("am", "both"):
@@ -62,7 +62,7 @@ def test_simple_loss_with_a_masked_symbol(masked, scales, dtype, device) -> None
 @pytest.mark.parametrize("side", ["am", "lm"])
 @pytest.mark.parametrize("scales", SCALES)
 def test_simple_loss_with_a_fully_masked_row(scales, side, device) -> None:
-    """Utterance 1 has no path: infinity, no gradient, and none of it reaches the others."""
+    """Utterance 1 has no path: its loss is infinite, without gradient, and others do not change."""
     batch = make_batch([6, 4, 5], [3, 2, 0], 5, 0)
     am, lm = simple_inputs(5)
     losses, grads = [], []
@@ -76,7 +76,7 @@ def test_simple_loss_with_a_fully_masked_row(scales, side, device) -> None:
     weights = torch.tensor([1.0, 3.0, 2.0])
     for grad in gradients(losses[1], weights, *leaves):
         assert grad.isfinite().all()
-        # Through the predictor's prior an utterance has a part in the losses of the others.
+        # The predictor's prior couples an utterance to the losses of the others.
         assert scales[1] != 0 or not grad[1].any()
     if scales[1] == 0:
         torch.testing.assert_close(losses[1][[0, 2]], losses[0][[0, 2]])

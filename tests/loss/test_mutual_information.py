@@ -134,7 +134,7 @@ def test_gradcheck(rnnt_type) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_long_lattices_do_not_lose_precision(device) -> None:
-    """Float32 against float64 where log P is near -2000."""
+    """Float32 against float64 for log P near -2000."""
     px, py = (-5 * torch.rand(2, *shape, dtype=torch.float64) for shape in ((60, 701), (61, 700)))
     px[:, :, 700] = -torch.inf
     wide = pruned_rnnt.mutual_information(px, py)

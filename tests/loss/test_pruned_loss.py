@@ -6,20 +6,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
-from tests.loss.loss_cases import (
-    DEVICES,
-    RNNT_TYPES,
-    assert_same_loss_and_gradients,
-    every_form,
-    every_layout,
-    every_small_batch,
-    make_batch,
-    random_logits,
-    reference_losses,
-    reference_rows,
-    tolerances,
-    twin_total,
-)
+from tests.loss import loss_cases as cases
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +15,7 @@ def _seed() -> None:
 
 
 def bounds_of(batch, s_range: int, rnnt_type: str) -> Bounds:
-    """A band that wanders between the first and the last symbol."""
+    """A random band from the first to the last symbol."""
     start = torch.zeros(batch.size, batch.frames, dtype=torch.int32)
     step = s_range - 1 if rnnt_type == "regular" else 1
     for n, (frames, symbols) in enumerate(zip(batch.frames_N, batch.symbols_N, strict=True)):
@@ -66,21 +53,21 @@ def wide_enough(batch, s_range: int, rnnt_type: str):
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@every_layout
-@every_form
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@cases.every_layout
+@cases.every_form
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 @pytest.mark.parametrize(
     ("s_range", "blank", "delay_penalty"), [(2, 0, 0.0), (3, -1, 0.3), (7, 2, -0.2)]
 )
 def test_value_and_gradient_are_those_of_the_paths_inside(
     rnnt_type, form, packed, s_range, blank, delay_penalty, device
 ) -> None:
-    batch = wide_enough(every_small_batch(rnnt_type, blank % 5), s_range, rnnt_type)
+    batch = wide_enough(cases.every_small_batch(rnnt_type, blank % 5), s_range, rnnt_type)
     bounds = bounds_of(batch, s_range, rnnt_type)
-    logits = random_logits(batch)
-    rows = reference_rows(logits, batch, **form)
-    expected = reference_losses(*rows, batch, rnnt_type, delay_penalty, bounds.start, s_range)
+    logits = cases.random_logits(batch)
+    rows = cases.reference_rows(logits, batch, **form)
+    expected = cases.reference_losses(*rows, batch, rnnt_type, delay_penalty, bounds.start, s_range)
     band = inside_band(logits, bounds)
     given = packed_band(band, batch) if packed else band
     loss = pruned_rnnt.rnnt_loss_pruned(
@@ -94,19 +81,19 @@ def test_value_and_gradient_are_those_of_the_paths_inside(
         reduction="none",
         **form,
     )
-    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
+    cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 @pytest.mark.parametrize("s_range", [5, 17, 40])
 def test_larger_bands_equal_the_plain_torch_twin(s_range, rnnt_type, device) -> None:
-    batch = make_batch([37, 41, 40], [21, 0, 36], 7, 0)
+    batch = cases.make_batch([37, 41, 40], [21, 0, 36], 7, 0)
     bounds = bounds_of(batch, s_range, rnnt_type)
-    logits = random_logits(batch)
-    rows = reference_rows(logits, batch)
-    expected = reference_losses(
-        *rows, batch, rnnt_type, 0.0, bounds.start, s_range, total=twin_total
+    logits = cases.random_logits(batch)
+    rows = cases.reference_rows(logits, batch)
+    expected = cases.reference_losses(
+        *rows, batch, rnnt_type, 0.0, bounds.start, s_range, total=cases.twin_total
     )
     loss = pruned_rnnt.rnnt_loss_pruned(
         inside_band(logits, bounds).to(device),
@@ -116,13 +103,13 @@ def test_larger_bands_equal_the_plain_torch_twin(s_range, rnnt_type, device) -> 
         rnnt_type=rnnt_type,
         reduction="none",
     )
-    assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
+    cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@tolerances(float32=2e-5, float16=2e-3, bfloat16=1e-2)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@cases.tolerances(float32=2e-5, float16=2e-3, bfloat16=1e-2)
 def test_dtypes(dtype, tolerance, device) -> None:
-    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    batch = cases.make_batch([19, 23, 8], [6, 9, 3], 33, 0)
     bounds = bounds_of(batch, 4, "regular")
     shape = (batch.size, batch.frames, batch.symbols + 1, batch.vocabulary)
     band = inside_band(torch.randn(shape), bounds).to(dtype)
@@ -144,10 +131,10 @@ def test_dtypes(dtype, tolerance, device) -> None:
     torch.testing.assert_close(grads[1], grads[0], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 def test_a_band_over_everything_is_the_full_loss(rnnt_type, device) -> None:
-    batch = every_small_batch(rnnt_type)
+    batch = cases.every_small_batch(rnnt_type)
     columns = batch.symbols + 1
     logits = torch.randn(batch.size, 4, columns, 5, dtype=torch.float64).to(device)
     bounds = Bounds(torch.zeros(batch.size, 4, dtype=torch.int32, device=device), columns)
@@ -157,10 +144,10 @@ def test_a_band_over_everything_is_the_full_loss(rnnt_type, device) -> None:
     torch.testing.assert_close(pruned, full, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_options_are_those_of_the_full_loss(device) -> None:
     """FastEmit, clamp, in place: with a band over everything, equal to rnnt_loss."""
-    batch = make_batch([6, 5], [3, 2], 7, 0)
+    batch = cases.make_batch([6, 5], [3, 2], 7, 0)
     logits = torch.randn(2, 6, 4, 7, dtype=torch.float64).to(device)
     bounds = Bounds(torch.zeros(2, 6, dtype=torch.int64, device=device), 4)
     targets, lengths = batch.targets.to(device), batch.lengths(device)
@@ -178,7 +165,7 @@ def test_options_are_those_of_the_full_loss(device) -> None:
 
 
 def test_gradcheck() -> None:
-    batch = make_batch([4, 5], [3, 2], 4, 0)
+    batch = cases.make_batch([4, 5], [3, 2], 4, 0)
     bounds = bounds_of(batch, 2, "regular")
     band = torch.randn(2, 5, 2, 4, dtype=torch.float64, requires_grad=True)
 
@@ -189,10 +176,10 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(loss, band, eps=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_padding_has_no_effect(device) -> None:
     """Also the columns of the band beyond an utterance's last symbol."""
-    batch = make_batch([6, 4], [3, 1], 7, 0)
+    batch = cases.make_batch([6, 4], [3, 1], 7, 0)
     bounds = bounds_of(batch, 3, "regular")
     band = torch.randn(2, 6, 3, 7, dtype=torch.float64)
     dirty = band.clone()

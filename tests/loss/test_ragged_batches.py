@@ -1,4 +1,4 @@
-"""Random ragged batches: padded, packed and one utterance at a time give the same."""
+"""Random ragged batches: the same results padded, packed and one utterance at a time."""
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ def test_simple_bounds_pruned_and_fused(device, case, s_range, exact, workspace)
         simple, occupancy = pruned_rnnt.rnnt_loss_simple(
             am, lm, y, *lengths, lm_only_scale=0.25, **options
         )
-        # Rounding must not decide between windows that are equal.
+        # Without windows of equal scores, between which rounding would decide.
         settled = Occupancy(*(x.mul(1e6).round() for x in occupancy))
         bounds = pruned_rnnt.prune_bounds(
             settled, *lengths, s_range, rnnt_type=rnnt_type, exact=exact

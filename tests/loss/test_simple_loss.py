@@ -7,15 +7,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from tests.loss.loss_cases import (
-    DEVICES,
-    RNNT_TYPES,
-    every_small_batch,
-    gradients,
-    make_batch,
-    reference_losses,
-    twin_total,
-)
+from tests.loss import loss_cases as cases
 
 SCALES = [(0.0, 0.0), (0.25, 0.0), (0.0, 0.3), (0.2, 0.4), (0.5, 0.5)]
 
@@ -53,23 +45,23 @@ def smoothed_rows(am: Tensor, lm: Tensor, batch, lm_scale: float, am_scale: floa
 
 
 def derivatives(total: Tensor, rows: Tensor) -> Tensor:
-    """Zeros where total does not depend on rows."""
+    """Zeros for rows that total does not depend on."""
     if not rows.requires_grad:
         return torch.zeros_like(rows)
     (grad,) = torch.autograd.grad(total, rows, retain_graph=True, allow_unused=True)
     return torch.zeros_like(rows) if grad is None else grad
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize(("lm_scale", "am_scale"), SCALES)
-@pytest.mark.parametrize("rnnt_type", RNNT_TYPES)
+@pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
 @pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (-1, 0.4)])
 def test_value_and_gradient(rnnt_type, lm_scale, am_scale, blank, delay_penalty, device) -> None:
-    batch = every_small_batch(rnnt_type, blank % 5)
+    batch = cases.every_small_batch(rnnt_type, blank % 5)
     am, lm = inputs(batch)
     rows = smoothed_rows(am, lm, batch, lm_scale, am_scale)
-    expected = reference_losses(*rows, batch, rnnt_type, delay_penalty)
-    expected_grads = gradients(expected, batch.upstream(), am, lm)
+    expected = cases.reference_losses(*rows, batch, rnnt_type, delay_penalty)
+    expected_grads = cases.gradients(expected, batch.upstream(), am, lm)
     loss, occupancy = pruned_rnnt.rnnt_loss_simple(
         am.to(device),
         lm.to(device),
@@ -83,7 +75,9 @@ def test_value_and_gradient(rnnt_type, lm_scale, am_scale, blank, delay_penalty,
         reduction="none",
     )
     torch.testing.assert_close(loss.cpu(), expected)
-    for grad, wanted in zip(gradients(loss, batch.upstream(), am, lm), expected_grads, strict=True):
+    for grad, wanted in zip(
+        cases.gradients(loss, batch.upstream(), am, lm), expected_grads, strict=True
+    ):
         torch.testing.assert_close(grad, wanted)
     # Occupancies are the derivatives by the rows.
     for n, (px, py) in enumerate(zip(*rows, strict=True)):
@@ -98,12 +92,12 @@ def test_value_and_gradient(rnnt_type, lm_scale, am_scale, blank, delay_penalty,
 
 
 # Distance between the peaks of am and lm; from 80 on products of float32 exponentials underflow.
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("lm_scale", "am_scale"), [(0.0, 0.0), (0.25, 0.0), (0.2, 0.1)])
 @pytest.mark.parametrize("distance", [0, 50, 80, 90, 120, 1000, 10_000])
 def test_normaliser_is_right_at_any_range(distance, lm_scale, am_scale, dtype, device) -> None:
-    batch = make_batch([9, 7], [4, 3], 30, 0)
+    batch = cases.make_batch([9, 7], [4, 3], 30, 0)
     am, lm = inputs(batch)
     with torch.no_grad():
         am[:, :, 7] += distance
@@ -113,8 +107,8 @@ def test_normaliser_is_right_at_any_range(distance, lm_scale, am_scale, dtype, d
         lm[:, ::2, 11] -= distance / 2
     am, lm = (x.detach().to(dtype).double().requires_grad_() for x in (am, lm))
     rows = smoothed_rows(am, lm, batch, lm_scale, am_scale)
-    expected = reference_losses(*rows, batch, total=twin_total)
-    expected_grads = gradients(expected, batch.upstream(), am, lm)
+    expected = cases.reference_losses(*rows, batch, total=cases.twin_total)
+    expected_grads = cases.gradients(expected, batch.upstream(), am, lm)
     given = [x.detach().to(device, dtype).requires_grad_() for x in (am, lm)]
     loss, _ = pruned_rnnt.rnnt_loss_simple(
         *given,
@@ -127,11 +121,13 @@ def test_normaliser_is_right_at_any_range(distance, lm_scale, am_scale, dtype, d
     # The resolution of alpha, which is as large as the loss: 0.01 for peaks 1e4 apart in float32.
     resolution = torch.finfo(dtype).eps * expected.abs().max().item()
     torch.testing.assert_close(loss.cpu().double(), expected, rtol=0, atol=8 * resolution)
-    for grad, wanted in zip(gradients(loss, batch.upstream(), *given), expected_grads, strict=True):
+    for grad, wanted in zip(
+        cases.gradients(loss, batch.upstream(), *given), expected_grads, strict=True
+    ):
         torch.testing.assert_close(grad, wanted, rtol=0, atol=16 * resolution)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float32, 2e-5), (torch.float16, 4e-3), (torch.bfloat16, 2e-2)],
@@ -139,12 +135,12 @@ def test_normaliser_is_right_at_any_range(distance, lm_scale, am_scale, dtype, d
 )
 @pytest.mark.parametrize(("lm_scale", "am_scale"), [(0.25, 0.0), (0.2, 0.3)])
 def test_dtypes(lm_scale, am_scale, dtype, tolerance, device) -> None:
-    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    batch = cases.make_batch([19, 23, 8], [6, 9, 3], 33, 0)
     am, lm = (x.detach().to(dtype) for x in inputs(batch))
     wide = [x.double().requires_grad_() for x in (am, lm)]
     rows = smoothed_rows(*wide, batch, lm_scale, am_scale)
-    expected = reference_losses(*rows, batch, total=twin_total)
-    expected_grads = gradients(expected, batch.upstream(), *wide)
+    expected = cases.reference_losses(*rows, batch, total=cases.twin_total)
+    expected_grads = cases.gradients(expected, batch.upstream(), *wide)
     given = [x.to(device).requires_grad_() for x in (am, lm)]
     loss, occupancy = pruned_rnnt.rnnt_loss_simple(
         *given,
@@ -164,7 +160,7 @@ def test_dtypes(lm_scale, am_scale, dtype, tolerance, device) -> None:
 
 @pytest.mark.parametrize(("lm_scale", "am_scale"), [(0.0, 0.0), (0.25, 0.25)])
 def test_gradcheck(lm_scale, am_scale) -> None:
-    batch = make_batch([3, 4], [2, 1], 4, 0)
+    batch = cases.make_batch([3, 4], [2, 1], 4, 0)
 
     def loss(am: Tensor, lm: Tensor) -> Tensor:
         return pruned_rnnt.rnnt_loss_simple(
@@ -180,10 +176,10 @@ def test_gradcheck(lm_scale, am_scale) -> None:
     assert torch.autograd.gradcheck(loss, inputs(batch), eps=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_padding_has_no_effect(device) -> None:
     """Also the unigram distribution of am smoothing leaves padding out."""
-    batch = make_batch([6, 4, 2], [3, 0, 2], 7, 0)
+    batch = cases.make_batch([6, 4, 2], [3, 0, 2], 7, 0)
     clean = [x.detach() for x in inputs(batch)]
     dirty = [x.clone() for x in clean]
     targets = batch.targets.clone()
@@ -207,12 +203,12 @@ def test_padding_has_no_effect(device) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("side", [0, 1], ids=["am", "lm"])
 @pytest.mark.parametrize("am_scale", [0.0, 0.2])
 def test_nan_stays_in_its_utterance(am_scale, side, device) -> None:
     """With am smoothing, q is the mean of the others."""
-    batch = make_batch([5, 5, 5], [2, 2, 2], 6, 0)
+    batch = cases.make_batch([5, 5, 5], [2, 2, 2], 6, 0)
     values = [x.detach() for x in inputs(batch)]
     values[side][1, 1, 3] = float("nan")
     leaves = [x.to(device).requires_grad_() for x in values]
@@ -230,13 +226,13 @@ def test_nan_stays_in_its_utterance(am_scale, side, device) -> None:
         assert grad[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_fastemit_scales_the_gradient_through_symbols(device) -> None:
-    batch = every_small_batch("regular")
+    batch = cases.every_small_batch("regular")
     am, lm = inputs(batch)
     emit, blank = smoothed_rows(am, lm, batch, 0.2, 0.1)
     scaled = [px + 0.7 * (px - px.detach()).nan_to_num(nan=0.0) for px in emit]
-    wanted = gradients(reference_losses(scaled, blank, batch), batch.upstream(), am, lm)
+    wanted = cases.gradients(cases.reference_losses(scaled, blank, batch), batch.upstream(), am, lm)
     loss, _ = pruned_rnnt.rnnt_loss_simple(
         am.to(device),
         lm.to(device),
@@ -247,13 +243,13 @@ def test_fastemit_scales_the_gradient_through_symbols(device) -> None:
         fastemit_lambda=0.7,
         reduction="none",
     )
-    for grad, expected in zip(gradients(loss, batch.upstream(), am, lm), wanted, strict=True):
+    for grad, expected in zip(cases.gradients(loss, batch.upstream(), am, lm), wanted, strict=True):
         torch.testing.assert_close(grad, expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_mixed_dtypes_and_strides_and_autocast(device) -> None:
-    batch = make_batch([6, 4], [3, 2], 7, 0)
+    batch = cases.make_batch([6, 4], [3, 2], 7, 0)
     targets, lengths = batch.targets.to(device), batch.lengths(device)
     am, lm = (x.detach().float().to(device) for x in inputs(batch))
     lm = lm.half()

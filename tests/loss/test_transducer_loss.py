@@ -1,4 +1,4 @@
-"""PrunedTransducerLoss: its parts, its warm-up, and the two ways to the pruned loss."""
+"""PrunedTransducerLoss: its parts, its warm-up, and its two computations of the pruned loss."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def example(device: str = "cpu", blank: int = 0):
 
 
 class CalledJoiner(torch.nn.Module):
-    """The same network, which the loss cannot take apart."""
+    """The same network as a callable, so that its logits are stored."""
 
     def __init__(self, joiner: Joiner):
         super().__init__()
@@ -125,7 +125,7 @@ def test_starts_near_the_uniform_distribution() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_learns(device) -> None:
-    """Adam on one batch brings both losses near zero: the gradients fit together."""
+    """Adam on one batch brings both losses near zero."""
     batch, encoder, predictor = example(device)
     module = PrunedTransducerLoss(Joiner(E, P, 32, V), E, P, V, s_range=4, warm_up_steps=20)
     module = module.to(device)

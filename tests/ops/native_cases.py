@@ -350,7 +350,7 @@ def column_sums_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iter
 
 
 def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) -> Iterator[Call]:
-    """Every op on one shape; ops without 16-bit inputs are left out for those."""
+    """Every op on one shape; with 16-bit dtypes only the ops that take them."""
     _, frames, symbols, vocabulary = shape
     batch = batch_of(frames, symbols, vocabulary)
     yield from log_probs_calls(batch, vocabulary, dtype)

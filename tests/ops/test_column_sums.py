@@ -1,4 +1,4 @@
-"""column_sums at sizes that the table of all ops does not reach."""
+"""column_sums at larger sizes than in native_cases.py."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from pruned_rnnt.ops.common.column_sums import column_sums, parts_of
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_of_exact_numbers(device, rows, columns, dtype) -> None:
-    # Small integers: every order of summation gives the same.
+    # Small integers: every order of summation gives the same sum.
     x = torch.randint(-8, 9, (rows, columns), dtype=torch.int8)
     sums = torch.arange(columns, dtype=torch.float32, device=device)
     column_sums(x.to(device, dtype), sums, add=True)

@@ -1,4 +1,4 @@
-"""Gradients of the joiner's rows for bands of all kinds of movement, chunk by chunk."""
+"""Gradients of the joiner's rows for bands that move slowly, jump or go back, chunk by chunk."""
 
 import pytest
 import torch

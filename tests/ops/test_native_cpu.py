@@ -72,7 +72,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_kernels_for_older_processors(capability) -> None:
-    # Which version of a loop runs is fixed when the library is loaded.
+    # The library selects the version of its loops when it is loaded.
     selected = [f"{__file__}::test_kernel_equals_fallback", "-k", "ragged and float32"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *selected],

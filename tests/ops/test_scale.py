@@ -8,7 +8,7 @@ from pruned_rnnt.ops.common.scale import scale
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-# More than a launch takes; odd sizes, none, and one that many blocks share.
+# More tensors than one launch takes; odd sizes, an empty one, and one for many blocks.
 SHAPES = [(6, 5, 7), (6,), (6, 0), (6, 1 << 15), (6, 3), (6, 16)]
 
 
