@@ -1,5 +1,5 @@
-// The one door to PyTorch's stable ABI: every source file includes this header and no other header
-// of torch. What is named here exists from torch 2.11 on (TORCH_TARGET_VERSION, CMakeLists.txt).
+// The only header that includes torch: its stable ABI, as of torch 2.11 (TORCH_TARGET_VERSION,
+// CMakeLists.txt).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -21,18 +21,18 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// The type that sums and recursions over inputs of type `scalar` are carried in.
+// Accumulator type of sums and recursions over inputs of type `scalar`.
 template <typename scalar>
 using acc_type = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
-// Of the types the ops take: the floating-point ones, int32 and int64.
+// Element size of a type that the ops take: floating point, int32 or int64.
 inline int64_t element_bytes(ScalarType type) {
   return type == ScalarType::Double || type == ScalarType::Long ? 8
          : type == ScalarType::Float || type == ScalarType::Int ? 4
                                                                 : 2;
 }
 
-// Read-only and writable data of a tensor, or a view of one, whose dtype the Python side has fixed.
+// Data of a tensor or a view whose dtype the Python side has checked.
 template <typename scalar, typename Array>
 const scalar* data_of(const Array& array) {
   return static_cast<const scalar*>(array.data_ptr());
@@ -48,35 +48,35 @@ const scalar* data_or_null(const std::optional<Array>& array) {
   return array.has_value() ? data_of<scalar>(*array) : nullptr;
 }
 
-// Calls work(value of the C++ type that `type` stands for), for the four floating-point types the
-// ops take. A generic lambda gets the type by decltype.
-template <typename Work>
-void dispatch_floating(ScalarType type, const char* op, Work&& work) {
-  switch (type) {
-    case ScalarType::Float:
-      return work(float());
-    case ScalarType::Double:
-      return work(double());
-    case ScalarType::Half:
-      return work(Half());
-    case ScalarType::BFloat16:
-      return work(BFloat16());
-    default:
-      STD_TORCH_CHECK(false, op, " takes float64, float32, float16 or bfloat16");
-  }
+// Calls work(std::integral_constant<T, choice>()) for the one of `choices` that equals `value`;
+// false if there is none.
+template <auto... choices, typename Value, typename Work>
+bool dispatch_value(Value value, Work&& work) {
+  return (
+      (value == choices && (work(std::integral_constant<decltype(choices), choices>()), true)) ||
+      ...);
 }
 
-// The same for the two types that recursions run in.
+// Calls work(T()) for the one of `Types` that `type` stands for; false if there is none. A generic
+// lambda gets T by decltype.
+template <typename... Types, typename Work>
+bool dispatch_type(ScalarType type, Work&& work) {
+  return ((type == torch::headeronly::CppTypeToScalarType<Types>::value && (work(Types()), true)) ||
+          ...);
+}
+
+// For the four floating-point types that the ops take.
+template <typename Work>
+void dispatch_floating(ScalarType type, const char* op, Work&& work) {
+  const bool found = dispatch_type<float, double, Half, BFloat16>(type, work);
+  STD_TORCH_CHECK(found, op, " takes float64, float32, float16 or bfloat16");
+}
+
+// For the two types that recursions run in.
 template <typename Work>
 void dispatch_accumulator(ScalarType type, const char* op, Work&& work) {
-  switch (type) {
-    case ScalarType::Float:
-      return work(float());
-    case ScalarType::Double:
-      return work(double());
-    default:
-      STD_TORCH_CHECK(false, op, " takes float64 or float32");
-  }
+  const bool found = dispatch_type<float, double>(type, work);
+  STD_TORCH_CHECK(found, op, " takes float64 or float32");
 }
 
 }  // namespace pruned_rnnt

@@ -1,34 +1,33 @@
 // The four transducer topologies (`rnnt_type` of the ops), for the CPU and CUDA alike.
 #pragma once
 
-#include <type_traits>
-
 #include "stable.h"
 
 namespace pruned_rnnt {
 
 enum class Topology : int64_t { kRegular = 0, kModified = 1, kConstrained = 2, kRna = 3 };
 
-// Whether the last transition of a path may be a symbol that takes the last frame with it.
+// Whether a path may end with an emit that also takes the last frame.
 constexpr bool ends_with_symbol(Topology topology) {
   return topology == Topology::kModified || topology == Topology::kConstrained;
 }
 
-// Calls work(std::integral_constant<Topology, ...>) for the topology of that number.
+// Whether each frame has exactly one arc, an emit or a blank.
+constexpr bool one_arc_a_frame(Topology topology) {
+  return topology == Topology::kModified || topology == Topology::kRna;
+}
+
+// The most columns that a path can advance from one frame to the next inside a band of S columns.
+constexpr int64_t largest_step(Topology topology, int64_t S) {
+  return topology == Topology::kRegular ? S - 1 : 1;
+}
+
+// Calls work(std::integral_constant<Topology, ...>) for the topology with this number.
 template <typename Work>
 void dispatch_topology(int64_t rnnt_type, Work&& work) {
-  switch (static_cast<Topology>(rnnt_type)) {
-    case Topology::kRegular:
-      return work(std::integral_constant<Topology, Topology::kRegular>());
-    case Topology::kModified:
-      return work(std::integral_constant<Topology, Topology::kModified>());
-    case Topology::kConstrained:
-      return work(std::integral_constant<Topology, Topology::kConstrained>());
-    case Topology::kRna:
-      return work(std::integral_constant<Topology, Topology::kRna>());
-    default:
-      STD_TORCH_CHECK(false, "rnnt_type has no topology of number ", rnnt_type);
-  }
+  const bool found = dispatch_value<Topology::kRegular, Topology::kModified, Topology::kConstrained,
+                                    Topology::kRna>(static_cast<Topology>(rnnt_type), work);
+  STD_TORCH_CHECK(found, "unknown rnnt_type number ", rnnt_type);
 }
 
 }  // namespace pruned_rnnt

@@ -9,7 +9,7 @@
 namespace pruned_rnnt {
 namespace {
 
-// Columns of a task: their sums stay in the first cache.
+// Columns of a task: their sums stay in the L1 cache.
 constexpr int64_t kColumns = 1024;
 constexpr int64_t kRowsAtOnce = 8;
 
@@ -42,8 +42,7 @@ void column_sums(const Tensor& x, bool add, const Tensor& partial, const Tensor&
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
     const scalar* input = data_of<scalar>(x);
-    real* parts = mutable_data_of<real>(partial);
-    real* target = mutable_data_of<real>(sums);
+    real *parts = mutable_data_of<real>(partial), *target = mutable_data_of<real>(sums);
     parallel_tasks(P * slices, 1, [&](int64_t task_begin, int64_t task_end) {
       for (int64_t task = task_begin; task < task_end; ++task) {
         const int64_t p = task / slices, from = task % slices * kColumns;

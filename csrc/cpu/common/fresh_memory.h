@@ -1,5 +1,5 @@
-// Large outputs come from fresh pages of the operating system. In pages of 4 KiB, the first write
-// to a gradient of some hundred megabytes costs more time in page faults than in arithmetic.
+// Huge pages for large outputs: with pages of 4 KiB, the first write to a gradient of some hundred
+// megabytes takes longer in page faults than in arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace pruned_rnnt {
 
-// Asks for huge pages where the tensor is large; a hint, which may be refused.
+// Asks for huge pages if the tensor is large; the system may ignore this.
 inline void expect_full_write(const Tensor& output, int64_t element_size) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t huge_page = uintptr_t{1} << 21;

@@ -1,4 +1,4 @@
-// Where the nodes of a batch of lattices lie in memory.
+// Memory layout of the nodes of a batch of lattices.
 //
 // Axes: N utterances, T frames, U symbols, S columns of a frame, R rows in all. A node is a row;
 // rows go frame by frame, and inside a frame column by column. Column j of frame t is symbol
@@ -16,7 +16,7 @@
 namespace pruned_rnnt {
 
 struct Geometry {
-  // max_symbols: the padded U where the op has it from another tensor.
+  // max_symbols: padded U, if another tensor of the op has that axis.
   Geometry(const Tensor& logit_lengths, const Tensor& target_lengths, const OptionalTensor& start,
            const OptionalTensor& row_splits, int64_t frames, int64_t columns,
            int64_t max_symbols = std::numeric_limits<int32_t>::max())
@@ -43,7 +43,6 @@ struct Geometry {
   int64_t end_row_of(int64_t n) const {
     return first_row_of(n) + stored_frames_of(n) * width_of(n);
   }
-  int64_t row_of(int64_t n, int64_t t) const { return first_row_of(n) + t * width_of(n); }
   int64_t first_symbol_of(int64_t n, int64_t t) const { return start ? start[n * T + t] : 0; }
 
   int64_t N, T, S, U;
@@ -53,7 +52,7 @@ struct Geometry {
   const int64_t* row_splits;
 };
 
-// A node and the way to the next one, so that only the first row of a task is divided.
+// Iterates over nodes; only the first row of a task needs divisions.
 class NodeCursor {
  public:
   NodeCursor(const Geometry& geometry, int64_t row) : geometry_(geometry) {
@@ -74,7 +73,7 @@ class NodeCursor {
   int64_t t() const { return t_; }
   int64_t u() const { return first_symbol_ + j_; }
   bool valid() const { return t_ < frames_ && u() >= 0 && u() <= symbols_; }
-  // Whether a symbol can be emitted here: valid, and not all symbols are out yet.
+  // Whether the node has an emit: not all symbols have been emitted yet.
   bool emits() const { return valid() && u() < symbols_; }
 
   void advance() {

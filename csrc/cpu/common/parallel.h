@@ -1,5 +1,5 @@
-// Threads: torch's own pool, tasks handed out as workers become free, because utterances of one
-// batch differ in length and padded rows cost almost nothing.
+// Tasks on torch's thread pool. Free workers take the next piece, because utterances of one batch
+// differ in length and padded rows cost almost nothing.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace pruned_rnnt {
 
-// Calls work(begin, end) on pieces of 0..count of at most `grain` tasks, from several threads.
-// Which thread runs a piece is not fixed, so pieces must not depend on each other.
+// Calls work(begin, end) from several threads, on pieces of 0..count of at most `grain` tasks,
+// which must not depend on each other.
 template <typename Work>
 void parallel_tasks(int64_t count, int64_t grain, const Work& work) {
   if (count <= 0) return;

@@ -1,4 +1,4 @@
-// Loops over one row of logits, and how many rows make a task.
+// Loops over one row of logits, and the number of rows of a task.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 
 namespace pruned_rnnt {
 
-// Rows of `size` elements that take some ten microseconds together.
+// As many rows of `size` elements as take some ten microseconds.
 inline int64_t rows_per_task(int64_t size) {
   return std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1));
 }
 
-// An integer that orders as the number does, and back. Compilers turn the maximum of integers into
-// vector code; for numbers that may be NaN some do not. NaN comes out largest or smallest, by sign.
+// An integer that orders as the number does, and back: some compilers vectorise the maximum of
+// integers but not that of numbers that may be NaN. NaN is largest or smallest, by its sign.
 template <typename real>
 PRUNED_RNNT_INLINE auto ordered_key(real value) {
   using integer = typename RealTraits<real>::integer;
@@ -29,8 +29,8 @@ PRUNED_RNNT_INLINE real number_of_key(integer key) {
                        ((key >> (8 * sizeof(integer) - 1)) & std::numeric_limits<integer>::max()));
 }
 
-// The largest of value(0) .. value(size - 1), -inf of none. Whether a NaN is the largest or passed
-// over does not matter: it shows in the sum that follows.
+// Maximum of value(0) .. value(size - 1), -inf if size is 0. Whether a NaN counts as the largest or
+// is skipped does not matter: the sum that follows is NaN.
 template <typename real, typename Value>
 PRUNED_RNNT_INLINE real largest_of(int64_t size, const Value& value) {
   auto largest = ordered_key(minus_infinity<real>);
@@ -47,7 +47,7 @@ PRUNED_RNNT_INLINE real row_maximum(const scalar* x, int64_t size) {
   return largest_of<real>(size, [x](int64_t v) { return x[v]; });
 }
 
-// A maximum that can be subtracted: 0 for a row of nothing but -inf.
+// A maximum that can be subtracted: 0 if all elements are -inf.
 template <typename real>
 PRUNED_RNNT_INLINE real finite_or_zero(real maximum) {
   return maximum == minus_infinity<real> ? real(0) : maximum;

@@ -1,11 +1,9 @@
 // Hot loops compiled for several instruction sets in one portable binary.
 //
-// ATEN_CPU_CAPABILITY=default|avx2|avx512, by which torch's own kernels can be held back, holds
-// these back too.
-//
-// A hot loop is a struct with `template <...> static PRUNED_RNNT_INLINE auto run(arguments...)`;
-// run_vectorised<Loop>(arguments...) calls the version for the widest instruction set that the
-// running processor has. The choice is by call, so that a loop should be worth a microsecond.
+// A hot loop is a struct with `template <...> static PRUNED_RNNT_INLINE auto run(arguments...)`.
+// run_vectorised<Loop>(arguments...) calls the version for the widest instruction set of this
+// processor that ATEN_CPU_CAPABILITY (default, avx2 or avx512), which limits torch's kernels too,
+// allows. Every call makes this choice, so a loop should run for a microsecond or more.
 #pragma once
 
 #include <cstdlib>

@@ -6,21 +6,20 @@
 #include "cpu/common/geometry.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
+#include "joiner_options.h"
 
 namespace pruned_rnnt {
 namespace {
 
-enum class Activation : int64_t { kNone = 0, kTanh = 1, kRelu = 2 };
-
 template <Activation activation, typename real>
 PRUNED_RNNT_INLINE real activate(real x) {
   if (activation == Activation::kTanh) return tanh_of(x);
-  // The comparison this way round keeps NaN.
+  // Written so that NaN stays NaN.
   if (activation == Activation::kRelu) return x < 0 ? real(0) : x;
   return x;
 }
 
-// The derivative of the activation, from its value.
+// Derivative of the activation as a function of the activated value.
 template <Activation activation, typename real>
 PRUNED_RNNT_INLINE real slope(real value) {
   if (activation == Activation::kTanh) return 1 - value * value;
@@ -56,20 +55,6 @@ struct GradientRow {
     }
   }
 };
-
-template <typename Work>
-void dispatch_activation(int64_t activation, Work&& work) {
-  switch (static_cast<Activation>(activation)) {
-    case Activation::kNone:
-      return work(std::integral_constant<Activation, Activation::kNone>());
-    case Activation::kTanh:
-      return work(std::integral_constant<Activation, Activation::kTanh>());
-    case Activation::kRelu:
-      return work(std::integral_constant<Activation, Activation::kRelu>());
-    default:
-      STD_TORCH_CHECK(false, "activation has no function of number ", activation);
-  }
-}
 
 void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths,
                  const Tensor& target_lengths, const OptionalTensor& start,
@@ -108,7 +93,6 @@ struct RoundedRow {
   }
 };
 
-// What the tasks of a backward pass share.
 template <typename scalar, typename am_scalar>
 struct Backward {
   static constexpr int64_t kSlice = 64;
@@ -120,7 +104,7 @@ struct Backward {
   am_scalar* grad_am;
   acc_type<scalar>* grad_lm;
 
-  // Elements from, from + 1, .. of D, kSlice at most, of utterance n.
+  // Up to kSlice elements of D, from element `from` on, of utterance n.
   template <typename Row>
   void run_slice(int64_t n, int64_t from) const {
     acc_type<scalar> frame_sum[kSlice];
@@ -142,9 +126,9 @@ struct Backward {
   }
 };
 
-// grad_am: the frames of this run of rows are assigned. grad_lm: this run's share is added. A task
-// is a slice of D of one utterance: it goes through the rows in order, so that sums do not depend
-// on the threads.
+// Assigns the frames of this chunk of rows in grad_am, and adds the chunk's share to grad_lm. A
+// task is a slice of D of one utterance and takes its rows in order, so that sums do not depend on
+// the number of threads.
 void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
                           const Tensor& logit_lengths, const Tensor& target_lengths,
                           const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,

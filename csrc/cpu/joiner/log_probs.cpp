@@ -5,11 +5,11 @@
 #include "cpu/common/geometry.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
+#include "cpu/common/symbol_table.h"
+#include "joiner_options.h"
 
 namespace pruned_rnnt {
 namespace {
-
-enum Mode : int64_t { kSoftmax = 0, kLogProbs = 1, kHat = 2 };
 
 struct LogSumExp {
   template <typename scalar>
@@ -67,36 +67,26 @@ real sigmoid(real x) {
   return 1 / (1 + std::exp(-x));
 }
 
-class Targets {
- public:
-  Targets(const Tensor& targets, int64_t vocabulary, int64_t blank)
-      : symbols_(data_of<int32_t>(targets)), U_(targets.size(1)), V_(vocabulary), blank_(blank) {}
-
-  // The symbol that this node emits; -1 where it emits none, or none that can be.
-  int64_t emitted_at(const NodeCursor& node) const {
-    if (!node.emits()) return -1;
-    const int64_t symbol = symbols_[node.n() * U_ + node.u()];
-    return symbol < V_ && symbol != blank_ ? symbol : -1;
-  }
-
- private:
-  const int32_t* symbols_;
-  int64_t U_, V_, blank_;
-};
+// The symbol that a node emits; negative if it emits none.
+int64_t symbol_at(const SymbolTable& symbols, const NodeCursor& node) {
+  return node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
+}
 
 void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_lengths,
                const Tensor& target_lengths, const OptionalTensor& start,
                const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
-               int64_t blank, int64_t mode, const Tensor& px, const Tensor& py, const Tensor& lse) {
+               int64_t blank, int64_t mode_number, const Tensor& px, const Tensor& py,
+               const Tensor& lse) {
   const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
-  const Targets symbols(targets, V, blank);
+  const SymbolTable symbols(targets, V, blank);
+  const LogitMode mode = static_cast<LogitMode>(mode_number);
   dispatch_floating(logits.scalar_type(), "log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
     const scalar* all_logits = data_of<scalar>(logits);
-    real* emit = mutable_data_of<real>(px) + row_begin;
-    real* stay = mutable_data_of<real>(py) + row_begin;
+    real *emit = mutable_data_of<real>(px) + row_begin,
+         *stay = mutable_data_of<real>(py) + row_begin;
     real* normaliser = mutable_data_of<real>(lse) + row_begin;
     parallel_tasks(rows, rows_per_task(V), [&](int64_t begin, int64_t end) {
       NodeCursor node(geometry, row_begin + begin);
@@ -107,16 +97,16 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
         if (!node.valid()) continue;
         const real blank_logit = static_cast<real>(x[blank]);
         real emit_base = 0;
-        if (mode == kHat) {
+        if (mode == LogitMode::kHat) {
           normaliser[r] = run_vectorised<LogSumExpNonBlank>(x, V, blank);
           stay[r] = log_sigmoid(blank_logit);
           emit_base = log_sigmoid(-blank_logit);
         } else {
-          if (mode == kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
+          if (mode == LogitMode::kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
           if (normaliser[r] != minus_infinity<real>) stay[r] = blank_logit - normaliser[r];
         }
         if (normaliser[r] == minus_infinity<real>) continue;
-        const int64_t symbol = symbols.emitted_at(node);
+        const int64_t symbol = symbol_at(symbols, node);
         if (symbol < 0) continue;
         emit[r] = emit_base + (static_cast<real>(x[symbol]) - normaliser[r]);
       }
@@ -124,11 +114,11 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
   });
 }
 
-// One row of the gradient: the dense part by a vector loop, then the blank's and the target's
-// element, whose logits are read first because the gradient may take the logits' place.
+// One row of the gradient: the dense part by a vector loop, then the elements of the blank and the
+// target. Their logits are read first because the gradient may overwrite the logits.
 template <typename scalar, typename real>
-void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, int64_t mode, real lse,
-                  real emit, real stay, real clamp, real scale, scalar* gradient) {
+void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, LogitMode mode,
+                  real lse, real emit, real stay, real clamp, real scale, scalar* gradient) {
   const auto finish = [&](real unit) {
     if (clamp > 0) unit = std::max(-clamp, std::min(clamp, unit));
     return static_cast<scalar>(unit * scale);
@@ -137,18 +127,18 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, int
   const real target_logit = target >= 0 ? static_cast<real>(x[target]) : real(0);
   real blank_unit = -stay;
   real target_unit = -emit;
-  if (mode == kLogProbs) {
+  if (mode == LogitMode::kLogProbs) {
     std::fill(gradient, gradient + V, scalar(0.0f));
   } else {
-    const real weight = mode == kHat ? emit : emit + stay;
+    const real weight = mode == LogitMode::kHat ? emit : emit + stay;
     if (weight == 0) {
-      // HAT where only the blank is left: the other symbols may have no normaliser.
+      // HAT with only the blank left: the other symbols may have no normaliser.
       std::fill(gradient, gradient + V, scalar(0.0f));
     } else {
       run_vectorised<SoftmaxGradient>(x, V, lse, weight, clamp, scale, gradient);
       target_unit += weight * exp_of_nonpositive(target_logit - lse);
     }
-    if (mode == kHat) {
+    if (mode == LogitMode::kHat) {
       blank_unit = emit * sigmoid(blank_logit) - stay * sigmoid(-blank_logit);
     } else {
       blank_unit += weight * exp_of_nonpositive(blank_logit - lse);
@@ -166,9 +156,9 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
                         double fastemit_lambda, double clamp, const Tensor& grad_logits) {
   const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1);
-  const Targets symbols(targets, V, blank);
+  const SymbolTable symbols(targets, V, blank);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
-  // A workspace padded for the matrix product has columns behind the vocabulary.
+  // Columns from V on pad the rows for the matrix product.
   const int64_t columns = grad_logits.size(1);
   dispatch_floating(logits.scalar_type(), "log_probs_backward", [&](auto zero) {
     using scalar = decltype(zero);
@@ -176,8 +166,7 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
     const scalar* all_logits = data_of<scalar>(logits);
     const real* upstream = data_of<real>(grad_loss);
     const real* normaliser = data_of<real>(lse) + row_begin;
-    const real* emit = data_of<real>(gx) + row_begin;
-    const real* stay = data_of<real>(gy) + row_begin;
+    const real *emit = data_of<real>(gx) + row_begin, *stay = data_of<real>(gy) + row_begin;
     scalar* all_gradients = mutable_data_of<scalar>(grad_logits);
     const real emit_factor = static_cast<real>(1 + fastemit_lambda);
     expect_full_write(grad_logits, sizeof(scalar));
@@ -191,9 +180,9 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
           std::fill(gradient, gradient + V, scalar(0.0f));
           continue;
         }
-        gradient_row(all_logits + r * stride, V, blank, symbols.emitted_at(node), mode,
-                     normaliser[r], scaled_emit, stay[r], static_cast<real>(clamp),
-                     upstream[node.n()], gradient);
+        gradient_row(all_logits + r * stride, V, blank, symbol_at(symbols, node),
+                     static_cast<LogitMode>(mode), normaliser[r], scaled_emit, stay[r],
+                     static_cast<real>(clamp), upstream[node.n()], gradient);
       }
     });
   });

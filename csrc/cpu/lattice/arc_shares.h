@@ -1,8 +1,6 @@
-// How the two arcs of a node share the paths behind it, in one number a node.
-//
-// The shares of a node's arcs sum to 1, and the smaller one is kept, so that neither loses digits:
-// s with a clear sign bit is the share of the emit, with a set one -s is that of the blank. The
-// recursion that these numbers belong to is stated in pruned_rnnt/ops/lattice/lattice.py.
+// The shares of a node's two arcs in the paths that go on from it. They sum to 1; of the two, the
+// smaller one s is stored, so that neither loses digits: as s for the emit, as -s (sign bit set)
+// for the blank. The recursion is stated in pruned_rnnt/ops/lattice/lattice.py.
 #pragma once
 
 #include "log_math.h"
@@ -21,8 +19,8 @@ PRUNED_RNNT_INLINE ArcShares split_share(real share) {
   return {blank_is_smaller ? larger : smaller, blank_is_smaller ? smaller : larger};
 }
 
-// log(exp(emitted) + exp(stayed)), and how the two share it. The sum is carried in double: rounded
-// at its own size, which grows with the input, it would leave the shares few digits. What is added
+// log(exp(emitted) + exp(stayed)), and the shares of the two. The sum is double: rounded to float
+// at its own size, which grows with the input, it would leave the shares few digits. The part added
 // to the larger of the two is below 1 and needs no more than `real`.
 template <typename real>
 PRUNED_RNNT_INLINE double log_add_shared(double emitted, double stayed, real& share) {

@@ -12,7 +12,7 @@
 namespace pruned_rnnt {
 namespace {
 
-// What one thread needs for its utterances.
+// Scratch memory of a thread.
 template <typename real>
 struct Scratch {
   WaveScratch<real> wave;
@@ -59,9 +59,9 @@ double run_utterance(const Utterance<real>& lattice, Scratch<real>& scratch) {
     total = run_wave(lattice, scratch);
   } else if (lattice.frames > 0) {
     scratch.frames.resize(4 * lattice.width);
-    total = run_vectorised<WithTopology<BackwardFrames, topology>>(&lattice, scratch.frames.data());
+    total = run_vectorised<BackwardFrames<topology>>(&lattice, scratch.frames.data());
     if (total != minus_infinity<double>) {
-      run_vectorised<WithTopology<ForwardFrames, topology>>(&lattice, scratch.frames.data());
+      run_vectorised<ForwardFrames<topology>>(&lattice, scratch.frames.data());
     }
   }
   const bool has_path = total != minus_infinity<double>;

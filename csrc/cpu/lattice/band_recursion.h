@@ -1,7 +1,11 @@
 // The recursion of pruned_rnnt/ops/lattice/lattice.py over the rows of one utterance, frame by
-// frame, and for whole `regular` lattices as a wave: that type has an arc inside the frame, so that
-// a frame's nodes wait for each other. The frames of a band are short, and shifted against each
-// other.
+// frame:
+//
+//   beta(t,u) = log_add(emit(t,u) + beta(target of the emit), blank(t,u) + beta(t+1,u))
+//   mass(t,u) = sum over the arcs to (t,u) of mass(source) * share of the arc
+//
+// Whole `regular` lattices go as a wave instead (wave.h), because the nodes of a frame depend on
+// each other. The frames of a band are short and shifted against each other.
 //
 // Axes: T frames, U symbols, W columns of a frame (j), u = start + j.
 #pragma once
@@ -12,7 +16,7 @@
 
 namespace pruned_rnnt {
 
-// target[j] = source[j + shift], and `none` where that lies outside 0..width-1.
+// target[j] = source[j + shift], or `none` if j + shift is outside 0..width-1.
 PRUNED_RNNT_INLINE void shift_columns(const double* source, int64_t width, int64_t shift,
                                       double none, double* target) {
   const int64_t begin = std::min(width, std::max<int64_t>(-shift, 0));
@@ -22,7 +26,7 @@ PRUNED_RNNT_INLINE void shift_columns(const double* source, int64_t width, int64
   std::fill(target + end, target + width, none);
 }
 
-// One utterance's part of the arrays. gx holds the shares of the nodes' arcs between the two walks.
+// One utterance's part of the arrays. gx holds the arc shares between the two walks.
 template <typename real>
 struct Utterance {
   const Geometry& geometry;
@@ -43,16 +47,16 @@ struct Utterance {
   }
 };
 
-// The shares of all nodes' arcs; returns log P. `scratch` has room for four frames.
+// Writes the arc shares of all nodes to gx and returns log P. `scratch` has room for four frames.
+template <Topology topology>
 struct BackwardFrames {
-  template <Topology topology, typename real>
-  static PRUNED_RNNT_INLINE double run(const Utterance<real>& lattice, double* scratch) {
+  template <typename real>
+  static PRUNED_RNNT_INLINE double run(const Utterance<real>* utterance, double* scratch) {
+    const Utterance<real>& lattice = *utterance;
     const int64_t width = lattice.width;
-    double* beta = scratch;
-    // Of the nodes that a blank and a symbol lead to.
-    double* behind_blank = scratch + width;
-    double* behind_symbol = scratch + 2 * width;
-    double* emitted = scratch + 3 * width;
+    // behind_*: beta of the nodes that a blank and an emit lead to.
+    double *beta = scratch, *emitted = scratch + 3 * width;
+    double *behind_blank = scratch + width, *behind_symbol = scratch + 2 * width;
     int64_t behind = 0;
     for (int64_t t = lattice.frames - 1; t >= 0; --t) {
       const int64_t first = lattice.first_symbol(t), columns = lattice.columns(t);
@@ -76,7 +80,7 @@ struct BackwardFrames {
       }
       if (topology == Topology::kConstrained) {
         for (int64_t j = 0; j + 1 < columns; ++j) emitted[j] += py[j + 1];
-        // The blank of an emit must be inside the band, too.
+        // The blank that belongs to an emit must also be inside the band.
         if (columns > 0) emitted[columns - 1] = minus_infinity<double>;
       }
       if (topology == Topology::kRegular) {
@@ -99,16 +103,16 @@ struct BackwardFrames {
   }
 };
 
-// Shares to occupancies. `scratch` has room for four frames.
+// Replaces arc shares by occupancies. `scratch` has room for four frames.
+template <Topology topology>
 struct ForwardFrames {
-  template <Topology topology, typename real>
-  static PRUNED_RNNT_INLINE void run(const Utterance<real>& lattice, double* scratch) {
+  template <typename real>
+  static PRUNED_RNNT_INLINE void run(const Utterance<real>* utterance, double* scratch) {
+    const Utterance<real>& lattice = *utterance;
     const int64_t width = lattice.width;
-    double* mass = scratch;
-    // What the arcs to the next frame carry, by the column where they begin.
-    double* blanks = scratch + width;
-    double* emits = scratch + 2 * width;
-    double* shifted = scratch + 3 * width;
+    // blanks, emits: masses of the arcs to the next frame, by the column of their source.
+    double *mass = scratch, *blanks = mass + width, *emits = blanks + width;
+    double* shifted = emits + width;
     std::fill(mass, mass + width, 0.0);
     mass[-lattice.first_symbol(0)] = 1;
     for (int64_t t = 0; t < lattice.frames; ++t) {
@@ -151,15 +155,6 @@ struct ForwardFrames {
         for (int64_t j = 0; j < width; ++j) mass[j] += shifted[j];
       }
     }
-  }
-};
-
-// The members of the structs above with the topology fixed, as run_vectorised wants them.
-template <typename Loop, Topology topology>
-struct WithTopology {
-  template <typename real>
-  static PRUNED_RNNT_INLINE auto run(const Utterance<real>* lattice, double* scratch) {
-    return Loop::template run<topology>(*lattice, scratch);
   }
 };
 

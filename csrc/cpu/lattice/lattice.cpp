@@ -1,6 +1,6 @@
-// lattice: the recursion in k2's layout, with a begin and an end per utterance. The recursion and
-// its boundary cases are stated in pruned_rnnt/ops/lattice/lattice.py; rows of symbols go as a wave
-// (cpu/lattice/wave.h).
+// lattice: the recursion in k2's layout with a begin and an end per utterance, as a wave over rows
+// of symbols (cpu/lattice/wave.h). The recursion and its boundary cases are stated in
+// pruned_rnnt/ops/lattice/lattice.py.
 //
 // Axes: N utterances, U symbols, T frames; px and gx (N,U,T+1) or (N,U,T), py and gy (N,U+1,T).
 // Frames are contiguous.
@@ -14,7 +14,7 @@
 namespace pruned_rnnt {
 namespace {
 
-// One utterance: arrays of the whole lattice, and the rectangle that its paths cross.
+// One utterance: arrays of the whole lattice, and the rectangle of its paths.
 template <typename real>
 struct Rectangle {
   const real *px, *py;
@@ -22,7 +22,7 @@ struct Rectangle {
   int64_t U, T, px_frames;
   int64_t u_begin, t_begin, u_end, t_end;
 
-  // Whether it holds a path at all: it has a frame, and lies inside the lattice.
+  // Whether there can be a path: the rectangle has a frame and lies inside the lattice.
   bool possible() const {
     return 0 <= u_begin && u_begin <= u_end && u_end <= U && 0 <= t_begin && t_begin < t_end &&
            t_end <= T;
@@ -37,7 +37,7 @@ struct Rectangle {
             emits ? gx + u * px_frames + t_begin : nullptr,       gy + u * T + t_begin};
   }
 
-  // Clears what lies outside the rectangle, or everything.
+  // Clears all nodes outside the rectangle, or all nodes.
   void clear_outside(int64_t emit_size, bool everything) const {
     const int64_t rows_begin = everything ? U + 1 : u_begin, rows_end = everything ? U + 1 : u_end;
     for (int64_t u = 0; u <= U; ++u) {

@@ -2,20 +2,20 @@
 //
 // From every node one arc leads along its row, to the next column, and one across, to the next row:
 //
-//   backwards  beta(r,c) = log_add(beta(r,c+1) + along(r,c), beta(r+1,c+lag-1) + across(r,c))
-//   forwards   mass(r,c) = what the arcs to it carry: along from (r,c-1), across from (r-1,c-lag+1)
+//   backward  beta(r,c) = log_add(beta(r,c+1) + along(r,c), beta(r+1,c+lag-1) + across(r,c))
+//   forward   mass(r,c) = along from (r,c-1) + across from (r-1,c-lag+1)
 //
-// lag is 1, or 2 where the arc across takes a column with it. Rows of frames emit along themselves,
-// rows of symbols across. Inside one row each node waits for the one before it; along an
-// anti-diagonal none waits for another. Lane k of a vector has the k-th row of the walk, and in
-// step s the (s-k)-th column of the walk:
+// lag is 1, or 2 if the arc across also advances a column. In rows of frames emits go along the
+// row, in rows of symbols across. The nodes of a row depend on each other; those of an
+// anti-diagonal do not. Lane k of a vector computes the k-th row of the walk, and in step s the
+// (s-k)-th column of the walk:
 //
 //            step s-2   s-1     s
 //   lane k-1   s-k-1   s-k    s-k+1       lane k needs its own node of the step before, and its
 //   lane k     s-k-2   s-k-1  s-k         neighbour's of step s-lag
 //
-// Scores, shares and occupancies are therefore laid out by steps. Walking back, columns and rows
-// are counted from their ends.
+// Scores, shares and occupancies are therefore stored by step. The backward walk counts columns and
+// rows from their ends.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +27,10 @@ namespace pruned_rnnt {
 
 constexpr int64_t kWaveRows = 16;
 
-// One row in memory, by pointers to its first column. gx holds the shares of the nodes' arcs
-// between the two walks.
+// Pointers to the first column of a row. gx holds the arc shares between the two walks.
 template <typename real>
 struct WaveRow {
-  const real* px;  // null where no symbol can be emitted
+  const real* px;  // null if no symbol can be emitted
   const real* py;
   const real* py_above;  // added to px of the same column; or null
   double delay;          // added to px
@@ -39,14 +38,13 @@ struct WaveRow {
   real* gy;
 };
 
-// How the rows of a lattice lie. `closed` columns at their end have no arc of a symbol; the columns
-// from emit_size on have no place in gx, those from blank_size on none in gy.
+// Columns of the rows of a lattice: the last `closed` ones have no emit; gx stores the first
+// emit_size, gy the first blank_size.
 struct WaveShape {
   int64_t size, closed, emit_size, blank_size;
 };
 
-// Scratch for lattices of rows of `size` columns; `edge` is kept from one group of rows to the
-// next.
+// Scratch for rows of `size` columns; `edge` passes from one group of rows to the next.
 template <typename real>
 struct WaveScratch {
   explicit WaveScratch(int64_t size)
@@ -59,8 +57,8 @@ struct WaveScratch {
   std::vector<double> scores, values, edge;
 };
 
-// Values by step and lane, with room for the lane before the first, which is the row before, and
-// for `lag` steps before the first.
+// Values by step and lane, with room for one lane before the first (the previous row) and for `lag`
+// steps before the first.
 template <int lag>
 struct WaveValues {
   double* data;
@@ -68,7 +66,7 @@ struct WaveValues {
   PRUNED_RNNT_INLINE double* step(int64_t s) const {
     return data + (s + lag) * (kWaveRows + 1) + 1;
   }
-  // Fills in the row before, `edge` (size), and `none` before the first step.
+  // Stores the previous row, `edge` (size), and `none` before the first step.
   PRUNED_RNNT_INLINE void begin(const double* edge, int64_t size, int64_t steps,
                                 double none) const {
     std::fill(data, data + lag * (kWaveRows + 1), none);
@@ -76,9 +74,9 @@ struct WaveValues {
   }
 };
 
-// Rows last_row, last_row - 1, ..., `count` of them: gx becomes the shares of their nodes' arcs.
-// The scratch's edge is beta of the row behind, and afterwards of the last one walked, from the
-// last column on. begins: last_row is the lattice's last.
+// Rows last_row, last_row - 1, ..., `count` of them: writes their arc shares to gx. The scratch's
+// edge is beta of the row behind, and then of the last row walked, from the last column on. begins:
+// last_row is the lattice's last.
 template <bool rows_are_frames, int lag>
 struct BackwardWave {
   template <typename real>
@@ -87,14 +85,13 @@ struct BackwardWave {
                                      WaveScratch<real>* scratch) {
     constexpr int64_t K = kWaveRows;
     const int64_t size = shape->size, steps = size + count - 1;
-    double* emits = scratch->scores.data();
-    double* blanks = emits + steps * K;
+    double *emits = scratch->scores.data(), *blanks = emits + steps * K;
     real* shares = scratch->lanes.data();
     const WaveValues<lag> values{scratch->values.data()};
     std::fill(emits, blanks + steps * K, minus_infinity<double>);
     for (int64_t k = 0; k < count; ++k) {
       const WaveRow<real>& row = last_row[-k];
-      // Of the walk's first column the arc along leads nowhere.
+      // The arc along from the walk's first column leads nowhere.
       const int64_t emit_begin =
           row.px == nullptr ? size : std::max<int64_t>(shape->closed, rows_are_frames);
       for (int64_t i = emit_begin; i < size; ++i) {
@@ -108,7 +105,7 @@ struct BackwardWave {
     }
     double* edge = scratch->edge.data();
     if (begins) std::fill(edge, edge + size, minus_infinity<double>);
-    // The last blank leads out of the last row of frames, and to the last node of one of symbols.
+    // The last blank leaves the last row of frames, or leads to the last node of a row of symbols.
     if (begins && rows_are_frames) edge[0] = 0;
     values.begin(edge, size, steps, minus_infinity<double>);
     if (begins && !rows_are_frames) values.step(-1)[0] = blanks[0] = 0;
@@ -134,9 +131,9 @@ struct BackwardWave {
   }
 };
 
-// Rows first_row, first_row + 1, ..., `count` of them: shares become occupancies. The scratch's
-// edge is what the arcs across from the row before carry, and afterwards from the last one walked.
-// begins: first_row is the lattice's first.
+// Rows first_row, first_row + 1, ..., `count` of them: replaces arc shares by occupancies. The
+// scratch's edge is the mass of the arcs across from the row before, and then from the last row
+// walked. begins: first_row is the lattice's first.
 template <bool rows_are_frames, int lag>
 struct ForwardWave {
   template <typename real>
@@ -145,10 +142,8 @@ struct ForwardWave {
                                      WaveScratch<real>* scratch) {
     constexpr int64_t K = kWaveRows;
     const int64_t size = shape->size, steps = size + count - 1;
-    real* shares = scratch->lanes.data();
-    real* gx = shares + steps * K;
-    real* gy = gx + steps * K;
-    // What arcs across carry.
+    real *shares = scratch->lanes.data(), *gx = shares + steps * K, *gy = gx + steps * K;
+    // Masses of the arcs across.
     const WaveValues<lag> values{scratch->values.data()};
     std::fill(shares, shares + steps * K, real(0));
     for (int64_t k = 0; k < count; ++k) {

@@ -42,8 +42,8 @@ struct AddRow {
   }
 };
 
-// grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D). Each position adds its rows in the order of the
-// frames, so the sum does not depend on the number of threads.
+// grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D). Rows are added in the order of their frames, so
+// the sum does not depend on the number of threads.
 void band_gather_backward(const Tensor& grad, const Tensor& start, const Tensor& grad_lm) {
   const int64_t positions = grad_lm.size(1), D = grad_lm.size(2), T = start.size(1);
   const int64_t S = grad.size(2), N = start.size(0);

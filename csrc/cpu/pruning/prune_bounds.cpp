@@ -1,5 +1,5 @@
-// prune_bounds: the band of every frame, by k2's rule or the best one. Steps, notation and limits:
-// pruned_rnnt/ops/pruning/prune_bounds.py.
+// prune_bounds, prune_bounds_exact: the band of every frame by k2's rule, or the best one. Steps,
+// notation and limits: pruned_rnnt/ops/pruning/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
 #include <deque>
@@ -15,28 +15,13 @@ namespace {
 // Scores this close to the largest count as equal, so that rounding does not choose the window.
 constexpr double kTie = 1e-5;
 
-// Lengths that do not fit the padding belong to an utterance without a path, whose band nobody
-// uses: they are cut, so that nothing is read outside.
-int64_t cut(int64_t length, int64_t least, int64_t most) {
-  return std::max(least, std::min(length, most));
-}
-
-// Columns by which a path can move from one frame to the next inside a band of S columns.
-int64_t largest_step(int64_t S, int64_t rnnt_type) { return rnnt_type == 0 ? S - 1 : 1; }
-
-// Whether a symbol takes the place of a frame's blank, so that both count in the score.
-bool one_arc_a_frame(int64_t rnnt_type) {
-  const Topology topology = static_cast<Topology>(rnnt_type);
-  return topology == Topology::kModified || topology == Topology::kRna;
-}
-
-// Scores of all windows of a frame. Sums run in double, whatever the type of the occupancies.
+// Scores of all windows of a frame, summed in double.
 class WindowScores {
  public:
   WindowScores(int64_t positions, bool one_arc_a_frame)
       : sums_(positions + 1), one_arc_a_frame_(one_arc_a_frame) {}
 
-  // scores[s] for s = 0..windows-1 from gx, gy (U+1) of one frame.
+  // scores[s] for s = 0..windows-1 from the occupancies (U+1) of one frame.
   template <typename real>
   void compute(const real* gx, const real* gy, int64_t S, int64_t windows, double* scores) {
     const int64_t positions = static_cast<int64_t>(sums_.size()) - 1;
@@ -72,12 +57,12 @@ int64_t middle_of_largest(const std::vector<double>& scores, int64_t windows) {
 
 template <typename real>
 void bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_t U, int64_t frames,
-                         int64_t symbols, int64_t S, int64_t rnnt_type, bool padded_search,
+                         int64_t symbols, int64_t S, Topology topology, bool padded_search,
                          int32_t* start) {
-  const int64_t step = largest_step(S, rnnt_type);
+  const int64_t step = largest_step(topology, S);
   const int64_t last = std::max<int64_t>(symbols + 1 - S, 0);
   const int64_t windows = std::max<int64_t>((padded_search ? U : symbols) + 1 - S, 0) + 1;
-  WindowScores window_scores(U + 1, one_arc_a_frame(rnnt_type));
+  WindowScores window_scores(U + 1, one_arc_a_frame(topology));
   std::vector<double> scores(windows);
   for (int64_t t = 0; t < T; ++t) {
     if (t >= frames - 1) {
@@ -96,28 +81,6 @@ void bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_t U, i
   }
 }
 
-void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                  const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
-                  bool padded_search, const Tensor& start) {
-  const int64_t N = gx.size(0), T = gx.size(1), U = gx.size(2) - 1;
-  const int32_t* frames = data_of<int32_t>(logit_lengths);
-  const int32_t* symbols = data_of<int32_t>(target_lengths);
-  int32_t* output = mutable_data_of<int32_t>(start);
-  dispatch_accumulator(gx.scalar_type(), "prune_bounds", [&](auto zero) {
-    using real = decltype(zero);
-    const real* emit = data_of<real>(gx);
-    const real* stay = data_of<real>(gy);
-    parallel_tasks(N, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) {
-        const int64_t offset = n * T * (U + 1);
-        bounds_of_utterance(emit + offset, stay + offset, T, U, cut(frames[n], 1, T),
-                            cut(symbols[n], 0, U), s_range, rnnt_type, padded_search,
-                            output + n * T);
-      }
-    });
-  });
-}
-
 // best[s] = the largest of previous[s - step .. s], and which (the largest column of equals).
 void sliding_maximum(const std::vector<double>& previous, int64_t windows, int64_t step,
                      std::vector<double>& best, int32_t* from) {
@@ -133,14 +96,14 @@ void sliding_maximum(const std::vector<double>& previous, int64_t windows, int64
 
 template <typename real>
 void exact_bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_t U, int64_t frames,
-                               int64_t symbols, int64_t S, int64_t rnnt_type, int32_t* from,
+                               int64_t symbols, int64_t S, Topology topology, int32_t* from,
                                int32_t* start) {
-  const int64_t step = largest_step(S, rnnt_type);
+  const int64_t step = largest_step(topology, S);
   const int64_t last = std::max<int64_t>(symbols + 1 - S, 0);
   const int64_t windows = last + 1;
   for (int64_t t = 0; t < T; ++t) start[t] = static_cast<int32_t>(std::min(step * t, last));
   if (step * (frames - 1) < last) return;  // no band reaches the last symbol
-  WindowScores window_scores(U + 1, one_arc_a_frame(rnnt_type));
+  WindowScores window_scores(U + 1, one_arc_a_frame(topology));
   std::vector<double> scores(windows), best(windows), reached(windows, minus_infinity<double>);
   window_scores.compute(gx, gy, S, windows, scores.data());
   reached[0] = scores[0];
@@ -152,27 +115,51 @@ void exact_bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_
   for (int64_t t = frames - 1; t > 0; --t) start[t - 1] = from[t * (U + 1) + start[t]];
 }
 
-void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                        const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
-                        const Tensor& scratch, const Tensor& start) {
+// Calls work(gx, gy, n, frames, symbols) for every utterance, with its occupancies. Lengths that
+// exceed the padding belong to an utterance without a path, whose band is not used: they are
+// clamped, so that nothing outside is read.
+template <typename Work>
+void for_utterances(const char* op, const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
+                    const Tensor& target_lengths, const Work& work) {
   const int64_t N = gx.size(0), T = gx.size(1), U = gx.size(2) - 1;
   const int32_t* frames = data_of<int32_t>(logit_lengths);
   const int32_t* symbols = data_of<int32_t>(target_lengths);
-  int32_t* from = mutable_data_of<int32_t>(scratch);
-  int32_t* output = mutable_data_of<int32_t>(start);
-  dispatch_accumulator(gx.scalar_type(), "prune_bounds_exact", [&](auto zero) {
+  dispatch_accumulator(gx.scalar_type(), op, [&](auto zero) {
     using real = decltype(zero);
-    const real* emit = data_of<real>(gx);
-    const real* stay = data_of<real>(gy);
     parallel_tasks(N, 1, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         const int64_t offset = n * T * (U + 1);
-        exact_bounds_of_utterance(emit + offset, stay + offset, T, U, cut(frames[n], 1, T),
-                                  cut(symbols[n], 0, U), s_range, rnnt_type, from + offset,
-                                  output + n * T);
+        work(data_of<real>(gx) + offset, data_of<real>(gy) + offset, n,
+             std::max<int64_t>(1, std::min<int64_t>(frames[n], T)),
+             std::max<int64_t>(0, std::min<int64_t>(symbols[n], U)));
       }
     });
   });
+}
+
+void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
+                  const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
+                  bool padded_search, const Tensor& start) {
+  const int64_t T = gx.size(1), U = gx.size(2) - 1;
+  for_utterances("prune_bounds", gx, gy, logit_lengths, target_lengths,
+                 [&](auto emit, auto stay, int64_t n, int64_t frames, int64_t symbols) {
+                   bounds_of_utterance(emit, stay, T, U, frames, symbols, s_range,
+                                       static_cast<Topology>(rnnt_type), padded_search,
+                                       mutable_data_of<int32_t>(start) + n * T);
+                 });
+}
+
+void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
+                        const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
+                        const Tensor& scratch, const Tensor& start) {
+  const int64_t T = gx.size(1), U = gx.size(2) - 1;
+  for_utterances("prune_bounds_exact", gx, gy, logit_lengths, target_lengths,
+                 [&](auto emit, auto stay, int64_t n, int64_t frames, int64_t symbols) {
+                   exact_bounds_of_utterance(emit, stay, T, U, frames, symbols, s_range,
+                                             static_cast<Topology>(rnnt_type),
+                                             mutable_data_of<int32_t>(scratch) + n * T * (U + 1),
+                                             mutable_data_of<int32_t>(start) + n * T);
+                 });
 }
 
 }  // namespace

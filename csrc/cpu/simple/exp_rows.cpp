@@ -1,6 +1,5 @@
-// exp_rows: each row's maximum and log-sum-exp, and the exponentials of the row less that maximum.
-// Contract: pruned_rnnt/ops/simple/simple_log_probs.py. Here they are stored in one part, without
-// padding.
+// exp_rows: maximum and log-sum-exp of each row x, and exp(x - max x), here in one part and without
+// padding. Contract: pruned_rnnt/ops/simple/simple_log_probs.py.
 #include <cmath>
 
 #include "cpu/common/fresh_memory.h"
@@ -26,8 +25,8 @@ struct ExpRow {
   }
 };
 
-// x (N,L,V) -> row_max, row_lse (N,L), x_exp (N,L,V); rows from lengths[n] + extra on are 0,
-// unread.
+// x (N,L,V) -> row_max, row_lse (N,L), x_exp (N,L,V). Rows from lengths[n] + extra on are not read;
+// their outputs are 0.
 void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tensor& row_max,
               const Tensor& row_lse, const Tensor& x_exp, const OptionalTensor& x_low) {
   const int64_t N = x.size(0), L = x.size(1), V = x.size(2);
@@ -38,8 +37,7 @@ void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tenso
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
     const scalar* input = data_of<scalar>(x);
-    real* maxima = mutable_data_of<real>(row_max);
-    real* sums = mutable_data_of<real>(row_lse);
+    real *maxima = mutable_data_of<real>(row_max), *sums = mutable_data_of<real>(row_lse);
     real* output = mutable_data_of<real>(x_exp);
     expect_full_write(x_exp, sizeof(real));
     parallel_tasks(N * L, rows_per_task(V), [&](int64_t begin, int64_t end) {

@@ -1,7 +1,7 @@
 // simple_backward: gradients of the trivial joiner's inputs. Formulas and contract:
 // pruned_rnnt/ops/simple/simple_log_probs.py.
 //
-// Axes: N batch, T frames, U symbols, V vocabulary. A row of am belongs to a frame and has a
+// Axes: N batch, T frames, U symbols, V symbols. A row of am belongs to a frame and has a
 // partner in every row of lm, and the other way round; both gradients are therefore one function.
 #include <vector>
 
@@ -41,17 +41,17 @@ struct AddSoftmax {
   }
 };
 
-// The occupancies that meet one row, and what is done with them.
+// Occupancies of the nodes, and what their products need.
 template <typename scalar>
 struct Occupancies {
   using real = acc_type<scalar>;
-  const real *gx, *gy, *product, *logz;
+  const real *emit_occupancy, *blank_occupancy, *product, *logz;
   real emit_factor;
 
-  real emit(int64_t node) const { return emit_factor * gx[node]; }
-  real leaving(int64_t node) const { return emit(node) + gy[node]; }
+  real emit(int64_t node) const { return emit_factor * emit_occupancy[node]; }
+  real leaving(int64_t node) const { return emit(node) + blank_occupancy[node]; }
   bool exact(int64_t node) const {
-    return !(product[node] >= safe_product<real>) && leaving(node) != 0;
+    return !(product[node] >= kSafeProduct<real>) && leaving(node) != 0;
   }
 };
 
@@ -61,7 +61,7 @@ struct Side {
   using real = acc_type<scalar>;
   const scalar* x;
   const real *x_exp, *x_sum;
-  // Smoothing: the row's own normaliser (null without) and the prior that was added (am only).
+  // Smoothing: the row's own normaliser, and the prior that was added (am only); else null.
   const real *lse, *prior;
   real own_scale;
 };
@@ -82,7 +82,7 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
     run_vectorised<AddSoftmax>(x, partners + k * V, V, occupancies.logz[node],
                                upstream * combined * occupancies.leaving(node), gradient);
   }
-  // A row of nothing but -inf has no softmax, and no path through its nodes.
+  // A row of -inf has no softmax, and no path through its nodes.
   if (side.lse != nullptr && total != 0) {
     run_vectorised<AddSoftmax>(x, side.prior, V, side.lse[row],
                                upstream * side.own_scale * static_cast<real>(total), gradient);
@@ -99,15 +99,15 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
                      double lm_only_scale, double am_only_scale, double fastemit_lambda,
                      const Tensor& grad_am, const Tensor& grad_lm) {
   const Batch batch(product, logit_lengths, target_lengths);
-  const Vocabulary vocabulary(targets, am.size(2), blank);
-  const int64_t V = vocabulary.size, T = batch.T, width = batch.width;
+  const SymbolTable symbols(targets, am.size(2), blank);
+  const int64_t V = symbols.V, T = batch.T, width = batch.width;
   STD_TORCH_CHECK(
       !am_low.has_value() && !lm_low.has_value() && am_exp.size(2) == V && lm_exp.size(1) == width,
       "simple_backward on the CPU takes exponentials in one part, without padding");
   dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const Scales<real> scales(lm_only_scale, am_only_scale);
+    const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
     const real* upstream = data_of<real>(grad_loss);
     const Occupancies<scalar> occupancies{data_of<real>(gx), data_of<real>(gy),
                                           data_of<real>(product), data_of<real>(logz),
@@ -130,11 +130,11 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
       const real scale = (scales.combined + scales.am_only) * upstream[n];
       double stay = 0;
       for (int64_t u = 0; u < positions; ++u) {
-        const int64_t y = vocabulary.symbol(n, u);
+        const int64_t y = symbols.symbol(n, u);
         if (y >= 0) gradient[y] -= scale * occupancies.emit(first + u);
-        stay += static_cast<double>(occupancies.gy[first + u]);
+        stay += static_cast<double>(occupancies.blank_occupancy[first + u]);
       }
-      gradient[vocabulary.blank] -= scale * static_cast<real>(stay);
+      gradient[symbols.blank] -= scale * static_cast<real>(stay);
     };
     const auto lm_row = [&](int64_t row, real* gradient) {
       const int64_t n = row / width, u = row % width, first = n * T * width + u;
@@ -144,15 +144,16 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
       double emit = 0, stay = 0;
       for (int64_t t = 0; t < batch.frames(n); ++t) {
         emit += static_cast<double>(occupancies.emit(first + t * width));
-        stay += static_cast<double>(occupancies.gy[first + t * width]);
+        stay += static_cast<double>(occupancies.blank_occupancy[first + t * width]);
       }
-      const int64_t y = vocabulary.symbol(n, u);
+      const int64_t y = symbols.symbol(n, u);
       if (y >= 0) gradient[y] -= scale * static_cast<real>(emit);
-      gradient[vocabulary.blank] -= scale * static_cast<real>(stay);
+      gradient[symbols.blank] -= scale * static_cast<real>(stay);
     };
-    // Every row is made in the accumulator's type and stored once, which is why a gradient may
-    // take the place of the sums it is made from.
-    const auto all_rows = [&](const Tensor& output, int64_t rows, auto&& is_inside, auto&& make) {
+    // Rows are computed in the accumulator type and stored once, so that a gradient may overwrite
+    // the sums that it is computed from.
+    const auto all_rows = [&](const Tensor& output, int64_t rows, auto&& is_inside,
+                              auto&& compute) {
       scalar* gradients = mutable_data_of<scalar>(output);
       expect_full_write(output, sizeof(scalar));
       parallel_tasks(rows, rows_per_task(2 * V), [&](int64_t begin, int64_t end) {
@@ -163,7 +164,7 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
             std::fill(target, target + V, scalar(0.0f));
             continue;
           }
-          make(row, gradient.data());
+          compute(row, gradient.data());
           std::transform(gradient.begin(), gradient.end(), target,
                          [](real value) { return static_cast<scalar>(value); });
         }

@@ -1,7 +1,8 @@
-// The trivial joiner's log-probabilities and their gradients, around the matrix products that the
-// Python side makes. Formulas and contracts: pruned_rnnt/ops/simple/simple_log_probs.py.
+// simple_log_probs, simple_weights: log-probabilities of the trivial joiner from the matrix product
+// of exponentials, and the factors of its gradient. Formulas and contracts:
+// pruned_rnnt/ops/simple/simple_log_probs.py.
 //
-// Axes: N batch, T frames, U symbols, V vocabulary.
+// Axes: N batch, T frames, U symbols, V symbols.
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
 #include "cpu/simple/simple_batch.h"
@@ -10,13 +11,13 @@ namespace pruned_rnnt {
 namespace {
 
 struct SafeLogarithm {
-  // logz(u) = log product(u) + maxima; right where product is safe, overwritten elsewhere.
+  // logz(u) = log product(u) + maxima where product is safe; overwritten elsewhere.
   template <typename real>
   static PRUNED_RNNT_INLINE void run(const real* product, const real* lm_max, real am_max,
                                      int64_t size, real* logz) {
 #pragma omp simd
     for (int64_t u = 0; u < size; ++u) {
-      const real safe = product[u] >= safe_product<real> ? product[u] : real(1);
+      const real safe = product[u] >= kSafeProduct<real> ? product[u] : real(1);
       logz[u] = log_of_positive(safe) + am_max + lm_max[u];
     }
   }
@@ -48,18 +49,17 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
                       double am_only_scale, const Tensor& px, const Tensor& py,
                       const Tensor& logz) {
   const Batch batch(product, logit_lengths, target_lengths);
-  const Vocabulary vocabulary(targets, am.size(2), blank);
-  const int64_t V = vocabulary.size, width = batch.width;
+  const SymbolTable symbols(targets, am.size(2), blank);
+  const int64_t V = symbols.V, width = batch.width;
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const Scales<real> scales(lm_only_scale, am_only_scale);
+    const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
     const real* lm_normaliser = scales.lm_only != 0 ? data_or_null<real>(lm_lse) : nullptr;
     const real* am_normaliser = scales.am_only != 0 ? data_or_null<real>(am_lse) : nullptr;
     const real* prior = data_or_null<real>(log_q);
     const real* products = data_of<real>(product);
-    real* emit = mutable_data_of<real>(px);
-    real* stay = mutable_data_of<real>(py);
+    real *emit = mutable_data_of<real>(px), *stay = mutable_data_of<real>(py);
     real* normaliser = mutable_data_of<real>(logz);
 
     const auto frame_log_probs = [&](int64_t n, int64_t t) {
@@ -71,7 +71,7 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
                                     data_of<real>(am_max)[frame], positions, normaliser + row);
       for (int64_t u = 0; u < positions; ++u) {
         const scalar* lm_row = language + u * V;
-        if (!(products[row + u] >= safe_product<real>)) {
+        if (!(products[row + u] >= kSafeProduct<real>)) {
           normaliser[row + u] = run_vectorised<SumLogSumExp>(acoustic, lm_row, V);
         }
         const real z = normaliser[row + u];
@@ -84,9 +84,9 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
           return p;
         };
         const bool possible = z != minus_infinity<real>;
-        const int64_t y = u < positions - 1 ? vocabulary.symbol(n, u) : -1;
+        const int64_t y = u < positions - 1 ? symbols.symbol(n, u) : -1;
         emit[row + u] = possible && y >= 0 ? log_prob(y) : minus_infinity<real>;
-        stay[row + u] = possible ? log_prob(vocabulary.blank) : minus_infinity<real>;
+        stay[row + u] = possible ? log_prob(symbols.blank) : minus_infinity<real>;
       }
       std::fill(emit + row + positions, emit + row + width, minus_infinity<real>);
       std::fill(stay + row + positions, stay + row + width, minus_infinity<real>);
@@ -114,8 +114,8 @@ struct WeightsRow {
 #pragma omp simd
     for (int64_t u = 0; u < size; ++u) {
       const real leaving = gx[u] * emit_factor + gy[u];
-      // A leaving of 0 may meet a product that is NaN.
-      const bool used = product[u] >= safe_product<real> && leaving != 0;
+      // If `leaving` is 0, the product may be NaN.
+      const bool used = product[u] >= kSafeProduct<real> && leaving != 0;
       weights[u] = used ? leaving * scale / product[u] : real(0);
     }
   }

@@ -1,18 +1,17 @@
-// Which frames keep a column of the lattice: what sums over a band's columns go through, in order,
-// so that they are the same from run to run.
+// Iterates over the frames that keep a column of the lattice, in order, so that sums are the same
+// from run to run.
 //
 // Axes: T frames, S columns of the band, U symbols.
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 // Calls work(t) for all t in begin..end-1 with start[t] <= u < start[t] + S, in order, by a warp.
 template <typename Work>
-__device__ __forceinline__ void for_frames_with(const int32_t* start, int32_t S, int32_t u,
-                                                int32_t begin, int32_t end, Work&& work) {
+RNNT_DEVICE void for_frames_with(const int32_t* start, int32_t S, int32_t u, int32_t begin,
+                                 int32_t end, Work&& work) {
   const int lane = threadIdx.x % 32;
   for (int32_t first = begin; first < end; first += 32) {
     bool kept = false;
@@ -26,5 +25,4 @@ __device__ __forceinline__ void for_frames_with(const int32_t* start, int32_t S,
   }
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

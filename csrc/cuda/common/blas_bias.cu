@@ -1,15 +1,14 @@
-// Blas::multiply_add_bias, by cuBLASLt: a bias added while the product is stored costs nothing.
+// Blas::multiply_add_bias by cuBLASLt, which adds the bias for free while it stores the product.
 #include "cuda/common/blas.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 void check_blas(int status) {
   STD_TORCH_CHECK(status == 0, "pruned_rnnt: cuBLASLt failed with status ", status);
 }
 
-// An object of cuBLASLt while it lives.
+// Owns an object of cuBLASLt.
 class Owned {
  public:
   using Destroy = int (*)(void*);
@@ -28,10 +27,10 @@ class Owned {
   void* object_ = nullptr;
 };
 
-// The largest power of two up to 256 that an address is a multiple of.
+// The largest power of two up to 256 that divides an address.
 uint32_t alignment_of(const void* data) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(data) | 256;
-  return static_cast<uint32_t>(address & (~address + 1));
+  return uint32_t(address & (~address + 1));
 }
 
 }  // namespace
@@ -52,9 +51,9 @@ void Blas::multiply_add_bias(const Matrix& out, const View& bias, const Matrix& 
   const auto set = [&](int attribute, auto value) {
     check_blas(lt.set_product(product.get(), attribute, &value, sizeof(value)));
   };
-  // Column-major: all three are transposed, and the bias is a column.
-  set(kTransposeA, static_cast<int32_t>(b.transposed));
-  set(kTransposeB, static_cast<int32_t>(a.transposed));
+  // cuBLASLt is column-major: all three matrices are transposed, and the bias is a column.
+  set(kTransposeA, int32_t(b.transposed));
+  set(kTransposeB, int32_t(a.transposed));
   set(kEpilogue, kEpilogueBias);
   set(kBiasPointer, bias.data_ptr());
   const auto layout = [&](const Matrix& x, int64_t rows, int64_t columns) {
@@ -72,15 +71,13 @@ void Blas::multiply_add_bias(const Matrix& out, const View& bias, const Matrix& 
   prefer(kAlignmentD, alignment_of(out.data));
   LtHeuristic chosen{};
   int found = 0;
-  // cuBLASLt remembers what it chose.
+  // cuBLASLt caches the heuristic's result.
   check_blas(lt.choose(handle_, product.get(), first.get(), second.get(), result.get(),
                        result.get(), preference.get(), 1, &chosen, &found));
   STD_TORCH_CHECK(found > 0, "pruned_rnnt: cuBLASLt has no product of ", m, " x ", k, " x ", n);
-  const Scale one(out.type, true), none(out.type, false);
-  check_blas(lt.run(handle_, product.get(), one.data(), b.data, first.get(), a.data, second.get(),
-                    none.data(), out.data, result.get(), out.data, result.get(), chosen.algorithm,
-                    nullptr, 0, stream_));
+  check_blas(lt.run(handle_, product.get(), product_scalar(out.type, true), b.data, first.get(),
+                    a.data, second.get(), product_scalar(out.type, false), out.data, result.get(),
+                    out.data, result.get(), chosen.algorithm, nullptr, 0, stream_));
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -5,19 +5,18 @@
 #include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Rows whose loads a thread has in flight.
+// Rows that a thread loads at a time.
 template <typename scalar, int width>
 constexpr int kAhead = sizeof(scalar) * width < 16 ? 8 : 4;
 // A block of the second stage: 32 columns, and as many groups of parts.
 constexpr int kGroups = 32;
 
-// One of the matrices of a launch. What its parts sum up to goes to `partial`, or straight to the
-// sums if it is one part.
+// One of the matrices of a launch. The sums of its parts go to `partial`; that of a single part
+// goes straight to `sums`.
 template <typename scalar>
 struct Summed {
   using real = acc_type<scalar>;
@@ -28,7 +27,7 @@ struct Summed {
   int32_t parts;
   bool add;
 
-  __device__ bool is_one() const { return parts == 1; }
+  __device__ bool is_one_part() const { return parts == 1; }
 };
 
 template <typename scalar>
@@ -37,14 +36,12 @@ struct SummedList {
 };
 
 template <typename scalar>
-__device__ __forceinline__ void put_sum(const Summed<scalar>& matrix, int64_t column,
-                                        acc_type<scalar> sum) {
+RNNT_DEVICE void store_sum(const Summed<scalar>& matrix, int64_t column, acc_type<scalar> sum) {
   matrix.sums[column] = matrix.add ? matrix.sums[column] + sum : sum;
 }
 
 template <bool whole, typename scalar, int width>
-__device__ __forceinline__ Vector<scalar, width> load_columns(const scalar* address,
-                                                              int64_t columns) {
+RNNT_DEVICE Vector<scalar, width> load_columns(const scalar* address, int64_t columns) {
   if (whole) return load_vector<width>(address);
   Vector<scalar, width> value{};
 #pragma unroll
@@ -54,11 +51,10 @@ __device__ __forceinline__ Vector<scalar, width> load_columns(const scalar* addr
   return value;
 }
 
-// Adds rows begin, begin + step, ... below `end`, of which `columns` columns are there.
+// Adds rows begin, begin + step, ... below `end`, which have `columns` columns.
 template <bool whole, int width, typename scalar>
-__device__ __forceinline__ void add_rows(const scalar* x, int64_t stride, int64_t begin,
-                                         int64_t end, int step, int64_t columns,
-                                         acc_type<scalar> (&sum)[width]) {
+RNNT_DEVICE void add_rows(const scalar* x, int64_t stride, int64_t begin, int64_t end, int step,
+                          int64_t columns, acc_type<scalar> (&sum)[width]) {
   using real = acc_type<scalar>;
   constexpr int ahead = kAhead<scalar, width>;
   const scalar* address = x + begin * stride;
@@ -79,7 +75,11 @@ __device__ __forceinline__ void add_rows(const scalar* x, int64_t stride, int64_
 }
 
 // A block for each part of the rows and each tile of columns of each matrix. `across` threads, a
-// power of 2, lie along a row; kThreads / across rows are read at a time.
+// power of 2, share a row; kThreads / across rows are read at a time:
+//
+//             columns ->
+//   part 0    [tile][tile][tile]      a block sums its tile of its part; the second kernel
+//   part 1    [tile][tile][tile]      adds up the parts
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kThreads)
     column_sums_kernel(SummedList<scalar> list, int across) {
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   const Summed<scalar>& matrix = list.all[blockIdx.z];
   const int lane = threadIdx.x & (across - 1), group = threadIdx.x / across;
   const int groups = kThreads / across;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * across * width;
+  const int64_t first = int64_t(blockIdx.x) * across * width;
   if (blockIdx.y >= matrix.parts || first >= matrix.columns) return;
   const scalar* x = matrix.x;
   const int64_t c = first + lane * width;
@@ -114,26 +114,26 @@ __global__ void __launch_bounds__(kThreads)
   if (group > 0) return;
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    if (c + k >= (matrix.is_one() ? matrix.kept : matrix.columns)) break;
-    if (matrix.is_one()) {
-      put_sum(matrix, c + k, sum[k]);
+    if (c + k >= (matrix.is_one_part() ? matrix.kept : matrix.columns)) break;
+    if (matrix.is_one_part()) {
+      store_sum(matrix, c + k, sum[k]);
     } else {
       matrix.partial[blockIdx.y * matrix.columns + c + k] = sum[k];
     }
   }
 }
 
-// The sums of the parts.
+// Adds up the sums of the parts.
 template <typename scalar>
 __global__ void __launch_bounds__(32 * kGroups) column_sums_parts_kernel(SummedList<scalar> list) {
   using real = acc_type<scalar>;
   __shared__ real sums[kGroups][33];
   const Summed<scalar>& matrix = list.all[blockIdx.y];
-  if (matrix.is_one()) return;
+  if (matrix.is_one_part()) return;
   const int64_t C = matrix.columns;
   const real* partial = matrix.partial;
   const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  const int64_t c = int64_t(blockIdx.x) * 32 + lane;
   real sum = 0;
   if (c < C) {
 #pragma unroll 16
@@ -141,14 +141,14 @@ __global__ void __launch_bounds__(32 * kGroups) column_sums_parts_kernel(SummedL
   }
   sums[group][lane] = sum;
   __syncthreads();
-  // Now a warp has a column, and a lane one of its groups.
+  // From here on a warp has a column, and a lane one of its groups.
   sum = sums[lane][group];
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   }
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * 32 + group;
-  if (lane == 0 && at < matrix.kept) put_sum(matrix, at, sum);
+  const int64_t at = int64_t(blockIdx.x) * 32 + group;
+  if (lane == 0 && at < matrix.kept) store_sum(matrix, at, sum);
 }
 
 }  // namespace
@@ -173,11 +173,11 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
                      sums.size(0),
                      x.stride(0),
                      (R + P - 1) / P,
-                     static_cast<int32_t>(P),
+                     int32_t(P),
                      add};
       widest = std::min(widest, widest_vector<scalar>(x.data_ptr(), x.stride(0)));
       columns = std::max(columns, x.size(1));
-      parts = std::max(parts, static_cast<int32_t>(P));
+      parts = std::max(parts, int32_t(P));
     }
     if (columns == 0) return;
     dispatch_width<scalar>(widest, [&](auto chosen) {
@@ -186,12 +186,11 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
       while (across < kThreads && across * width < columns) across *= 2;
       const int64_t tile = across * width;
       launch(column_sums_kernel<scalar, width>,
-             dim3(static_cast<uint32_t>((columns + tile - 1) / tile), parts, count), kThreads, 0,
-             list, across);
+             dim3(uint32_t((columns + tile - 1) / tile), parts, count), kThreads, 0, list, across);
     });
     if (parts == 1) return;
-    launch(column_sums_parts_kernel<scalar>,
-           dim3(static_cast<uint32_t>((columns + 31) / 32), count), 32 * kGroups, 0, list);
+    launch(column_sums_parts_kernel<scalar>, dim3(uint32_t((columns + 31) / 32), count),
+           32 * kGroups, 0, list);
   });
 }
 
@@ -201,9 +200,6 @@ void column_sums(const Launcher& launch, const View& x, bool add, const View& pa
   column_sums_of(launch, &one, 1);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("column_sums", TORCH_BOX(&DeviceOp<&column_sums>::call));
-}
+PRUNED_RNNT_CUDA_OP(column_sums)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,13 +1,11 @@
-// Functions of views as ops of torch: what stands between the dispatcher and the host code of a
-// kernel.
+// Registers host functions that take views as CUDA kernels of torch's ops.
 #pragma once
 
 #include "cuda/common/launch.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// What torch passes for a parameter of the host code, and how it becomes that.
+// The type that torch passes for a parameter of the host code, and the conversion.
 template <typename parameter>
 struct Passed {
   using type = parameter;
@@ -37,7 +35,7 @@ int32_t device_of_first(const First& first, const Others&... others) {
   }
 }
 
-// host_code(launcher on the device of the first tensor, arguments...), to register by TORCH_BOX.
+// Calls host_code(launcher on the device of the first tensor, arguments...).
 template <auto host_code>
 struct DeviceOp;
 
@@ -49,5 +47,8 @@ struct DeviceOp<host_code> {
   }
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+// Registers the host function `op` for the op of the same name.
+#define PRUNED_RNNT_CUDA_OP(op) \
+  STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) { m.impl(#op, TORCH_BOX(&DeviceOp<&op>::call)); }
+
+}  // namespace pruned_rnnt::cuda

@@ -1,11 +1,10 @@
-// The ops that the pruned step calls one after the other (pruned_step.cu). Their contracts are in
-// the Python files of the same names.
+// Host functions of the ops that the pruned step calls (pruned_step.cu). Contracts: the Python
+// files of the same names.
 #pragma once
 
 #include "cuda/common/device_op.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 struct ExpRows {
   View x, lengths;
@@ -15,7 +14,7 @@ struct ExpRows {
 };
 
 constexpr int kMostExpRows = 2;
-// exp_rows of inputs of one width and type, in one launch.
+// exp_rows of `count` inputs of one width and type, in one launch.
 void exp_rows_of(const Launcher& launch, const ExpRows* all, int count);
 
 void exp_rows(const Launcher& launch, const View& x, const View& lengths, int64_t extra,
@@ -87,19 +86,18 @@ void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const
                           int64_t S, int64_t row_begin, int64_t activation, const View& grad_am,
                           const View& grad_lm);
 
-// Sums of the first columns of x, as many as `sums` has elements, by way of `partial`; to `sums` or
-// added to what is there.
+// Sums of the first columns of x, as many as `sums` has elements, through `partial`; assigned to
+// `sums` or added.
 struct ColumnSums {
   View x, partial, sums;
   bool add;
 };
 
 constexpr int kMostColumnSums = 2;
-// Of that many matrices of one type, in one launch or two.
+// column_sums of `count` matrices of one type, in one launch or two.
 void column_sums_of(const Launcher& launch, const ColumnSums* all, int count);
 
 void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
                  const View& sums);
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,4 +1,4 @@
-// Where the nodes of a batch of lattices lie in memory; the device's view of
+// Memory layout of the nodes of a batch of lattices, stated in
 // pruned_rnnt/ops/common/row_geometry.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of a frame (W_n of utterance n), R rows.
@@ -7,47 +7,46 @@
 #include "cuda/common/launch.cuh"
 #include "fast_divmod.h"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 struct RowGeometry {
-  // most_symbols: the largest U_n that is legal beside the lattice's own limit.
+  // most_symbols: the largest valid U_n; the lattice's columns limit it, too.
   RowGeometry(const View& logit_lengths, const View& target_lengths, const OptionalView& start,
               const OptionalView& row_splits, int64_t T, int64_t S, int64_t most_symbols)
       : logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
         start(data_or_null<int32_t>(start)),
         row_splits(data_or_null<int64_t>(row_splits)),
-        N(static_cast<int32_t>(logit_lengths.size(0))),
-        T(static_cast<int32_t>(T)),
-        S(static_cast<int32_t>(S)),
-        most_symbols(static_cast<int32_t>(most_symbols)),
-        // Of packed rows T may be no more than a bound, and the product is not used.
+        N(int32_t(logit_lengths.size(0))),
+        T(int32_t(T)),
+        S(int32_t(S)),
+        most_symbols(int32_t(most_symbols)),
+        // With packed rows T may be an upper bound, and the product is not used.
         utterance_rows(this->row_splits ? 1 : T * S),
-        by_columns(static_cast<uint32_t>(S)),
-        by_utterance(static_cast<uint32_t>(utterance_rows > 0 ? utterance_rows : 1)) {
+        by_columns(uint32_t(S)),
+        by_utterance(uint32_t(utterance_rows > 0 ? utterance_rows : 1)) {
     if (this->start == nullptr && most_symbols > S - 1) {
-      this->most_symbols = static_cast<int32_t>(S - 1);
+      this->most_symbols = int32_t(S - 1);
     }
   }
 
-  // Frames that have nodes: none where the lengths do not fit.
-  __device__ __forceinline__ int32_t frames_of(int32_t n) const {
+  // Frames that have nodes: none if the lengths exceed the padding.
+  RNNT_DEVICE int32_t frames_of(int32_t n) const {
     const int32_t frames = logit_lengths[n], symbols = target_lengths[n];
     return frames <= T && symbols >= 0 && symbols <= most_symbols ? frames : 0;
   }
-  __device__ __forceinline__ int32_t width_of(int32_t n) const {
+  RNNT_DEVICE int32_t width_of(int32_t n) const {
     if (row_splits == nullptr || start != nullptr) return S;
     const int32_t width = target_lengths[n] + 1;
     return width > 0 ? width : 1;
   }
-  __device__ __forceinline__ int64_t first_row_of(int32_t n) const {
+  RNNT_DEVICE int64_t first_row_of(int32_t n) const {
     return row_splits != nullptr ? row_splits[n] : n * utterance_rows;
   }
-  __device__ __forceinline__ int32_t utterance_of(int64_t row) const {
+  RNNT_DEVICE int32_t utterance_of(int64_t row) const {
     if (row_splits == nullptr) {
-      return row <= 0xffffffffll ? by_utterance.divide(static_cast<uint32_t>(row))
-                                 : static_cast<int32_t>(row / utterance_rows);
+      return row <= 0xffffffffll ? by_utterance.divide(uint32_t(row))
+                                 : int32_t(row / utterance_rows);
     }
     // The last n with row_splits[n] <= row.
     int32_t low = 0, high = N - 1;
@@ -69,42 +68,27 @@ struct RowGeometry {
   FastDivmod by_columns, by_utterance;
 };
 
-// A node, its frame's place in memory, and how the next frame lies to it.
-struct BandNode {
-  int32_t t, u, column, width;
-  int32_t shift;  // start(t) - start(t+1)
-  int32_t frames, symbols;
-
-  __device__ __forceinline__ bool valid() const { return t < frames && u >= 0 && u <= symbols; }
-};
-
-// A node, and the way to later ones with a division only where an utterance begins.
+// Iterates over nodes; only the first one of an utterance needs a division.
 class RowCursor {
  public:
-  __device__ __forceinline__ RowCursor(const RowGeometry& geometry, int64_t row)
-      : geometry_(geometry), row_(row) {
+  RNNT_DEVICE RowCursor(const RowGeometry& geometry, int64_t row) : geometry_(geometry), row_(row) {
     enter_utterance(geometry.utterance_of(row));
   }
 
-  __device__ __forceinline__ int32_t n() const { return n_; }
-  __device__ __forceinline__ int32_t t() const { return t_; }
-  __device__ __forceinline__ int32_t u() const { return first_symbol_ + column_; }
-  __device__ __forceinline__ bool valid() const {
-    return t_ < frames_ && u() <= symbols_ && u() >= 0;
-  }
-  // Whether a symbol can be emitted here: valid, and not all symbols are out yet.
-  __device__ __forceinline__ bool emits() const { return valid() && u() < symbols_; }
+  RNNT_DEVICE int32_t n() const { return n_; }
+  RNNT_DEVICE int32_t t() const { return t_; }
+  RNNT_DEVICE int32_t column() const { return column_; }
+  RNNT_DEVICE int32_t u() const { return first_symbol_ + column_; }
+  // Of this utterance.
+  RNNT_DEVICE int32_t frames() const { return frames_; }
+  RNNT_DEVICE int32_t symbols() const { return symbols_; }
+  RNNT_DEVICE int32_t width() const { return width_; }
+  RNNT_DEVICE bool valid() const { return t_ < frames_ && u() <= symbols_ && u() >= 0; }
+  // Whether the node has an emit: not all symbols have been emitted yet.
+  RNNT_DEVICE bool emits() const { return valid() && u() < symbols_; }
 
-  __device__ __forceinline__ BandNode node() const {
-    int32_t shift = 0;
-    if (geometry_.start != nullptr && t_ + 1 < frames_) {
-      shift = first_symbol_ - geometry_.start[static_cast<int64_t>(n_) * geometry_.T + t_ + 1];
-    }
-    return {t_, u(), column_, width_, shift, frames_, symbols_};
-  }
-
-  // To a later row that exists.
-  __device__ __forceinline__ void advance(int32_t rows) {
+  // Moves to a later row, which must exist.
+  RNNT_DEVICE void advance(int32_t rows) {
     row_ += rows;
     if (row_ >= end_row_) {
       enter_utterance(geometry_.utterance_of(row_));
@@ -120,7 +104,7 @@ class RowCursor {
   }
 
  private:
-  __device__ __forceinline__ void enter_utterance(int32_t n) {
+  RNNT_DEVICE void enter_utterance(int32_t n) {
     n_ = n;
     frames_ = geometry_.frames_of(n);
     symbols_ = geometry_.target_lengths[n];
@@ -128,14 +112,14 @@ class RowCursor {
     const int64_t first = geometry_.first_row_of(n);
     end_row_ = geometry_.row_splits != nullptr ? geometry_.row_splits[n + 1]
                                                : first + geometry_.utterance_rows;
-    const uint32_t within = static_cast<uint32_t>(row_ - first);
+    const uint32_t within = uint32_t(row_ - first);
     t_ = width_ == geometry_.S ? geometry_.by_columns.divide(within) : within / width_;
     column_ = within - t_ * width_;
     enter_frame();
   }
-  __device__ __forceinline__ void enter_frame() {
+  RNNT_DEVICE void enter_frame() {
     first_symbol_ = geometry_.start != nullptr && t_ < geometry_.T
-                        ? geometry_.start[static_cast<int64_t>(n_) * geometry_.T + t_]
+                        ? geometry_.start[int64_t(n_) * geometry_.T + t_]
                         : 0;
   }
 
@@ -144,5 +128,4 @@ class RowCursor {
   int32_t n_, t_, column_, width_, frames_, symbols_, first_symbol_;
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -9,8 +9,7 @@
 #include "cuda/common/device_op.cuh"
 #include "cuda/common/vector_access.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -30,13 +29,12 @@ struct ScaledTensors {
 };
 
 template <typename scalar>
-__device__ __forceinline__ void scale_elements(const Scaled& tensor, int64_t first,
-                                               acc_type<scalar> factor) {
+RNNT_DEVICE void scale_elements(const Scaled& tensor, int64_t first, acc_type<scalar> factor) {
   constexpr int width = 16 / sizeof(scalar);
   const scalar* const source = static_cast<const scalar*>(tensor.source) + first;
   scalar* const result = static_cast<scalar*>(tensor.result) + first;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t threads = int64_t(gridDim.x) * kThreads;
   const auto scaled = [&](scalar x) {
     return static_cast<scalar>(static_cast<acc_type<scalar>>(x) * factor);
   };
@@ -63,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   const Scaled& tensor = tensors.all[blockIdx.y];
   for (int64_t n = blockIdx.z; n < N; n += gridDim.z) {
     const real factor = factors[n];
-    // What is usual is free.
+    // The usual factor: nothing to do.
     if (factor == real(1) && tensor.source == tensor.result) continue;
     const int64_t first = n * tensor.size;
     switch (tensor.type) {
@@ -99,8 +97,8 @@ void scale(const Launcher& launch, std::optional<std::vector<Tensor>> sources, c
     }
     if (bytes == 0) continue;
     const int64_t share = 16 * kThreads * kVectorsEach;
-    const dim3 grid(static_cast<uint32_t>(std::min((bytes + share - 1) / share, kMostBlocks)),
-                    static_cast<uint32_t>(count), static_cast<uint32_t>(std::min(N, kMostIndices)));
+    const dim3 grid(uint32_t(std::min((bytes + share - 1) / share, kMostBlocks)), uint32_t(count),
+                    uint32_t(std::min(N, kMostIndices)));
     dispatch_accumulator(factors.scalar_type(), "scale", [&](auto zero) {
       using real = decltype(zero);
       launch(scale_kernel<real>, grid, kThreads, 0, tensors, data_of<real>(factors), N);
@@ -108,10 +106,7 @@ void scale(const Launcher& launch, std::optional<std::vector<Tensor>> sources, c
   }
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("scale", TORCH_BOX(&DeviceOp<&scale>::call));
-}
+PRUNED_RNNT_CUDA_OP(scale)
 
 }  // namespace
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,14 +1,13 @@
-// A tensor as the host code of a kernel sees it: where its elements lie and what they are. torch's
-// handles say the same, but making one costs as much as a launch, and a pruned step has a hundred
-// buffers inside a few pieces of memory. A view owns nothing.
+// A tensor's data pointer, type, sizes and strides, without ownership. torch's handles hold the
+// same, but creating one costs as much as a launch, and a pruned step has a hundred buffers inside
+// a few allocations.
 #pragma once
 
 #include <array>
 
 #include "stable.h"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 constexpr int kMostDims = 4;
 
@@ -49,11 +48,10 @@ class View {
 
 using OptionalView = std::optional<View>;
 
-// From a row to the next of a view (N,rows,columns) whose rows lie at even distances.
+// Elements from one row to the next of a view (N,rows,columns) whose rows are evenly spaced.
 inline int64_t row_pitch(const View& view) {
   if (view.size(1) > 1) return view.stride(1);
   return view.size(0) > 1 ? view.stride(0) : view.size(2);
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

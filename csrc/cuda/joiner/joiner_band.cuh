@@ -1,12 +1,19 @@
-// The gradient of the joiner's rows for narrow bands that never move back, in one pass over the
-// rows: a row adds to the sum of its frame, which is d am, and to that of its column, d lm.
+// Gradient of the joiner's rows for narrow bands that never move back, in one pass over the rows:
 //
-// A block has an utterance and a slice of D. Its threads form teams of `lanes`, and each team walks
-// a segment of the chunk's frames with the sums of the columns in the band in registers. A column
-// that the band has left is summed up, unless other teams have some of its frames: it was in the
-// band at the segment's first frame, or is at its last. Teams leave these in shared memory , and
-// the first of a column's teams adds them up in order. So every element of d lm is added to once in
-// a launch, and the order of its sum does not depend on which team is first.
+//   d am(t) = sum over u of g(t,u)      d lm(u) = sum over t of g(t,u)      g = grad d act / dx
+//
+// A block has an utterance and a slice of D. Its threads form teams of `lanes` threads; each team
+// walks a segment of the chunk's frames with the sums of the band's columns in registers:
+//
+//   u  ^              [ s s s ]        s  sum stays in registers while u is in the band
+//      |      [ 1 1 1 | 0 0            0  in the last window of team 0: left in shared memory
+//      | [ 0 0 0 | 1 1                 1  in the first window of team 1: left there too
+//      +--------team 0---|---team 1--> t
+//
+// A column that leaves the band is added to d lm directly, unless it is in the band at the first or
+// last frame of the segment, because another team may then have some of its frames. These sums go
+// to shared memory, and the first team of each column adds them up in order. So a launch adds to
+// every element of d lm once, and the sum does not depend on which team finishes first.
 //
 // Axes: N batch, T frames, U symbols, S columns of the band, D joiner dim, r rows of the chunk.
 #pragma once
@@ -14,51 +21,49 @@
 #include "cuda/joiner/joiner_slice.cuh"
 #include "cuda/lattice/band.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 constexpr int kTeamThreads = 256;
-// Bands up to the second width are taken; the usual one is narrower and needs fewer registers.
+// The widest band of this kernel; the usual one is narrower and needs fewer registers.
 constexpr int kUsualBand = 5, kWidestTeamBand = 8;
 
-// Adds to an element that nothing else in the launch touches: an atomic only because it does not
-// wait for the old value.
+// Adds to an element that nothing else in the launch touches. The atomic does not wait for the old
+// value.
 template <typename real>
-__device__ __forceinline__ void add_alone(real* target, real sum) {
+RNNT_DEVICE void add_alone(real* target, real sum) {
   atomicAdd(target, sum);
 }
 
-// The columns that are in the band at a segment's first frame, and at its last: their first ones.
+// First columns of the band at a segment's first frame and at its last.
 struct Windows {
   int32_t first, last;
 
-  // The place of column u among the two windows' columns, -1 if it is in neither.
-  __device__ __forceinline__ int32_t place(int32_t u, int32_t S) const {
+  // Index of column u among the two windows' columns, -1 if it is in neither.
+  RNNT_DEVICE int32_t place(int32_t u, int32_t S) const {
     if (u >= first && u < first + S) return u - first;
     return u >= last && u < last + S ? S + u - last : -1;
   }
-  __device__ __forceinline__ int32_t column(int32_t place, int32_t S) const {
+  RNNT_DEVICE int32_t column(int32_t place, int32_t S) const {
     return place < S ? first + place : last + place - S;
   }
 };
 
-// What the teams of a block leave to be merged: the sums of the columns in their windows, the
-// elements of D side by side.
+// Sums of the columns in the windows of a block's teams, elements of D contiguous.
 template <typename real>
 class SharedColumns {
  public:
   // size: elements of D in a slice.
-  __device__ __forceinline__ SharedColumns(int32_t S, int size)
+  RNNT_DEVICE SharedColumns(int32_t S, int size)
       : sums_(dynamic_shared_memory<real>()), S_(S), size_(size) {}
 
   static size_t bytes(int64_t S, int size, int teams) {
     return teams * (2 * S * size * sizeof(real) + sizeof(Windows));
   }
 
-  __device__ __forceinline__ real* sum(int team, int32_t place) const {
+  RNNT_DEVICE real* sum(int team, int32_t place) const {
     return sums_ + (team * 2 * S_ + place) * size_;
   }
-  __device__ __forceinline__ Windows& windows(int team, int teams) const {
+  RNNT_DEVICE Windows& windows(int team, int teams) const {
     return reinterpret_cast<Windows*>(sum(teams, 0))[team];
   }
 
@@ -70,15 +75,14 @@ class SharedColumns {
 
 // A team's segment, frames begin .. end - 1. grad_lm is that of the thread's elements.
 template <int most, typename scalar, Activation activation, int width>
-__device__ __forceinline__ void walk_segment(const BandSlice<scalar, activation, width>& slice,
-                                             int32_t begin, int32_t end, const Windows& windows,
-                                             acc_type<scalar>* shared_sums, int size,
-                                             const FrameGradients<scalar>& grad_am, int64_t am_at,
-                                             acc_type<scalar>* grad_lm) {
+RNNT_DEVICE void walk_segment(const BandSlice<scalar, activation, width>& slice, int32_t begin,
+                              int32_t end, const Windows& windows, acc_type<scalar>* shared_sums,
+                              int size, const FrameGradients<scalar>& grad_am, int64_t am_at,
+                              acc_type<scalar>* grad_lm) {
   using real = acc_type<scalar>;
   real sums[most][width] = {};
   int32_t first = windows.first;
-  // Moves the band on by a column.
+  // Moves the band by one column.
   const auto shift = [&] {
     const int32_t u = first++, place = windows.place(u, slice.S);
     if (place >= 0) {
@@ -113,20 +117,20 @@ __device__ __forceinline__ void walk_segment(const BandSlice<scalar, activation,
   for (int32_t i = slice.S; i > 0; --i) shift();
 }
 
-// Adds up the columns that the teams share, each at the first team that holds a part of it. All
-// threads of the block take elements of all columns: one team may be the first of many. grad_lm is
-// that of the slice's first element; the slice has `size`, of which `used` are elements of D.
+// Adds up the columns that several teams hold, at the first team that holds a part. All threads of
+// the block take elements of all columns. grad_lm is that of the slice's first element; the slice
+// has `size` elements, of which `used` are elements of D.
 template <typename real>
-__device__ __forceinline__ void merge_columns(const SharedColumns<real>& columns, int32_t S,
-                                              int32_t symbols, int64_t D, int size, int used,
-                                              int teams, int all_teams, real* grad_lm) {
+RNNT_DEVICE void merge_columns(const SharedColumns<real>& columns, int32_t S, int32_t symbols,
+                               int64_t D, int size, int used, int teams, int all_teams,
+                               real* grad_lm) {
   const int places = teams * 2 * S;
   for (int task = threadIdx.x; task < places * size; task += kTeamThreads) {
     const int place = task / size, e = task - place * size;
     const int team = place / (2 * S), at = place - team * 2 * S;
     const Windows own = columns.windows(team, all_teams);
     const int32_t u = own.column(at, S);
-    // A column in both windows is kept in the first.
+    // A column in both windows is stored in the first.
     if (e >= used || u < 0 || u > symbols || own.place(u, S) != at) continue;
     if (team > 0 && columns.windows(team - 1, all_teams).place(u, S) >= 0) continue;
     real total = columns.sum(team, at)[e];
@@ -139,7 +143,7 @@ __device__ __forceinline__ void merge_columns(const SharedColumns<real>& columns
   }
 }
 
-// The same sums for a band that goes back somewhere: each column's frames are looked for.
+// The same sums for a band that moves back somewhere: searches the frames of each column.
 template <typename scalar, Activation activation, int width>
 __device__ __noinline__ void sum_any_band(BandSlice<scalar, activation, width> slice,
                                           ChunkFrames chunk, int team, int teams,
@@ -216,5 +220,4 @@ __global__ void __launch_bounds__(kTeamThreads, most <= kUsualBand ? 2 : 1)
                 grad_lm);
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -7,23 +7,20 @@
 #include "cuda/common/vector_access.cuh"
 #include "cuda/joiner/joiner_activation.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// am or lm: `rows` an utterance, `pitch` elements apart.
+// am or lm: `rows` rows of each utterance, `pitch` elements apart.
 template <typename scalar>
 struct PitchedInput {
   explicit PitchedInput(const View& view)
-      : data(data_of<scalar>(view)),
-        pitch(row_pitch(view)),
-        rows(static_cast<int32_t>(view.size(1))) {}
+      : data(data_of<scalar>(view)), pitch(row_pitch(view)), rows(int32_t(view.size(1))) {}
 
-  __device__ __forceinline__ const scalar* row(int32_t n, int32_t i) const {
-    return data + (static_cast<int64_t>(n) * rows + i) * pitch;
+  RNNT_DEVICE const scalar* row(int32_t n, int32_t i) const {
+    return data + (int64_t(n) * rows + i) * pitch;
   }
 
   const scalar* __restrict__ data;
@@ -31,7 +28,7 @@ struct PitchedInput {
   int32_t rows;
 };
 
-// A warp for each row; a block's warps take rows side by side, rows_each one after the other.
+// A warp computes a row. The warps of a block take adjacent rows, rows_each times.
 template <typename scalar, Activation activation, int width>
 __global__ void __launch_bounds__(kThreads)
     joiner_rows_kernel(RowGeometry geometry, int64_t row_begin, int64_t rows, int32_t rows_each,
@@ -39,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
                        scalar* __restrict__ hidden) {
   using real = acc_type<scalar>;
   const int lane = threadIdx.x % 32;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps * rows_each + threadIdx.x / 32;
+  int64_t row = int64_t(blockIdx.x) * kWarps * rows_each + threadIdx.x / 32;
   if (row >= rows) return;
   RowCursor node(geometry, row_begin + row);
   for (int i = 0; i < rows_each; ++i) {
@@ -89,17 +86,13 @@ void joiner_rows(const Launcher& launch, const View& am, const View& lm, const V
     dispatch_width<scalar>(widest, [&](auto width) {
       dispatch_activation(activation, [&](auto kind) {
         launch(joiner_rows_kernel<scalar, decltype(kind)::value, decltype(width)::value>,
-               static_cast<uint32_t>(blocks), kThreads, 0, geometry, row_begin, rows, rows_each,
-               static_cast<int32_t>(D), PitchedInput<scalar>(am), PitchedInput<scalar>(lm),
-               mutable_data_of<scalar>(hidden));
+               uint32_t(blocks), kThreads, 0, geometry, row_begin, rows, rows_each, int32_t(D),
+               PitchedInput<scalar>(am), PitchedInput<scalar>(lm), mutable_data_of<scalar>(hidden));
       });
     });
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("joiner_rows", TORCH_BOX(&DeviceOp<&joiner_rows>::call));
-}
+PRUNED_RNNT_CUDA_OP(joiner_rows)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,15 +1,14 @@
-// joiner_rows_backward: the sums over a chunk's rows that are the gradient of am and lm. Contract:
-// pruned_rnnt/ops/joiner/joiner_rows.py. Narrow bands are read once (joiner_band.cuh); of whole
-// lattices and wide bands, the sum over a frame's columns and that over a column's frames each read
-// all.
+// joiner_rows_backward: the gradients of am and lm, sums over a chunk's rows. Contract:
+// pruned_rnnt/ops/joiner/joiner_rows.py. Narrow bands are read once (joiner_band.cuh). Whole
+// lattices and wide bands are read twice: for the sums over a frame's columns and over a column's
+// frames.
 //
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
 #include "cuda/common/band_frames.cuh"
 #include "cuda/common/ops.cuh"
 #include "cuda/joiner/joiner_band.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -18,17 +17,17 @@ constexpr int kWarps = kThreads / 32;
 constexpr int64_t kFewBlocks = 128;
 
 // Sizes of a backward pass. Its first blocks have a warp for each frame of the chunk and each piece
-// of 32 vectors of D; then there is a block for each (n,u) and piece.
+// of 32 vectors of D; then follows a block for each (n,u) and piece.
 struct BackwardSizes : JoinerSizes {
-  int64_t frame_tasks;  // rows that may begin a frame: every frame_rows-th
+  int64_t frame_tasks;  // every frame_rows-th row may begin a frame
   int64_t frame_blocks;
   int32_t frame_rows, pieces;
 };
 
 // Adds the gradient that reaches the joiner's input through `row` of the chunk.
 template <Activation activation, int width, typename scalar>
-__device__ __forceinline__ void add_row(const scalar* grad, const scalar* hidden, int64_t offset,
-                                        acc_type<scalar> (&sum)[width]) {
+RNNT_DEVICE void add_row(const scalar* grad, const scalar* hidden, int64_t offset,
+                         acc_type<scalar> (&sum)[width]) {
   using real = acc_type<scalar>;
   const Vector<scalar, width> g = load_vector<width>(grad + offset);
   const Vector<scalar, width> h = load_vector<width>(hidden + offset);
@@ -43,30 +42,29 @@ template <typename scalar, Activation activation, int width>
 __device__ void frame_gradient(const RowGeometry& geometry, const BackwardSizes& sizes,
                                const scalar* grad, const scalar* hidden,
                                const FrameGradients<scalar>& grad_am) {
-  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t warp = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int64_t task = warp / sizes.pieces;
-  const int32_t piece = static_cast<int32_t>(warp - task * sizes.pieces), D = sizes.D;
+  const int32_t piece = int32_t(warp - task * sizes.pieces), D = sizes.D;
   const int32_t d = (piece * 32 + threadIdx.x % 32) * width;
   if (task >= sizes.frame_tasks || d >= D) return;
   const int64_t row = task * sizes.frame_rows;
   const RowCursor cursor(geometry, sizes.row_begin + row);
-  const BandNode first = cursor.node();
-  if (first.column != 0 || first.t >= sizes.frames) return;
+  if (cursor.column() != 0 || cursor.t() >= sizes.frames) return;
   acc_type<scalar> sum[width] = {};
-  if (first.t < first.frames) {
-    const int32_t begin = max(0, -first.u);
-    const int32_t end = min(first.width, first.symbols + 1 - first.u);
+  if (cursor.t() < cursor.frames()) {
+    const int32_t begin = max(0, -cursor.u());
+    const int32_t end = min(cursor.width(), cursor.symbols() + 1 - cursor.u());
 #pragma unroll 4
     for (int32_t j = begin; j < end; ++j) {
       add_row<activation, width>(grad, hidden, (row + j) * D + d, sum);
     }
   }
-  const int64_t frame = static_cast<int64_t>(cursor.n()) * sizes.frames + first.t;
+  const int64_t frame = int64_t(cursor.n()) * sizes.frames + cursor.t();
   grad_am.template store<width>(frame * grad_am.pitch + d, sum);
 }
 
-// d lm of a symbol position: the sum over the chunk's frames that keep it. Frames go round the
-// warps of the block, so that a position that stays in the band for long is no one's alone.
+// d lm of a symbol position: the sum over the chunk's frames that keep it. The warps of the block
+// take these frames in turn, because a position may stay in the band for long.
 template <typename scalar, Activation activation, int width>
 __device__ void position_gradient(const RowGeometry& geometry, const BackwardSizes& sizes,
                                   const scalar* grad, const scalar* hidden,
@@ -75,16 +73,16 @@ __device__ void position_gradient(const RowGeometry& geometry, const BackwardSiz
   __shared__ real sums[kWarps][32 * width];
   const int64_t task = blockIdx.x - sizes.frame_blocks;
   const int64_t position = task / sizes.pieces;
-  const int32_t piece = static_cast<int32_t>(task - position * sizes.pieces), D = sizes.D;
-  const int32_t n = static_cast<int32_t>(position / sizes.columns);
-  const int32_t u = static_cast<int32_t>(position - static_cast<int64_t>(n) * sizes.columns);
-  // A length that cannot be is no frames.
+  const int32_t piece = int32_t(task - position * sizes.pieces), D = sizes.D;
+  const int32_t n = int32_t(position / sizes.columns);
+  const int32_t u = int32_t(position - int64_t(n) * sizes.columns);
+  // Invalid lengths give no frames.
   const int32_t frames = max(0, min(geometry.frames_of(n), sizes.frames));
   const int64_t W = geometry.width_of(n), first = geometry.first_row_of(n);
   const int64_t chunk_first = max(int64_t(0), (sizes.row_begin - first + W - 1) / W);
   const int64_t chunk_end = (sizes.row_begin + sizes.rows - first) / W;
-  const int32_t t_begin = static_cast<int32_t>(min(chunk_first, int64_t(frames)));
-  const int32_t t_end = static_cast<int32_t>(max(int64_t(0), min(chunk_end, int64_t(frames))));
+  const int32_t t_begin = int32_t(min(chunk_first, int64_t(frames)));
+  const int32_t t_end = int32_t(max(int64_t(0), min(chunk_end, int64_t(frames))));
   if (u > geometry.target_lengths[n] || t_begin >= t_end) return;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -99,7 +97,7 @@ __device__ void position_gradient(const RowGeometry& geometry, const BackwardSiz
       }
     }
   } else {
-    const int32_t* start = geometry.start + static_cast<int64_t>(n) * geometry.T;
+    const int32_t* start = geometry.start + int64_t(n) * geometry.T;
     int seen = 0;
     for_frames_with(start, geometry.S, u, t_begin, t_end, [&](int32_t t) {
       if (seen++ % kWarps != warp || d >= D) return;
@@ -132,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One pass over the rows of a band, where a block's teams have room to leave their sums.
+// One pass over the rows of a band; false if shared memory has no room for the teams' sums.
 template <typename scalar, int width>
 bool run_band(const Launcher& launch, const RowGeometry& geometry, const JoinerSizes& sizes,
               int64_t activation, const scalar* grad, const scalar* hidden,
@@ -140,7 +138,7 @@ bool run_band(const Launcher& launch, const RowGeometry& geometry, const JoinerS
   using real = acc_type<scalar>;
   const int32_t S = geometry.S;
   if (geometry.start == nullptr || S > kWidestTeamBand) return false;
-  // A team reads 128 bytes of a row, or less where few blocks would not fill the device.
+  // A team reads 128 bytes of a row, or less if few blocks would not fill the device.
   const int64_t vectors = (sizes.D + width - 1) / width;
   const int64_t utterances = sizes.rows / std::max<int64_t>(int64_t{geometry.T} * S, 1) + 1;
   int lanes = std::min<int>(32, 128 / (width * sizeof(scalar)));
@@ -148,13 +146,13 @@ bool run_band(const Launcher& launch, const RowGeometry& geometry, const JoinerS
   while (lanes > 1 && lanes / 2 >= vectors) lanes /= 2;
   if (lanes > 1 && utterances * slices() < kFewBlocks) lanes /= 2;
   const size_t bytes = SharedColumns<real>::bytes(S, lanes * width, kTeamThreads / lanes);
-  if (bytes > static_cast<size_t>(launch.limits().shared_bytes)) return false;
+  if (bytes > static_cast<size_t>(launch.shared_bytes())) return false;
   const auto run = [&](auto most) {
     dispatch_activation(activation, [&](auto kind) {
       launch(
           joiner_band_backward_kernel<scalar, decltype(kind)::value, decltype(most)::value, width>,
-          static_cast<uint32_t>(geometry.N * slices()), kTeamThreads, bytes, geometry, sizes, lanes,
-          static_cast<int32_t>(slices()), grad, hidden, grad_am, grad_lm);
+          uint32_t(geometry.N * slices()), kTeamThreads, bytes, geometry, sizes, lanes,
+          int32_t(slices()), grad, hidden, grad_am, grad_lm);
     });
   };
   if (S <= kUsualBand) {
@@ -179,9 +177,8 @@ void run_two_passes(const Launcher& launch, const RowGeometry& geometry,
   sizes.frame_blocks = (sizes.frame_tasks * sizes.pieces + kWarps - 1) / kWarps;
   const int64_t blocks = sizes.frame_blocks + int64_t{geometry.N} * sizes.columns * sizes.pieces;
   dispatch_activation(activation, [&](auto kind) {
-    launch(joiner_rows_backward_kernel<scalar, decltype(kind)::value, width>,
-           static_cast<uint32_t>(blocks), kThreads, 0, geometry, sizes, grad, hidden, grad_am,
-           grad_lm);
+    launch(joiner_rows_backward_kernel<scalar, decltype(kind)::value, width>, uint32_t(blocks),
+           kThreads, 0, geometry, sizes, grad, hidden, grad_am, grad_lm);
   });
 }
 
@@ -195,15 +192,14 @@ void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const
   const int64_t rows = hidden.size(0), D = hidden.size(1), columns = grad_lm.size(1);
   if (rows == 0 || D == 0) return;
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
-  const JoinerSizes sizes{row_begin, rows, static_cast<int32_t>(grad_am.size(1)),
-                          static_cast<int32_t>(columns), static_cast<int32_t>(D)};
+  const JoinerSizes sizes{row_begin, rows, int32_t(grad_am.size(1)), int32_t(columns), int32_t(D)};
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);
     const bool accumulated = grad_am.scalar_type() != hidden.scalar_type();
     const int64_t pitch = row_pitch(grad_am);
     const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), pitch, accumulated};
     using real = acc_type<scalar>;
-    // What is accumulated is stored in parts of 16 bytes.
+    // Accumulators are stored in parts of 16 bytes.
     int widest = widest_vector<scalar>(grad_am.data_ptr(), pitch);
     if (accumulated) {
       const int part = widest_vector<real>(grad_am.data_ptr(), pitch);
@@ -229,9 +225,6 @@ void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("joiner_rows_backward", TORCH_BOX(&DeviceOp<&joiner_rows_backward>::call));
-}
+PRUNED_RNNT_CUDA_OP(joiner_rows_backward)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

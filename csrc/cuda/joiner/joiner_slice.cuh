@@ -1,4 +1,4 @@
-// What the gradient of the joiner's rows reads and writes: the frames of a chunk, a thread's
+// Inputs and outputs of the gradient of the joiner's rows: the frames of a chunk, a thread's
 // elements of an utterance's rows, and d am.
 //
 // Axes: N batch, T frames, U symbols, S columns of the band, D joiner dim, r rows of the chunk.
@@ -8,10 +8,9 @@
 #include "cuda/common/vector_access.cuh"
 #include "cuda/joiner/joiner_activation.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// d am, of the accumulator's type or that of the rows, whose frames are `pitch` elements apart.
+// d am in the accumulator's type or that of the rows; frames are `pitch` elements apart.
 template <typename scalar>
 struct FrameGradients {
   void* data;
@@ -19,7 +18,7 @@ struct FrameGradients {
   bool accumulated;
 
   template <int width>
-  __device__ __forceinline__ void store(int64_t at, const acc_type<scalar> (&sum)[width]) const {
+  RNNT_DEVICE void store(int64_t at, const acc_type<scalar> (&sum)[width]) const {
     using real = acc_type<scalar>;
     if (!accumulated) {
       Vector<scalar, width> rounded;
@@ -28,7 +27,7 @@ struct FrameGradients {
       store_vector<width>(static_cast<scalar*>(data) + at, rounded);
       return;
     }
-    // As many elements as make 16 bytes of the accumulator.
+    // Accumulators in parts of 16 bytes.
     constexpr int part = width * sizeof(real) > 16 ? 16 / sizeof(real) : width;
 #pragma unroll
     for (int begin = 0; begin < width; begin += part) {
@@ -46,17 +45,16 @@ struct JoinerSizes {
   int32_t D;
 };
 
-// The frames of utterance n that the chunk has: begin .. valid_end - 1 with nodes, and from there
-// to end - 1 without.
+// The chunk's frames of utterance n: begin .. valid_end - 1 have nodes, valid_end .. end - 1 have
+// none.
 struct ChunkFrames {
-  __device__ __forceinline__ ChunkFrames(const RowGeometry& geometry, const JoinerSizes& sizes,
-                                         int32_t n) {
+  RNNT_DEVICE ChunkFrames(const RowGeometry& geometry, const JoinerSizes& sizes, int32_t n) {
     const int64_t W = geometry.width_of(n), first = geometry.first_row_of(n);
     const int64_t rows =
         geometry.row_splits != nullptr ? geometry.row_splits[n + 1] - first : geometry.T * W;
-    const int64_t stored = min(rows / W, static_cast<int64_t>(sizes.frames));
+    const int64_t stored = min(rows / W, int64_t(sizes.frames));
     const auto frame_at = [&](int64_t row) {
-      return static_cast<int32_t>(max(int64_t(0), min((row - first + W - 1) / W, stored)));
+      return int32_t(max(int64_t(0), min((row - first + W - 1) / W, stored)));
     };
     begin = frame_at(sizes.row_begin);
     end = frame_at(sizes.row_begin + sizes.rows);
@@ -65,7 +63,7 @@ struct ChunkFrames {
   int32_t begin, valid_end, end;
 };
 
-// What a thread reads and writes: an utterance's rows, from element `offset` on.
+// A thread's elements of an utterance's rows, from element `offset` on.
 template <typename scalar, Activation activation, int width>
 struct BandSlice {
   using real = acc_type<scalar>;
@@ -75,13 +73,13 @@ struct BandSlice {
   int64_t offset;        // of (t = 0, column 0) and the thread's elements of D
   int32_t S, symbols, D;
 
-  __device__ __forceinline__ bool has(int32_t u) const { return u >= 0 && u <= symbols; }
+  RNNT_DEVICE bool has(int32_t u) const { return u >= 0 && u <= symbols; }
 
-  // Calls add(j, gradient) for the columns of frame t, all reads on their way before the first.
+  // Calls add(j, gradient) for the columns of frame t, after starting all reads.
   template <int most, typename Add>
-  __device__ __forceinline__ void each_column(int32_t t, int32_t first, Add&& add) const {
+  RNNT_DEVICE void each_column(int32_t t, int32_t first, Add&& add) const {
     Vector<scalar, width> g[most], h[most];
-    int64_t at = offset + static_cast<int64_t>(t) * S * D;
+    int64_t at = offset + int64_t(t) * S * D;
 #pragma unroll
     for (int j = 0; j < most; ++j) {
       g[j] = h[j] = Vector<scalar, width>{};
@@ -100,17 +98,16 @@ struct BandSlice {
   }
 
   // Adds the gradient through column j of frame t.
-  __device__ __forceinline__ void add_node(int32_t t, int32_t j, real (&sum)[width]) const {
-    const int64_t at = offset + (static_cast<int64_t>(t) * S + j) * D;
+  RNNT_DEVICE void add_node(int32_t t, int32_t j, real (&sum)[width]) const {
+    const int64_t at = offset + (int64_t(t) * S + j) * D;
     real gradient[width];
     through(load_vector<width>(grad + at), load_vector<width>(hidden + at), gradient);
 #pragma unroll
     for (int k = 0; k < width; ++k) sum[k] += gradient[k];
   }
 
-  __device__ __forceinline__ static void through(const Vector<scalar, width>& g,
-                                                 const Vector<scalar, width>& h,
-                                                 real (&gradient)[width]) {
+  RNNT_DEVICE static void through(const Vector<scalar, width>& g, const Vector<scalar, width>& h,
+                                  real (&gradient)[width]) {
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       gradient[k] =
@@ -119,5 +116,4 @@ struct BandSlice {
   }
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -9,8 +9,7 @@
 #include "cuda/joiner/logit_rows.cuh"
 #include "cuda/joiner/short_rows.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 template <typename real>
@@ -18,7 +17,7 @@ struct Outputs {
   real *px, *py, *lse;
 };
 
-// The two logits of a row that have a place in the lattice.
+// The logits of the blank and of the next symbol.
 template <typename real>
 struct NodeLogits {
   real blank, target;
@@ -26,19 +25,18 @@ struct NodeLogits {
 };
 
 template <typename scalar>
-__device__ __forceinline__ NodeLogits<acc_type<scalar>> logits_of_node(const RowCursor& node,
-                                                                       const SymbolTable& symbols,
-                                                                       const scalar* x) {
+RNNT_DEVICE NodeLogits<acc_type<scalar>> logits_of_node(const RowCursor& node,
+                                                        const SymbolTable& symbols,
+                                                        const scalar* x) {
   const int32_t y = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
   using real = acc_type<scalar>;
   return {static_cast<real>(x[symbols.blank]), y >= 0 ? static_cast<real>(x[y]) : real(0), y >= 0};
 }
 
-// Writes the outputs of a row; `normaliser` of one that is not used does not matter.
+// Writes the outputs of a row; `normaliser` matters only if the row is used.
 template <typename real>
-__device__ __forceinline__ void write_row(const Outputs<real>& out, int64_t row, bool used,
-                                          LogitMode mode, real normaliser,
-                                          const NodeLogits<real>& logits) {
+RNNT_DEVICE void write_row(const Outputs<real>& out, int64_t row, bool used, LogitMode mode,
+                           real normaliser, const NodeLogits<real>& logits) {
   real emit = minus_infinity<real>(), stay = minus_infinity<real>();
   if (used) {
     const bool dead = normaliser == minus_infinity<real>();
@@ -59,11 +57,11 @@ __device__ __forceinline__ void write_row(const Outputs<real>& out, int64_t row,
 
 // Widens `width` logits from v on; those from V on and `skipped` become -inf.
 template <int width, typename scalar, typename real>
-__device__ __forceinline__ void widen(const Vector<scalar, width>& loaded, int32_t v, int32_t V,
-                                      int32_t skipped, real* x) {
+RNNT_DEVICE void widen(const Vector<scalar, width>& loaded, int32_t v, int32_t V, int32_t skipped,
+                       real* x) {
 #pragma unroll
   for (int i = 0; i < width; ++i) x[i] = static_cast<real>(loaded.x[i]);
-  if (v + width > V || static_cast<uint32_t>(skipped - v) < static_cast<uint32_t>(width)) {
+  if (v + width > V || uint32_t(skipped - v) < uint32_t(width)) {
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       if (v + i >= V || v + i == skipped) x[i] = minus_infinity<real>();
@@ -73,19 +71,14 @@ __device__ __forceinline__ void widen(const Vector<scalar, width>& loaded, int32
 
 // The log-sum-exp of V logits by the lanes of a group.
 template <int lanes, int width, typename scalar>
-__device__ __forceinline__ acc_type<scalar> group_log_sum(const scalar* logits, int32_t V,
-                                                          int32_t skipped, int lane) {
+RNNT_DEVICE acc_type<scalar> group_log_sum(const scalar* logits, int32_t V, int32_t skipped,
+                                           int lane) {
   using real = acc_type<scalar>;
-  // Vectors a lane has in flight: many, but their elements have to stay in registers.
-  constexpr int in_flight = width >= 8 ? 2 : 4;
+  constexpr int in_flight = kInFlight<width>;
   ExpSum<real> sum;
   for (int32_t begin = lane * width; begin < V; begin += lanes * width * in_flight) {
     Vector<scalar, width> loaded[in_flight];
-#pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
-      const int32_t v = begin + k * lanes * width;
-      if (v < V) loaded[k] = load_vector<width>(logits + v);
-    }
+    load_vectors<lanes>(logits, begin, V, loaded);
     real x[in_flight * width];
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
@@ -116,7 +109,7 @@ __global__ void __launch_bounds__(kRowThreads)
   using real = acc_type<scalar>;
   const int lane = threadIdx.x % lanes;
   int64_t row = range.first_row<lanes>();
-  // A group without a row of its own stays for the sake of the others of its warp.
+  // A group without a row stays for the warp's shuffles.
   RowCursor node(geometry, range.begin + (row < range.count ? row : range.count - 1));
   for (int step = 0; step < range.rows_each; ++step) {
     const bool exists = row < range.count;
@@ -135,7 +128,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// A thread for each row.
+// A thread computes a row.
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kShortThreads)
     short_log_probs_kernel(RowGeometry geometry, SymbolTable symbols, int64_t row_begin,
@@ -144,9 +137,9 @@ __global__ void __launch_bounds__(kShortThreads)
   using real = acc_type<scalar>;
   scalar* const shared = dynamic_shared_memory<scalar>();
   const int32_t V = symbols.V;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kShortThreads;
+  const int64_t first_row = int64_t(blockIdx.x) * kShortThreads;
   const int64_t rows_here = min(int64_t(kShortThreads), rows - first_row);
-  copy_block(logits + first_row * V, static_cast<int32_t>(rows_here * V), shared);
+  copy_block(logits + first_row * V, int32_t(rows_here * V), shared);
   const int64_t row = first_row + threadIdx.x;
   const bool exists = threadIdx.x < rows_here;
   const RowCursor node(geometry, row_begin + (exists ? row : first_row));
@@ -217,9 +210,6 @@ void log_probs(const Launcher& launch, const View& logits, const View& targets,
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("log_probs", TORCH_BOX(&DeviceOp<&log_probs>::call));
-}
+PRUNED_RNNT_CUDA_OP(log_probs)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

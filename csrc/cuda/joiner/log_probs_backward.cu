@@ -1,5 +1,5 @@
-// log_probs_backward: the gradient of the loss by the logits, read once and written once, in place
-// where the caller gives the same memory. Formulas: pruned_rnnt/ops/joiner/log_probs.py.
+// log_probs_backward: gradient of the loss by the logits, which are read once; the gradient may
+// overwrite them. Formulas: pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, V vocabulary.
 #include "cuda/common/arithmetic.cuh"
@@ -9,28 +9,29 @@
 #include "cuda/joiner/logit_rows.cuh"
 #include "cuda/joiner/short_rows.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 template <typename real>
 struct Inputs {
-  const real *grad_loss, *lse, *gx, *gy;
+  const real *grad_loss, *lse, *emit_occupancy, *blank_occupancy;
   real emit_factor, clamp;
   LogitMode mode;
 };
 
-// What the gradient of one row is made of: unit(v) of the formulas, clamped, times the incoming
-// gradient of the utterance.
+// The gradient of one row: unit(v) of the formulas, clamped, times the upstream gradient of the
+// utterance.
 template <typename real>
 struct RowGradient {
   real lse, emit, stay, weight, upstream, clamp;
   int32_t blank, target;
   bool used, is_hat;
 
-  __device__ __forceinline__ RowGradient(const Inputs<real>& in, int64_t row, const RowCursor& node,
-                                         const SymbolTable& symbols)
-      : emit(in.emit_factor * in.gx[row]), stay(in.gy[row]), is_hat(in.mode == LogitMode::kHat) {
+  RNNT_DEVICE RowGradient(const Inputs<real>& in, int64_t row, const RowCursor& node,
+                          const SymbolTable& symbols)
+      : emit(in.emit_factor * in.emit_occupancy[row]),
+        stay(in.blank_occupancy[row]),
+        is_hat(in.mode == LogitMode::kHat) {
     used = node.valid() && emit + stay != 0;
     if (!used) return;
     lse = in.lse[row];
@@ -41,30 +42,28 @@ struct RowGradient {
     weight = is_hat ? emit : (in.mode == LogitMode::kLogProbs ? real(0) : emit + stay);
   }
 
-  // Whether the gradient of a common element is no more than a factor times its probability.
-  __device__ __forceinline__ bool plain() const { return clamp <= 0 && weight != 0; }
+  // Whether most elements of the gradient are a factor times their probability.
+  RNNT_DEVICE bool plain() const { return clamp <= 0 && weight != 0; }
 
-  __device__ __forceinline__ real finish(real unit) const {
+  RNNT_DEVICE real finish(real unit) const {
     if (clamp > 0) unit = unit > clamp ? clamp : (unit < -clamp ? -clamp : unit);
     return unit * upstream;
   }
-  __device__ __forceinline__ real softmax_part(real logit) const {
+  RNNT_DEVICE real softmax_part(real logit) const {
     return weight == 0 ? real(0) : weight * exp_of(logit - lse);
   }
-  __device__ __forceinline__ real at_target(real logit) const {
-    return finish(softmax_part(logit) - emit);
-  }
-  __device__ __forceinline__ real at_blank(real logit) const {
+  RNNT_DEVICE real at_target(real logit) const { return finish(softmax_part(logit) - emit); }
+  RNNT_DEVICE real at_blank(real logit) const {
     if (is_hat) return finish(emit * sigmoid(logit) - stay * sigmoid(-logit));
     return finish(softmax_part(logit) - stay);
   }
 };
 
-// The gradient by `width` logits from v on; 0 from V on.
+// The gradient of `width` logits from v on; 0 from V on.
 template <bool plain, int width, typename scalar>
-__device__ __forceinline__ Vector<scalar, width> gradient_of(
-    const RowGradient<acc_type<scalar>>& row, const Vector<scalar, width>& logits, int32_t v,
-    int32_t V) {
+RNNT_DEVICE Vector<scalar, width> gradient_of(const RowGradient<acc_type<scalar>>& row,
+                                              const Vector<scalar, width>& logits, int32_t v,
+                                              int32_t V) {
   using real = acc_type<scalar>;
   const real factor = row.weight * row.upstream;
   Vector<scalar, width> result;
@@ -74,9 +73,9 @@ __device__ __forceinline__ Vector<scalar, width> gradient_of(
     result.x[i] = static_cast<scalar>(plain ? factor * exp_of(logit - row.lse)
                                             : row.finish(row.softmax_part(logit)));
   }
-  // At most two elements of a row are something else.
-  const uint32_t target_at = static_cast<uint32_t>(row.target - v);
-  const uint32_t blank_at = static_cast<uint32_t>(row.blank - v);
+  // The elements of the target and the blank differ.
+  const uint32_t target_at = uint32_t(row.target - v);
+  const uint32_t blank_at = uint32_t(row.blank - v);
   if (target_at < width || blank_at < width || v + width > V) {
 #pragma unroll
     for (int i = 0; i < width; ++i) {
@@ -91,18 +90,12 @@ __device__ __forceinline__ Vector<scalar, width> gradient_of(
 
 // `columns` elements of a gradient row by the lanes of a group; those from V on are 0.
 template <bool plain, int lanes, int width, typename scalar>
-__device__ __forceinline__ void write_gradient(const RowGradient<acc_type<scalar>>& row,
-                                               const scalar* logits, int32_t V, int32_t columns,
-                                               int lane, scalar* gradient) {
-  // Vectors a lane has in flight: many, but their elements have to stay in registers.
-  constexpr int in_flight = width >= 8 ? 2 : 4;
+RNNT_DEVICE void write_gradient(const RowGradient<acc_type<scalar>>& row, const scalar* logits,
+                                int32_t V, int32_t columns, int lane, scalar* gradient) {
+  constexpr int in_flight = kInFlight<width>;
   for (int32_t begin = lane * width; begin < columns; begin += lanes * width * in_flight) {
     Vector<scalar, width> loaded[in_flight];
-#pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
-      const int32_t v = begin + k * lanes * width;
-      if (v < V) loaded[k] = load_vector<width>(logits + v);
-    }
+    load_vectors<lanes>(logits, begin, V, loaded);
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
       const int32_t v = begin + k * lanes * width;
@@ -140,7 +133,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// A thread for each row; gradients are as dense as logits.
+// A thread computes a row; gradients are as dense as logits.
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kShortThreads)
     short_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, int64_t row_begin,
@@ -148,10 +141,10 @@ __global__ void __launch_bounds__(kShortThreads)
                                     scalar* gradients) {
   scalar* const shared = dynamic_shared_memory<scalar>();
   const int32_t V = symbols.V;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kShortThreads;
+  const int64_t first_row = int64_t(blockIdx.x) * kShortThreads;
   const int64_t rows_here = min(int64_t(kShortThreads), rows - first_row);
   const bool exists = threadIdx.x < rows_here;
-  copy_block(logits + first_row * V, static_cast<int32_t>(rows_here * V), shared);
+  copy_block(logits + first_row * V, int32_t(rows_here * V), shared);
   const int64_t row = row_begin + first_row + (exists ? threadIdx.x : 0);
   const RowGradient<acc_type<scalar>> unit(in, row, RowCursor(geometry, row), symbols);
   __syncthreads();
@@ -171,7 +164,7 @@ __global__ void __launch_bounds__(kShortThreads)
     }
   }
   __syncthreads();
-  copy_block(shared, static_cast<int32_t>(rows_here * V), gradients + first_row * V);
+  copy_block(shared, int32_t(rows_here * V), gradients + first_row * V);
 }
 
 }  // namespace
@@ -209,7 +202,7 @@ void log_probs_backward(const Launcher& launch, const View& grad_loss, const Vie
       });
       return;
     }
-    // Vectors may not reach behind `columns`, where the next row begins.
+    // Vectors must end at `columns`, where the next row begins.
     int widest = std::min(widest_vector<scalar>(data, stride),
                           widest_vector<scalar>(gradients, gradient_stride));
     if (columns % widest != 0) widest = 1;
@@ -220,15 +213,12 @@ void log_probs_backward(const Launcher& launch, const View& grad_loss, const Vie
         const RowRange range = RowRange::of<lanes>(row_begin, rows);
         launch(log_probs_backward_kernel<scalar, lanes, width>, range.blocks<lanes>(), kRowThreads,
                0, geometry, symbols, range, in, data, stride, gradients, gradient_stride,
-               static_cast<int32_t>(columns));
+               int32_t(columns));
       });
     });
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("log_probs_backward", TORCH_BOX(&DeviceOp<&log_probs_backward>::call));
-}
+PRUNED_RNNT_CUDA_OP(log_probs_backward)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,18 +1,17 @@
-// Rows of logits that are so short that a thread takes a whole one: a block copies its rows, which
-// are one piece of memory, through shared memory with 16-byte accesses.
+// Rows of logits short enough for one thread each: a block copies its rows, which are contiguous,
+// through shared memory with 16-byte accesses.
 //
 // Axes: R rows, V vocabulary.
 #pragma once
 
 #include "cuda/common/vector_access.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 constexpr int kShortThreads = 128;
-constexpr size_t kShortBytes = 48 * 1024;  // shared memory that needs no asking for
+constexpr size_t kShortBytes = 48 * 1024;  // shared memory without opt-in
 
-// Whether rows of V elements, `stride` apart from `data` on, can be taken this way.
+// Whether this suits rows of V elements, `stride` apart from `data` on.
 template <typename scalar>
 bool are_short_rows(const void* data, int64_t V, int64_t stride) {
   return stride == V && V * sizeof(scalar) * kShortThreads <= kShortBytes &&
@@ -20,12 +19,12 @@ bool are_short_rows(const void* data, int64_t V, int64_t stride) {
 }
 
 inline uint32_t short_row_blocks(int64_t rows) {
-  return static_cast<uint32_t>((rows + kShortThreads - 1) / kShortThreads);
+  return uint32_t((rows + kShortThreads - 1) / kShortThreads);
 }
 
 // Copies `count` elements between addresses that are multiples of 16 bytes, by all threads.
 template <typename scalar>
-__device__ __forceinline__ void copy_block(const scalar* source, int32_t count, scalar* target) {
+RNNT_DEVICE void copy_block(const scalar* source, int32_t count, scalar* target) {
   constexpr int width = 16 / sizeof(scalar);
   const int32_t whole = count / width * width;
 #pragma unroll 4
@@ -41,5 +40,4 @@ int short_row_width(int64_t V) {
   return widest_vector<scalar>(nullptr, V);
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,5 +1,5 @@
-// One utterance's band of lattice nodes. The walks over it: band_segments.cuh for narrow bands and
-// band_walk.cuh for wide ones, both if they never move back; band_diagonals.cuh for all others.
+// One utterance's band of lattice nodes. Walks over it: band_segments.cuh for narrow bands,
+// band_walk.cuh for wide ones, and band_diagonals.cuh for bands that move back.
 //
 // Axes: T frames, S columns of the band: column j of frame t is symbol u = start(t) + j.
 #pragma once
@@ -7,28 +7,26 @@
 #include "cuda/common/row_cursor.cuh"
 #include "cuda/lattice/topology.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 template <typename real>
 struct BandLattice {
   const real *px, *py;   // rows of S
   const int32_t* start;  // of every frame
-  real* gx;              // the shares of the nodes' arcs between the two walks
+  real* gx;              // arc shares between the two walks
   real* gy;
   int32_t frames, symbols, columns;
   real delay_penalty;
 
   // Added to px at frame t.
-  __device__ __forceinline__ real delay(int32_t t) const {
+  RNNT_DEVICE real delay(int32_t t) const {
     const real middle = static_cast<real>(frames - 1) / 2;
     return delay_penalty == 0 ? real(0) : delay_penalty * (middle - static_cast<real>(t));
   }
 
-  // The arcs of a node, from what stands in its row: no probability where there is no arc.
+  // The arcs of a node, from px and py of its row; log 0 if there is no arc.
   template <Topology topology>
-  __device__ __forceinline__ NodePair<real> arcs(int32_t t, int32_t u, real px_here,
-                                                 real py_here) const {
+  RNNT_DEVICE NodePair<real> arcs(int32_t t, int32_t u, real px_here, real py_here) const {
     const bool valid = u >= 0 && u <= symbols;
     const bool emits = valid && u < symbols && (topology != Topology::kRna || t + 1 < frames);
     return {emits ? to_log_zero(px_here + delay(t)) : kLogZero<real>,
@@ -36,12 +34,11 @@ struct BandLattice {
   }
 };
 
-// Whether start goes back somewhere; called by whole blocks, same answer for all threads.
+// Whether start decreases somewhere; all threads of the block call this and get the result.
 __device__ inline bool start_decreases(const int32_t* start, int32_t frames) {
   int found = 0;
   for (int32_t t = threadIdx.x + 1; t < frames; t += blockDim.x) found |= start[t] < start[t - 1];
   return __syncthreads_or(found) != 0;
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,19 +1,26 @@
-// The recursion over any band, by a block that goes from one diagonal t + u to the next: the nodes
-// that the arcs of a node lead to lie on the two diagonals behind, whatever `start` does and
-// however wide the band is. Values pass through global memory, so that this is for the bands that
-// the other walks do not take. gx and gy hold beta between the two walks, as Probability::save
-// writes it.
+// The recursion over any band, diagonal by diagonal, for the bands that the other walks
+// do not take:
+//
+//   beta(t,u) = emit(t,u) beta(t+e,u+1) + blank(t,u) beta(t+1,u)     e = 0 if regular, else 1
+//   mass(t,u) = emit occupancy(t-e,u-1) + blank occupancy(t-1,u)
+//
+//   u  2  . \ .        A diagonal k = t + u depends only on diagonals k + 1 and k + 2 (backward) or
+//      1  .  . \       k - 1 and k - 2 (forward), whatever `start` is and however wide the band is.
+//      0  .  .  .      The threads of a block take the nodes of a diagonal.
+//         0  1  2  t
+//
+// Values pass through global memory, which is slower. gx and gy hold beta between the two walks, as
+// Probability::save writes it.
 //
 // Axes: T frames, U symbols, S columns of the band.
 #pragma once
 
 #include "cuda/lattice/band.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// The last symbol position that the band and the symbols have: a bound of the diagonals, however
-// many symbols there are. Called by whole blocks, same answer for all threads.
+// The last symbol position inside the band, which bounds the diagonals. All threads of the block
+// call this and get the result.
 template <typename real>
 __device__ int32_t last_symbol_of(const BandLattice<real>& band) {
   __shared__ int32_t largest_start;
@@ -31,15 +38,14 @@ __device__ int32_t last_symbol_of(const BandLattice<real>& band) {
 template <typename real, Topology topology>
 class DiagonalWalk {
   using Number = Probability<real>;
-  // Where an emit leads to: frames later.
+  // Frames that an emit takes.
   static constexpr int32_t kEmitFrames = topology == Topology::kRegular ? 0 : 1;
 
  public:
   __device__ explicit DiagonalWalk(const BandLattice<real>& band)
       : band_(band), last_symbol_(last_symbol_of(band)) {}
 
-  // Both walks, by all threads of the block. Returns log P; if it is -inf, gx and gy hold nothing
-  // of use.
+  // Both walks, by all threads of the block. Returns log P; if it is -inf, gx and gy are undefined.
   __device__ real run() const {
     const int32_t diagonals = band_.frames + last_symbol_;
     for (int32_t k = diagonals - 1; k >= 0; --k) {
@@ -52,7 +58,7 @@ class DiagonalWalk {
     }
     const int64_t corner = row(0, 0);
     const real total = corner >= 0 ? from_log_zero(beta_at(0, 0).log()) : minus_infinity<real>();
-    // Before gx and gy are written anew.
+    // The forward walk overwrites gx and gy.
     __syncthreads();
     if (total == minus_infinity<real>()) return total;
     for (int32_t k = 0; k < diagonals; ++k) {
@@ -89,7 +95,7 @@ class DiagonalWalk {
     if (t < 0 || t >= band_.frames || u < 0 || u > band_.symbols) return -1;
     const int32_t column = u - band_.start[t];
     if (column < 0 || column >= band_.columns) return -1;
-    return static_cast<int64_t>(t) * band_.columns + column;
+    return int64_t(t) * band_.columns + column;
   }
   __device__ Number beta_at(int32_t t, int32_t u) const {
     if (t == band_.frames) return u == band_.symbols ? Number::one() : Number::zero();
@@ -102,7 +108,7 @@ class DiagonalWalk {
     return band_.template arcs<topology>(t, u, band_.px[at], band_.py[at]);
   }
 
-  // beta of a node of the band from those that its arcs lead to, and the share of the emit.
+  // beta of a node of the band from the targets of its arcs, and the arc share.
   __device__ Number either(int32_t t, int32_t u, real& share) const {
     const NodePair<real> own = arcs(t, u);
     Number emitted = beta_at(t + kEmitFrames, u + 1) * Number::exp(own.first);
@@ -112,12 +118,12 @@ class DiagonalWalk {
     return Number::add_shared(emitted, beta_at(t + 1, u) * Number::exp(own.second), share);
   }
 
-  // Rows that are no nodes; and the blanks of `constrained` that are part of an emit.
+  // Clears rows without a node, and adds the blanks that are part of an emit of `constrained`.
   __device__ void clear_invalid() const {
-    const int64_t rows = static_cast<int64_t>(band_.frames) * band_.columns;
+    const int64_t rows = int64_t(band_.frames) * band_.columns;
     for (int64_t i = threadIdx.x; i < rows; i += blockDim.x) {
-      const int32_t t = static_cast<int32_t>(i / band_.columns);
-      const int32_t column = static_cast<int32_t>(i - static_cast<int64_t>(t) * band_.columns);
+      const int32_t t = int32_t(i / band_.columns);
+      const int32_t column = int32_t(i - int64_t(t) * band_.columns);
       const int32_t u = band_.start[t] + column;
       if (u < 0 || u > band_.symbols) {
         band_.gx[i] = band_.gy[i] = 0;
@@ -131,5 +137,4 @@ class DiagonalWalk {
   const int32_t last_symbol_;
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

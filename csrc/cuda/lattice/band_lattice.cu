@@ -1,8 +1,8 @@
-// band_lattice: the recursion over lattices kept as rows. Bands of few columns go by segments of
-// their frames (band_segments.cuh), one block an utterance. Others take a block for each half of an
-// utterance and two launches (halves.cuh): wider bands with a thread for each column
-// (band_walk.cuh), whole lattices as a wave (row_lattice.cu). Bands that move back, or are wider
-// than a block, are rare and slower (band_diagonals.cuh). Contract:
+// band_lattice: the recursion over lattices stored as rows. Whole lattices go as a wave
+// (row_lattice.cu), bands of up to kSegmentColumns columns by segments of their frames
+// (band_segments.cuh), one block for each utterance. Wider bands take a thread for each column and
+// a block for each half of an utterance (band_walk.cuh). Bands that move back, or are wider than a
+// block, are rare and slower (band_diagonals.cuh). Contract:
 // pruned_rnnt/ops/lattice/band_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
@@ -11,23 +11,16 @@
 #include "cuda/lattice/band_walk.cuh"
 #include "cuda/lattice/row_lattice.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 template <typename real>
 __device__ BandLattice<real> band_of(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
                                      int32_t n, real delay_penalty) {
   const int64_t first = geometry.first_row_of(n);
-  return {arrays.px + first,
-          arrays.py + first,
-          geometry.start + static_cast<int64_t>(n) * geometry.T,
-          arrays.gx + first,
-          arrays.gy + first,
-          geometry.frames_of(n),
-          geometry.target_lengths[n],
-          geometry.S,
-          delay_penalty};
+  return {arrays.px + first,          arrays.py + first, geometry.start + int64_t(n) * geometry.T,
+          arrays.gx + first,          arrays.gy + first, geometry.frames_of(n),
+          geometry.target_lengths[n], geometry.S,        delay_penalty};
 }
 
 // Bands of up to `most` columns.
@@ -56,11 +49,11 @@ __global__ void __launch_bounds__(kSegmentThreads)
 }
 
 constexpr int kWidestBlock = 1024;
-// Less than the columns for which any device has room in shared memory.
+// Fewer than the columns for which any device has room in shared memory.
 constexpr int kFewThreads = 256;
 
-// Bands of any width, with a thread for each column if there can be. The sums of a half
-// (blockIdx.y), then its masses.
+// Bands of any width, with a thread for each column if possible. The sums of a half (blockIdx.y),
+// then its masses.
 template <typename real, Topology topology, bool sums>
 __global__ void __launch_bounds__(kWidestBlock)
     wide_band_kernel(RowGeometry geometry, int64_t rows, real delay_penalty,
@@ -69,8 +62,8 @@ __global__ void __launch_bounds__(kWidestBlock)
   const bool early = blockIdx.y == 1;
   const BandLattice<real> band = band_of(geometry, arrays, n, delay_penalty);
   const bool decreases = start_decreases(band.start, band.frames);
-  // These have no halves: one block does all, in the second launch.
-  const bool by_diagonals = decreases || band.columns > static_cast<int32_t>(blockDim.x);
+  // Without halves: one block of the second launch does both walks.
+  const bool by_diagonals = decreases || band.columns > int32_t(blockDim.x);
   if ((sums && band.frames <= 0) || (by_diagonals && (sums || early))) return;
   double log_p = minus_infinity<double>();
   if (by_diagonals) {
@@ -97,7 +90,7 @@ __global__ void __launch_bounds__(kWidestBlock)
   clear_rows(geometry, arrays, n, log_p == minus_infinity<double>(), range, rows, band.columns);
 }
 
-// The usual band is narrower than what goes by segments, and needs fewer registers.
+// The usual band is narrower than kSegmentColumns and needs fewer registers.
 constexpr int kUsualColumns = 5, kSegmentColumns = 8;
 
 template <typename real, Topology topology>
@@ -111,18 +104,17 @@ void run(const Launcher& launch, const RowGeometry& geometry, int64_t rows, real
     launch(kernel, N, kSegmentThreads, 0, geometry, rows, delay_penalty, arrays);
     return;
   }
-  const DeviceLimits limits = launch.limits();
   int64_t threads = (S + 31) / 32 * 32;
   size_t bytes = threads * BandMemory<real>::kThreadBytes;
-  if (threads > kWidestBlock || bytes > static_cast<size_t>(limits.shared_bytes)) {
+  if (threads > kWidestBlock || bytes > static_cast<size_t>(launch.shared_bytes())) {
     // Fewer threads than columns: the kernel goes by diagonals.
     threads = kFewThreads;
     bytes = 0;
   }
-  launch(wide_band_kernel<real, topology, true>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
-         geometry, rows, delay_penalty, arrays);
-  launch(wide_band_kernel<real, topology, false>, dim3(N, 2), static_cast<uint32_t>(threads), bytes,
-         geometry, rows, delay_penalty, arrays);
+  launch(wide_band_kernel<real, topology, true>, dim3(N, 2), uint32_t(threads), bytes, geometry,
+         rows, delay_penalty, arrays);
+  launch(wide_band_kernel<real, topology, false>, dim3(N, 2), uint32_t(threads), bytes, geometry,
+         rows, delay_penalty, arrays);
 }
 
 }  // namespace
@@ -152,9 +144,6 @@ void band_lattice(const Launcher& launch, const View& px, const View& py, const 
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("band_lattice", TORCH_BOX(&DeviceOp<&band_lattice>::call));
-}
+PRUNED_RNNT_CUDA_OP(band_lattice)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,13 +1,16 @@
-// The recursion over a band of columns per frame that never moves back: one thread a column of the
-// band, all frames in order. Work and memory do not depend on the number of symbols.
+// The recursion over a band that never moves back (formulas: halves.cuh): one thread for each
+// column of the band, all frames in order. Work and memory do not depend on the number of symbols.
 //
-// Column j of frame t is symbol u = start(t) + j. With `regular` the arcs of a node lead to (t+1,u)
-// and (t,u+1), both on the diagonal t + u + 1; column j meets the diagonals in order and every
-// diagonal at most once, so that all threads step along diagonals together and find what they need
-// in the last value of another thread. The other topologies need the neighbouring frame only, and
-// step along frames. Walks that go back count columns from the last one. The early walks
-// (halves.cuh) also take frame M, whose nodes end the sums and begin the masses. What a frame needs
-// comes through a small ring of each thread's own in shared memory, copied some frames ahead.
+//   u 3  .  .  5     `regular`, S = 2; a number is the step that computes the node, its diagonal
+//     2  .  3  4     t + u. Column j of frame t is symbol u = start(t) + j and meets every diagonal
+//     1  1  2  .     at most once, in order, so that all threads step along diagonals together and
+//     0  0  .  .     need only the last values of other threads.
+//        0  1  2  t
+//
+// The other topologies need the neighbouring frame only, and step along frames. Walks that go back
+// count columns from the last one. The early walks (halves.cuh) also take frame M, whose nodes end
+// the sums and begin the masses. Each thread copies the inputs of its frames some frames ahead into
+// a small ring in shared memory.
 //
 // Axes: T frames, S columns; both count from the corner where the walk begins.
 #pragma once
@@ -15,17 +18,16 @@
 #include "cuda/common/async_copy.cuh"
 #include "cuda/lattice/band.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// Frames of a thread's ring: enough to hide the way from memory behind the steps.
+// Frames of a thread's ring: enough to hide the latency of memory.
 template <typename real>
 constexpr int kBandRing = sizeof(real) == 4 ? 8 : 4;
 
 // Shared memory of a block with `threads` threads: rings of a thread's slots lie `threads` apart.
 template <typename real>
 struct BandMemory {
-  // Of each thread: two buffers of what it hands to others, and a ring.
+  // Of each thread: two buffers of values for other threads, and a ring.
   static constexpr size_t kThreadBytes =
       4 * sizeof(double) + kBandRing<real> * (2 * sizeof(real) + sizeof(int32_t));
 
@@ -33,7 +35,7 @@ struct BandMemory {
   real *first, *second;
   int32_t* starts;
 
-  __device__ __forceinline__ static BandMemory make() {
+  RNNT_DEVICE static BandMemory make() {
     const int threads = blockDim.x;
     BandMemory memory;
     memory.exchange = dynamic_shared_memory<double>();
@@ -44,31 +46,30 @@ struct BandMemory {
   }
 };
 
-// What the threads of a block hand to each other: two numbers each, by way of 4 * blockDim.x slots.
+// Exchanges two numbers of each thread of a block, through 4 * blockDim.x slots.
 template <typename Number>
 class BandExchange {
   static_assert(sizeof(Number) == sizeof(double));
 
  public:
-  __device__ __forceinline__ explicit BandExchange(double* memory)
-      : memory_(reinterpret_cast<Number*>(memory)) {}
-  __device__ __forceinline__ void offer(const Number& first, const Number& second) {
-    // Two buffers take turns, so that one barrier separates writing from reading both ways.
+  RNNT_DEVICE explicit BandExchange(double* memory) : memory_(reinterpret_cast<Number*>(memory)) {}
+  RNNT_DEVICE void offer(const Number& first, const Number& second) {
+    // With two buffers in turn, one barrier separates writes from reads in both directions.
     turn_ ^= 1;
     buffer()[threadIdx.x] = first;
     buffer()[blockDim.x + threadIdx.x] = second;
     __syncthreads();
   }
-  // What thread `thread` of 0..count-1 has offered; of others 0.
-  __device__ __forceinline__ Number first_of(int thread, int count) const {
+  // The number of thread `thread` of 0..count-1; 0 for others.
+  RNNT_DEVICE Number first_of(int thread, int count) const {
     return thread >= 0 && thread < count ? buffer()[thread] : Number::zero();
   }
-  __device__ __forceinline__ Number second_of(int thread, int count) const {
+  RNNT_DEVICE Number second_of(int thread, int count) const {
     return thread >= 0 && thread < count ? buffer()[blockDim.x + thread] : Number::zero();
   }
 
  private:
-  __device__ __forceinline__ Number* buffer() const { return memory_ + turn_ * 2 * blockDim.x; }
+  RNNT_DEVICE Number* buffer() const { return memory_ + turn_ * 2 * blockDim.x; }
   Number* memory_;
   int turn_ = 0;
 };
@@ -85,8 +86,8 @@ class ColumnReader {
   static constexpr bool kBack = goes_back(walk), kSums = makes_sums(walk);
 
  public:
-  __device__ __forceinline__ ColumnReader(const BandLattice<real>& band, int32_t column,
-                                          const BandMemory<real>& memory, const real* cut_share)
+  RNNT_DEVICE ColumnReader(const BandLattice<real>& band, int32_t column,
+                           const BandMemory<real>& memory, const real* cut_share)
       : band_(band),
         column_(kBack ? band.columns - 1 - column : column),
         cut_(cut_of(band.frames)),
@@ -96,26 +97,22 @@ class ColumnReader {
     for (int32_t f = 0; f < kBandRing<real> - 1; ++f) request(f);
   }
 
-  // Copies what is needed some frames after f.
-  __device__ __forceinline__ void request_after(int32_t f) { request(f + kBandRing<real> - 1); }
+  // Starts the copies of a frame some frames after f.
+  RNNT_DEVICE void request_after(int32_t f) { request(f + kBandRing<real> - 1); }
 
-  __device__ __forceinline__ int32_t frame(int32_t f) const {
+  RNNT_DEVICE int32_t frame(int32_t f) const {
     if (walk == Walk::kEarlySums) return f;
     if (walk == Walk::kLateSums) return band_.frames - 1 - f;
     return walk == Walk::kEarlyMasses ? cut_ - f : cut_ + f;
   }
   // Frames of the walk.
-  __device__ __forceinline__ int32_t count() const {
-    return is_early(walk) ? cut_ + 1 : band_.frames - cut_;
-  }
-  __device__ __forceinline__ int32_t cut() const { return cut_; }
-  __device__ __forceinline__ int32_t column() const { return column_; }
-  __device__ __forceinline__ int64_t row(int32_t f) const {
-    return static_cast<int64_t>(frame(f)) * band_.columns + column_;
-  }
+  RNNT_DEVICE int32_t count() const { return is_early(walk) ? cut_ + 1 : band_.frames - cut_; }
+  RNNT_DEVICE int32_t cut() const { return cut_; }
+  RNNT_DEVICE int32_t column() const { return column_; }
+  RNNT_DEVICE int64_t row(int32_t f) const { return int64_t(frame(f)) * band_.columns + column_; }
 
-  // What was requested for frame f; frames must be read in order.
-  __device__ __forceinline__ WalkNode<real> read(int32_t f) {
+  // The inputs of frame f; frames must be read in order.
+  RNNT_DEVICE WalkNode<real> read(int32_t f) {
     const int slot = slot_of(f);
     const int32_t start = memory_.starts[slot];
     WalkNode<real> node{};
@@ -127,10 +124,10 @@ class ColumnReader {
   }
 
  private:
-  __device__ __forceinline__ static int slot_of(int32_t f) {
+  RNNT_DEVICE static int slot_of(int32_t f) {
     return f % kBandRing<real> * blockDim.x + threadIdx.x;
   }
-  __device__ __forceinline__ void request(int32_t f) {
+  RNNT_DEVICE void request(int32_t f) {
     if (f >= count()) return;
     const int slot = slot_of(f);
     if constexpr (kSums) {
@@ -159,8 +156,8 @@ class BandWalk {
 
  public:
   // log_p: of masses.
-  __device__ __forceinline__ BandWalk(const BandLattice<real>& band, const BandMemory<real>& memory,
-                                      const CutMemory<real>& cut, double log_p)
+  RNNT_DEVICE BandWalk(const BandLattice<real>& band, const BandMemory<real>& memory,
+                       const CutMemory<real>& cut, double log_p)
       : band_(band),
         column_(threadIdx.x),
         cut_(cut),
@@ -176,7 +173,7 @@ class BandWalk {
     const int32_t span = kByDiagonal ? moved + S - 1 : 0;
     commit_copies();
     wait_copies<0>();
-    // The frame to do next, the diagonal on which it comes, and what it needs.
+    // The next frame, its diagonal, and its inputs.
     int32_t f = column_ < S ? 0 : frames;
     int32_t diagonal = kByDiagonal ? column_ : 0;
     WalkNode<real> next{};
@@ -197,8 +194,8 @@ class BandWalk {
 
  private:
   // Frame f of this column, if it is `active`; all threads must call this.
-  __device__ __forceinline__ void step(int32_t f, const WalkNode<real>& node, bool active) {
-    // The early sums of `constrained` come by way of the own column, whose blank they need.
+  RNNT_DEVICE void step(int32_t f, const WalkNode<real>& node, bool active) {
+    // The early sums of `constrained` pass through their own column, whose blank they need.
     constexpr bool by_own = topology == Topology::kConstrained && walk == Walk::kEarlySums;
     const int32_t S = band_.columns, own = column_ + node.shift;
     exchange_.offer(by_blank_, by_emit_);
@@ -226,8 +223,8 @@ class BandWalk {
     }
   }
 
-  // With which the walk enters the nodes of its first frame.
-  __device__ __forceinline__ Number beginning(int32_t u) const {
+  // The value with which the walk enters the nodes of its first frame.
+  RNNT_DEVICE Number beginning(int32_t u) const {
     if constexpr (makes_sums(walk)) {
       return u == (walk == Walk::kLateSums ? band_.symbols : 0) ? Number::one() : Number::zero();
     } else {
@@ -235,9 +232,9 @@ class BandWalk {
     }
   }
 
-  // alpha of a node, from what its sources hand on.
-  __device__ __forceinline__ void sum_early(int32_t f, const WalkNode<real>& node, bool active,
-                                            const Number& stayed, const Number& emitted) {
+  // alpha of a node, from the values of its sources.
+  RNNT_DEVICE void sum_early(int32_t f, const WalkNode<real>& node, bool active,
+                             const Number& stayed, const Number& emitted) {
     const bool at_cut = reader_.frame(f) == reader_.cut();
     const NodePair<real> arcs = band_.template arcs<topology>(
         reader_.frame(f), node.u, node.numbers.first, node.numbers.second);
@@ -265,8 +262,8 @@ class BandWalk {
   }
 
   // beta of a node, from those of its targets.
-  __device__ __forceinline__ void sum_late(int32_t f, const WalkNode<real>& node, bool active,
-                                           Number stayed, Number emitted) {
+  RNNT_DEVICE void sum_late(int32_t f, const WalkNode<real>& node, bool active, Number stayed,
+                            Number emitted) {
     const NodePair<real> arcs = band_.template arcs<topology>(
         reader_.frame(f), node.u, node.numbers.first, node.numbers.second);
     stayed = stayed * Number::exp(arcs.second);
@@ -284,10 +281,9 @@ class BandWalk {
     if (reader_.frame(f) == reader_.cut()) cut_.save(false, reader_.column(), beta);
   }
 
-  // Occupancies of a node's arcs: what their targets hand back.
-  __device__ __forceinline__ void share_early(int32_t f, const WalkNode<real>& node, bool active,
-                                              const Number& stayed, const Number& emitted,
-                                              double used) {
+  // Occupancies of a node's arcs, from their targets.
+  RNNT_DEVICE void share_early(int32_t f, const WalkNode<real>& node, bool active,
+                               const Number& stayed, const Number& emitted, double used) {
     if (!active) return;
     if (f > 0) {
       band_.gx[reader_.row(f)] = static_cast<real>(emitted.value);
@@ -298,9 +294,9 @@ class BandWalk {
     by_emit_.value = mass.emit;
   }
 
-  // The same from the mass that arrives.
-  __device__ __forceinline__ void share_late(int32_t f, const WalkNode<real>& node, bool active,
-                                             const Number& arriving) {
+  // The same, from the mass that arrives.
+  RNNT_DEVICE void share_late(int32_t f, const WalkNode<real>& node, bool active,
+                              const Number& arriving) {
     const Mass mass = split_mass(arriving.value, node.numbers.first);
     double used = 0;
     if (topology == Topology::kConstrained) {
@@ -320,9 +316,8 @@ class BandWalk {
   const double log_p_;
   BandExchange<Number> exchange_;
   ColumnReader<real, walk> reader_;
-  // What this thread's last node hands on: along its blank, and along its emit.
+  // Values of this thread's last node along its blank and its emit.
   Number by_blank_ = Number::zero(), by_emit_ = Number::zero();
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,24 +1,25 @@
 // The recursion over an utterance in two halves of its frames, which two blocks walk at the same
-// time, in two launches (the formulas: pruned_rnnt/ops/lattice/lattice.py):
+// time, in two launches (formulas: pruned_rnnt/ops/lattice/lattice.py):
+//
+//   beta(t,u)  = emit(t,u) beta(target of the emit) + blank(t,u) beta(t+1,u)     late sums
+//   alpha(t,u) = the same over the arcs that lead to (t,u)                       early sums
+//   mass(t,u)  = sum over the arcs to (t,u) of mass(source) * share of the arc   late masses
 //
 //   frames    0 .......... M-1 | M .......... T-1
-//   sums      alpha - early -->|<-- late - beta       a(u), b(u) of the nodes (u,M)
+//   sums      alpha - early -->|<-- late - beta       a(u), b(u) of the nodes (M,u)
 //   masses    <----- early --- | --- late ------>     m(u) = a(u) b(u) / P, P = sum of a(u) b(u)
 //
-// The early sums are the recursion of beta from the other end: alpha of a node is the sum of the
-// arcs that lead to it, and its share is that of the emit among them. From the cut on, the masses
-// go along the shares: late to the targets of a node's arcs, early to the sources of the arcs that
-// lead to it. An utterance takes as many dependent steps as it has frames and symbols, as if alpha
-// and beta were walked at the same time, without their loss of digits.
+// The early shares are those of the arcs that lead to a node, and early masses go back along them.
+// An utterance takes as many dependent steps as if alpha and beta were walked at the same time, and
+// loses no digits to their product.
 //
-// An arc belongs to the frame it leaves, so that `regular` a(u) counts blanks alone: emits inside
-// frame M are part of b.
+// An arc belongs to the frame of its source: with `regular`, a(u) counts only blanks into frame M,
+// and the emits inside frame M are part of b.
 #pragma once
 
 #include "cuda/lattice/probability.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 enum class Walk { kEarlySums, kLateSums, kEarlyMasses, kLateMasses };
 
@@ -26,46 +27,45 @@ constexpr bool is_early(Walk walk) {
   return walk == Walk::kEarlySums || walk == Walk::kEarlyMasses;
 }
 constexpr bool makes_sums(Walk walk) { return walk == Walk::kEarlySums || walk == Walk::kLateSums; }
-// Whether frames and symbols go down.
+// Whether the walk goes from the last frame and symbol to the first.
 constexpr bool goes_back(Walk walk) {
   return walk == Walk::kLateSums || walk == Walk::kEarlyMasses;
 }
 
-// M: frames of the early half. The late one has at least one frame.
+// M, the number of frames of the early half. The late half has at least one frame.
 __host__ __device__ inline int32_t cut_of(int32_t frames) { return frames / 2; }
 
-// What the walks of an utterance leave for each other in global memory (an op's `work`), for up to
+// Results that the walks of an utterance exchange in global memory (an op's `work`), for up to
 // `columns` nodes of a frame:
 //
 //   a (2,columns) | b (2,columns) | share of the nodes at the cut (columns) | edges (2, 2 (T+2))
 //
-// a and b as Probability::save writes them. Edges: what crosses from one pass over the columns of a
-// wide lattice to the next, of the early and of the late half.
+// a and b as Probability::save writes them. Edges: values that go from one pass over the columns of
+// a wide lattice to the next, for the early and the late half.
 template <typename real>
 class CutMemory {
  public:
   __host__ __device__ static int64_t elements(int64_t columns, int64_t frames) {
     return 5 * columns + 4 * (frames + 2);
   }
-  __device__ __forceinline__ CutMemory(real* work, int64_t n, int64_t columns, int64_t frames)
+  RNNT_DEVICE CutMemory(real* work, int64_t n, int64_t columns, int64_t frames)
       : base_(work + n * elements(columns, frames)), columns_(columns), frames_(frames) {}
 
-  __device__ __forceinline__ void save(bool early, int32_t column,
-                                       const Probability<real>& sum) const {
+  RNNT_DEVICE void save(bool early, int32_t column, const Probability<real>& sum) const {
     real* const first = base_ + (early ? 0 : 2) * columns_ + column;
     sum.save(first, first + columns_);
   }
-  __device__ __forceinline__ real* share() const { return base_ + 4 * columns_; }
-  __device__ __forceinline__ real* edges(bool early) const {
+  RNNT_DEVICE real* share() const { return base_ + 4 * columns_; }
+  RNNT_DEVICE real* edges(bool early) const {
     return base_ + 5 * columns_ + (early ? 0 : 2 * (frames_ + 2));
   }
   // log(a b) of a node at the cut.
-  __device__ __forceinline__ double log_both(int32_t column) const {
+  RNNT_DEVICE double log_both(int32_t column) const {
     return sum_of(0, column).exact_log() + sum_of(2, column).exact_log();
   }
 
  private:
-  __device__ __forceinline__ Probability<real> sum_of(int place, int32_t column) const {
+  RNNT_DEVICE Probability<real> sum_of(int place, int32_t column) const {
     const real* const first = base_ + place * columns_ + column;
     return Probability<real>::load(first, first + columns_);
   }
@@ -74,8 +74,8 @@ class CutMemory {
   int64_t columns_, frames_;
 };
 
-// log P, from the nodes 0 .. count-1 at the cut; by all threads of the block, which all get it.
-// -inf if no path crosses the cut.
+// log P from the nodes 0 .. count-1 at the cut, -inf if no path crosses it. All threads of the
+// block call this and get the result.
 template <typename real>
 __device__ double log_total(const CutMemory<real>& cut, int32_t count) {
   __shared__ double of_warps[32];
@@ -102,12 +102,10 @@ __device__ double log_total(const CutMemory<real>& cut, int32_t count) {
   return largest + log(over_block(own, [](double x, double y) { return x + y; }));
 }
 
-// m(u), where log P is not -inf.
+// m(u), if log P is not -inf.
 template <typename real>
-__device__ __forceinline__ Occupancy cut_mass(const CutMemory<real>& cut, int32_t column,
-                                              double log_p) {
+RNNT_DEVICE Occupancy cut_mass(const CutMemory<real>& cut, int32_t column, double log_p) {
   return {exp(cut.log_both(column) - log_p)};
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

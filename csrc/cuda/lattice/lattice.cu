@@ -1,16 +1,14 @@
-// lattice: the mutual-information recursion in k2's layout, with boundaries, a block for each half
-// of an utterance. Contract: pruned_rnnt/ops/lattice/lattice.py; the walks are those of
-// lattice_wave.cuh with frames running in memory.
+// lattice: the mutual-information recursion in k2's layout with boundaries, by the walks of
+// lattice_wave.cuh with frames contiguous in memory. Contract: pruned_rnnt/ops/lattice/lattice.py.
 //
 // Axes: N utterances, T frames, U symbols.
 #include "cuda/common/device_op.cuh"
 #include "cuda/lattice/lattice_wave.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
-// Where an utterance's recursion begins and ends. Without a path `frames` is 0.
+// Begin and size of an utterance's recursion; frames is 0 if it has no path.
 struct Rectangle {
   int32_t u_begin, t_begin, symbols, frames;
 };
@@ -19,7 +17,7 @@ struct Shape {
   int32_t T, U, px_frames;  // px_frames: frames that px and gx have
   const int32_t* boundary;  // (N,4), or null
 
-  __device__ __forceinline__ Rectangle rectangle(int64_t n) const {
+  RNNT_DEVICE Rectangle rectangle(int64_t n) const {
     if (boundary == nullptr) return {0, 0, U, T};
     const int32_t* edge = boundary + 4 * n;
     const int32_t u_begin = edge[0], t_begin = edge[1], u_end = edge[2], t_end = edge[3];
@@ -35,18 +33,18 @@ struct Arrays {
   real *total, *gx, *gy, *work;
 };
 
-// Frames begin .. end of an utterance that a block ends, of which those of [kept_begin, kept_end)
-// have been written in the rows that have nodes.
+// Frames begin .. end of an utterance that belong to a block; the walks have written those of
+// [kept_begin, kept_end) in the rows that have nodes.
 struct FrameRange {
   int32_t begin, end, kept_begin, kept_end;
 };
 
-// Clears what lies outside, by all threads of the block.
+// Clears all other elements of a block's frames, by all threads of the block.
 template <typename real>
 __device__ void clear_outside(real* data, int32_t rows, int32_t length, int32_t u_begin,
                               int32_t u_end, const FrameRange& range) {
   for (int32_t u = threadIdx.x / 32; u < rows; u += blockDim.x / 32) {
-    real* row = data + static_cast<int64_t>(u) * length;
+    real* row = data + int64_t(u) * length;
     const bool has_nodes = u >= u_begin && u < u_end;
     for (int32_t t = range.begin + threadIdx.x % 32; t < min(range.end, length); t += 32) {
       if (!has_nodes || t < range.kept_begin || t >= range.kept_end) row[t] = 0;
@@ -104,20 +102,18 @@ void lattice(const Launcher& launch, const View& px, const View& py, const Optio
              const View& gy) {
   const int64_t N = py.size(0), U = py.size(1) - 1, T = py.size(2);
   if (N == 0) return;
-  const Shape shape{static_cast<int32_t>(T), static_cast<int32_t>(U),
-                    static_cast<int32_t>(px.size(2)), data_or_null<int32_t>(boundary)};
-  const DeviceLimits limits = launch.limits();
+  const Shape shape{int32_t(T), int32_t(U), int32_t(px.size(2)), data_or_null<int32_t>(boundary)};
   dispatch_accumulator(px.scalar_type(), "lattice", [&](auto zero) {
     using real = decltype(zero);
     const Arrays<real> arrays{
         data_of<real>(px),         data_of<real>(py),         mutable_data_of<real>(total),
         mutable_data_of<real>(gx), mutable_data_of<real>(gy), mutable_data_of<real>(work)};
-    const WaveBlock<real> block = wave_block<real, true>(U + 1, limits);
+    const WaveBlock<real> block = wave_block<real, true>(U + 1, launch.shared_bytes());
     dispatch_topology(rnnt_type, [&](auto topology_constant) {
       constexpr Topology topology = decltype(topology_constant)::value;
       block.dispatch([&](auto team_warps) {
         constexpr int warps = decltype(team_warps)::value;
-        const dim3 halves(static_cast<uint32_t>(N), 2);
+        const dim3 halves(uint32_t(N), 2);
         launch(lattice_kernel<real, topology, warps, true>, halves, block.threads,
                block.shared_bytes, shape, arrays);
         launch(lattice_kernel<real, topology, warps, false>, halves, block.threads,
@@ -129,9 +125,6 @@ void lattice(const Launcher& launch, const View& px, const View& py, const Optio
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("lattice", TORCH_BOX(&DeviceOp<&lattice>::call));
-}
+PRUNED_RNNT_CUDA_OP(lattice)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

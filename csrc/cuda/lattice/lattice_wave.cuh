@@ -1,35 +1,33 @@
-// The recursion over whole lattices, a half of an utterance (halves.cuh) by a block.
+// The recursion over whole lattices (formulas: halves.cuh), a half of an utterance by a block.
 //
-// A stripe of 32 neighbouring columns belongs to a team of warps. The walker has a column a lane
-// and moves along the frames as a wave: at step k lane l is at frame k - l, so that its neighbour
-// l-1 has passed that frame one step before and hands over its value by a shuffle:
+// A team of warps owns a stripe of 32 neighbouring columns. Its walker has a column in each lane
+// and moves along the frames as a wave: at step k lane l is at frame k - l, so its neighbour l-1
+// computed that frame one step before and passes its value by a shuffle:
 //
-//             t 0  1  2  3          a number is the step in which the node is done
+//             t 0  1  2  3          numbers: the step that computes the node
 //   lane 0      0  1  2  3
 //   lane 1      1  2  3  4
 //   lane 2      2  3  4  5
 //
-// One carrier loads ahead of the wave what its nodes need, cleans it of what the recursion must not
-// see and lays it into a ring in shared memory in the order of the steps; another, or the same
-// where there are many stripes, stores what the walker leaves in the ring, when a frame's 32
-// columns are through. So the walker, whose steps depend on each other, has little else to do. A
-// stripe's last lane hands its values to the next walker through a second ring. All warps go in
-// periods of kChunk steps with a barrier between them; what each does in a period follows from its
-// number alone (stripe w is kLag periods behind stripe w-1), and whoever needs something finds it
-// made in an earlier period. More columns than a block's walkers can own are done in passes; what
-// crosses from one pass to the next goes through global memory.
+// A carrier loads the nodes' inputs ahead of the wave, replaces invalid ones and stores them in a
+// ring in shared memory in the order of the steps. A second carrier (the same one if there are many
+// stripes) stores the walker's results from the ring to global memory. So the walker, whose steps
+// depend on each other, does little else (0.14 us a step). A stripe's last lane passes its values
+// to the next walker through a second ring. All warps work in periods of kChunk steps with a
+// barrier between them; stripe w is kLag periods behind stripe w-1, so that every value is ready
+// one period before it is used. More columns than a block's walkers can own take several passes,
+// and the edge between two passes goes through global memory.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
 
 #include "cuda/lattice/wave_carrier.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// Where a stripe gets what crosses its first edge, and where it leaves what crosses its last one:
-// the stripe before in this pass, or global memory between two passes; all null at the lattice's
-// ends. The stripe after reads the ring of this one.
+// Values that cross a stripe's first edge (from the stripe before in this pass, or from global
+// memory) and its last one (to global memory between two passes); null at the ends of the lattice.
+// The next stripe of the pass reads the ring of this one.
 template <typename real, typename Number>
 struct StripeEdges {
   const Number* before;
@@ -45,19 +43,19 @@ class Walker {
   using Number = typename OwnColumn::Number;
   using Edges = StripeEdges<real, Number>;
 
-  // begin: with which the walk enters this lane's column.
-  __device__ __forceinline__ Walker(int32_t nodes, const Number& begin,
-                                    StripeMemory<real, frames_run>& memory, const Edges& edges)
+  // begin: the value with which the walk enters this lane's column.
+  RNNT_DEVICE Walker(int32_t nodes, const Number& begin, StripeMemory<real, frames_run>& memory,
+                     const Edges& edges)
       : nodes_(nodes), memory_(memory), edges_(edges), column_(begin) {
     if (edges_.in != nullptr) arriving_later_ = edge_in(0);
   }
 
-  // Steps kChunk * chunk and on. Those behind the last frame do no harm.
-  __device__ __forceinline__ void steps(int32_t chunk) {
+  // The kChunk steps of a chunk. Steps behind the last frame have no effect.
+  RNNT_DEVICE void steps(int32_t chunk) {
     if (chunk < 0 || chunk * kChunk >= nodes_ + kStripe - 1) return;
     constexpr int row = kRingRow<frames_run>;
     const int32_t k = chunk * kChunk;
-    // Edges of the frames k .. k + kChunk - 1, one a lane; that of frame t is of step t + 31.
+    // Edges of frames k .. k + kChunk - 1, one in each lane; frame t has its edge in step t + 31.
     Number arriving = Number::zero();
     if (edges_.before != nullptr) {
       if (lane() < kChunk) arriving = edges_.before[(k + lane() + kStripe - 1) % kEdgeSteps];
@@ -93,12 +91,12 @@ class Walker {
   }
 
   // Sum and share of this lane's column at the last node of the walk.
-  __device__ __forceinline__ const Number& last() const { return last_; }
-  __device__ __forceinline__ real last_share() const { return last_share_; }
+  RNNT_DEVICE const Number& last() const { return last_; }
+  RNNT_DEVICE real last_share() const { return last_share_; }
 
  private:
-  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ Number edge_in(int32_t begin) const {
+  RNNT_DEVICE static int lane() { return threadIdx.x % 32; }
+  RNNT_DEVICE Number edge_in(int32_t begin) const {
     const int32_t t = begin + lane();
     if (lane() >= kChunk || t >= nodes_) return Number::zero();
     return Number::load(edges_.in + t, edges_.in + nodes_ + t);
@@ -113,11 +111,11 @@ class Walker {
   real last_share_ = 0;
 };
 
-// One walk over all stripes of half an utterance, by a block of teams of warps: walkers first, then
-// their carriers, of which those that store may be others.
+// One walk over all stripes of half an utterance, by a block of teams of warps: first the walkers,
+// then the carriers that load, then those that store if they are separate.
 template <typename real, Topology topology, bool frames_run, int team_warps, Walk walk>
-__device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice,
-                                             const CutMemory<real>& cut, double log_p) {
+RNNT_DEVICE void walk_stripes(const WaveLattice<real>& lattice, const CutMemory<real>& cut,
+                              double log_p) {
   using StripeWalker = Walker<real, topology, frames_run, walk>;
   using StripeCarrier = Carrier<real, frames_run, walk>;
   using Number = typename StripeWalker::Number;
@@ -127,7 +125,7 @@ __device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice,
   const bool walks = role == 0, loads = role == 1, stores = role == team_warps - 1;
   auto* const memory = dynamic_shared_memory<StripeMemory<real, frames_run>>();
   const int32_t nodes = lattice.frames + 1, stripes = lattice.symbols / kStripe + 1;
-  // Passes of equal size end sooner than full ones and a rest.
+  // Passes of equal size are faster than full ones and a remainder.
   const int32_t passes = (stripes + teams - 1) / teams;
   const int32_t stripes_a_pass = (stripes + passes - 1) / passes;
   for (int32_t group = 0; group < stripes; group += stripes_a_pass) {
@@ -153,8 +151,8 @@ __device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice,
     StripeWalker walker(nodes, begin, memory[team], edges);
     StripeCarrier carrier(lattice, cut.share(), stripe * kStripe, memory[team]);
 
-    // From the period in which the first carrier fetches its first frames to that in which the last
-    // one stores its last.
+    // From the period in which the first carrier fetches its first frames to the one in which the
+    // last carrier stores its last frames.
     const int32_t last = (nodes - 1) / kChunk + kLag + kLag * (in_pass - 1);
     int32_t period = -(kLag + StripeCarrier::ahead);
     const auto one_period = [&](auto turn) {
@@ -177,15 +175,15 @@ __device__ __forceinline__ void walk_stripes(const WaveLattice<real>& lattice,
         if (early) cut.share()[symbol] = walker.last_share();
       }
     }
-    // The next pass fills the ring anew.
+    // The next pass overwrites the ring.
     __syncthreads();
   }
 }
 
-// The sums of a half, or its masses, where there is a path: log_p of log_total.
+// The sums of a half, or its masses, if there is a path. log_p: of log_total.
 template <typename real, Topology topology, bool frames_run, int team_warps, bool sums>
-__device__ __forceinline__ void walk_half(const WaveLattice<real>& lattice, bool early,
-                                          const CutMemory<real>& cut, double log_p) {
+RNNT_DEVICE void walk_half(const WaveLattice<real>& lattice, bool early, const CutMemory<real>& cut,
+                           double log_p) {
   constexpr Walk early_walk = sums ? Walk::kEarlySums : Walk::kEarlyMasses;
   constexpr Walk late_walk = sums ? Walk::kLateSums : Walk::kLateMasses;
   const WaveLattice<real> half = lattice.half(early);
@@ -196,8 +194,8 @@ __device__ __forceinline__ void walk_half(const WaveLattice<real>& lattice, bool
   }
 }
 
-// Teams of two warps: more find no room in shared memory anyway, and fewer get more registers each.
-// Of three warps, which are faster but would have too few registers if they were as many.
+// Teams of two warps: shared memory has no room for more, and fewer have more registers each.
+// Teams of three warps are faster, but only few have enough registers.
 template <typename real>
 constexpr int kMostTeams = sizeof(real) == 4 ? 10 : 5;
 constexpr int kMostTeamsOfThree = 5;
@@ -205,7 +203,7 @@ template <typename real, int team_warps>
 constexpr int kWaveThreads =
     32 * team_warps * (team_warps == 3 ? kMostTeamsOfThree : kMostTeams<real>);
 
-// How a block for lattices of up to `columns` columns is launched.
+// Launch configuration of a block for lattices of up to `columns` columns.
 template <typename real>
 struct WaveBlock {
   int team_warps;
@@ -223,15 +221,14 @@ struct WaveBlock {
 };
 
 template <typename real, bool frames_run>
-WaveBlock<real> wave_block(int64_t columns, const DeviceLimits& limits) {
+WaveBlock<real> wave_block(int64_t columns, int most_bytes) {
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
   const size_t team_bytes = sizeof(StripeMemory<real, frames_run>);
-  const int64_t fitting = limits.shared_bytes / static_cast<int64_t>(team_bytes);
+  const int64_t fitting = most_bytes / int64_t(team_bytes);
   const int64_t teams =
       std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kMostTeams<real>}));
   const int team_warps = sizeof(real) == 4 && teams <= kMostTeamsOfThree ? 3 : 2;
-  return {team_warps, static_cast<uint32_t>(32 * team_warps * teams), teams * team_bytes};
+  return {team_warps, uint32_t(32 * team_warps * teams), teams * team_bytes};
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

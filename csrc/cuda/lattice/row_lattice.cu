@@ -1,11 +1,10 @@
-// Whole lattices kept as rows, as a wave (lattice_wave.cuh); a part of band_lattice.
+// Whole lattices stored as rows, as a wave (lattice_wave.cuh); a part of band_lattice.
 //
 // Axes: N utterances, T frames, W = U+1 columns of a frame.
 #include "cuda/lattice/lattice_wave.cuh"
 #include "cuda/lattice/row_lattice.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 // The sums of a half (blockIdx.y) of each utterance, then its masses.
@@ -43,7 +42,7 @@ template <typename real>
 void launch_all(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
                 int64_t rnnt_type, real delay_penalty, const LatticeArrays<real>& arrays) {
   const dim3 halves(geometry.N, 2);
-  const WaveBlock<real> block = wave_block<real, false>(geometry.S, launch.limits());
+  const WaveBlock<real> block = wave_block<real, false>(geometry.S, launch.shared_bytes());
   dispatch_topology(rnnt_type, [&](auto topology_constant) {
     constexpr Topology topology = decltype(topology_constant)::value;
     block.dispatch([&](auto team_warps) {
@@ -67,5 +66,4 @@ void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t ro
   launch_all(launch, geometry, rows, rnnt_type, delay_penalty, arrays);
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

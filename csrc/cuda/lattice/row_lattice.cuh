@@ -1,4 +1,4 @@
-// What the recursions over lattices kept as rows share.
+// Shared parts of the recursions over lattices stored as rows.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
 #pragma once
@@ -7,8 +7,7 @@
 #include "cuda/common/row_cursor.cuh"
 #include "cuda/lattice/halves.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 template <typename real>
 struct LatticeArrays {
@@ -16,23 +15,21 @@ struct LatticeArrays {
   real *total, *gx, *gy, *work;
 };
 
-// The frames of an utterance that a block ends, and whether the rows behind them are its own too.
+// The frames of an utterance that a block writes; rest: and all rows behind them.
 struct RowRange {
   int32_t begin, end;
   bool rest;
 
-  __device__ __forceinline__ static RowRange all(int32_t frames) {
-    return {0, max(frames, 0), true};
-  }
-  __device__ __forceinline__ static RowRange half(int32_t frames, bool early) {
+  RNNT_DEVICE static RowRange all(int32_t frames) { return {0, max(frames, 0), true}; }
+  RNNT_DEVICE static RowRange half(int32_t frames, bool early) {
     const int32_t cut = cut_of(max(frames, 0));
     return early ? RowRange{0, cut, false} : RowRange{cut, max(frames, 0), true};
   }
 };
 
-// Zeros in the rows of gx and gy that the walks have left out: those behind the frames, the columns
-// from `columns` on of each frame, and all if there is no path. `rows`: of all utterances. By all
-// threads of the block.
+// Clears the rows of gx and gy that the walks do not write: those behind the frames, the columns of
+// a frame from `columns` on, and all if there is no path. `rows`: of all utterances. By all threads
+// of the block.
 template <typename real>
 __device__ void clear_rows(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
                            int32_t n, bool no_path, const RowRange& range, int64_t rows,
@@ -53,11 +50,10 @@ __device__ void clear_rows(const RowGeometry& geometry, const LatticeArrays<real
   }
 }
 
-// Whole lattices, of any topology (row_lattice.cu).
+// Whole lattices (row_lattice.cu).
 void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
                  int64_t rnnt_type, float delay_penalty, const LatticeArrays<float>& arrays);
 void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
                  int64_t rnnt_type, double delay_penalty, const LatticeArrays<double>& arrays);
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

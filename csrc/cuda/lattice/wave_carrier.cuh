@@ -1,17 +1,15 @@
-// The warps that load what a stripe of the wave (lattice_wave.cuh) needs and store what it makes.
-// Sums: px, py to shares. Masses: shares to gx, gy. The shares are kept in the place of gx where
-// the half is late, else in that of gy, which alone has a place for all columns and frames below
-// the cut.
+// The warps that load the inputs of a stripe of the wave (lattice_wave.cuh) and store its results.
+// Sums: px, py to shares. Masses: shares to gx, gy. Late halves store the shares in gx, early ones
+// in gy, which has an element for every column and frame below the cut.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
 #pragma once
 
 #include "cuda/lattice/wave_stripe.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// A lane's nodes of a chunk of frames and all columns are numbered so that 32 lanes lie along
+// The i-th nodes of the 32 lanes, of a chunk of frames and a stripe's columns, are contiguous in
 // memory.
 template <typename real, bool frames_run, Walk walk>
 class Carrier {
@@ -19,12 +17,12 @@ class Carrier {
   static constexpr bool kBack = goes_back(walk);
 
  public:
-  // Chunks that are fetched before they are needed: about a microsecond.
+  // Chunks fetched in advance: about a microsecond.
   static constexpr int ahead = 2;
 
   // cut_share: of the nodes at the end of an early half.
-  __device__ __forceinline__ Carrier(const WaveLattice<real>& lattice, const real* cut_share,
-                                     int32_t first_column, StripeMemory<real, frames_run>& memory)
+  RNNT_DEVICE Carrier(const WaveLattice<real>& lattice, const real* cut_share, int32_t first_column,
+                      StripeMemory<real, frames_run>& memory)
       : lattice_(lattice),
         cut_share_(cut_share),
         memory_(memory),
@@ -39,16 +37,16 @@ class Carrier {
     }
   }
 
-  // Loads for the period in which the walker does its chunk `chunk`. `turn` is the period's number
-  // modulo `ahead`: what is fetched stays in its registers until its turn comes again.
+  // Loads for the period in which the walker does `chunk`. `turn` is the period modulo `ahead`:
+  // fetched nodes stay in its registers until that turn comes again.
   template <int turn>
-  __device__ __forceinline__ void load(int32_t chunk) {
+  RNNT_DEVICE void load(int32_t chunk) {
     fill((chunk + 1) * kChunk, fetched_[turn]);
     fetch((chunk + 1 + ahead) * kChunk, fetched_[turn]);
   }
-  // Of the ring's slots none is both filled and stored in one period: a step's lanes whose results
-  // are stored are the first ones while its last ones are filled.
-  __device__ __forceinline__ void store(int32_t chunk) const {
+  // No slot of the ring is both filled and stored in one period: of a step, the first lanes are
+  // stored while the last ones are filled.
+  RNNT_DEVICE void store(int32_t chunk) const {
     const int32_t begin = (chunk - kLag) * kChunk;
     if (ordinary(begin)) {
       store_chunk<false>(begin);
@@ -58,50 +56,40 @@ class Carrier {
   }
 
  private:
-  // What the walk calls (t,u) is (frame(t), symbol(u)) in memory.
-  __device__ __forceinline__ int32_t frame(int32_t t) const {
-    return kBack ? lattice_.frames - t : t;
-  }
-  __device__ __forceinline__ int32_t symbol(int32_t u) const {
-    return kBack ? lattice_.symbols - u : u;
-  }
+  // The walk's (t,u) is (frame(t), symbol(u)) in memory.
+  RNNT_DEVICE int32_t frame(int32_t t) const { return kBack ? lattice_.frames - t : t; }
+  RNNT_DEVICE int32_t symbol(int32_t u) const { return kBack ? lattice_.symbols - u : u; }
   // Frame (from the chunk's first on) and column (of the stripe) of this lane's i-th node.
-  __device__ __forceinline__ int frame_in_chunk(int i) const {
-    return frames_run ? lane_frame_ : i;
-  }
-  __device__ __forceinline__ int column(int i) const {
+  RNNT_DEVICE int frame_in_chunk(int i) const { return frames_run ? lane_frame_ : i; }
+  RNNT_DEVICE int column(int i) const {
     return frames_run ? lane_column_ + kStripe / kChunk * i : lane_column_;
   }
-  __device__ __forceinline__ bool inside(int i) const { return inside_ >> i & 1; }
-  __device__ __forceinline__ bool emits(int i) const { return emits_ >> i & 1; }
-  // k2's gx has no column for the last symbol; of rows it is 0 there.
-  __device__ __forceinline__ bool has_gx(int i) const { return frames_run ? emits(i) : inside(i); }
-  __device__ __forceinline__ bool has_share(int i) const { return kEarly ? inside(i) : emits(i); }
-  __device__ __forceinline__ const Plane<real*>& shares() const {
-    return kEarly ? lattice_.gy : lattice_.gx;
-  }
-  __device__ __forceinline__ int32_t share_frames() const {
-    return kEarly ? lattice_.frames : lattice_.gx_frames;
-  }
+  RNNT_DEVICE bool inside(int i) const { return inside_ >> i & 1; }
+  RNNT_DEVICE bool emits(int i) const { return emits_ >> i & 1; }
+  // k2's gx has no column for the last symbol; rows have one, with 0.
+  RNNT_DEVICE bool has_gx(int i) const { return frames_run ? emits(i) : inside(i); }
+  RNNT_DEVICE bool has_share(int i) const { return kEarly ? inside(i) : emits(i); }
+  RNNT_DEVICE const Plane<real*>& shares() const { return kEarly ? lattice_.gy : lattice_.gx; }
+  RNNT_DEVICE int32_t share_frames() const { return kEarly ? lattice_.frames : lattice_.gx_frames; }
 
-  // Whether all frames of a chunk have all arcs: most have, and need no look at each frame.
-  __device__ __forceinline__ bool ordinary(int32_t begin) const {
+  // Whether all frames of a chunk have all arcs, as most do: then no frame needs a check.
+  RNNT_DEVICE bool ordinary(int32_t begin) const {
     const int32_t first = kBack ? frame(begin + kChunk - 1) : begin;
     return first >= 0 && first + kChunk < lattice_.frames;
   }
 
-  // Address of the first of this lane's nodes of a chunk, and the way to the next.
+  // Address of this lane's first node of a chunk, and the distance to its next.
   template <typename pointer>
-  __device__ __forceinline__ pointer first_of(const Plane<pointer>& plane, int32_t begin) const {
+  RNNT_DEVICE pointer first_of(const Plane<pointer>& plane, int32_t begin) const {
     return plane.at(frame(begin + lane_frame_), symbol(first_column_ + lane_column_));
   }
   template <typename pointer>
-  __device__ __forceinline__ int64_t step_of(const Plane<pointer>& plane) const {
+  RNNT_DEVICE int64_t step_of(const Plane<pointer>& plane) const {
     const int64_t step = frames_run ? kStripe / kChunk * plane.column_step : plane.frame_step;
     return kBack ? -step : step;
   }
 
-  __device__ __forceinline__ void fetch(int32_t begin, NodePair<real> (&nodes)[kChunk]) const {
+  RNNT_DEVICE void fetch(int32_t begin, NodePair<real> (&nodes)[kChunk]) const {
     if (ordinary(begin)) {
       fetch_chunk<false>(begin, nodes);
     } else if (begin + kChunk > 0 && begin < nodes_) {
@@ -109,8 +97,7 @@ class Carrier {
     }
   }
   template <bool checked>
-  __device__ __forceinline__ void fetch_chunk(int32_t begin,
-                                              NodePair<real> (&nodes)[kChunk]) const {
+  RNNT_DEVICE void fetch_chunk(int32_t begin, NodePair<real> (&nodes)[kChunk]) const {
     if constexpr (kSums) {
       const real* px = first_of(lattice_.px, begin);
       const real* py = first_of(lattice_.py, begin);
@@ -143,17 +130,15 @@ class Carrier {
   }
 
   // This lane's i-th slot of a chunk whose first frame begins at step `begin_slot` of the ring.
-  __device__ __forceinline__ NodePair<real>& slot(int32_t begin_slot, int i) const {
+  RNNT_DEVICE NodePair<real>& slot(int32_t begin_slot, int i) const {
     int step = begin_slot + frame_in_chunk(i) + column(i);
     if (step >= kRingSteps) step -= kRingSteps;
     return memory_.ring[step * kRingRow<frames_run> + column(i)];
   }
-  __device__ __forceinline__ static int32_t slot_of(int32_t t) {
-    return (t + kRingSteps) % kRingSteps;
-  }
+  RNNT_DEVICE static int32_t slot_of(int32_t t) { return (t + kRingSteps) % kRingSteps; }
 
-  // Frames before the first are filled too, with nothing: for the lanes that wait for the wave.
-  __device__ __forceinline__ void fill(int32_t begin, const NodePair<real> (&nodes)[kChunk]) const {
+  // Frames before the first are filled with zeros, for the lanes that the wave has not reached.
+  RNNT_DEVICE void fill(int32_t begin, const NodePair<real> (&nodes)[kChunk]) const {
     if (ordinary(begin)) {
       fill_chunk<false>(begin, nodes);
     } else if (begin < nodes_) {
@@ -161,8 +146,7 @@ class Carrier {
     }
   }
   template <bool checked>
-  __device__ __forceinline__ void fill_chunk(int32_t begin,
-                                             const NodePair<real> (&nodes)[kChunk]) const {
+  RNNT_DEVICE void fill_chunk(int32_t begin, const NodePair<real> (&nodes)[kChunk]) const {
     const int32_t begin_slot = slot_of(begin);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -177,7 +161,7 @@ class Carrier {
         clean.second = inside(i) ? to_log_zero(nodes[i].second) : kLogZero<real>;
         if (outside || (checked && at >= lattice_.emit_frames)) clean.first = kLogZero<real>;
         if (outside) clean.second = kLogZero<real>;
-        // The step from the last node costs nothing; no arc of an early half leaves the cut.
+        // The step from the last node has probability 1; no arc of an early half leaves the cut.
         if (checked && at == lattice_.frames) {
           clean.second = !kEarly && inside(i) ? real(0) : kLogZero<real>;
         }
@@ -191,7 +175,7 @@ class Carrier {
   }
 
   template <bool checked>
-  __device__ __forceinline__ void store_chunk(int32_t begin) const {
+  RNNT_DEVICE void store_chunk(int32_t begin) const {
     const int32_t begin_slot = slot_of(begin);
     if constexpr (kSums) {
       real* share = first_of(shares(), begin);
@@ -229,5 +213,4 @@ class Carrier {
   NodePair<real> fetched_[ahead][kChunk];
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,4 +1,4 @@
-// What the warps of a stripe of the wave (lattice_wave.cuh) share: the lattice as they see it and
+// Shared by the warps of a stripe of the wave (lattice_wave.cuh): their view of the lattice, and
 // the rings between them.
 //
 // Axes: t frames, u columns; both count from the corner where the walk begins.
@@ -6,14 +6,13 @@
 
 #include "cuda/lattice/topology.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 constexpr int kStripe = 32;  // columns of a walker
 constexpr int kChunk = 8;    // steps of a period, and frames that a carrier handles in one
 constexpr int kLag = kStripe / kChunk + 1;
-// A frame's way through the ring: filled a period before its first lane's, 32 steps of the wave,
-// stored a period after its last lane's, and before the slots are taken again in that period.
+// A frame is filled one period before its first lane's step, takes 32 steps of the wave, and is
+// stored one period after its last lane's step, before its slots are used again.
 constexpr int kRingSteps = 80;
 constexpr int kEdgeSteps = 32;
 
@@ -23,7 +22,7 @@ struct Plane {
   pointer base;
   int64_t frame_step, column_step;
 
-  __device__ __forceinline__ pointer at(int32_t t, int32_t u) const {
+  RNNT_DEVICE pointer at(int32_t t, int32_t u) const {
     return base + t * frame_step + u * column_step;
   }
 };
@@ -36,11 +35,11 @@ struct WaveLattice {
   int32_t frames;       // transitions by frame; 0 or less: there is no path
   int32_t symbols;
   int32_t emit_frames;  // frames below this have an arc that emits
-  int32_t gx_frames;    // frames below this have a place in gx
+  int32_t gx_frames;    // frames below this are in gx
   real delay;           // delay * (middle - t) is added to px
   real middle;
 
-  __device__ __forceinline__ WaveLattice half(bool early) const {
+  RNNT_DEVICE WaveLattice half(bool early) const {
     WaveLattice result = *this;
     const int32_t cut = cut_of(frames);
     if (early) {
@@ -60,29 +59,27 @@ struct WaveLattice {
 };
 
 // frames_run: whether neighbouring elements in memory are frames of one column (k2's layout)
-// instead of columns of one frame (rows). The ring's rows are such that neither side meets a bank
-// of shared memory twice.
+// instead of columns of one frame (rows). The length of the ring's rows avoids bank conflicts on
+// both sides.
 template <bool frames_run>
 constexpr int kRingRow = frames_run ? kStripe + 1 : kStripe;
 
-// A place for what the last lane of a stripe sends: a Probability or an Occupancy.
+// A value that the last lane of a stripe sends: a Probability or an Occupancy.
 struct alignas(8) EdgeSlot {
   unsigned char bytes[8];
 };
 
-// What the warps of a stripe and the next walker share.
 template <typename real, bool frames_run>
 struct StripeMemory {
-  // Of a node first what the walker needs, then what it makes.
+  // A node's inputs, then its results.
   NodePair<real> ring[kRingSteps * kRingRow<frames_run>];
   EdgeSlot edges[kEdgeSteps];  // by step
 
   template <typename Number>
-  __device__ __forceinline__ Number* edges_of() {
+  RNNT_DEVICE Number* edges_of() {
     static_assert(sizeof(Number) == sizeof(EdgeSlot));
     return reinterpret_cast<Number*>(edges);
   }
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

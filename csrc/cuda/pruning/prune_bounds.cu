@@ -1,19 +1,22 @@
-// prune_bounds: the band of every frame by k2's rule. A warp for each frame searches its best
-// window, then a block for each utterance makes a band of them by scans. Steps and notation:
-// pruned_rnnt/ops/pruning/prune_bounds.py.
+// prune_bounds: the band of every frame by k2's rule, in two launches. A warp for each frame
+// searches its best window; then a block for each utterance turns the windows into a band by scans:
+//
+//   first(t) = the middle one of the windows s with score(t,s) >= max score(t) - kTie
+//   start(t) = min(step t, max over t' >= t of (min over t'' >= t' of first(t'')) - step (t' - t))
+//
+// Steps and notation: pruned_rnnt/ops/pruning/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
 #include "cuda/common/ops.cuh"
 #include "cuda/pruning/window_scores.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kSearchThreads = 256;
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-// Wider windows are summed from prefix sums.
+// Wider windows use prefix sums.
 constexpr int32_t kDirectWindow = 16;
 
 struct Sizes {
@@ -21,9 +24,9 @@ struct Sizes {
   bool padded_search, one_arc_a_frame;
 };
 
-// The middle one of the s in 0..windows-1 whose score is within kTie of the largest, of two the
-// first; by one warp, same answer in all lanes. The scores of the first windows stay in registers,
-// others are computed three times.
+// The middle one (of two the first) of the s in 0..windows-1 whose score is within kTie of the
+// largest; by one warp, with the same result in all lanes. The scores of the first windows stay in
+// registers; others are computed three times.
 template <typename real, typename Score>
 __device__ int32_t middle_of_largest(int32_t windows, Score&& score) {
   constexpr int kept_turns = 4;
@@ -43,7 +46,7 @@ __device__ int32_t middle_of_largest(int32_t windows, Score&& score) {
     largest = fmax(largest, __shfl_xor_sync(kAllLanes, largest, distance));
   }
   const real least = largest - static_cast<real>(kTie);
-  // Calls work(first window of a turn, lanes whose windows are among the largest), until it is
+  // Calls work(first window of a turn, lanes whose windows are among the largest) until it returns
   // true.
   const auto for_turns = [&](auto&& work) {
 #pragma unroll
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kSearchThreads)
                           int32_t* starts) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t n = blockIdx.x / blocks;
-  const int32_t t = static_cast<int32_t>(blockIdx.x - n * blocks) * (blockDim.x / 32) + warp;
+  const int32_t t = int32_t(blockIdx.x - n * blocks) * (blockDim.x / 32) + warp;
   const int32_t T = sizes.T, S = sizes.S;
   if (t >= T) return;
   const int32_t symbols = max(0, min(target_lengths[n], sizes.width - 1));
@@ -149,7 +152,7 @@ __global__ void __launch_bounds__(kSearchThreads)
   if (lane == 0) starts[n * T + t] = s0;
 }
 
-// Turns windows that were found frame by frame into a band, a block for each utterance.
+// Turns the windows of all frames into a band, a block for each utterance.
 __global__ void __launch_bounds__(kThreads)
     adjust_windows_kernel(Sizes sizes, const int32_t* target_lengths, int32_t* starts) {
   const int64_t n = blockIdx.x;
@@ -176,8 +179,8 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t later_monotone = carried_monotone, later_reach = carried_reach;
     const int32_t monotone =
         min(scan_from_right(inside ? start[t] : last, shared, smaller), later_monotone);
-    // s1(t') - k (t' - t) is largest where s1(t') - k t' is; the latter may be beyond 32 bits only
-    // for frames that reach nothing.
+    // first(t') - step (t' - t) is largest where first(t') - step t' is; the latter can overflow 32
+    // bits only for frames that do not matter.
     const int32_t reach = max(
         scan_from_right(inside ? monotone - step * t : later_reach, shared, larger), later_reach);
     if (inside) start[t] = min(step * t, reach + step * t);
@@ -196,35 +199,29 @@ void prune_bounds(const Launcher& launch, const View& gx, const View& gy, const 
                   bool padded_search, const View& start) {
   const int64_t N = gx.size(0), T = gx.size(1), width = gx.size(2);
   if (N == 0 || T == 0) return;
-  const Sizes sizes{static_cast<int32_t>(T),
-                    static_cast<int32_t>(width),
-                    static_cast<int32_t>(s_range),
-                    largest_step(s_range, rnnt_type),
-                    padded_search,
-                    one_arc_a_frame(rnnt_type)};
+  const Topology topology = static_cast<Topology>(rnnt_type);
+  const Sizes sizes{int32_t(T),       int32_t(width),
+                    int32_t(s_range), int32_t(largest_step(topology, s_range)),
+                    padded_search,    one_arc_a_frame(topology)};
   dispatch_accumulator(gx.scalar_type(), "prune_bounds", [&](auto zero) {
     using real = decltype(zero);
     int64_t warps = kSearchThreads / 32;
     size_t shared = 0;
     if (s_range > kDirectWindow) {
       const size_t warp_bytes = (width + 1) * sizeof(double);
-      warps = std::min<int64_t>(warps, launch.limits().shared_bytes / warp_bytes);
+      warps = std::min<int64_t>(warps, launch.shared_bytes() / warp_bytes);
       STD_TORCH_CHECK(warps > 0, "prune_bounds: ", width, " columns are too many for this device");
       shared = warps * warp_bytes;
     }
     const int64_t blocks = (T + warps - 1) / warps;
-    launch(search_windows_kernel<real>, static_cast<uint32_t>(N * blocks),
-           static_cast<uint32_t>(32 * warps), shared, sizes, static_cast<int32_t>(blocks),
-           data_of<int32_t>(logit_lengths), data_of<int32_t>(target_lengths), data_of<real>(gx),
-           data_of<real>(gy), mutable_data_of<int32_t>(start));
-    launch(adjust_windows_kernel, static_cast<uint32_t>(N), kThreads, 0, sizes,
-           data_of<int32_t>(target_lengths), mutable_data_of<int32_t>(start));
+    launch(search_windows_kernel<real>, uint32_t(N * blocks), uint32_t(32 * warps), shared, sizes,
+           int32_t(blocks), data_of<int32_t>(logit_lengths), data_of<int32_t>(target_lengths),
+           data_of<real>(gx), data_of<real>(gy), mutable_data_of<int32_t>(start));
+    launch(adjust_windows_kernel, uint32_t(N), kThreads, 0, sizes, data_of<int32_t>(target_lengths),
+           mutable_data_of<int32_t>(start));
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("prune_bounds", TORCH_BOX(&DeviceOp<&prune_bounds>::call));
-}
+PRUNED_RNNT_CUDA_OP(prune_bounds)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

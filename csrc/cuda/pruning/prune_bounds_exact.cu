@@ -1,12 +1,15 @@
 // prune_bounds_exact: the best band under the constraints of prune_bounds, by dynamic programming
-// over frames, one block an utterance. Contract: pruned_rnnt/ops/pruning/prune_bounds.py.
+// over frames with one block for each utterance:
+//
+//   best(t,s) = score(t,s) + max over s - step <= s' <= s of best(t-1,s')
+//
+// Contract: pruned_rnnt/ops/pruning/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
 #include "cuda/common/ops.cuh"
 #include "cuda/pruning/window_scores.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
@@ -23,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t windows = last + 1;
   int32_t* start = starts + n * T;
   int32_t* from = scratch + n * T * width;
-  // Where no band is feasible, and behind the last frame.
+  // Used if no band is feasible, and behind the last frame.
   for (int32_t t = threadIdx.x; t < T; t += blockDim.x) start[t] = min(step * t, last);
   __syncthreads();
   if (frames < 1 || step * (frames - 1) < last) return;
@@ -37,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
       double best = s == 0 ? 0.0 : minus_infinity<double>();
       int32_t best_from = s;
       if (t > 0) {
-        // Of equals the largest column.
+        // The largest column among equals.
         best = reached_before[s];
         for (int32_t before = s - 1; before >= max(s - step, 0); --before) {
           if (reached_before[before] > best) {
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
           }
         }
       }
-      from[static_cast<int64_t>(t) * width + s] = best_from;
+      from[int64_t(t) * width + s] = best_from;
       reached[s] = best + static_cast<double>(frame.score(s));
     }
     __syncthreads();
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   int32_t s = last;
   for (int32_t t = frames - 1; t >= 0; --t) {
     start[t] = s;
-    s = from[static_cast<int64_t>(t) * width + s];
+    s = from[int64_t(t) * width + s];
   }
 }
 
@@ -70,24 +73,21 @@ void prune_bounds_exact(const Launcher& launch, const View& gx, const View& gy,
   const int64_t N = gx.size(0), T = gx.size(1), width = gx.size(2);
   if (N == 0 || T == 0) return;
   const int64_t windows = std::max<int64_t>(width - s_range, 0) + 1;
+  const Topology topology = static_cast<Topology>(rnnt_type);
   const size_t shared = 2 * windows * sizeof(double);
-  STD_TORCH_CHECK(shared <= static_cast<size_t>(launch.limits().shared_bytes),
+  STD_TORCH_CHECK(shared <= static_cast<size_t>(launch.shared_bytes()),
                   "prune_bounds_exact: ", windows, " windows are too many for this device");
   const int64_t threads = std::min<int64_t>(kThreads, (windows + 31) / 32 * 32);
   dispatch_accumulator(gx.scalar_type(), "prune_bounds_exact", [&](auto zero) {
     using real = decltype(zero);
-    launch(prune_bounds_exact_kernel<real>, static_cast<uint32_t>(N),
-           static_cast<uint32_t>(threads), shared, static_cast<int32_t>(T),
-           static_cast<int32_t>(width), static_cast<int32_t>(s_range),
-           largest_step(s_range, rnnt_type), one_arc_a_frame(rnnt_type),
-           data_of<int32_t>(logit_lengths), data_of<int32_t>(target_lengths), data_of<real>(gx),
-           data_of<real>(gy), mutable_data_of<int32_t>(scratch), mutable_data_of<int32_t>(start));
+    launch(prune_bounds_exact_kernel<real>, uint32_t(N), uint32_t(threads), shared, int32_t(T),
+           int32_t(width), int32_t(s_range), int32_t(largest_step(topology, s_range)),
+           one_arc_a_frame(topology), data_of<int32_t>(logit_lengths),
+           data_of<int32_t>(target_lengths), data_of<real>(gx), data_of<real>(gy),
+           mutable_data_of<int32_t>(scratch), mutable_data_of<int32_t>(start));
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("prune_bounds_exact", TORCH_BOX(&DeviceOp<&prune_bounds_exact>::call));
-}
+PRUNED_RNNT_CUDA_OP(prune_bounds_exact)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,18 +1,17 @@
-// exp_rows: rows of exp(x - max x), each read once as long as it fits into registers, and their
-// log-sum-exp. Contract: pruned_rnnt/ops/simple/simple_log_probs.py; how exponentials are stored:
+// exp_rows: exp(x - max x) of each row, which is read once if it fits into registers, and its
+// log-sum-exp. Contract: pruned_rnnt/ops/simple/simple_log_probs.py; storage of exponentials:
 // pruned_rnnt/ops/simple/simple_products.py.
 //
-// Axes: N batch, L rows of an utterance, V vocabulary; L' and V' with what storage adds.
+// Axes: N batch, L rows of an utterance, V vocabulary; L' and V' padded for storage.
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Elements a lane keeps between finding the maximum and subtracting it.
+// Elements that a lane keeps in registers between finding the maximum and subtracting it.
 constexpr int kKept = 32;
 
 // One of the inputs of a launch.
@@ -32,9 +31,9 @@ struct RowsList {
   int32_t V, stored_V;
 };
 
-// Reduces a group's `value` by combine; blocks exchange it through `shared`.
+// Reduces `value` over a group by combine; groups of several warps exchange it through `shared`.
 template <int lanes, typename real, typename Combine>
-__device__ __forceinline__ real group_reduced(real value, real* shared, Combine&& combine) {
+RNNT_DEVICE real group_reduced(real value, real* shared, Combine&& combine) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
@@ -57,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) exp_rows_kernel(RowsList<scalar, sto
   const RowsOf<scalar, stored>& input = list.all[blockIdx.y];
   const int32_t V = list.V, stored_V = list.stored_V;
   const int lane = threadIdx.x % lanes;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
+  const int64_t row = int64_t(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
   if (row >= input.rows) return;
   const int64_t n = row / input.stored_rows, l = row - n * input.stored_rows;
   stored* const high = input.x_exp + row * stored_V;
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) exp_rows_kernel(RowsList<scalar, sto
 
   real sum = 0;
   const auto write = [&](int vector, const Vector<scalar, width>& values) {
-    // As many elements as make 16 bytes of what is stored.
+    // Stored in parts of 16 bytes.
     constexpr int part = width * sizeof(stored) > 16 ? 16 / sizeof(stored) : width;
 #pragma unroll
     for (int begin = 0; begin < width; begin += part) {
@@ -131,7 +130,7 @@ void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
     using real = acc_type<scalar>;
     const auto run = [&](auto stored_zero) {
       using stored = decltype(stored_zero);
-      RowsList<scalar, stored> list{{}, static_cast<int32_t>(V), static_cast<int32_t>(stored_V)};
+      RowsList<scalar, stored> list{{}, int32_t(V), int32_t(stored_V)};
       int64_t rows = 0;
       int widest = 16 / sizeof(scalar);
       for (int i = 0; i < count; ++i) {
@@ -146,7 +145,7 @@ void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
                        x_exp.size(0) * x_exp.size(1),
                        x.size(1),
                        x_exp.size(1),
-                       static_cast<int32_t>(one.extra)};
+                       int32_t(one.extra)};
         rows = std::max(rows, list.all[i].rows);
         widest = std::min({widest, widest_vector<scalar>(x.data_ptr(), V),
                            widest_vector<scalar>(x_exp.data_ptr(), stored_V)});
@@ -158,8 +157,8 @@ void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
           constexpr int lanes = decltype(lanes_constant)::value;
           constexpr int rows_a_block = kThreads / lanes;
           launch(exp_rows_kernel<scalar, stored, lanes, width>,
-                 dim3(static_cast<uint32_t>((rows + rows_a_block - 1) / rows_a_block), count),
-                 kThreads, 0, list);
+                 dim3(uint32_t((rows + rows_a_block - 1) / rows_a_block), count), kThreads, 0,
+                 list);
         };
         if (V <= 32 * kKept) {
           with_lanes(std::integral_constant<int, 32>());
@@ -182,9 +181,6 @@ void exp_rows(const Launcher& launch, const View& x, const View& lengths, int64_
   exp_rows_of(launch, &one, 1);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("exp_rows", TORCH_BOX(&DeviceOp<&exp_rows>::call));
-}
+PRUNED_RNNT_CUDA_OP(exp_rows)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -5,8 +5,7 @@
 #include "cuda/common/ops.cuh"
 #include "cuda/simple/simple_rows.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -15,10 +14,10 @@ constexpr int kWarps = kThreads / 32;
 constexpr int32_t kBlockFrames = 4 * kWarps;
 constexpr int32_t kBlockColumns = 32;
 
-// Symbols of an utterance and, for each, the next position with the same symbol: so that every
-// element of a row is written by one thread, in one order.
+// Symbols of an utterance and, for each, the next position with the same symbol, so that one thread
+// writes each element of a row, in a fixed order.
 struct RepeatedSymbols {
-  int32_t *symbol, *next;  // shared memory, U each; symbol is -1 where an earlier one has it
+  int32_t *symbol, *next;  // shared memory, U each; symbol is -1 if an earlier one has it
 
   __device__ void fill(const SymbolTable& table, int32_t n, int32_t count) {
     for (int32_t u = threadIdx.x; u < count; u += kThreads) symbol[u] = table.symbol(n, u);
@@ -29,7 +28,7 @@ struct RepeatedSymbols {
       next[u] = symbol[u] >= 0 && later < count ? later : -1;
     }
     __syncthreads();
-    // Now that all have been compared, later ones are marked by the one before.
+    // After all comparisons, each position marks the next one with its symbol.
     for (int32_t u = threadIdx.x; u < count; u += kThreads) {
       if (next[u] >= 0) symbol[next[u]] = -1;
     }
@@ -37,19 +36,18 @@ struct RepeatedSymbols {
   }
 };
 
-// Row t of d am, of whose nodes `emits` and `stays` are the sums.
+// Row t of d am; `emits` and `stays` are the sums over its nodes.
 template <int width, bool has_exact, typename Types>
-__device__ __forceinline__ void am_row(const SimpleProblem<Types>& problem,
-                                       RepeatedSymbols repeated, int32_t n, int32_t t,
-                                       int32_t emitting, typename Types::real emits,
-                                       typename Types::real stays) {
+RNNT_DEVICE void am_row(const SimpleProblem<Types>& problem, RepeatedSymbols repeated, int32_t n,
+                        int32_t t, int32_t emitting, typename Types::real emits,
+                        typename Types::real stays) {
   using real = typename Types::real;
   const SimpleBatch& batch = problem.batch;
   const Occupancies<real>& occupancies = problem.occupancies;
   const int32_t V = problem.symbols.V;
-  const int64_t frame = static_cast<int64_t>(n) * batch.T + t, first = frame * batch.width;
+  const int64_t frame = int64_t(n) * batch.T + t, first = frame * batch.width;
   const RowNodes<Types> nodes{frame, -1, batch.columns(n),
-                              problem.lm.x + static_cast<int64_t>(n) * batch.width * V};
+                              problem.lm.x + int64_t(n) * batch.width * V};
   const RowGradient<Types, has_exact> gradient(problem, problem.am, nodes, n, t, emits + stays);
   write_row<width>(gradient);
   __syncwarp();
@@ -91,7 +89,7 @@ __device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
 
   const int32_t end = min(first_frame + kBlockFrames, batch.T);
   for (int32_t t = first_frame + threadIdx.x / 32; t < end; t += kWarps) {
-    const int64_t row = static_cast<int64_t>(n) * batch.T + t;
+    const int64_t row = int64_t(n) * batch.T + t;
     if (t >= frames) {
       write_zeros<width>(problem.am.gradient + row * problem.am.pitch, problem.am.pitch);
       continue;
@@ -101,7 +99,7 @@ __device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
 #pragma unroll 4
     for (int32_t u = lane; u < columns; u += 32) {
       emits += occupancies.emit(row * batch.width + u);
-      stays += occupancies.gy[row * batch.width + u];
+      stays += occupancies.blank_occupancy[row * batch.width + u];
       exact |= occupancies.exact(row, u);
     }
     emits = sum_lanes<32>(emits);
@@ -114,13 +112,13 @@ __device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
   }
 }
 
-// Row u of d lm, of whose nodes `emits` and `stays` are the sums.
+// Row u of d lm; `emits` and `stays` are the sums over its nodes.
 template <int width, bool has_exact, typename Types>
-__device__ __forceinline__ void lm_row(const SimpleProblem<Types>& problem, int32_t n, int32_t u,
-                                       typename Types::real emits, typename Types::real stays) {
+RNNT_DEVICE void lm_row(const SimpleProblem<Types>& problem, int32_t n, int32_t u,
+                        typename Types::real emits, typename Types::real stays) {
   using real = typename Types::real;
   const SimpleBatch& batch = problem.batch;
-  const int64_t frame = static_cast<int64_t>(n) * batch.T;
+  const int64_t frame = int64_t(n) * batch.T;
   const RowNodes<Types> nodes{frame, u, batch.frames(n), problem.am.x + frame * problem.symbols.V};
   const RowGradient<Types, has_exact> gradient(problem, problem.lm, nodes, n, u, emits + stays);
   write_row<width>(gradient);
@@ -153,7 +151,7 @@ __device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
   __shared__ int has_exact[kBlockColumns];
   if (threadIdx.x < kBlockColumns) has_exact[threadIdx.x] = 0;
   __syncthreads();
-  const int64_t first_frame = static_cast<int64_t>(n) * batch.T;
+  const int64_t first_frame = int64_t(n) * batch.T;
   {
     const int32_t u = first_column + lane;
     real emits = 0, stays = 0;
@@ -163,7 +161,7 @@ __device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
       for (int32_t t = warp; t < frames; t += kWarps) {
         const int64_t node = (first_frame + t) * batch.width + u;
         emits += occupancies.emit(node);
-        stays += occupancies.gy[node];
+        stays += occupancies.blank_occupancy[node];
         exact |= occupancies.exact(first_frame + t, u);
       }
     }
@@ -176,7 +174,7 @@ __device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
     const int32_t u = first_column + column;
     if (u >= batch.width) return;
     if (u >= columns) {
-      const int64_t row = static_cast<int64_t>(n) * batch.width + u;
+      const int64_t row = int64_t(n) * batch.width + u;
       write_zeros<width>(problem.lm.gradient + row * problem.lm.pitch, problem.lm.pitch);
       continue;
     }
@@ -225,7 +223,7 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
     using stored = typename Types::stored;
     using real = typename Types::real;
     using widest = typename Types::widest;
-    const SimpleScales<real> scales(lm_only_scale, am_only_scale);
+    const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
     const auto side = [&](const View& x, const View& x_exp, const OptionalView& x_low,
                           const View& x_sum, const OptionalView& lse, const OptionalView& prior,
                           real own_scale, const View& gradient) {
@@ -244,7 +242,7 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
     const SimpleProblem<Types> problem{
         batch,
         symbols,
-        static_cast<int32_t>(am_exp.size(2)),
+        int32_t(am_exp.size(2)),
         {data_of<real>(gx), data_of<real>(gy), data_of<real>(product), data_of<real>(logz),
          data_of<real>(grad_loss), static_cast<real>(1 + fastemit_lambda), batch.width,
          batch.product_width},
@@ -274,9 +272,6 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("simple_backward", TORCH_BOX(&DeviceOp<&simple_backward>::call));
-}
+PRUNED_RNNT_CUDA_OP(simple_backward)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

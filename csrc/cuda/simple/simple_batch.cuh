@@ -1,16 +1,13 @@
-// What the ops of the trivial joiner share. Formulas: pruned_rnnt/ops/simple/simple_log_probs.py.
+// Sizes and launch grid of the trivial joiner's ops. Formulas:
+// pruned_rnnt/ops/simple/simple_log_probs.py.
 //
 // Axes: N batch, T frames, U symbols, V vocabulary.
 #pragma once
 
 #include "cuda/common/launch.cuh"
+#include "joiner_options.h"
 
-namespace pruned_rnnt {
-namespace cuda {
-
-// Products from here on have lost nothing that could be seen to underflow.
-template <typename real>
-constexpr real kSafeProduct = std::is_same_v<real, double> ? real(1e-280) : real(1e-28);
+namespace pruned_rnnt::cuda {
 
 struct SimpleBatch {
   // nodes: any tensor (N,T,U+1); product (N,T,U') has rows at least as long.
@@ -18,17 +15,15 @@ struct SimpleBatch {
               const View& target_lengths)
       : logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
-        N(static_cast<int32_t>(nodes.size(0))),
-        T(static_cast<int32_t>(nodes.size(1))),
-        width(static_cast<int32_t>(nodes.size(2))),
-        product_width(static_cast<int32_t>(product.size(2))) {}
+        N(int32_t(nodes.size(0))),
+        T(int32_t(nodes.size(1))),
+        width(int32_t(nodes.size(2))),
+        product_width(int32_t(product.size(2))) {}
 
   // Frames and columns that have rows.
-  __device__ __forceinline__ int32_t frames(int32_t n) const { return min(logit_lengths[n], T); }
-  __device__ __forceinline__ int32_t columns(int32_t n) const {
-    return min(target_lengths[n] + 1, width);
-  }
-  __device__ __forceinline__ bool fits(int32_t n) const {
+  RNNT_DEVICE int32_t frames(int32_t n) const { return min(logit_lengths[n], T); }
+  RNNT_DEVICE int32_t columns(int32_t n) const { return min(target_lengths[n] + 1, width); }
+  RNNT_DEVICE bool fits(int32_t n) const {
     return logit_lengths[n] <= T && target_lengths[n] < width;
   }
 
@@ -36,18 +31,8 @@ struct SimpleBatch {
   int32_t N, T, width, product_width;  // width is U + 1
 };
 
-template <typename real>
-struct SimpleScales {
-  SimpleScales(double lm_only_scale, double am_only_scale)
-      : combined(static_cast<real>(1 - lm_only_scale - am_only_scale)),
-        lm_only(static_cast<real>(lm_only_scale)),
-        am_only(static_cast<real>(am_only_scale)) {}
-
-  real combined, lm_only, am_only;
-};
-
-// How nodes are shared out: threads along the columns of a frame, and kFramesEach frames one after
-// the other, so that what belongs to a column is read once.
+// Distribution of nodes: threads along the columns of a frame, each for kFramesEach frames, so that
+// the data of a column is read once.
 constexpr int kNodeThreads = 256;
 constexpr int kFramesEach = 8;
 
@@ -61,5 +46,4 @@ struct NodeGrid {
   dim3 grid, block;
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,5 +1,5 @@
 // simple_log_probs, simple_weights: log-probabilities of the trivial joiner from the matrix product
-// of exponentials, and what the gradient multiplies by it. Formulas and contract:
+// of exponentials, and the factors of its gradient. Formulas and contract:
 // pruned_rnnt/ops/simple/simple_log_probs.py.
 //
 // Axes: N batch, T frames, U symbols, V vocabulary.
@@ -8,8 +8,7 @@
 #include "cuda/common/symbol_table.cuh"
 #include "cuda/simple/simple_batch.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 template <typename scalar>
@@ -19,7 +18,7 @@ struct Inputs {
   const real *am_max, *lm_max, *product, *lm_lse, *am_lse, *log_q;
 };
 
-// log sum_v exp(a(v) + b(v)) by a warp, whatever the range.
+// log sum_v exp(a(v) + b(v)) by a warp, without underflow.
 template <typename scalar>
 __device__ acc_type<scalar> exact_log_sum(const scalar* a, const scalar* b, int32_t V) {
   using real = acc_type<scalar>;
@@ -35,7 +34,7 @@ __device__ acc_type<scalar> exact_log_sum(const scalar* a, const scalar* b, int3
 template <typename scalar>
 __global__ void __launch_bounds__(kNodeThreads)
     simple_log_probs_kernel(SimpleBatch batch, SymbolTable symbols,
-                            SimpleScales<acc_type<scalar>> scales, Inputs<scalar> in,
+                            SmoothingScales<acc_type<scalar>> scales, Inputs<scalar> in,
                             acc_type<scalar>* __restrict__ px, acc_type<scalar>* __restrict__ py,
                             acc_type<scalar>* __restrict__ logz) {
   using real = acc_type<scalar>;
@@ -45,9 +44,9 @@ __global__ void __launch_bounds__(kNodeThreads)
   const int32_t first_frame = blockIdx.x * blockDim.y * kFramesEach + threadIdx.y;
   const bool fits = batch.fits(n);
   const int32_t frames = batch.frames(n), columns = batch.columns(n);
-  // A warp's threads share a frame, and all of them stay for the exact sums.
+  // The threads of a warp share a frame, and all of them take part in the exact sums.
   const bool column_used = fits && u < columns;
-  const int64_t column = static_cast<int64_t>(n) * batch.width + u;
+  const int64_t column = int64_t(n) * batch.width + u;
   const scalar* lm = in.lm + (column_used ? column : 0) * V;
   const int32_t y = column_used && u + 1 < columns ? symbols.symbol(n, u) : -1;
   real lm_x = 0, lm_y = 0, lm_max = 0, own_x = 0, own_y = 0, log_q_x = 0, log_q_y = 0;
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(kNodeThreads)
   for (int i = 0; i < kFramesEach; ++i) {
     const int32_t t = first_frame + i * blockDim.y;
     if (t >= batch.T) return;
-    const int64_t frame = static_cast<int64_t>(n) * batch.T + t;
+    const int64_t frame = int64_t(n) * batch.T + t;
     const int64_t node = frame * batch.width + u;
     const bool valid = column_used && t < frames;
     const scalar* am = in.am + frame * V;
@@ -78,8 +77,7 @@ __global__ void __launch_bounds__(kNodeThreads)
     for (unsigned left = __ballot_sync(kAllLanes, !safe); left != 0; left &= left - 1) {
       const int source = __ffs(left) - 1;
       const int32_t u_source = u - threadIdx.x % 32 + source;
-      const real exact =
-          exact_log_sum(am, in.lm + (static_cast<int64_t>(n) * batch.width + u_source) * V, V);
+      const real exact = exact_log_sum(am, in.lm + (int64_t(n) * batch.width + u_source) * V, V);
       if (threadIdx.x % 32 == source) z = exact;
     }
     if (u >= batch.width) continue;
@@ -122,17 +120,16 @@ void simple_log_probs(const Launcher& launch, const View& am, const View& lm, co
                                 data_of<real>(product),     data_or_null<real>(lm_lse),
                                 data_or_null<real>(am_lse), data_or_null<real>(log_q)};
     launch(simple_log_probs_kernel<scalar>, nodes.grid, nodes.block, 0, batch, symbols,
-           SimpleScales<real>(lm_only_scale, am_only_scale), inputs, mutable_data_of<real>(px),
+           SmoothingScales<real>(lm_only_scale, am_only_scale), inputs, mutable_data_of<real>(px),
            mutable_data_of<real>(py), mutable_data_of<real>(logz));
   });
 }
 
 namespace {
 
-// Writes a weight, in one part or as high, high, low.
+// Stores a weight in one part, or as high, high, low.
 template <typename stored, typename real>
-__device__ __forceinline__ void store_weight(stored* frame, int32_t u, int32_t width, bool parts,
-                                             real weight) {
+RNNT_DEVICE void store_weight(stored* frame, int32_t u, int32_t width, bool parts, real weight) {
   const stored high = static_cast<stored>(weight);
   frame[u] = high;
   if (!parts) return;
@@ -157,7 +154,7 @@ __global__ void __launch_bounds__(kNodeThreads)
   for (int i = 0; i < kFramesEach; ++i) {
     const int32_t t = first_frame + i * blockDim.y;
     if (t >= batch.T) return;
-    const int64_t frame = static_cast<int64_t>(n) * batch.T + t, node = frame * batch.width + u;
+    const int64_t frame = int64_t(n) * batch.T + t, node = frame * batch.width + u;
     real weight = 0;
     if (column_used && t < frames) {
       const real leaving = emit_factor * gx[node] + gy[node];
@@ -175,7 +172,7 @@ void simple_weights(const Launcher& launch, const View& grad_loss, const View& g
                     double scale, double fastemit_lambda, const View& weights) {
   if (gx.numel() == 0) return;
   const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
-  const int32_t stored_width = static_cast<int32_t>(weights.size(3));
+  const int32_t stored_width = int32_t(weights.size(3));
   const NodeGrid nodes(batch, stored_width);
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
     using real = decltype(zero);
@@ -193,10 +190,7 @@ void simple_weights(const Launcher& launch, const View& grad_loss, const View& g
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("simple_log_probs", TORCH_BOX(&DeviceOp<&simple_log_probs>::call));
-  m.impl("simple_weights", TORCH_BOX(&DeviceOp<&simple_weights>::call));
-}
+PRUNED_RNNT_CUDA_OP(simple_log_probs)
+PRUNED_RNNT_CUDA_OP(simple_weights)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,11 +1,10 @@
-// simple_product, simple_sums: matrix products of the trivial joiner's exponentials, in the terms
-// that their parts give. Formulas and contracts: pruned_rnnt/ops/simple/simple_products.py.
+// simple_product, simple_sums: matrix products of the trivial joiner's exponentials and of their
+// parts. Formulas and contracts: pruned_rnnt/ops/simple/simple_products.py.
 //
 // Axes: N batch, T frames, U' and V' padded symbols and vocabulary.
 #include "cuda/common/ops.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 // Matrices (N,rows,columns), from the `shift`-th column on.
@@ -42,7 +41,7 @@ void simple_sums(const Launcher& launch, const View& weights, const View& am_exp
     launch.blas().multiply(am_out, high, batched(lm_exp, V), T, V, W, false, N);
     return;
   }
-  // High, low, high under each other, to meet high, high, low of the weights in one product.
+  // Stacks high, low, high, to multiply high, high, low of the weights in one product.
   const size_t part = W * V * sizeof(uint16_t);
   char* stack = static_cast<char*>(lm_stack->data_ptr());
   for (int i = 0; i < 3; ++i) {
@@ -56,10 +55,7 @@ void simple_sums(const Launcher& launch, const View& weights, const View& am_exp
   launch.blas().multiply(lm_out, batched(weights, width, 2 * W).t(), am, W, V, T, true, N);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("simple_product", TORCH_BOX(&DeviceOp<&simple_product>::call));
-  m.impl("simple_sums", TORCH_BOX(&DeviceOp<&simple_sums>::call));
-}
+PRUNED_RNNT_CUDA_OP(simple_product)
+PRUNED_RNNT_CUDA_OP(simple_sums)
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -1,10 +1,10 @@
-// Rows of the trivial joiner's gradients: exponentials times sums, less what was emitted. Formulas:
-// pruned_rnnt/ops/simple/simple_log_probs.py; how exponentials are stored:
-// ops/simple/simple_products.py.
+// Rows of the trivial joiner's gradients: exponentials times sums, less the emitted symbols.
+// Formulas: pruned_rnnt/ops/simple/simple_log_probs.py; storage of exponentials:
+// pruned_rnnt/ops/simple/simple_products.py.
 //
-// Axes: N batch, T frames, U symbols, V vocabulary, V' what rows are padded to in storage. A row of
-// am belongs to a frame and has a partner in every row of lm, and the other way round; both
-// gradients of a row are made alike.
+// Axes: N batch, T frames, U symbols, V vocabulary, V' its padded size in storage. A row of am
+// belongs to a frame and has every row of lm as a partner, and vice versa, so that both gradients
+// share their code.
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"
@@ -12,16 +12,15 @@
 #include "cuda/common/vector_access.cuh"
 #include "cuda/simple/simple_batch.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
-// The types of a problem by those of its inputs and of its stored exponentials.
+// Types, from those of the inputs and of the stored exponentials.
 template <typename scalar_, typename stored_>
 struct SimpleTypes {
   using scalar = scalar_;  // of inputs and gradients
   using real = acc_type<scalar>;
   using stored = stored_;  // of exponentials: BFloat16 for parts, else real
-  // Of the matrix products: rounded to 16 bits where the gradient is, unless nothing else is.
+  // Of the matrix products: 16 bits if both the gradient and the exponentials are.
   using summed = std::conditional_t<std::is_same_v<stored, real> || std::is_same_v<scalar, real>,
                                     real, BFloat16>;
   using widest = std::conditional_t<std::is_same_v<summed, real>, real, scalar>;
@@ -29,29 +28,29 @@ struct SimpleTypes {
 
 template <typename real>
 struct Occupancies {
-  const real *gx, *gy, *product, *logz, *grad_loss;
+  const real *emit_occupancy, *blank_occupancy, *product, *logz, *grad_loss;
   real emit_factor;
   int32_t width, product_width;
 
-  __device__ __forceinline__ real emit(int64_t node) const { return emit_factor * gx[node]; }
-  __device__ __forceinline__ real leaving(int64_t node) const { return emit(node) + gy[node]; }
-  // Whether the product of column u of a frame (numbered n T + t) underflowed, so that this node is
-  // not in the matrix products.
-  __device__ __forceinline__ bool exact(int64_t frame, int32_t u) const {
+  RNNT_DEVICE real emit(int64_t node) const { return emit_factor * emit_occupancy[node]; }
+  RNNT_DEVICE real leaving(int64_t node) const { return emit(node) + blank_occupancy[node]; }
+  // Whether the product at column u of frame n T + t underflowed: this node is then not part of the
+  // matrix products.
+  RNNT_DEVICE bool exact(int64_t frame, int32_t u) const {
     return !(product[frame * product_width + u] >= kSafeProduct<real>) &&
            leaving(frame * width + u) != 0;
   }
 };
 
 // One side (am or lm) of the joiner. x and gradient have `rows` rows an utterance, those of
-// gradient `pitch` elements apart; what is stored has stored_rows.
+// gradient `pitch` elements apart; stored arrays have stored_rows.
 template <typename Types>
 struct Side {
   using real = typename Types::real;
   const typename Types::scalar* x;
   const typename Types::stored *x_exp, *x_low;  // x_low may be null
   const typename Types::summed* x_sum;
-  // Smoothing: the rows' own normaliser (null without) and the prior that was added (am only).
+  // Smoothing: the rows' own normaliser, and the prior that was added (am only); else null.
   const real *lse, *prior;
   real own_scale;
   typename Types::scalar* gradient;
@@ -79,7 +78,8 @@ struct RowNodes {
 };
 
 // A row's gradient before the emitted symbols are subtracted. has_exact: whether some of its nodes
-// are in no matrix product; that is rare, and a variant of its own so that it costs others nothing.
+// are not part of the matrix products, a rare case with its own variant so that others are not
+// slowed.
 template <typename Types, bool has_exact>
 struct RowGradient {
   using real = typename Types::real;
@@ -104,14 +104,14 @@ struct RowGradient {
     }
   }
 
-  // Element v, made from what was stored.
-  __device__ __forceinline__ real at(int32_t v) const {
+  // Element v, from the stored factors.
+  RNNT_DEVICE real at(int32_t v) const {
     real e = static_cast<real>(x_exp[v]);
     if (x_low != nullptr) e += static_cast<real>(x_low[v]);
     return with_rare_terms(v, e * static_cast<real>(x_sum[v]));
   }
 
-  __device__ __forceinline__ real with_rare_terms(int32_t v, real value) const {
+  RNNT_DEVICE real with_rare_terms(int32_t v, real value) const {
     if (own != 0) {
       real shifted = static_cast<real>(x[v]);
       if (prior != nullptr) shifted += prior[v];
@@ -124,7 +124,7 @@ struct RowGradient {
         const int32_t u = nodes.column < 0 ? k : nodes.column;
         if (!occupancies.exact(frame, u)) continue;
         const int64_t node = frame * occupancies.width + u;
-        const real partner = static_cast<real>(nodes.partners[static_cast<int64_t>(k) * V + v]);
+        const real partner = static_cast<real>(nodes.partners[int64_t(k) * V + v]);
         value +=
             combined * occupancies.leaving(node) * exp_of(own_x + partner - occupancies.logz[node]);
       }
@@ -146,7 +146,7 @@ struct RowGradient {
 
 // Writes a row's gradient by a warp, all but the emitted symbols.
 template <int width, typename Types, bool has_exact>
-__device__ __forceinline__ void write_row(const RowGradient<Types, has_exact>& row) {
+RNNT_DEVICE void write_row(const RowGradient<Types, has_exact>& row) {
   using real = typename Types::real;
   using stored = typename Types::stored;
 #pragma unroll 2
@@ -167,21 +167,21 @@ __device__ __forceinline__ void write_row(const RowGradient<Types, has_exact>& r
 }
 
 template <int width, typename scalar>
-__device__ __forceinline__ void write_zeros(scalar* row, int64_t count) {
+RNNT_DEVICE void write_zeros(scalar* row, int64_t count) {
   for (int64_t i = threadIdx.x % 32 * width; i < count; i += 32 * width) {
     store_zeros<width>(row + i);
   }
 }
 
 // Subtracts amount(i) from element at(i), for i = lane, lane + 32, .. < count, of a row that
-// write_row has written (and a barrier passed); elements differ, negative ones are left out. Where
-// the gradient is narrower than the accumulator, an element is made again, so that it is rounded
-// once; where it is not, it may stand in the place of what it was made from.
+// write_row has written before a barrier. Elements differ; negative ones are skipped. If the
+// gradient is narrower than the accumulator, an element is computed again, so that it is rounded
+// once; if it is not, it may have overwritten its factors.
 template <typename Types, bool has_exact, typename At, typename Amount>
-__device__ __forceinline__ void subtract(const RowGradient<Types, has_exact>& row, int32_t count,
-                                         At&& at, Amount&& amount) {
+RNNT_DEVICE void subtract(const RowGradient<Types, has_exact>& row, int32_t count, At&& at,
+                          Amount&& amount) {
   using real = typename Types::real;
-  // Elements on their way at a time: they do not depend on each other.
+  // Independent elements processed at a time.
   constexpr int in_flight = 4;
   for (int32_t begin = threadIdx.x % 32; begin < count; begin += 32 * in_flight) {
     int32_t v[in_flight];
@@ -204,5 +204,4 @@ __device__ __forceinline__ void subtract(const RowGradient<Types, has_exact>& ro
   }
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda
