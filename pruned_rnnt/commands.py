@@ -198,7 +198,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
         source,
         folder,
         options.format,
-        usual_longest=longest,
+        p99_duration=longest,
         console=console,
     )
     return 0 if done else EXIT_FAILED
