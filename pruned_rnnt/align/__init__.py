@@ -1,10 +1,13 @@
-"""Forced alignment: where in its audio each symbol and word of a known text was emitted.
+"""Forced alignment: the time at which a model emits each symbol and word of a known text.
 
-| what | where |
+| task | module |
 | --- | --- |
-| best path in the lattice of the model's joiner | `lattice.py` |
-| symbols to tokens and words with times | `word_times.py` |
-| TextGrid, CTM, lhotse manifest | `textgrid.py`, `ctm.py`, `manifest.py` |
-| a prepared set or one file, batch by batch | `run.py` |
+| best path in the lattice of the model's joiner | `best_path.py` |
+| batches to utterances with the times of their words | `utterance.py` |
+| a prepared set, or one audio file with its text | `sources.py` |
+| write TextGrid, CTM or a lhotse manifest | `output.py`, `textgrid.py`, `manifest.py` |
+| `pruned-rnnt align` | `align_command.py` |
 | picture of an utterance | `picture.py` |
+
+Times of tokens and words, and CTM lines, come from `pruned_rnnt/decode`: `word_times.py`, `ctm.py`.
 """

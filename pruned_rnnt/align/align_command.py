@@ -1,4 +1,4 @@
-"""What `pruned-rnnt align` does, once the model is loaded."""
+"""`pruned-rnnt align`, after the model is loaded: align, write the results, report failures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NAMED = 20
-# Natural log-probability a word, by scripts/align_scores.py. On 300 recorded strings of digits,
-# with models of 2 and 3% WER over characters and words, right texts had -2.28 and more, 99% of the
-# texts of other utterances -4.3 and less, and texts with one word of five wrong -1.8 and -2.8 in
-# the median. Of speakers that the word model makes 64% errors on, 95% of the texts of other
-# utterances were below -3, and 40% of the right ones, whose times are as doubtful.
-_DOUBTFUL = -3.0
+# Utterances named in the log.
+_MAX_NAMED = 20
+# Natural log-probability per word below which a text may be wrong. Measured by
+# scripts/align_scores.py on 300 recorded digit strings, with models of 2% WER (characters) and 3%
+# WER (words): all right texts score at least -2.28; 99% of the texts of other utterances at most
+# -4.3; texts with one of five words wrong -1.8 and -2.8 in the median. For speakers with 64% WER
+# (word model), 95% of the texts of other utterances and 40% of the right texts score below -3.
+_DOUBTFUL_SCORE = -3.0
 
 
 def run_align(
@@ -40,28 +41,30 @@ def run_align(
     p99_duration: float | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Align a set (data and split) or a file (path and text); False where something was not.
+    """Align a prepared split or an audio file; False if an utterance has no alignment.
 
     Args:
-        folder, kind: as of `AlignmentWriter`.
-        p99_duration: as of `align_file`.
-        console: for a progress bar over a set.
+        source: configuration and name of a split, or an audio file and its text.
+        folder, kind: as for `AlignmentWriter`.
+        p99_duration: as for `align_file`.
+        console: shows a progress bar over a split.
 
     Raises:
         FileNotFoundError, ValueError: as `align_set` and `align_file`.
     """
-    where, what = source
-    if isinstance(where, Path):
-        results = align_file(model, tokenizer, where, what, p99_duration)
-        cuts = {where.stem: cut_of_file(where, where.stem, what)} if kind == "lhotse" else {}
-        return write_alignments(results, folder, kind, where.stem, cuts)
-    data = DataModule(where)
-    loader = data.test_loader(what)
+    data_or_path, split_or_text = source
+    if isinstance(data_or_path, Path):
+        path, text = data_or_path, split_or_text
+        results = align_file(model, tokenizer, path, text, p99_duration)
+        cuts = {path.stem: cut_of_file(path, path.stem, text)} if kind == "lhotse" else {}
+        return write_alignments(results, folder, kind, path.stem, cuts)
+    data, split = DataModule(data_or_path), split_or_text
+    loader = data.test_loader(split)
     results = align_set(model, tokenizer, data, loader)
-    cuts = {cut.id: cut for cut in data.folder.cuts(what)} if kind == "lhotse" else {}
+    cuts = {cut.id: cut for cut in data.folder.cuts(split)} if kind == "lhotse" else {}
     with progress_bar(console, "aligning, utterances", loader.utterances) as bar:
         counted = bar.over(results, size=lambda _: 1)
-        return write_alignments(counted, folder, kind, what, cuts)
+        return write_alignments(counted, folder, kind, split, cuts)
 
 
 def write_alignments(
@@ -71,11 +74,10 @@ def write_alignments(
     name: str,
     cuts: Mapping[str, Any],
 ) -> bool:
-    """Write all that was aligned and tell the rest; False where something was not aligned.
+    """Write alignments and log the utterances without one; False if there are any.
 
-    Texts that are improbable for their audio are aligned and named in a warning. What was not
-    aligned is also listed in FOLDER/NAME-not-aligned.txt, `id<tab>reason`.
-    Arguments as of `AlignmentWriter`.
+    FOLDER/NAME-not-aligned.txt lists them too, one `id<tab>reason` a line. Texts with a low score
+    are written like the others, and named in a warning. Arguments as for `AlignmentWriter`.
     """
     failures: list[NotAligned] = []
     doubtful: list[AlignedUtterance] = []
@@ -91,37 +93,39 @@ def write_alignments(
             words += len(result.words)
             seconds += result.seconds
             score += result.word_score
-            if result.word_score < _DOUBTFUL:
+            if result.word_score < _DOUBTFUL_SCORE:
                 doubtful.append(result)
             unknown += result.has_unknown
-        place = writer.place
-    for failure in failures[:_NAMED]:
+        location = writer.location
+    for failure in failures[:_MAX_NAMED]:
         logger.warning("not aligned: %s: %s", failure.id, failure.reason)
-    if len(failures) > _NAMED:
-        logger.warning("and %d more", len(failures) - _NAMED)
-    listed = folder / f"{name}-not-aligned.txt"
-    listed.unlink(missing_ok=True)
+    if len(failures) > _MAX_NAMED:
+        logger.warning("and %d more", len(failures) - _MAX_NAMED)
+    list_path = folder / f"{name}-not-aligned.txt"
+    list_path.unlink(missing_ok=True)
     if failures:
         lines = (f"{failure.id}\t{failure.reason}\n" for failure in failures)
-        listed.write_text("".join(lines), encoding="utf-8")
-    for utterance in doubtful[:_NAMED]:
+        list_path.write_text("".join(lines), encoding="utf-8")
+    for utterance in doubtful[:_MAX_NAMED]:
         logger.warning(
-            "%s: the text may not be what is said: score %.2f a word, below %g",
+            "%s: the text may not match the audio: score per word %.2f, below %g",
             utterance.id,
             utterance.word_score,
-            _DOUBTFUL,
+            _DOUBTFUL_SCORE,
         )
-    if len(doubtful) > _NAMED:
-        logger.warning("and %d more", len(doubtful) - _NAMED)
+    if len(doubtful) > _MAX_NAMED:
+        logger.warning("and %d more", len(doubtful) - _MAX_NAMED)
     if unknown:
-        logger.warning("%d texts hold what has no token; that was aligned as <unk>", unknown)
-    mean = f", score {score / aligned:.2f} a word" if aligned else ""
-    print(f"aligned {aligned} utterances, {words} words, {seconds:.1f} s{mean}: {place}")
+        logger.warning(
+            "%d texts have characters without a token, which were aligned as <unk>", unknown
+        )
+    mean = f", score per word {score / aligned:.2f}" if aligned else ""
+    print(f"aligned {aligned} utterances, {words} words, {seconds:.1f} s{mean}: {location}")
     if doubtful:
         print(
-            f"doubtful: {len(doubtful)}, which {folder / f'{name}-scores.tsv'} has with a score "
-            f"below {_DOUBTFUL:g}"
+            f"doubtful: {len(doubtful)}, with a score per word below {_DOUBTFUL_SCORE:g} in "
+            f"{folder / f'{name}-scores.tsv'}"
         )
     if failures:
-        print(f"not aligned: {len(failures)}, listed with their reasons in {listed}")
+        print(f"not aligned: {len(failures)}, listed with reasons in {list_path}")
     return not failures

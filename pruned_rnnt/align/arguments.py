@@ -1,4 +1,4 @@
-"""The options of `pruned-rnnt align`; imports nothing heavy, as every command needs it."""
+"""The options of `pruned-rnnt align`; light imports only, as every command loads it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from pathlib import Path
 
 
 def add_align_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, the audio and the options."""
+    """Add the run, the audio file and the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "arguments",
         nargs="*",
         metavar="AUDIO | section.key=value",
-        help="one audio file instead of a set; settings of the run",
+        help="one audio file to align instead of a split of the run's data; settings of the run",
     )
-    parser.add_argument("--text", help="what is said in AUDIO")
-    parser.add_argument("--split", metavar="NAME", help="of the run's data; default: decode.split")
+    parser.add_argument("--text", help="the transcript of AUDIO")
+    parser.add_argument(
+        "--split", metavar="NAME", help="split of the run's data (default: decode.split)"
+    )
     parser.add_argument(
         "--format",
         choices=("textgrid", "ctm", "lhotse"),
         default="textgrid",
-        help="textgrid for Praat, ctm for scoring tools, lhotse for cuts (default textgrid)",
+        help="TextGrid for Praat, CTM for scoring tools, cuts for lhotse (default: textgrid)",
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: RUN/alignments")

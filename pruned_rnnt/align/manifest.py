@@ -1,4 +1,4 @@
-"""Alignments as lhotse manifests: the cuts again, with times of tokens and words."""
+"""Alignments as lhotse cuts whose supervisions have the times of tokens and words."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 
 
 def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:
-    """The cut with `word` and `token` alignments of its supervisions, other kinds kept.
+    """A copy of the cut with `word` and `token` alignments; other kinds of alignments stay.
 
-    Times count from the start of the cut, as those of a cut's supervisions do. Where a cut has
-    several supervisions, each gets as many words as its text has; the tokens go with their words.
+    Times start at the start of the cut, like those of its supervisions. If a cut has several
+    supervisions, each gets as many words as its text has, and the tokens of those words.
     """
     words = [_item(w.word, w.start, w.end, w.confidence) for w in utterance.words]
     tokens = [_item(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
@@ -42,7 +42,7 @@ def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:
 
 
 def cut_of_file(path: Path, name: str, text: str) -> Any:
-    """A cut of a whole audio file, as prepared sets have them."""
+    """A cut of a whole audio file, like those of prepared data."""
     with without_decoder_messages():
         recording = Recording.from_file(path, recording_id=name)
     supervision = SupervisionSegment(

@@ -1,4 +1,4 @@
-"""Where alignments are written, one utterance after the other."""
+"""Write alignments to files, one utterance after the other."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 
 
 class AlignmentWriter:
-    """Writes utterances in one format; a context manager.
+    """A context manager that writes utterances in one format.
 
     textgrid: DIR/SET/UTTERANCE.TextGrid with the tiers `words`, `confidence` (of each word) and
         `tokens`.
     ctm: DIR/SET-words.ctm and DIR/SET-tokens.ctm, times from the start of each utterance.
     lhotse: DIR/SET_cuts.jsonl.gz, the cuts with `word` and `token` alignments.
 
-    Beside each of them DIR/SET-scores.tsv has a line `utterance score words` for each utterance:
-    how probable its text is, as `AlignedUtterance.word_score`, and the number of its words.
+    With every format, DIR/SET-scores.tsv has a line `utterance score words` for each utterance: its
+    `AlignedUtterance.word_score` and its number of words.
 
     Args:
-        folder: DIR, made where it is missing.
+        folder: DIR, created if it does not exist.
         kind: textgrid, ctm or lhotse.
         name: SET.
-        cuts: of lhotse, the cut of each utterance by its id.
+        cuts: for lhotse, the cuts by utterance id.
     """
 
     def __init__(self, folder: Path, kind: str, name: str, cuts: Mapping[str, Any]) -> None:
@@ -89,8 +89,8 @@ class AlignmentWriter:
             self._manifest.write(cut_with_alignment(self.cuts[utterance.id], utterance))
 
     @property
-    def place(self) -> str:
-        """Where the results lie, for people."""
+    def location(self) -> str:
+        """The paths of the results, for messages."""
         if self.kind == "textgrid":
             return f"{self.folder / self.name}/*.TextGrid"
         if self.kind == "ctm":
@@ -99,5 +99,5 @@ class AlignmentWriter:
 
 
 def file_name(utterance: str) -> str:
-    """An utterance's id as the name of a file: what could be a path becomes underscores."""
+    """An utterance id as a file name: other than word characters and .+=@- become underscores."""
     return _NOT_IN_FILE_NAMES.sub("_", utterance)

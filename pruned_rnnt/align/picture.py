@@ -1,4 +1,4 @@
-"""`pruned-rnnt decode RUN --plot ID`: pictures of single utterances of a prepared set.
+"""`pruned-rnnt decode RUN --plot ID`: pictures of single utterances of prepared data.
 
 Axes: N = 1 utterance, T frames, E encoder width, U symbols.
 """
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lhotse import CutSet
 
-from pruned_rnnt.align.best_path import align_symbols, lattice_rows
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
 from pruned_rnnt.align.output import file_name
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import FRAME_SECONDS, DecodeConfig, decode_set
+from pruned_rnnt.decode.decode_set import DecodeConfig, decode_set
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 from pruned_rnnt.diagnostics import (
@@ -34,7 +35,8 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NEAR = 5
+# Similar utterance ids named in an error.
+_MAX_SIMILAR = 5
 
 
 def plot_utterances(
@@ -45,13 +47,13 @@ def plot_utterances(
     folder: Path,
     language_model: LanguageModel | None = None,
 ) -> Iterator[Path]:
-    """Recognise and draw utterances of `config.split`; the paths FOLDER/ID.png as they come.
+    """Decode and draw utterances of `config.split`; yields the paths FOLDER/ID.png.
 
     Args:
-        language_model: what `config.fusion.lm` names.
+        language_model: the model that `config.fusion.lm` names.
 
     Raises:
-        ValueError: an id that the set does not have; the message names those that look like it.
+        ValueError: the split has no utterance with such an id; the message names similar ones.
     """
     model, tokenizer = loaded
     cuts = find_cuts(data.folder.cuts(config.split, lazy=True), ids, config.split)
@@ -67,7 +69,7 @@ def plot_utterances(
 
 
 def find_cuts(cuts: Iterable[Any], wanted: Sequence[str], split: str) -> list[Any]:
-    """The cuts with these ids, in the order wanted; errors as of `plot_utterances`."""
+    """The cuts with these ids, in the order of `wanted`; raises as `plot_utterances` does."""
     found: dict[str, Any] = {}
     names = []
     for cut in cuts:
@@ -76,9 +78,13 @@ def find_cuts(cuts: Iterable[Any], wanted: Sequence[str], split: str) -> list[An
             found[cut.id] = cut
     for name in wanted:
         if name not in found:
-            near = difflib.get_close_matches(name, names, n=_NEAR, cutoff=0.3)
-            some = f"did you mean {', '.join(near)}?" if near else f"it has {names[:_NEAR]} ..."
-            raise ValueError(f"no utterance {name!r} among the {len(names)} of {split}; {some}")
+            similar = difflib.get_close_matches(name, names, n=_MAX_SIMILAR, cutoff=0.3)
+            hint = (
+                f"did you mean {', '.join(similar)}?"
+                if similar
+                else f"it has {names[:_MAX_SIMILAR]} ..."
+            )
+            raise ValueError(f"no utterance {name!r} among the {len(names)} of {split}; {hint}")
     return [found[name] for name in wanted]
 
 
@@ -88,19 +94,26 @@ def draw_utterance(
 ) -> Figure:
     """Spectrogram, hypothesis, words and lattice of the one utterance of a batch.
 
-    The occupancy is that of the model's own joiner over the whole lattice; the band, in which
-    the pruned loss would stay, comes from its simple loss.
+    The occupancy is that of the model's joiner over the whole lattice. The band is the one that the
+    simple loss chooses for the pruned loss.
     """
     batch = batch.to(next(model.parameters()).device)
-    lengths = (batch.feature_lengths_N, batch.targets_NU, batch.target_lengths_N)
     encoded_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
-    rows = lattice_rows(model, encoded_NTE, frames_N, *lengths[1:])
+    targets = TargetBatch(encoded_NTE, frames_N, batch.targets_NU, batch.target_lengths_N)
+    rows = lattice_rows(model, targets)
     rnnt_type = model.loss_config.rnnt_type
     occupancy = occupancy_of_rows(rows, frames_N, batch.target_lengths_N, rnnt_type=rnnt_type)
-    (path,) = align_symbols(model, encoded_NTE, frames_N, *lengths[1:])
+    (path,) = align_symbols(model, targets)
     bounds = None
     if model.pruned_loss is not None:
-        bounds = model(batch.features_NTF, *lengths, 0).bounds
+        losses = model(
+            batch.features_NTF,
+            batch.feature_lengths_N,
+            batch.targets_NU,
+            batch.target_lengths_N,
+            step=0,
+        )
+        bounds = losses.bounds
     symbols = batch.targets_NU[0, : int(batch.target_lengths_N[0])].tolist()
     names = tokenizer.symbols
     seconds = batch.durations[0]
@@ -117,12 +130,16 @@ def draw_utterance(
     emissions: list[tuple[str, int]] = []
     text = ""
     if hypothesis is not None:
-        found = hypothesis.symbols, hypothesis.frames
-        tokens = timed_tokens(names, *found, hypothesis.symbol_scores)
-        words = timed_words(tokenizer, found[0], tokens, hypothesis.symbol_scores, seconds)
+        recognised, frames, scores = (
+            hypothesis.symbols,
+            hypothesis.frames,
+            hypothesis.symbol_scores,
+        )
+        tokens = timed_tokens(names, recognised, frames, scores)
+        words = timed_words(tokenizer, recognised, tokens, scores, seconds)
         tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words]))
-        emissions = [(names[s], frame) for s, frame in zip(*found, strict=True)]
-        text = tokenizer.decode(found[0])
+        emissions = [(names[s], frame) for s, frame in zip(recognised, frames, strict=True)]
+        text = tokenizer.decode(recognised)
     return utterance_figure(
         batch.features_NTF[0, : int(batch.feature_lengths_N[0])],
         emissions,

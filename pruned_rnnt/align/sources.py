@@ -1,4 +1,4 @@
-"""What is aligned: a prepared set, or one audio file with its text."""
+"""Align a split of prepared data, or one audio file with its text."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.windows import WindowEncoder
 
-# The search keeps about 40 bytes for each frame of each symbol: 8 GB.
-_MOST_NODES = 2 * 10**8
+# The search needs about 40 bytes per lattice node: 8 GB.
+_MAX_NODES = 2 * 10**8
 
 
 def align_set(
     model: TransducerModel, tokenizer: Tokenizer, data: DataModule, batches: Iterable[Batch]
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """Every utterance of a prepared set, whose batches `data` has made.
+    """Align every utterance of the batches, which come from a loader of `data`.
 
     Raises:
-        ValueError: the data were prepared with other tokens than the model has.
+        ValueError: the data were prepared with tokens other than the model's.
     """
     if data.tokenizer.symbols != tokenizer.symbols:
         raise ValueError(
@@ -48,13 +48,14 @@ def align_file(
     text: str,
     p99_duration: float | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """One audio file, named by its stem; long ones are encoded in windows.
+    """Align one audio file, with its stem as the utterance id; long audio is encoded in windows.
 
-    p99_duration: as of `WindowEncoder.as_trained`.
+    Args:
+        p99_duration: as for `WindowEncoder.as_trained`.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_audio`, or more audio and text than one search
-            can hold in memory.
+        FileNotFoundError, ValueError: as `read_audio`, or the audio and text are too long for
+            one search in memory.
     """
     samples_S = read_audio(path)
     features_TF = audio_features(samples_S)
@@ -63,10 +64,10 @@ def align_file(
     windows = WindowEncoder.as_trained(model, p99_duration)([features_TF])
     encoded_NTE = torch.cat([window.encoded_NTE for window in windows], dim=1)
     frames, symbols = encoded_NTE.size(1), targets_NU.size(1)
-    if frames * (symbols + 1) > _MOST_NODES:
+    if frames * (symbols + 1) > _MAX_NODES:
         raise ValueError(
-            f"{path} has {frames} frames and the text {symbols} symbols, whose product is above "
-            f"{_MOST_NODES}: align it in parts"
+            f"{path} has {frames} frames and the text {symbols} symbols; their product is above "
+            f"{_MAX_NODES}: split the audio and align the parts"
         )
     batch = Batch(
         features_NTF=features_TF[None],

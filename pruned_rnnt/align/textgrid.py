@@ -9,11 +9,11 @@ Interval = tuple[str, float, float]
 
 
 def textgrid(tiers: Sequence[tuple[str, Sequence[Interval]]], seconds: float) -> str:
-    """The file's text.
+    """The contents of a TextGrid file.
 
     Args:
-        tiers: name and intervals of each, in order of time and not overlapping; what lies between
-            them becomes empty intervals, as the format wants.
+        tiers: name and intervals of each tier, in order of time and not overlapping; gaps become
+            empty intervals, which the format requires.
         seconds: length of the audio.
     """
     ends = [interval[2] for _, intervals in tiers for interval in intervals]

@@ -1,4 +1,4 @@
-"""Batches with their texts to utterances with the times of their words."""
+"""Align batches: utterances with the times of their tokens and words."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruned_rnnt.align.best_path import align_symbols
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
 from pruned_rnnt.model.transducer_model import TransducerModel
 
-# Scripts that are written without spaces (kana, Han), and words between spaces.
+# A word is a character of a script without spaces (kana, Han), or other text between spaces.
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORDS = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignedUtterance:
-    """seconds: length of the audio; score: log-probability of the path.
+    """The alignment of one utterance.
 
-    has_unknown: the text holds something for which there is no token; it was aligned as `<unk>`.
+    seconds: length of the audio.
+    score: log-probability of the path.
+    has_unknown: the text has characters without a token, which were aligned as `<unk>`.
     """
 
     id: str
@@ -37,13 +39,13 @@ class AlignedUtterance:
 
     @property
     def word_score(self) -> float:
-        """`score` by the number of words; a Chinese or Japanese character counts as one."""
+        """`score` per word; each Chinese or Japanese character counts as a word."""
         return self.score / max(1, len(_WORDS.findall(self.text)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotAligned:
-    """An utterance which has no alignment, and why."""
+    """An utterance without an alignment, and the reason."""
 
     id: str
     reason: str
@@ -52,7 +54,7 @@ class NotAligned:
 def align_batches(
     model: TransducerModel, batches: Iterable[Batch], tokenizer: Tokenizer
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """Every utterance of the batches, as they come."""
+    """Align every utterance of the batches."""
     device = next(model.parameters()).device
     model.eval()
     for batch in batches:
@@ -69,13 +71,13 @@ def align_encoded(
     batch: Batch,
     tokenizer: Tokenizer,
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """Utterances of a batch whose encoder output (N, T, E) is already there."""
+    """Align a batch whose encoder output (N, T, E) with (N,) lengths is given."""
     names = tokenizer.symbols
-    found = align_symbols(model, encoded_NTE, lengths, batch.targets_NU, batch.target_lengths_N)
-    for n, path in enumerate(found):
+    targets = TargetBatch(encoded_NTE, lengths, batch.targets_NU, batch.target_lengths_N)
+    for n, path in enumerate(align_symbols(model, targets)):
         symbols = batch.targets_NU[n, : int(batch.target_lengths_N[n])].tolist()
         if path is None or not symbols:
-            reason = _why_not(len(symbols), int(lengths[n]), model.loss_config.rnnt_type)
+            reason = _failure_reason(len(symbols), int(lengths[n]), model.loss_config.rnnt_type)
             yield NotAligned(id=batch.ids[n], reason=reason)
             continue
         tokens = timed_tokens(names, symbols, path.frames, path.log_probs)
@@ -91,7 +93,7 @@ def align_encoded(
         )
 
 
-def _why_not(symbols: int, frames: int, rnnt_type: str) -> str:
+def _failure_reason(symbols: int, frames: int, rnnt_type: str) -> str:
     if symbols == 0:
         return "the text is empty"
     if frames == 0:
@@ -99,7 +101,7 @@ def _why_not(symbols: int, frames: int, rnnt_type: str) -> str:
     usable = frames - 1 if rnnt_type == "rna" else frames
     if rnnt_type != "regular" and symbols > usable:
         return (
-            f"{symbols} symbols do not fit {usable} frames: a model of rnnt_type "
-            f"{rnnt_type!r} emits one a frame at most"
+            f"{symbols} symbols do not fit into {usable} frames: a model of rnnt_type "
+            f"{rnnt_type!r} emits at most one per frame"
         )
-    return "the model gives its text no probability (infinite or NaN values)"
+    return "no path has a finite probability (infinite or NaN values in the model's output)"

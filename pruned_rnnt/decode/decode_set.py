@@ -1,4 +1,4 @@
-"""Decoding a whole set: search method from the configuration, texts, times, real-time factor."""
+"""Decode a split: build the search of a configuration; texts, times and real-time factor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
@@ -19,12 +20,8 @@ from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.setting_checks import check_at_least
-
-# Features come every 10 ms.
-FRAME_SECONDS = 0.01 * SUBSAMPLING_FACTOR
 
 # (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
 Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
@@ -32,21 +29,21 @@ Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How to search, and in what.
+    """The search method, its settings, and the data and checkpoint to decode.
 
-    method: greedy; modified_beam, with fusion; fast_beam_search, which needs k2.
-    split: which set of the prepared data.
+    method: greedy; modified_beam (supports fusion); fast_beam_search (needs k2).
+    split: split of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
         path of a checkpoint.
     use_average: decode with the running average of the parameters; not for checkpoint=average.
-    max_symbols_per_frame: of greedy search with models of loss.rnnt_type=regular; the others emit
-        one at most, and recognisers which run exported models take no more either.
-    skip_unknown: never emit `<unk>`, as those recognisers do.
-    beam_size, num_best, length_norm: of modified beam search.
-    chunk, left: encoder frames (40 ms) that a causal encoder sees together, and before them; 0: as
-        the model is configured.
-    metric: units in which the result files count errors: words, or characters without spaces.
+    max_symbols_per_frame: for greedy search with models of loss.rnnt_type=regular; other models,
+        and exported models in sherpa-onnx, emit at most one.
+    skip_unknown: never emit `<unk>`, like sherpa-onnx.
+    beam_size, num_best, length_norm: for modified beam search.
+    chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
+        as the model is configured.
+    metric: wer or cer: the result files count errors in words, or in characters without spaces.
     """
 
     method: Literal["greedy", "modified_beam", "fast_beam_search"] = "greedy"
@@ -68,10 +65,7 @@ class DecodeConfig:
         check_at_least("decode", self, max_symbols_per_frame=1, beam_size=1, num_best=1)
         check_at_least("decode", self, chunk=0, left=0)
         if self.fusion.enabled and self.method != "modified_beam":
-            raise ValueError(
-                f"decode.fusion needs decode.method=modified_beam, got {self.method}: only a beam "
-                "holds hypotheses to choose from"
-            )
+            raise ValueError(f"decode.fusion needs decode.method=modified_beam, got {self.method}")
         if self.num_best > 1 and self.method != "modified_beam":
             raise ValueError(
                 f"decode.num_best is {self.num_best}, which needs decode.method=modified_beam: "
@@ -80,7 +74,7 @@ class DecodeConfig:
 
     @property
     def label(self) -> str:
-        """Method, fusion with its scales, sizes other than the defaults; in names of results."""
+        """Method, fusion scales and sizes that are not defaults, for the names of result files."""
         fusion = self.fusion
         parts: list[str] = [self.method]
         for name, used, scale in (
@@ -106,7 +100,7 @@ class DecodeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """What was recognised in one utterance; best hypothesis first."""
+    """The hypotheses of one utterance, best first."""
 
     id: str
     reference: str
@@ -127,9 +121,10 @@ class Decoded:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedSet:
-    """Every utterance of a set, and how long the recogniser took.
+    """The decoded utterances of a split, and the time that decoding took.
 
-    audio_seconds: of speech; search_seconds: of encoder and search, without reading features.
+    audio_seconds: total duration of the audio.
+    search_seconds: time in encoder and search, without loading features.
     """
 
     utterances: tuple[Decoded, ...]
@@ -138,7 +133,7 @@ class DecodedSet:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of computation for a second of speech."""
+        """Seconds of computation per second of audio."""
         return self.search_seconds / max(self.audio_seconds, 1e-9)
 
 
@@ -148,12 +143,12 @@ def build_search(
     tokenizer: Tokenizer | None = None,
     language_model: LanguageModel | None = None,
 ) -> Search:
-    """The search of a configuration, to be used for many batches.
+    """Build the search of a configuration; one search can decode many batches.
 
     Args:
-        model: in evaluation mode; its parameters stay where they are while the search is used.
-        tokenizer: needed with an n-gram or neural model or hotwords in `config.fusion`.
-        language_model: what `config.fusion.lm` names.
+        model: in evaluation mode; do not move or replace its parameters while using the search.
+        tokenizer: required if `config.fusion` has a language model or hotwords.
+        language_model: the model that `config.fusion.lm` names.
 
     Raises:
         ValueError, FileNotFoundError: as the searches and scorers.
@@ -180,7 +175,7 @@ def build_search(
 
 @torch.inference_mode()
 def search_batch(model: TransducerModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
-    """Hypotheses of each utterance, best first; the model is expected in evaluation mode."""
+    """Hypotheses of each utterance, best first; the model must be in evaluation mode."""
     batch = batch.to(next(model.parameters()).device)
     encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
     return search(encoded_NTE, lengths)
@@ -193,7 +188,7 @@ def decode_set(
     config: DecodeConfig,
     language_model: LanguageModel | None = None,
 ) -> DecodedSet:
-    """Recognise every utterance of `batches`; arguments and errors as of `build_search`."""
+    """Decode every utterance of `batches`; other arguments and errors as for `build_search`."""
     utterances: list[Decoded] = []
     audio_seconds = search_seconds = 0.0
     model.eval()
@@ -212,7 +207,7 @@ def decode_set(
 def to_texts(
     batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]], tokenizer: Tokenizer
 ) -> list[Decoded]:
-    """Hypotheses of a batch with their texts and references."""
+    """The hypotheses of a batch with their texts and references."""
     return [
         Decoded(
             id=utterance,

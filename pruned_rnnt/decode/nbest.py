@@ -1,13 +1,13 @@
-"""Everything a search found, as JSON lines: n-best texts, scores, tokens and words with times.
+"""All hypotheses of a search as JSON lines: texts, scores, tokens and words with times.
 
-One line an utterance:
+One line per utterance:
 
     {"id": ..., "reference": ..., "hypotheses": [
         {"text": ..., "score": ..., "tokens": [{"token", "start", "end", "score"}, ...],
          "words": [{"word", "start", "end"}, ...]}, ...]}
 
-Times are seconds from the start of the utterance; scores are natural log-probabilities (with what
-fusion added), the best hypothesis first.
+Times are seconds from the start of the utterance. Scores are natural log-probabilities, including
+fusion. The best hypothesis comes first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 
 
 def write_hypotheses(path: Path, utterances: Iterable[Decoded], tokenizer: Tokenizer) -> None:
-    """Write one line an utterance, in their order."""
+    """Write one line for each utterance, in their order."""
     names = tokenizer.symbols
     with path.open("w", encoding="utf-8") as file:
         for utterance in utterances:

@@ -1,4 +1,4 @@
-"""From symbols at encoder frames to tokens and words at seconds."""
+"""Times in seconds of tokens and words, from the encoder frames of symbols."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 
 WORD_START = "▁"
-# A symbol comes before its word has been said to the end. With this much after the last one, word
-# ends of the synthetic corpus were 164 ms off in the mean, without it 254 ms.
+# Models emit the last symbol of a word before the word ends. With this addition, word ends of the
+# synthetic corpus had a mean error of 164 ms, without it 254 ms.
 _TAIL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedToken:
-    """A symbol, the seconds in which it is emitted, and its probability there.
+    """A symbol, the start and end of its frame in seconds, and its probability there.
 
-    Symbols of one frame share its 40 ms in equal parts, so that times never run backwards.
+    Symbols of one frame share its 40 ms in equal parts, so that times never decrease.
     """
 
     token: str
@@ -31,9 +31,9 @@ class TimedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWord:
-    """A word in seconds: from its first symbol to a little after its last, or to the next word.
+    """A word: from its first symbol to a little after its last, or to the next word, in seconds.
 
-    confidence: probability of its symbols, each given those before it, where they are emitted.
+    confidence: probability of its symbols at their frames, given the symbols before each.
     """
 
     word: str
@@ -48,11 +48,12 @@ def timed_tokens(
     frames: Sequence[int],
     log_probs: Sequence[float],
 ) -> tuple[TimedToken, ...]:
-    """Tokens of a path.
+    """The tokens of a path.
 
     Args:
-        names: of all symbols, in the order of their ids.
-        symbols, frames, log_probs: ids, their encoder frames in order, their log-probabilities.
+        names: the names of all symbols, in the order of their ids.
+        symbols, frames, log_probs: the ids of the path with their encoder frames, in order, and
+            log-probabilities.
     """
     tokens = []
     for position, (symbol, frame) in enumerate(zip(symbols, frames, strict=True)):
@@ -80,10 +81,10 @@ def timed_words(
     log_probs: Sequence[float],
     seconds: float = math.inf,
 ) -> tuple[TimedWord, ...]:
-    """Words of a path; a text without word starts is one word. Arguments as of `timed_tokens`.
+    """The words of a path; without word-start symbols it is one word. Arguments as `timed_tokens`.
 
     Args:
-        seconds: length of the audio, beyond which no word lasts.
+        seconds: length of the audio, at which the last word ends at the latest.
     """
     words = []
     for first, stop in word_spans([token.token for token in tokens]):
@@ -104,7 +105,7 @@ def timed_words(
 
 
 def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:
-    """First position and position after the last one of each word."""
+    """The first position and the end (exclusive) of each word."""
     starts = [i for i, name in enumerate(names) if i == 0 or name.startswith(WORD_START)]
     return list(pairwise([*starts, len(names)]))
 

@@ -1,11 +1,11 @@
-"""Looking into a lattice: what pruning kept, when symbols come, and a picture of it.
+"""Inspect a lattice: the probability that pruning keeps, the delay of symbols, pictures.
 
 | question | function |
 | --- | --- |
 | How much probability does the band keep? | `retained_mass` |
 | Is s_range too small? | `band_edge_mass` |
 | How late are the symbols? | `mean_symbol_delay` |
-| In which frame is each symbol? | `viterbi_alignment` of `log_prob_rows` |
+| In which frame is each symbol emitted? | `viterbi_alignment` of `log_prob_rows` |
 | How probable is each arc? | `occupancy_of_rows` of `log_prob_rows` |
 | What does it look like? | `lattice_figure`, `utterance_figure` |
 """

@@ -1,13 +1,13 @@
-"""The best path through a transducer lattice: in which frame each symbol is emitted.
+"""The best path through a transducer lattice: the frame in which each symbol is emitted.
 
 Axes: N batch, T frames, U symbols, S band (S = U + 1 for a full lattice), D steps of the search.
 
-Both families of recursions (see `pruned_rnnt.loss`) become one search over steps:
+One recursion over steps serves all topologies (see `pruned_rnnt.loss`):
 
     best(d + 1, u) = max( best(d, u) + blank(d, u), best(d, u - 1) + emit(d, u - 1) )
 
-'regular' counts its steps along antidiagonals, d = t + u, where a blank and a symbol both take one
-step; the other types count frames, d = t, because there a symbol takes a frame too.
+For 'regular' the steps are antidiagonals, d = t + u, because a blank and a symbol both take one
+step. For the other topologies they are frames, d = t, because a symbol also takes a frame.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _RNNT_TYPES = ("regular", "modified", "constrained", "rna")
 
 
 class Alignment(NamedTuple):
-    """frames: (N, U) int32, the frame of each symbol, -1 where there is none (u >= U_n, no path).
+    """The best path of each utterance.
 
-    score: (N,), the log-probability of the best path, -inf where there is none.
+    frames: (N, U) int32, the frame of each symbol; -1 for u >= U_n, and if there is no path.
+    score: (N,), the log-probability of the path; -inf if there is no path.
     """
 
     frames: Tensor
@@ -42,21 +43,21 @@ def viterbi_alignment(
     bounds: Bounds | None = None,
     rnnt_type: str = "regular",
 ) -> Alignment:
-    """Frame of each symbol on the most probable path; of equal paths the one that emits earliest.
+    """The frame of each symbol on the most probable path; of equal paths, the earliest emissions.
 
     Args:
         emit, blank: (N, T, S) log-probabilities of emitting target u + 1 and of a blank in node
-            (t, u), with u = the column, or start(t) + column inside a band. Emissions of column
-            U_n are ignored.
+            (t, u), where u is the column, or start(t) + column in a band. Emissions of column U_n
+            are ignored.
         logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
-        bounds: the band that the columns belong to; None for a full lattice, S = U + 1.
+        bounds: the band whose columns are given; None for a full lattice, S = U + 1.
         rnnt_type: 'regular', 'modified', 'constrained' or 'rna'.
 
     Returns:
-        Alignment. With a band, frames is as wide as the longest target, else (N, S - 1).
+        Alignment. The width of frames is that of the longest target with a band, else S - 1.
 
     Raises:
-        ValueError: an unknown rnnt_type, shapes that differ, or a band of another size.
+        ValueError: the rnnt_type is unknown, the shapes differ, or the band has another size.
     """
     if rnnt_type not in _RNNT_TYPES:
         raise ValueError(f"rnnt_type is {rnnt_type!r}; it must be one of {', '.join(_RNNT_TYPES)}")
@@ -82,14 +83,14 @@ def viterbi_alignment(
     if rnnt_type == "regular":
         # Step d = t + u emits symbol u in frame t.
         steps = steps - torch.arange(steps.shape[1], device=steps.device)
-    reached = (score > -torch.inf)[:, None] & (
+    has_path = (score > -torch.inf)[:, None] & (
         torch.arange(steps.shape[1], device=steps.device) < symbol_counts[:, None]
     )
-    return Alignment(torch.where(reached, steps, -1).to(torch.int32), score)
+    return Alignment(torch.where(has_path, steps, -1).to(torch.int32), score)
 
 
 def _unband(rows_NTS: Tensor, bounds: Bounds, columns: int) -> Tensor:
-    """The band's rows at their place in the full lattice (N, T, columns); -inf outside the band."""
+    """Place the band's rows in the full lattice (N, T, columns); -inf outside the band."""
     if bounds.start.shape != rows_NTS.shape[:2] or bounds.s_range != rows_NTS.shape[2]:
         raise ValueError(
             f"bounds are for (N, T, S) = {(*bounds.start.shape, bounds.s_range)}; "
@@ -104,11 +105,11 @@ def _unband(rows_NTS: Tensor, bounds: Bounds, columns: int) -> Tensor:
 def _without_forbidden_symbols(
     emit_NTU: Tensor, blank_NTU: Tensor, frame_counts: Tensor, symbol_counts: Tensor, rnnt_type: str
 ) -> Tensor:
-    """Emission weights with -inf where no symbol may be emitted, and constrained's blank added."""
+    """Emission weights, -inf if no symbol may be emitted; 'constrained' adds the blank above."""
     if rnnt_type == "constrained":
         next_blank = torch.nn.functional.pad(blank_NTU[:, :, 1:], (0, 1), value=-torch.inf)
         emit_NTU = emit_NTU + next_blank
-    # rna: the last transition is a blank, so the last frame emits nothing.
+    # rna: the last transition is a blank, so the last frame cannot emit.
     usable_frames = frame_counts - 1 if rnnt_type == "rna" else frame_counts
     time = torch.arange(emit_NTU.shape[1], device=emit_NTU.device)
     column = torch.arange(emit_NTU.shape[2], device=emit_NTU.device)
@@ -131,7 +132,7 @@ def _antidiagonals(rows_NTU: Tensor) -> Tensor:
 def _search(
     emit_NDU: Tensor, blank_NDU: Tensor, last_step: Tensor, symbol_counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Best scores (N,), and moved (N, D, U + 1): whether a symbol led to node (d + 1, u)."""
+    """Best scores (N,), and moved (N, D, U + 1): True if a symbol leads to node (d + 1, u)."""
     batch, steps, columns = blank_NDU.shape
     best = blank_NDU.new_full((batch, columns), -torch.inf)
     best[:, 0] = 0.0

@@ -1,4 +1,4 @@
-"""When symbols are emitted, and how late that is against a reference.
+"""When symbols are emitted, and the delay relative to a reference.
 
 Axes: N batch, T frames, U symbols.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SymbolDelay(NamedTuple):
-    """In frames; NaN where there is no symbol (u >= U_n) or no path.
+    """Times in frames; NaN for u >= U_n, and if there is no path.
 
     frames: (N, U), the expected emission frame of each symbol.
     delay: (N, U), frames minus the reference.
@@ -38,11 +38,11 @@ def mean_symbol_delay(
     Args:
         occupancy: emit (N, T, U + 1), the posterior of emitting symbol u + 1 in frame t.
         logit_lengths, target_lengths: (N,).
-        reference_frames: (N, U), when each symbol ends in truth, in (fractions of) encoder frames;
-            NaN for a symbol without a known time. Without it delays count from frame 0.
+        reference_frames: (N, U), the true end of each symbol in (fractional) encoder frames; NaN if
+            unknown. Default: frame 0 for all symbols.
 
     Returns:
-        SymbolDelay. Multiply by the seconds of an encoder frame for seconds.
+        SymbolDelay. Multiply by the duration of an encoder frame for seconds.
 
     Raises:
         ValueError: reference_frames is not (N, U).

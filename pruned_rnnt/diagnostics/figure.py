@@ -1,6 +1,6 @@
-"""A picture of one utterance's lattice: occupancy, the band that pruning kept, the alignment.
+"""A picture of one utterance's lattice: occupancy, pruning band and alignment.
 
-Drawn through matplotlib's object interface: no pyplot, no global state, no display. matplotlib is
+It uses matplotlib's object interface: no pyplot, no global state, no display. matplotlib is
 imported when the first figure is drawn.
 
 Axes: N batch, T frames, U symbols.
@@ -30,9 +30,9 @@ FAINT_INK = "#6b7280"
 _BAND = "#f08c00"
 _BAND_TINT = "#fff5e6"
 PATH = "#c2255c"
-# Nothing through teal to near black: the band's tint shows where there is no probability.
+# From transparent through teal to near black: the band's tint shows through at probability 0.
 _COLOURS = ("#e4f4f300", "#cfe9e8c0", "#9fd3d0", "#4aa5a8", "#1b6f7d", "#123f55", "#0b1d33")
-# Posteriors span decades; this exponent shows 1% as a visible tint.
+# Posteriors span several decades; with this exponent, 1% is visible.
 _GAMMA = 0.45
 _MAX_TOKEN_LABELS = 48
 
@@ -58,17 +58,18 @@ def lattice_figure(
         occupancy: emit, blank (N, T, U + 1), e.g. from `rnnt_loss_simple`.
         bounds: the band, start (N, T) and s_range.
         alignment: from `viterbi_alignment`, or frames (N, U), or the frames (U,) of this utterance.
-        index: which utterance of the batch.
-        logit_length, target_length: T_n and U_n of this utterance; default: as padded.
+        index: index of the utterance in the batch.
+        logit_length, target_length: T_n and U_n of this utterance; default: the padded sizes.
         tokens: the target's symbols as text, for the vertical axis; at least U_n of them.
-        title: above the picture.
-        frame_seconds: seconds of an encoder frame; adds an axis in seconds.
+        title: title of the picture.
+        frame_seconds: duration of an encoder frame; adds an axis in seconds.
 
     Returns:
-        A Figure; `figure.savefig(path)` and TensorBoard's `add_figure` take it.
+        A Figure for `figure.savefig(path)` or TensorBoard's `add_figure`.
 
     Raises:
-        ValueError: index or lengths outside the occupancy, or fewer tokens than symbols.
+        ValueError: the index or a length is outside the occupancy, or there are fewer tokens than
+            symbols.
     """
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -98,14 +99,14 @@ def draw_lattice(
     index: int,
     tokens: Sequence[str] | None,
 ) -> Any:
-    """Draw one utterance's lattice into axes whose x is encoder frames; returns the image.
+    """Draw one utterance's lattice, with encoder frames as x; returns the image.
 
     Args:
-        node_TU: of `lattice_visits`.
-        bounds, alignment, index, tokens: as of `lattice_figure`.
+        node_TU: from `lattice_visits`.
+        bounds, alignment, index, tokens: as for `lattice_figure`.
 
     Raises:
-        ValueError: fewer tokens than symbols.
+        ValueError: there are fewer tokens than symbols.
     """
     frame_count, columns = node_TU.shape
     if tokens is not None and len(tokens) < columns - 1:
@@ -118,14 +119,14 @@ def draw_lattice(
         _draw_band(axes, bounds, index, frame_count, columns)
     if alignment is not None:
         _draw_alignment(axes, alignment, index, frame_count, columns)
-    _dress(axes, frame_count, columns, tokens)
+    _decorate(axes, frame_count, columns, tokens)
     return image
 
 
 def add_colour_bar(figure: Figure, image: Any, axes: Axes) -> None:
-    """What the tints of a lattice mean."""
+    """Add a colour bar that explains the tints of a lattice."""
     bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=32, ticks=[0.0, 0.01, 0.1, 0.3, 0.6, 1])
-    bar.set_label("probability that a path passes", color=FAINT_INK, fontsize=8)
+    bar.set_label("probability that a path visits the node", color=FAINT_INK, fontsize=8)
     bar.ax.tick_params(labelsize=7, colors=FAINT_INK, length=2)
     bar.outline.set_visible(False)
 
@@ -149,12 +150,12 @@ def lattice_visits(
 
 
 def lattice_size(frame_count: int, columns: int) -> tuple[float, float]:
-    """Inches: wide enough for the frames, high enough for a label a symbol, within reason.
+    """Width and height in inches, for the frames and for a label per symbol, within limits.
 
-    A minute of speech is as wide as it gets; more would be beyond what viewers show.
+    The width stops growing at a minute of speech, because viewers cannot show wider pictures.
     """
     width = 4.5 + frame_count * 0.045
-    # Beyond 8 s, frames get less and less room.
+    # Beyond 8 s, each frame is narrower.
     width = min(max(width, 6.5), 13.0) + max(0.0, min(width, 72.0) - 13.0) * 0.25
     height = min(max(1.6 + columns * 0.19, 3.2), 9.0)
     return width, height
@@ -175,7 +176,7 @@ def _draw_visits(axes: Axes, node_TU: Tensor) -> Any:
 
 
 def _draw_band(axes: Axes, bounds: Bounds, index: int, frame_count: int, columns: int) -> None:
-    """The kept nodes, as one closed staircase: a tint below the image, an outline above it."""
+    """Draw the band as a closed staircase: a tint below the image, an outline above it."""
     from matplotlib.patches import Polygon
 
     starts = bounds.start[index, :frame_count].tolist()
@@ -205,12 +206,12 @@ def _draw_band(axes: Axes, bounds: Bounds, index: int, frame_count: int, columns
 def _draw_alignment(
     axes: Axes, alignment: Alignment | Tensor, index: int, frame_count: int, columns: int
 ) -> None:
-    """The best path as a staircase through the nodes, a dot at each emission."""
+    """Draw the best path as a staircase through the nodes, with a dot at each emission."""
     frames = alignment.frames if isinstance(alignment, Alignment) else alignment
     row = frames[index] if frames.ndim == 2 else frames
     emitted = [int(frame) for frame in row.tolist()[: columns - 1]]
     if any(frame < 0 for frame in emitted):
-        return  # no path, nothing to draw
+        return  # no path
     xs, ys = [0.0], [0.0]
     for symbol, frame in enumerate(emitted):
         xs += [frame, frame]
@@ -233,8 +234,8 @@ def _draw_alignment(
     )
 
 
-def _dress(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] | None) -> None:
-    """Limits, labels, ticks, legend: everything around the picture."""
+def _decorate(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] | None) -> None:
+    """Set limits, labels, ticks and legend."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(-0.5, frame_count - 0.5)
@@ -242,7 +243,7 @@ def _dress(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] | N
     plain_axes(axes)
     axes.set_xlabel("encoder frame", color=INK, fontsize=9)
     if tokens is not None:
-        # Of long texts every second, third, ... symbol is named.
+        # For long texts, only every second, third, ... symbol is labelled.
         step = -(-columns // _MAX_TOKEN_LABELS)
         names = ["start", *(printable(t) for t in tokens[: columns - 1])]
         axes.set_yticks(range(0, columns, step), names[::step])
@@ -266,7 +267,7 @@ def _dress(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] | N
 
 
 def plain_axes(axes: Axes) -> None:
-    """The look that all pictures share."""
+    """Set the style that all pictures share."""
     axes.set_facecolor(PAPER)
     for spine in axes.spines.values():
         spine.set_color("#d4d7dd")

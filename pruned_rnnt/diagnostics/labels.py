@@ -1,6 +1,6 @@
-"""Texts in pictures: any script that some installed font has, and code points for the others.
+"""Texts in pictures, in any script for which a font is installed; else code points.
 
-matplotlib draws a box for a character that the font lacks, also where another font has it.
+matplotlib draws a box for a character that its font lacks, even if another font has it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tried before all other fonts: those which look like the letters around them.
+# These fonts are tried first, because they match the style of the default font.
 _PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "Droid Sans", "IPA", "Nanum")
-# Fonts of formulas, and one that has a box for every character there is.
+# Fonts for formulas, and one that has a box for every character.
 _NO_TEXT = ("Last Resort", "STIX", "cm")
 
 
 def printable(text: str) -> str:
-    """A text as it should stand in a picture.
+    """Prepare a text for a picture.
 
-    Word boundaries of tokens are light and nothing is a formula. A character that no installed font
-    has becomes its code point; the first one is named in a warning.
+    Word-start marks of tokens become underscores, and `$` does not start a formula. Characters that
+    no installed font has become code points; a warning names the first one.
     """
     shown = ""
     is_code = False
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
         if is_code:
             _warn_once(character)
             character = f"U+{ord(character):04X}"
-        # Code points stand apart from what is beside them.
+        # Spaces separate code points from adjacent characters.
         if (is_code or was_code) and shown[-1:].strip(" _\n") and not character.isspace():
             shown += " "
         shown += character
@@ -41,24 +41,24 @@ def printable(text: str) -> str:
 
 
 def use_fonts_of_labels(figure: Figure) -> None:
-    """Gives all texts of a figure the fonts that `printable` has found so far."""
+    """Set the fonts that `printable` has found so far for all texts of a figure."""
     from matplotlib import rcParams
     from matplotlib.text import Text
 
-    if _found:
+    if _families:
         for text in figure.findobj(Text):
-            text.set_fontfamily([*rcParams["font.family"], *_found])
+            text.set_fontfamily([*rcParams["font.family"], *_families])
 
 
-# Families that have what the usual font lacks, in the order in which they were needed.
-_found: list[str] = []
-# Characters that no font has.
+# Font families for characters that the default font lacks, in the order of first use.
+_families: list[str] = []
+# Characters that no installed font has.
 _missing: set[str] = set()
 
 
 @functools.lru_cache(maxsize=100_000)
 def _family_with(character: str) -> str | None:
-    """The family of a font with the character: "" for the usual one; None where there is none."""
+    """A font family with the character: "" for the default font; None if there is none."""
     from matplotlib.font_manager import FontProperties, findfont
 
     code = ord(character)
@@ -70,25 +70,25 @@ def _family_with(character: str) -> str | None:
         return ""
     for family, path in _fonts():
         if code in _characters(path):
-            if family not in _found:
-                _found.append(family)
+            if family not in _families:
+                _families.append(family)
             return family
     return None
 
 
 @functools.cache
 def _fonts() -> list[tuple[str, str]]:
-    """Family and file of the installed fonts, those first which are preferred."""
+    """Families and files of the installed fonts, preferred ones first."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = {entry.fname for entry in fontManager.ttflist}
-    # matplotlib's own list is of the day when it was made.
+    # matplotlib's cached list may lack fonts that were installed later.
     for path in findSystemFonts():
         if path not in known:
             try:
                 fontManager.addfont(path)
-            except Exception as error:  # whatever a broken font makes of it
-                logger.debug("font %s cannot be read: %s", path, error)
+            except Exception as error:  # broken fonts raise many kinds of errors
+                logger.debug("cannot read font %s: %s", path, error)
     fonts = {entry.name: entry.fname for entry in reversed(fontManager.ttflist)}
     texts = [font for font in sorted(fonts.items()) if not font[0].startswith(_NO_TEXT)]
     return sorted(texts, key=lambda font: not font[0].startswith(_PREFERRED))
@@ -100,17 +100,17 @@ def _characters(path: str) -> frozenset[int]:
 
     try:
         return frozenset(FT2Font(path).get_charmap())
-    except Exception as error:  # a font that was removed or is broken
-        logger.debug("font %s cannot be read: %s", path, error)
+    except Exception as error:  # the font was removed or is broken
+        logger.debug("cannot read font %s: %s", path, error)
         return frozenset()
 
 
 def _warn_once(character: str) -> None:
     if not _missing:
         logger.warning(
-            "no installed font has U+%04X: pictures show such characters by their code points; the "
-            "package fonts-noto-cjk (Debian, Ubuntu) or google-noto-sans-cjk-fonts (Fedora) has "
-            "Chinese, Japanese and Korean",
+            "no installed font has U+%04X: pictures show code points instead of such characters. "
+            "For Chinese, Japanese and Korean, install the package fonts-noto-cjk (Debian, "
+            "Ubuntu) or google-noto-sans-cjk-fonts (Fedora)",
             ord(character),
         )
     _missing.add(character)

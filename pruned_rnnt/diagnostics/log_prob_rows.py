@@ -1,6 +1,6 @@
-"""Log-probabilities of the arcs of a lattice, from a joiner's logits, and their occupancies.
+"""Log-probabilities of the arcs of a lattice from a joiner's logits, and their occupancies.
 
-Axes: N batch, T frames, U symbols, S columns a frame (U + 1, or a band's s_range), V vocabulary.
+Axes: N batch, T frames, U symbols, S columns per frame (U + 1, or s_range of a band), V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LogProbRows(NamedTuple):
-    """emit, blank: (N, T, S) log-probabilities, -inf where there is no such arc. No gradient."""
+    """emit, blank: (N, T, S) log-probabilities without gradient, -inf for missing arcs."""
 
     emit: Tensor
     blank: Tensor
@@ -39,19 +39,19 @@ def log_prob_rows(
     from_log_probs: bool = False,
     hat: bool = False,
 ) -> LogProbRows:
-    """Log-probability of the next symbol and of a blank in every node.
+    """Log-probabilities of the next symbol and of blank in every node.
 
     Args:
         logits: (N, T, S, V), of any floating type.
         targets: (N, U) integers; logit_lengths, target_lengths: (N,).
-        bounds: the band that the columns belong to; None for a full lattice, S = U + 1.
+        bounds: the band whose columns are given; None for a full lattice, S = U + 1.
         blank, from_log_probs, hat: as in `pruned_rnnt.rnnt_loss`.
 
     Returns:
-        LogProbRows in float64 for float64 logits, else in float32.
+        LogProbRows, in float64 for float64 logits, else in float32.
 
     Raises:
-        ValueError: logits are not (N, T, S, V) for these targets or this band.
+        ValueError: the shape of logits is not (N, T, S, V) for these targets or this band.
     """
     columns = targets.shape[1] + 1 if bounds is None else bounds.s_range
     if logits.ndim != 4 or logits.shape[2] != columns:
@@ -60,7 +60,7 @@ def log_prob_rows(
         )
     batch, frame_count, _, size = logits.shape
     shape = (batch, frame_count, columns)
-    emit, stay, scratch = (
+    emit, blanks, scratch = (
         torch.empty(shape, dtype=accumulator(logits.dtype), device=logits.device) for _ in range(3)
     )
     start = None if bounds is None else bounds.start.contiguous()
@@ -76,10 +76,10 @@ def log_prob_rows(
         blank,
         HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         emit.view(-1),
-        stay.view(-1),
+        blanks.view(-1),
         scratch.view(-1),
     )
-    return LogProbRows(emit, stay)
+    return LogProbRows(emit, blanks)
 
 
 @torch.no_grad()
@@ -90,10 +90,10 @@ def occupancy_of_rows(
     *,
     rnnt_type: str = "regular",
 ) -> Occupancy:
-    """How probable each arc of a full lattice is, given its log-probabilities.
+    """The posterior probability of each arc of a full lattice.
 
     Args:
-        rows: (N, T, U + 1), as `log_prob_rows` gives them without a band.
+        rows: (N, T, U + 1), from `log_prob_rows` without a band.
         logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
         rnnt_type: as in `pruned_rnnt.rnnt_loss`.
     """

@@ -1,4 +1,4 @@
-"""How much probability mass the pruning band keeps, and whether it is wide enough.
+"""The probability mass that the pruning band keeps, and whether the band is wide enough.
 
 Axes: N batch, T frames, U symbols, S band. Occupancies are rows (N, T, U + 1): `emit` and `blank`
 hold the posterior probability that a path takes that arc out of node (t, u).
@@ -14,16 +14,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from pruned_rnnt.loss.results import Bounds, Occupancy
 
-# A frame counts as covered by the columns that hold all but this share of its mass.
+# Columns cover a frame if they have all but this share of its mass.
 _TAIL = 1e-3
-# Share of the frames that a suggested width has to cover.
+# A suggested width covers this share of the frames.
 _COVERED_FRAMES = 0.99
-# Mass on the edges of the band above which the band is called too narrow.
+# With more than this share of the mass on its edges, the band is too narrow.
 _EDGE_LIMIT = 0.02
 
 
 class RetainedMass(NamedTuple):
-    """Shares in [0, 1], each (N,): of all arcs, of the symbols' arcs, of the blanks' arcs."""
+    """Kept shares in [0, 1], each (N,): of all arcs, of the emit arcs, of the blank arcs."""
 
     total: Tensor
     emit: Tensor
@@ -31,11 +31,11 @@ class RetainedMass(NamedTuple):
 
 
 class BandEdgeMass(NamedTuple):
-    """Mass on the columns of the band beyond which the lattice goes on.
+    """Mass on the first and last columns of the band, if the lattice continues beyond them.
 
     lower, upper: (N,), the share of the band's mass on its first and last column.
-    needed_s_range: the width that holds 99.9% of the mass in 99% of the frames of the batch.
-    advice: one sentence on whether s_range fits.
+    needed_s_range: the width that has 99.9% of the mass in 99% of the frames of the batch.
+    advice: a sentence that recommends an s_range.
     """
 
     lower: Tensor
@@ -52,24 +52,23 @@ def retained_mass(
     *,
     rnnt_type: str = "regular",
 ) -> RetainedMass:
-    """Share of the probability mass whose arcs lie inside the band.
+    """The share of the probability mass whose arcs are inside the band.
 
-    An arc is kept when both of its nodes are in the band, as in the pruned recursion. 1 means that
-    pruning changes nothing; the share lost by `emit` is the mean share of symbols whose emission
-    is cut.
+    An arc is kept if both of its nodes are in the band, as in the pruned recursion. 1 means that
+    pruning has no effect; 1 - `emit` is the mean share of symbols whose emission is cut.
 
     Args:
-        occupancy: of the full lattice, e.g. from `rnnt_loss_simple`; emit, blank (N, T, U + 1).
+        occupancy: of the full lattice, such as from `rnnt_loss_simple`; emit, blank (N, T, U + 1).
         bounds: the band, start (N, T) and s_range.
         logit_lengths, target_lengths: (N,).
-        rnnt_type: of the loss that the occupancy is from.
+        rnnt_type: topology of the loss that gave the occupancy.
 
     Returns:
         RetainedMass. An utterance without symbols has emit = 1.
     """
     valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
     inside = _band_nodes(occupancy.emit, bounds)
-    # The last frame's arcs leave the lattice: they end in the final node, which is always kept.
+    # Arcs of the last frame end in the final node, which is always kept.
     frames = torch.arange(occupancy.emit.shape[1], device=inside.device)
     is_last = (frames[None, :] >= logit_lengths.to(inside.device)[:, None] - 1)[:, :, None]
     blank_kept = inside & (_next_frame(inside) | is_last)
@@ -77,7 +76,7 @@ def retained_mass(
     emit = torch.where(valid, occupancy.emit, 0.0)
     blank = torch.where(valid, occupancy.blank, 0.0)
     if rnnt_type == "constrained":
-        # The blank that follows a symbol is part of the symbol's arc, and passes (t, u + 1).
+        # The blank that follows a symbol is part of the symbol's arc, which visits (t, u + 1).
         blank = blank - torch.nn.functional.pad(emit[:, :, :-1], (1, 0))
     if rnnt_type in ("regular", "constrained"):
         emit_kept = emit_kept & _next_column(inside)
@@ -94,10 +93,10 @@ def retained_mass(
 def band_edge_mass(
     occupancy: Occupancy, bounds: Bounds, logit_lengths: Tensor, target_lengths: Tensor
 ) -> BandEdgeMass:
-    """Mass on the edges of the band: if it is large, paths press against the band.
+    """Mass on the edges of the band; if it is large, the band cuts probable paths.
 
-    Only edges that cut something count: the first column where start > 0, the last column where it
-    is below U_n.
+    An edge counts only if the lattice continues beyond it: the first column if start > 0, the last
+    column if it is below U_n.
 
     Args:
         occupancy: of the full lattice; emit, blank (N, T, U + 1).
@@ -105,7 +104,7 @@ def band_edge_mass(
         logit_lengths, target_lengths: (N,).
 
     Returns:
-        BandEdgeMass with an advice on s_range.
+        BandEdgeMass, with a recommendation for s_range.
     """
     valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
     node_NTU = torch.where(valid, occupancy.emit + occupancy.blank, 0.0)
@@ -129,17 +128,17 @@ def _advice(s_range: int, edge: float, needed: int) -> str:
             f"try s_range={needed}."
         )
     if needed + 2 <= s_range and edge <= _EDGE_LIMIT:
-        # One spare column keeps the band from cutting the next batch.
+        # The suggestion has one spare column for other batches.
         return (
             f"s_range={s_range} is larger than needed: {edge:.1%} of the probability lies on the "
-            f"edge of the band; s_range={needed + 1} keeps {_COVERED_FRAMES:.0%} of the frames "
-            "whole and is faster."
+            f"edge of the band; s_range={needed + 1} covers {_COVERED_FRAMES:.0%} of the frames "
+            "and is faster."
         )
     return f"s_range={s_range} fits: {edge:.1%} of the probability lies on the edge of the band."
 
 
 def _needed_s_range(node_NTU: Tensor) -> int:
-    """Smallest width that covers all but a small tail of the mass in nearly every frame."""
+    """The smallest width that covers all but a small tail of the mass in nearly every frame."""
     total = node_NTU.sum(dim=2)
     frames = total > 0
     if not bool(frames.any()):
@@ -180,7 +179,7 @@ def _next_column(mask_NTU: Tensor) -> Tensor:
 
 
 def _share(mass: Tensor, kept: Tensor, empty: float = 1.0) -> Tensor:
-    """Kept mass over all mass, (N,); `empty` where there is no mass."""
+    """Kept mass over all mass, (N,); `empty` if there is no mass."""
     total = mass.sum(dim=(1, 2))
     part = torch.where(kept, mass, 0.0).sum(dim=(1, 2))
     return torch.where(total > 0, part / total.clamp_min(torch.finfo(total.dtype).tiny), empty)

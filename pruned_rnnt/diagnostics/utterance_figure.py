@@ -1,4 +1,4 @@
-"""A picture of one utterance: what was heard, what was recognised when, and the lattice below it.
+"""A picture of one utterance: spectrogram with recognised tokens, words, and the lattice.
 
 Axes: T encoder frames, F mel bins, U symbols.
 """
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.loss.results import Bounds, Occupancy
 
-# A label needs about this much room, in inches; of closer ones only the first is written.
+# A label needs about this many inches; of labels that are closer, only the first is drawn.
 _LABEL_INCHES = 0.11
-# Letters of the title in an inch.
-_LETTERS = 12
+# Characters of the title per inch.
+_CHARACTERS = 12
 _TRACK_TINTS = ("#d0ebff", "#ffe3ec", "#e6fcf5")
 
 
 class Track(NamedTuple):
-    """A row of words: name, and (word, begin, end) in (fractions of) encoder frames."""
+    """A row of words: its name, and (word, begin, end) in (fractional) encoder frames."""
 
     name: str
     words: Sequence[tuple[str, float, float]]
@@ -60,20 +60,20 @@ def utterance_figure(
     frame_seconds: float,
     title: str = "",
 ) -> Figure:
-    """Draw an utterance which is the only one of its batch.
+    """Draw an utterance that is the only one of its batch.
 
     From top to bottom: the spectrogram with the recognised tokens at their frames, rows of words,
-    and the lattice of the reference as in `lattice_figure`, all over the same time.
+    and the lattice of the reference as in `lattice_figure`, all on the same time axis.
 
     Args:
-        features_TF: log-mel energies, any whole number of them an encoder frame.
+        features_TF: log-mel energies, a whole number of frames per encoder frame.
         emissions: recognised tokens and the encoder frames in which they were emitted.
         tracks: rows of words to compare.
-        occupancy, bounds, alignment: of the reference, N = 1.
-        target_length, logit_length: its symbols and encoder frames.
+        occupancy, bounds, alignment: those of the reference, N = 1.
+        target_length, logit_length: numbers of its symbols and encoder frames.
         tokens: the reference's symbols as text.
-        frame_seconds: seconds of an encoder frame.
-        title: above the picture; long lines are broken, and cut after three.
+        frame_seconds: duration of an encoder frame.
+        title: title of the picture; long lines are wrapped, and cut after three.
     """
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -87,10 +87,10 @@ def utterance_figure(
     figure.set_facecolor(PAPER)
     spectrogram, words, lattice = figure.subplots(3, 1, sharex=True, height_ratios=heights)
     image = draw_lattice(lattice, node_TU, bounds, alignment, index=0, tokens=tokens)
-    frames_an_inch = logit_length / width
+    frames_per_inch = logit_length / width
     per_frame = max(1, len(features_TF) // max(1, logit_length))
     _draw_spectrogram(spectrogram, features_TF[: per_frame * logit_length], logit_length)
-    _draw_emissions(spectrogram, emissions, _LABEL_INCHES * frames_an_inch)
+    _draw_emissions(spectrogram, emissions, _LABEL_INCHES * frames_per_inch)
     _draw_tracks(words, tracks)
     for axes in (spectrogram, words):
         plain_axes(axes)
@@ -102,7 +102,7 @@ def utterance_figure(
     lines = [
         part
         for line in title.splitlines()
-        for part in wrap(printable(line), int(width * _LETTERS), max_lines=3, placeholder=" ...")
+        for part in wrap(printable(line), int(width * _CHARACTERS), max_lines=3, placeholder=" ...")
     ]
     figure.suptitle("\n".join(lines), color=INK, fontsize=10, x=0.01, ha="left")
     use_fonts_of_labels(figure)
@@ -124,14 +124,14 @@ def _draw_spectrogram(axes: Axes, features_TF: Tensor, frames: int) -> None:
     axes.set_ylabel("mel bin", color=INK, fontsize=9)
 
 
-def _draw_emissions(axes: Axes, emissions: Sequence[tuple[str, int]], room: float) -> None:
-    """Lines at the frames of the tokens, which stand above where there is room for them."""
+def _draw_emissions(axes: Axes, emissions: Sequence[tuple[str, int]], label_frames: float) -> None:
+    """Draw lines at the frames of the tokens, and labels above them if there is room."""
     free = -1.0
     for token, frame in emissions:
         axes.axvline(frame, color=PATH, linewidth=0.8, alpha=0.75)
         if frame < free:
             continue
-        free = frame + room
+        free = frame + label_frames
         axes.annotate(
             printable(token),
             (frame, 1.0),

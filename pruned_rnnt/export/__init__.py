@@ -1,1 +1,1 @@
-"""Models that leave: ONNX folders which sherpa-onnx runs, and single files to load back."""
+"""Export models: ONNX folders that sherpa-onnx runs, and torch files."""

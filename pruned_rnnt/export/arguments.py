@@ -1,4 +1,4 @@
-"""The options of `pruned-rnnt export`; imports nothing heavy, as every command needs it."""
+"""The options of `pruned-rnnt export`; light imports only, as every command loads it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,39 @@ from pathlib import Path
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add everything but the run and its overrides."""
-    parser.add_argument("--format", choices=("onnx", "torch", "icefall"), default="onnx")
+    """Add all arguments except the run and its settings."""
+    parser.add_argument(
+        "--format", choices=("onnx", "torch", "icefall"), default="onnx", help="(default: onnx)"
+    )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="default: RUN/export/FORMAT[-streaming]"
     )
     parser.add_argument(
-        "--streaming", action="store_true", help="a chunk at a time (causal models only)"
+        "--streaming",
+        action="store_true",
+        help="export for streams of audio, transcribed chunk by chunk (causal models only)",
     )
     parser.add_argument(
-        "--chunk", type=int, default=0, metavar="N", help="frames (40 ms); default: as trained"
+        "--chunk",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --streaming: encoder frames (40 ms) in a chunk (default: as trained)",
     )
     parser.add_argument(
-        "--left", type=int, default=0, metavar="N", help="frames seen before; default: as trained"
+        "--left",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --streaming: encoder frames of left context (default: as trained)",
     )
-    parser.add_argument("--int8", action="store_true", help="write int8 files as well")
-    parser.add_argument("--fp16", action="store_true", help="write half precision files as well")
+    parser.add_argument("--int8", action="store_true", help="also write int8 files")
+    parser.add_argument("--fp16", action="store_true", help="also write half-precision files")
     parser.add_argument(
         "--verify",
         type=Path,
         nargs="+",
         metavar="AUDIO",
-        help="compare with torch, and sherpa-onnx's texts with ours; exit code 1 if they differ",
+        help="compare outputs of the ONNX files with torch, and texts of sherpa-onnx with those of "
+        "greedy search; exit code 1 if they differ",
     )

@@ -1,8 +1,8 @@
-"""Where training and decoding of a run do not agree with what sherpa-onnx does.
+"""Settings of a run that sherpa-onnx decodes differently.
 
-sherpa-onnx emits one symbol a frame at most, never shows `<unk>`, begins with the context
-[-1, ..., -1, 0] whose negative ids embed to zero, takes 0 for the blank, and keeps four hypotheses
-in modified beam search, the best of which is that of highest score per symbol.
+sherpa-onnx emits at most one symbol per frame, never emits `<unk>`, starts with the context
+[-1, ..., -1, 0], whose negative ids embed to zero, and uses 0 as the blank. Its modified beam
+search keeps four hypotheses and returns the one with the highest score per symbol.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ _BEAM_SIZE = 4
 
 
 def check_predictor(model: TransducerModel) -> None:
-    """Raise ExportError for a predictor which the recogniser cannot run."""
+    """Raise ExportError if sherpa-onnx cannot run the model's predictor."""
     if not isinstance(model.predictor, StatelessPredictor):
         raise ExportError(
-            f"model.predictor.kind is {model.config.predictor.kind}: sherpa-onnx runs stateless "
-            "predictors alone; --format torch writes such a model"
+            f"model.predictor.kind is {model.config.predictor.kind}: sherpa-onnx runs only "
+            "stateless predictors; use --format torch for this model"
         )
     assert model.predictor.blank == 0
 
 
 def differences(model: TransducerModel, decode: DecodeConfig) -> Iterator[str]:
-    """One sentence for each setting by which the recogniser's texts may differ from the run's."""
+    """One line for each setting that may make the texts of sherpa-onnx differ from the run's."""
     if model.loss_config.rnnt_type == "regular":
         yield (
-            "loss.rnnt_type is regular: training let a frame emit many symbols, sherpa-onnx emits "
-            "one at most (loss.rnnt_type=modified trains for that)"
+            "loss.rnnt_type is regular: the model was trained to emit any number of symbols per "
+            "frame, but sherpa-onnx emits at most one (train with loss.rnnt_type=modified)"
         )
     if decode.max_symbols_per_frame > 1:
         yield (
             f"decode.max_symbols_per_frame is {decode.max_symbols_per_frame}, "
-            "sherpa-onnx emits one symbol a frame at most"
+            "but sherpa-onnx emits at most one symbol per frame"
         )
     if not decode.skip_unknown:
-        yield "decode.skip_unknown is false, sherpa-onnx never shows <unk>"
+        yield "decode.skip_unknown is false, but sherpa-onnx never emits <unk>"
     if decode.fusion.enabled:
-        yield "decode.fusion is used, sherpa-onnx has none of it unless its own options ask for it"
+        yield "decode.fusion is used, but sherpa-onnx uses only what its own options name"
     if decode.method == "modified_beam":
         if decode.beam_size != _BEAM_SIZE:
             yield (
-                f"decode.beam_size is {decode.beam_size}, sherpa-onnx keeps {_BEAM_SIZE} "
-                "hypotheses unless --max-active-paths says otherwise"
+                f"decode.beam_size is {decode.beam_size}, but sherpa-onnx keeps {_BEAM_SIZE} "
+                "hypotheses unless its --max-active-paths is set"
             )
         if not decode.length_norm:
-            yield "decode.length_norm is false, sherpa-onnx always divides scores by length"
+            yield "decode.length_norm is false, but sherpa-onnx always divides scores by length"

@@ -1,4 +1,4 @@
-"""`pruned-rnnt export`: check its options, write the folder, verify it."""
+"""`pruned-rnnt export`: check the options, write the folder, verify it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.icefall.export_folder import export_icefall
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.usage_errors import UsageError
 
 
 def check_export(options: argparse.Namespace) -> None:
-    """Refuse what cannot be done before the model is loaded.
+    """Check the options before the model is loaded.
 
     Raises:
-        ExportError: options that do not go together.
-        MissingPackageError: a package of the extra `export` is not installed.
+        UsageError: options exclude each other, or an audio file does not exist.
+        MissingPackageError: a package of the `export` extra is not installed.
     """
     if options.format != "onnx" and (options.int8 or options.fp16 or options.verify):
-        raise ExportError("--int8, --fp16 and --verify are for --format onnx")
+        raise UsageError("--int8, --fp16 and --verify need --format onnx")
     if options.format == "onnx":
         require(*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ()))
     for path in options.verify or ():
         if not path.is_file():
-            raise ExportError(f"audio file not found: {path}")
+            raise UsageError(f"audio file not found: {path}")
 
 
 def run_export(
@@ -43,8 +43,13 @@ def run_export(
     decode: DecodeConfig,
     p99_duration: float | None,
 ) -> bool:
-    """Write the folder, print what was written and verified; False where verifying failed."""
-    # The exporters' remarks are about operators that no model here has.
+    """Write the folder and verify it if asked; False if the exported model differs.
+
+    Args:
+        source: name of the run and checkpoint, for README and metadata.
+        p99_duration: as for `save_model`.
+    """
+    # The exporters log remarks about operators that our models do not have.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     model = model.cpu().eval()
@@ -57,21 +62,21 @@ def run_export(
     )
     if options.format == "torch":
         export_torch(model, tokenizer, folder, sizes, source, p99_duration)
-        print(f'wrote {folder}; use it with pruned_rnnt.load("{folder}").transcribe("a.wav")')
+        print(f'wrote {folder}; to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
     if options.format == "icefall":
         export_icefall(model, tokenizer, folder)
-        print(f"wrote {folder}; icefall's scripts take it as --checkpoint {folder}/pretrained.pt")
+        print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
         return True
     graphs = export_onnx(model, tokenizer, folder, sizes, source, decode)
-    print(f"wrote {folder}; use it with: python {folder / 'recognise.py'} a.wav")
+    print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")
     for line in differences(model, decode):
-        print(f"differs: {line}")
+        print(f"may decode differently: {line}")
     exact = True
     if options.verify:
         for result in verify(model, tokenizer, graphs, folder, options.verify):
             print("\n".join(result.lines()))
-            # Smaller numbers round differently: their differences are listed, and no failure.
+            # int8 and fp16 round differently: their differences are printed, but are no failure.
             exact = exact and (result.exact or result.precision != "fp32")
         print("verified" if exact else "NOT VERIFIED: the exported model differs, see above")
     return exact

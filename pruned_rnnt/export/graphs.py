@@ -1,9 +1,9 @@
-"""The three graphs of an exported transducer, and their way to ONNX.
+"""The three graphs of an exported transducer, and their export to ONNX and torch.
 
 Axes: N batch or streams, T feature frames, F mel bins, T' encoder frames, E encoder width,
 H context size, J joiner width, V vocabulary.
 
-Inputs and outputs are bound by position, in the order that sherpa-onnx has for its transducers:
+Inputs and outputs are bound by position, in the order that sherpa-onnx expects of transducers:
 
     encoder    x (N,T,F), x_lens (N)                   -> (N,T',J), lengths (N)
     encoder, streaming: see `streaming_graphs`
@@ -29,13 +29,13 @@ from pruned_rnnt.export.streaming_graphs import streaming_graph
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 OPSET = 20
-# Of what torch.export is told to expect; ONNX files take any length of one encoder frame or more.
-# Ten minutes: attention over more would not fit in memory.
-_SHORTEST_FRAMES, _LONGEST_FRAMES = 17, 60_000
+# Range of T that torch.export assumes; ONNX files accept any length of at least one encoder frame.
+# The maximum is ten minutes: attention over more would not fit in memory.
+_MIN_FRAMES, _MAX_FRAMES = 17, 60_000
 
 
 class OfflineEncoderGraph(nn.Module):
-    """Encoder of whole utterances."""
+    """The encoder, for whole utterances."""
 
     def __init__(self, model: TransducerModel) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class OfflineEncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """Predictor of one context."""
+    """The predictor, for one context."""
 
     def __init__(self, model: TransducerModel) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class DecoderGraph(nn.Module):
 
 
 class JoinerGraph(nn.Module):
-    """Joiner of one frame and one context.
+    """The joiner, for one frame and one context.
 
-    The recogniser takes a softmax of what comes out. A HAT model therefore gives log-probabilities,
-    which a softmax leaves as they are.
+    sherpa-onnx applies a softmax to the output. For a HAT model the output is therefore
+    log-probabilities, which a log-softmax leaves unchanged.
     """
 
     def __init__(self, model: TransducerModel) -> None:
@@ -80,19 +80,19 @@ class JoinerGraph(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """One graph: module, example inputs, names, and which axes are free."""
+    """A module with example inputs, and the names and dynamic axes of its inputs and outputs."""
 
     name: str
     module: nn.Module
     inputs: tuple[Tensor, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    free_axes: tuple[Any, ...]
+    dynamic_axes: tuple[Any, ...]
 
 
 def offline_encoder(model: TransducerModel) -> Graph:
     batch = torch.export.Dim("N")
-    frames = torch.export.Dim("T", min=_SHORTEST_FRAMES, max=_LONGEST_FRAMES)
+    frames = torch.export.Dim("T", min=_MIN_FRAMES, max=_MAX_FRAMES)
     return Graph(
         name="encoder",
         module=OfflineEncoderGraph(model),
@@ -102,7 +102,7 @@ def offline_encoder(model: TransducerModel) -> Graph:
         ),
         input_names=("x", "x_lens"),
         output_names=("encoder_out", "encoder_out_lens"),
-        free_axes=({0: batch, 1: frames}, {0: batch}),
+        dynamic_axes=({0: batch, 1: frames}, {0: batch}),
     )
 
 
@@ -110,14 +110,14 @@ def streaming_encoder(model: TransducerModel, chunk_size: int, left_frames: int)
     streams = torch.export.Dim("N")
     module = streaming_graph(model, chunk_size, left_frames)
     bins = model.encoder.config.num_mel_bins
-    of_state = tuple({axis: streams} for axis in module.stream_axes)
+    state_axes = tuple({axis: streams} for axis in module.stream_axes)
     return Graph(
         name="encoder",
         module=module,
         inputs=(torch.zeros(2, module.stream.input_frames, bins), *module.start(2)),
         input_names=("x", *module.state_names),
         output_names=("encoder_out", *module.next_names),
-        free_axes=({0: streams}, of_state),
+        dynamic_axes=({0: streams}, state_axes),
     )
 
 
@@ -130,7 +130,7 @@ def decoder(model: TransducerModel) -> Graph:
         inputs=(context_NH,),
         input_names=("y",),
         output_names=("decoder_out",),
-        free_axes=({0: batch},),
+        dynamic_axes=({0: batch},),
     )
 
 
@@ -143,16 +143,16 @@ def joiner(model: TransducerModel) -> Graph:
         inputs=(torch.zeros(2, width), torch.zeros(2, width)),
         input_names=("encoder_out", "decoder_out"),
         output_names=("logit",),
-        free_axes=({0: batch}, {0: batch}),
+        dynamic_axes=({0: batch}, {0: batch}),
     )
 
 
 def export_program(graph: Graph) -> torch.export.ExportedProgram:
-    """The graph as a `torch.export` program with the same inputs and free axes."""
+    """The graph as a `torch.export` program with the same inputs and dynamic axes."""
     return torch.export.export(
         graph.module.eval(),
         graph.inputs,
-        dynamic_shapes=graph.free_axes,
+        dynamic_shapes=graph.dynamic_axes,
         prefer_deferred_runtime_asserts_over_guards=True,
     )
 
@@ -160,7 +160,7 @@ def export_program(graph: Graph) -> torch.export.ExportedProgram:
 def write_onnx(graph: Graph, path: Path) -> None:
     """Write the graph as one ONNX file."""
     with warnings.catch_warnings(), torch.inference_mode():
-        # Chatter of the exporter about itself; what it cannot export, it raises.
+        # The exporter warns about its own internals; what it cannot export raises an error.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             graph.module.eval(),
@@ -169,7 +169,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
             opset_version=OPSET,
             input_names=list(graph.input_names),
             output_names=list(graph.output_names),
-            dynamic_shapes=graph.free_axes,
+            dynamic_shapes=graph.dynamic_axes,
             verbose=False,
         )
         assert program is not None

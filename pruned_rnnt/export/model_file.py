@@ -1,13 +1,13 @@
-"""One file that holds a model: parameters, configuration and tokenizer, and no code.
+"""One file with a model's parameters, configuration and tokenizer, and without code.
 
 A dictionary of tensors and plain values, read with `weights_only`:
 
-    format, version   what the file is
+    format, version   identify the kind of file
     config            `model` and `loss` sections
     vocab_size, state size of the output, parameters
     tokenizer         uint8 tensor, the SentencePiece model
-    usual_longest     seconds, see data/input/training_durations.py; None where it is not known
-    source            what the model came from
+    usual_longest     99th percentile of the training utterances' durations in seconds, or None
+    source            name of the run and checkpoint
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from pruned_rnnt.usage_errors import ExportError
 FORMAT = "pruned_rnnt model"
 VERSION = 1
 FILE_NAME = "model.pt"
-_NEEDED = ("vocab_size", "state", "tokenizer")
+_REQUIRED_KEYS = ("vocab_size", "state", "tokenizer")
+_P99_KEY = "usual_longest"
 
 
 class ModelFile(NamedTuple):
-    """What `load_model` reads."""
+    """A loaded model; p99_duration as for `save_model`."""
 
     model: TransducerModel
     tokenizer: Tokenizer
@@ -46,7 +47,16 @@ def save_model(
     source: str,
     p99_duration: float | None = None,
 ) -> None:
-    """Write the file; ExportError where the tokens do not fit the model."""
+    """Write the file.
+
+    Args:
+        source: name of the run and checkpoint.
+        p99_duration: 99th percentile of the training utterances' durations in seconds; None if
+            unknown.
+
+    Raises:
+        ExportError: the tokenizer does not fit the model.
+    """
     check_tokens(model, tokenizer)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {
@@ -56,21 +66,21 @@ def save_model(
         "vocab_size": model.vocab_size,
         "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
-        "usual_longest": p99_duration,
+        _P99_KEY: p99_duration,
         "source": source,
     }
     torch.save(values, path)
 
 
 def load_model(path: Path | str) -> ModelFile:
-    """The model on the CPU in evaluation mode, its tokenizer, and what it is used to.
+    """Load a model on the CPU in evaluation mode.
 
     Args:
         path: the file, or the folder that `pruned-rnnt export --format torch` wrote.
 
     Raises:
-        ExportError: missing, damaged, foreign or newer file, one that does not fit this program, or
-            one with NaN, infinite or absurdly large parameters.
+        ExportError: the file is missing, damaged, of another kind or of a newer version, has an
+            unknown architecture, or has NaN, infinite or huge parameters.
     """
     path = Path(path)
     if path.is_dir():
@@ -85,15 +95,17 @@ def load_model(path: Path | str) -> ModelFile:
         model.load_state_dict(values["state"])
     except (ConfigError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ExportError(f"{path} is of an architecture this program lacks: {reason}") from error
+        raise ExportError(
+            f"{path} has an architecture that this version of pruned_rnnt does not have: {reason}"
+        ) from error
     tokenizer = Tokenizer(values["tokenizer"].numpy().tobytes())
-    return ModelFile(model.eval(), tokenizer, values.get("usual_longest"))
+    return ModelFile(model.eval(), tokenizer, values.get(_P99_KEY))
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ExportError(
-            f"no model at {path}: write one with `pruned-rnnt export RUN --format torch`"
+            f"no model at {path}: create one with `pruned-rnnt export RUN --format torch`"
         )
     try:
         values = read_saved(path, "model file")
@@ -102,11 +114,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         kind = values.get("format") if isinstance(values, dict) else type(values).__name__
         raise ExportError(
-            f"{path} is no exported model but {kind or 'something else'}: "
-            "write one with `pruned-rnnt export RUN --format torch`"
+            f"{path} is not an exported model but {kind or 'another kind of file'}: "
+            "create one with `pruned-rnnt export RUN --format torch`"
         )
     try:
-        check_contents(values, path, VERSION, _NEEDED)
+        check_contents(values, path, VERSION, _REQUIRED_KEYS)
     except UnusableFileError as error:
         raise ExportError(str(error)) from error
     return values

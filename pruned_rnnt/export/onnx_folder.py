@@ -1,9 +1,9 @@
-"""A folder that sherpa-onnx runs: graphs with their metadata, tokens, and how to use them.
+"""A folder that sherpa-onnx runs: ONNX files with metadata, tokens, a script and a README.
 
-encoder.onnx decoder.onnx joiner.onnx     and NAME.int8.onnx, NAME.fp16.onnx when asked for
-tokens.txt tokens.model                   `SYMBOL ID` lines; SentencePiece model (hotwords)
-settings.json                             streaming or not, chunk, sample rate, ...
-recognise.py README.md                    runs the files; the exact commands
+encoder.onnx decoder.onnx joiner.onnx     and optionally NAME.int8.onnx, NAME.fp16.onnx
+tokens.txt tokens.model                   `SYMBOL ID` lines; SentencePiece model (for hotwords)
+settings.json                             streaming or not, chunk, sample rate and more
+recognise.py README.md                    transcribes audio with the files; instructions
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.graphs import (
     Graph,
@@ -38,19 +39,19 @@ from pruned_rnnt.usage_errors import ExportError
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("sherpa_script.py")
-_FRAME_SECONDS = 0.01
-# The recogniser's names; both take the same inputs and give the same outputs.
+# sherpa-onnx's names of encoder types; both have the same inputs and outputs.
 _OFFLINE_TYPES = {"conformer": "conformer", "zipformer": "zipformer2"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxOptions:
-    """What to write.
+    """Which files to write.
 
-    streaming: a chunk at a time with explicit state, of a causal model; else whole utterances.
-    chunk, left: encoder frames (40 ms) of a chunk, and before it that attention sees. 0 takes
-        what the model was trained with (left: four chunks where training had no bound).
-    int8, fp16: write smaller copies as well.
+    streaming: the encoder takes one chunk and explicit state, instead of a whole utterance; for
+        causal models.
+    chunk, left: encoder frames (40 ms) of a chunk, and of its left context for attention. 0: as
+        trained; for a model trained with unlimited left context, left is four chunks.
+    int8, fp16: also write files with smaller numbers.
     """
 
     streaming: bool = False
@@ -65,29 +66,31 @@ class OnnxOptions:
 
 
 def file_name(graph: str, precision: str) -> str:
-    """Such as encoder.onnx or encoder.int8.onnx."""
+    """For example encoder.onnx or encoder.int8.onnx."""
     return f"{graph}.onnx" if precision == "fp32" else f"{graph}.{precision}.onnx"
 
 
 def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
-    """The encoder as the options want it.
+    """The encoder graph for these options.
 
     Raises:
-        ExportError: streaming asked of a model that is not causal or keeps no state, sizes which
-            make no sense, or half precision of a Zipformer.
+        ExportError: streaming for a model that is not causal or keeps no state, impossible sizes,
+            or half precision for a Zipformer.
     """
     if options.fp16 and isinstance(model.encoder, Zipformer):
         raise ExportError(
-            "--fp16 is not for a Zipformer: onnxruntime 1.31 crashes while it loads such files "
-            "(layout of half precision convolutions); --int8 is smaller and runs"
+            "--fp16 does not work for a Zipformer: onnxruntime 1.31 crashes when it loads such "
+            "files (layout of half-precision convolutions); use --int8, which is smaller and runs"
         )
     if not options.streaming:
         if options.chunk or options.left:
-            raise ExportError("--chunk and --left are for --streaming")
+            raise ExportError("--chunk and --left need --streaming")
         return offline_encoder(model)
     chunk, left = stream_sizes(model, options.chunk, options.left)
     if isinstance(model.encoder, Conformer) and model.encoder.config.kernel_size == 1:
-        raise ExportError("model.encoder.kernel_size is 1: sherpa-onnx needs at least 3 to stream")
+        raise ExportError(
+            "model.encoder.kernel_size is 1: streaming in sherpa-onnx needs at least 3"
+        )
     if chunk < 1 or left < 1:
         raise ExportError(
             f"--chunk is {chunk} and --left is {left}: sherpa-onnx needs at least 1 of each"
@@ -103,19 +106,20 @@ def export_onnx(
     source: str,
     decode: DecodeConfig | None = None,
 ) -> tuple[Graph, ...]:
-    """Write the folder; files of an earlier export in it are replaced.
+    """Write the folder, replacing the files of an earlier export.
 
     Args:
         model: on the CPU; set to evaluation mode.
-        source: what the model is, for README and metadata (such as `exp/fsdd step 5000`).
-        decode: of the run, so that README tells where the recogniser decodes otherwise.
+        source: name of the run and checkpoint for README and metadata, such as `fsdd, step 5000`.
+        decode: configuration of the run; the README lists what sherpa-onnx decodes differently.
 
     Returns:
-        Encoder, decoder and joiner as they were exported.
+        The exported encoder, decoder and joiner.
 
     Raises:
-        ExportError: see `encoder_graph`; a package is missing; tokens do not fit the model, or the
-            predictor not the recogniser.
+        ExportError: as `encoder_graph`; or the tokenizer does not fit the model, or sherpa-onnx
+            cannot run the predictor.
+        MissingPackageError: a package of the `export` extra is not installed.
     """
     require(*ONNX_PACKAGES)
     check_tokens(model, tokenizer)
@@ -144,11 +148,11 @@ def export_onnx(
 
 
 def check_tokens(model: TransducerModel, tokenizer: Tokenizer) -> None:
-    """Raise ExportError where tokens and model cannot belong together."""
+    """Raise ExportError if the tokenizer and the model have different vocabularies."""
     if len(tokenizer) != model.vocab_size:
         raise ExportError(
             f"the tokenizer has {len(tokenizer)} symbols, the model {model.vocab_size}: "
-            "they are not of the same run"
+            "they do not come from the same run"
         )
 
 
@@ -163,7 +167,7 @@ def _settings(
         "sample_rate": 16000,
         "feature_dim": config.num_mel_bins,
         "vocab_size": model.vocab_size,
-        "shortest_seconds": round(model.encoder.receptive_field * _FRAME_SECONDS, 3),
+        "shortest_seconds": round(model.encoder.receptive_field * FEATURE_SECONDS, 3),
     }
     if isinstance(encoder.module, StreamingEncoderGraph):
         stream = encoder.module.stream
@@ -171,7 +175,7 @@ def _settings(
             model_type=encoder.module.layout,
             chunk_frames=stream.chunk_size,
             left_frames=stream.left_frames,
-            chunk_seconds=round(stream.shift * _FRAME_SECONDS, 3),
+            chunk_seconds=round(stream.shift * FEATURE_SECONDS, 3),
             tail_seconds=tail_seconds(stream),
             trained_frames=list(config.stream_sizes),
         )
@@ -181,7 +185,7 @@ def _settings(
 
 
 def _metadata(graph: Graph, model: TransducerModel, source: str) -> dict[str, str]:
-    """The keys that sherpa-onnx reads, and where the file comes from."""
+    """The metadata that sherpa-onnx reads, and the origin of the file."""
     values: dict[str, Any] = {"model_author": "pruned_rnnt", "version": 1, "comment": source}
     if isinstance(graph.module, StreamingEncoderGraph):
         values.update(graph.module.metadata())

@@ -1,4 +1,4 @@
-"""Smaller copies of ONNX files: int8 weights, or half precision."""
+"""Copies of ONNX files with int8 weights or in half precision."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def write_int8(source: Path, target: Path) -> None:
-    """Copy with int8 weights in matrix products, a scale for each column; all else stays float32.
+    """Write a copy whose matrix products and embeddings have int8 weights, with a scale per column.
 
-    The decoder's embedding is looked up in int8 too.
+    Everything else stays float32.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(source)
-    # The exporter notes float types for values which quantisation replaces.
+    # The exporter stores float types of values that quantisation replaces.
     del model.graph.value_info[:]
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # It recommends a pre-processing which changes nothing here.
+    root.setLevel(logging.ERROR)  # It recommends a pre-processing step that has no effect here.
     try:
         quantize_dynamic(
             model,
@@ -27,7 +27,7 @@ def write_int8(source: Path, target: Path) -> None:
             op_types_to_quantize=["MatMul", "Gemm", "Gather"],
             weight_type=QuantType.QInt8,
             per_channel=True,
-            # Seven bits: without VNNI instructions products of eight bits overflow their sums.
+            # Seven bits: without VNNI instructions, sums of eight-bit products overflow.
             reduce_range=True,
         )
     finally:
@@ -35,7 +35,7 @@ def write_int8(source: Path, target: Path) -> None:
 
 
 def write_fp16(source: Path, target: Path) -> None:
-    """Copy which stores and computes in half precision, with float32 inputs and outputs."""
+    """Write a copy that computes in half precision, with float32 inputs and outputs."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 

@@ -8,32 +8,34 @@ from typing import Any
 _SHARED = """\
 # Exported transducer
 
-{source}. Runs in sherpa-onnx (checked with 2.0.1). In this folder:
+Model: {source}. It runs in sherpa-onnx (tested with 2.0.1). In this folder:
 
     pip install sherpa-onnx soundfile
     python recognise.py a.wav
 
-`--method modified_beam_search` searches wider, `--threads 2` uses two threads{other}.
-The same with the programs of a sherpa-onnx build:
+`--method modified_beam_search` uses beam search, `--threads 2` uses two threads{other}.
+With the programs of a sherpa-onnx build:
 
     {command}
 
-## What goes in
+## Input
 
-- Audio of any rate, {shortest_seconds} s or longer; sherpa-onnx resamples it to {sample_rate} Hz.
-- {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither:
-  sherpa-onnx's defaults.
+- Audio at any sampling rate, at least {shortest_seconds} s long; sherpa-onnx resamples it to
+  {sample_rate} Hz.
+- Features: {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither.
+  These are sherpa-onnx's defaults.
 
-## How it decodes
+## Decoding
 
-Blank is 0, `<unk>` is never shown, a frame of 40 ms gives one symbol at most, and the context
-before the first symbol is [-1, ..., -1, 0] with -1 embedded as zero. `pruned-rnnt decode` does the
-same by default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`). In modified beam
-search the probability of `<unk>` goes to the blank here, and is left out there.
+The blank is 0, `<unk>` is never emitted, a frame of 40 ms emits at most one symbol, and the context
+before the first symbol is [-1, ..., -1, 0], where -1 embeds to zero. `pruned-rnnt decode` does the
+same by default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`). One difference
+remains in modified beam search: sherpa-onnx adds the probability of `<unk>` to the blank, and
+`pruned-rnnt decode` drops it.
 """
 
 _DIFFERENCES = """
-This model's settings differ:
+With the settings of this model, sherpa-onnx may decode differently from `pruned-rnnt decode`:
 
 {lines}
 """
@@ -42,19 +44,20 @@ _STREAMING = """
 ## Streaming
 
 A chunk has {chunk_frames} frames ({chunk_seconds} s), and attention sees {left_frames} frames
-before it; the model's configuration has {trained_chunk} and {trained_left}.
-A chunk is decoded when it is full: feed {tail_seconds} s of what a quiet room sounds like after the
-last word, or the end may be cut off (digital silence may make words). `recognise.py` does so.
+of left context. The model's configuration has {trained_chunk} and {trained_left}.
+A chunk is decoded only when it is full. Append {tail_seconds} s of quiet noise after the last word,
+as `recognise.py` does, or the end may be missing. Do not append digital silence: the model may emit
+words for it.
 """
 
 
 def readme_text(settings: Mapping[str, Any]) -> str:
-    """README.md from the folder's settings."""
+    """The text of README.md, from the folder's settings."""
     program = "sherpa-onnx" if settings["streaming"] else "sherpa-onnx-offline"
     others = [name for name in settings["precisions"] if name != "fp32"]
     text = _SHARED.format(
         source=settings["source"],
-        other="".join(f", `--precision {name}` the {name} files" for name in others),
+        other="".join(f", `--precision {name}` uses the {name} files" for name in others),
         command=" \\\n      ".join(
             [
                 f"{program} --tokens=tokens.txt",

@@ -1,9 +1,10 @@
-"""Recognise audio files with the exported model in this folder; needs sherpa-onnx and soundfile.
+"""Transcribe audio files with the exported model in this folder; needs sherpa-onnx and soundfile.
 
     python recognise.py a.wav b.flac
 
-Prints one line of JSON a file: text, tokens with their times in seconds, and the seconds that
-recognising took. A file that cannot be read is named, and the others are done; exit code 1.
+Prints one line of JSON per file: text, tokens, their times in seconds, and the seconds of
+computation. If a file cannot be read, prints an error and continues with the next file; the exit
+code is then 1.
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ import numpy as np
 import sherpa_onnx
 import soundfile
 
-# Nothing that records speech has a rate outside these; resampling from others takes much memory.
+# Speech recordings have rates in this range; resampling from other rates would need much memory.
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("audio", nargs="+", help="wav, flac, ogg or mp3 files")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="of the model")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(__file__).parent,
+        help="folder of the exported model (default: the script's)",
+    )
     parser.add_argument("--precision", choices=("fp32", "int8", "fp16"), default="fp32")
-    parser.add_argument("--method", default="greedy_search", help="or modified_beam_search")
+    parser.add_argument(
+        "--method", default="greedy_search", help="greedy_search (default) or modified_beam_search"
+    )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     settings = json.loads((options.folder / "settings.json").read_text(encoding="utf-8"))
@@ -55,12 +63,12 @@ def main() -> int:
         try:
             samples, rate = _read(path)
         except (OSError, ValueError, MemoryError, soundfile.SoundFileError) as error:
-            print(f"{path} cannot be read: {error or type(error).__name__}", file=sys.stderr)
+            print(f"cannot read {path}: {error or type(error).__name__}", file=sys.stderr)
             code = 1
             continue
         started = time.perf_counter()
         result = None
-        # Of audio without any noise a model may make words.
+        # The model may emit words for digital silence.
         if samples.any():
             result = _recognise(recogniser, samples, rate, settings)
         line = {
@@ -76,8 +84,8 @@ def main() -> int:
 
 
 def _read(path: str) -> tuple[Any, int]:
-    """Samples of one channel, and their rate."""
-    with _without_decoder_notes(), soundfile.SoundFile(path) as file:
+    """The samples, mixed to one channel, and their rate."""
+    with _silence_stderr(), soundfile.SoundFile(path) as file:
         rate = file.samplerate
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             limits = f"{LOWEST_RATE:,} to {HIGHEST_RATE:,} Hz"
@@ -91,22 +99,22 @@ def _read(path: str) -> tuple[Any, int]:
 
 
 @contextmanager
-def _without_decoder_notes() -> Iterator[None]:
-    """Drops what libmpg123 prints on standard error about damaged mp3."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+def _silence_stderr() -> Iterator[None]:
+    """Discard what libmpg123 prints to standard error about damaged mp3 files."""
+    stderr = os.dup(2)
+    with Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), 2)
     try:
-        os.dup2(nothing, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _recognise(recogniser: Any, samples: Any, rate: int, settings: dict[str, Any]) -> Any:
     stream = recogniser.create_stream()
     stream.accept_waveform(rate, samples)
-    # Less than one frame of the encoder would end the process.
+    # Audio shorter than one encoder frame would crash sherpa-onnx.
     missing = int(settings["shortest_seconds"] * rate) + 1 - len(samples)
     if missing > 0:
         stream.accept_waveform(rate, np.zeros(missing, dtype=np.float32))
@@ -117,9 +125,9 @@ def _recognise(recogniser: Any, samples: Any, rate: int, settings: dict[str, Any
 
 
 def _finish_stream(recogniser: Any, stream: Any, rate: int, tail_seconds: float) -> Any:
-    """A quiet room at the end lets the last chunk with speech become full.
+    """Append quiet noise, so that the last chunk with speech becomes full, and decode the stream.
 
-    Digital silence is what few models have heard; some take it for a word.
+    Noise is used instead of digital silence, for which some models emit words.
     """
     noise = 1e-3 * np.random.default_rng(0).standard_normal(int(tail_seconds * rate))
     stream.accept_waveform(rate, noise.astype(np.float32))

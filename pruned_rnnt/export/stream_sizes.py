@@ -1,22 +1,22 @@
-"""Chunk and past of a streaming model, where the user did not say."""
+"""Chunk and left context of a streaming model: the user's, or those of training."""
 
 from __future__ import annotations
 
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
 from pruned_rnnt.usage_errors import ExportError
 
-_FRAME_SECONDS = 0.01
-# The last symbols of a causal model come up to this much after they were spoken.
+# A causal model emits the last symbols up to this long after they were spoken.
 _DELAY_SECONDS = 0.3
 
 
 def stream_sizes(model: TransducerModel, chunk: int, left: int) -> tuple[int, int]:
-    """Encoder frames (40 ms) of a chunk and before it; 0 takes what the model was trained with.
+    """Encoder frames (40 ms) of a chunk and of its left context; 0 for those of training.
 
     Raises:
-        ExportError: the model is not causal, or its stacks cannot have such sizes.
+        ExportError: the model is not causal, or its stacks do not support such sizes.
     """
     config = model.encoder.config
     if not config.causal:
@@ -30,11 +30,11 @@ def stream_sizes(model: TransducerModel, chunk: int, left: int) -> tuple[int, in
         for name, size in (("--chunk", chunk), ("--left", left)):
             if size % step:
                 raise ExportError(
-                    f"{name} is {size}, this Zipformer needs a multiple of {step} frames of 40 ms"
+                    f"{name} is {size}, this Zipformer needs a multiple of {step} frames (40 ms)"
                 )
     return chunk, left
 
 
 def tail_seconds(stream: StreamingEncoder) -> float:
-    """Silence after the last word which makes its chunk a full one."""
-    return round((stream.input_frames + 1) * _FRAME_SECONDS + _DELAY_SECONDS, 3)
+    """Seconds of audio to append after the last word so that its chunk becomes full."""
+    return round((stream.input_frames + 1) * FEATURE_SECONDS + _DELAY_SECONDS, 3)

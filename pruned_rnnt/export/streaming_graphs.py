@@ -1,21 +1,21 @@
-"""Graphs of streaming encoders, laid out as sherpa-onnx keeps the state of its streams.
+"""Graphs of streaming encoders, with state tensors in the layouts of sherpa-onnx.
 
 Axes: N streams, F mel bins, C encoder frames (40 ms) of a chunk, P frames of the past, K frames of
-a convolution's past, L layers, E encoder width, D width of what is cached, J joiner width.
+a convolution's past, L layers, E encoder width, D width of a cache, J joiner width.
 
-layout `conformer`, of a Conformer:
+Layout `conformer`:
 
     x (N,4C+3,F), cached_attn (L,P,N,E), cached_conv (L,K,N,E), processed_lens (N) feature frames
-        -> encoder_out (N,C,J), both caches; the recogniser counts processed_lens
+        -> encoder_out (N,C,J), both caches; sherpa-onnx itself advances processed_lens
 
-layout `zipformer2`, of a Zipformer, every layer at its own rate and width:
+Layout `zipformer2`, for a Zipformer, where each layer has its own rate and width:
 
     x (N,4C+13,F), cached_key (P,N,D), cached_nonlin_attn (1,N,P,D), cached_val1, cached_val2
-    (P,N,D), cached_conv1, cached_conv2 (N,E,K) of every layer, embed_states (N,128,3,F'),
+    (P,N,D), cached_conv1, cached_conv2 (N,E,K) for each layer, embed_states (N,128,3,F'),
     processed_lens (N) frames of 20 ms
-        -> encoder_out (N,C,J), and all of the state in the same order
+        -> encoder_out (N,C,J), and the whole state in the same order
 
-The recogniser makes the first state itself: zeros of the shapes that follow from the metadata.
+sherpa-onnx creates the first state: zeros, in shapes that it computes from the metadata.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ _STREAM_AXES = (1, 1, 1, 1, 0, 0)
 
 
 class StreamingEncoderGraph(nn.Module):
-    """Encoder of one chunk of every stream, in one of the layouts.
+    """The encoder for one chunk of each stream, in one of the layouts.
 
     Attributes:
-        layout: sherpa-onnx's name for it.
-        stream: the encoder set to one chunk size.
-        state_names, stream_axes: of the inputs behind x.
+        layout: sherpa-onnx's name of the layout.
+        stream: the encoder with a fixed chunk size.
+        state_names, stream_axes: names and stream axes of the state inputs, which follow x.
+        next_names: names of the state outputs.
     """
 
     layout: str
@@ -54,15 +55,15 @@ class StreamingEncoderGraph(nn.Module):
     stream_axes: tuple[int, ...]
 
     def start(self, streams: int) -> tuple[Tensor, ...]:
-        """The inputs behind x of streams which have heard nothing yet."""
+        """The state inputs at the start of streams."""
         raise NotImplementedError
 
     def advance(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The inputs behind x of the next chunk, from those and the outputs of this one."""
+        """The state inputs of the next chunk, from state inputs and outputs of this one."""
         raise NotImplementedError
 
     def metadata(self) -> dict[str, Any]:
-        """What the recogniser reads of the layout."""
+        """The metadata that sherpa-onnx needs for the layout."""
         return {
             "model_type": self.layout,
             "T": self.stream.input_frames,
@@ -148,7 +149,7 @@ class StreamingZipformerGraph(StreamingEncoderGraph):
 def streaming_graph(
     model: TransducerModel, chunk_size: int, left_frames: int
 ) -> StreamingEncoderGraph:
-    """The graph of the model's causal encoder; sizes and errors as of `stream_encoder`."""
+    """The graph of the model's causal encoder; sizes and errors as for `stream_encoder`."""
     stream = stream_encoder(model.encoder, chunk_size, left_frames)
     if isinstance(stream, StreamingZipformer):
         return StreamingZipformerGraph(model, stream)
@@ -157,9 +158,9 @@ def streaming_graph(
 
 
 def _to_layout(state: ZipformerState) -> tuple[Tensor, ...]:
-    of_layers: list[Tensor] = []
+    caches: list[Tensor] = []
     for layer in state.layers:
-        of_layers += (
+        caches += (
             layer.keys.transpose(0, 1),
             layer.nonlin.unsqueeze(0),
             layer.values1.transpose(0, 1),
@@ -168,7 +169,7 @@ def _to_layout(state: ZipformerState) -> tuple[Tensor, ...]:
             layer.convolution2.transpose(1, 2),
         )
     frames_N = torch.div(state.processed, EMBEDDING_RATE, rounding_mode="floor")
-    return (*of_layers, state.embedding, frames_N)
+    return (*caches, state.embedding, frames_N)
 
 
 def _from_layout(states: Sequence[Tensor]) -> ZipformerState:

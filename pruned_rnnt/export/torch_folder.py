@@ -1,8 +1,8 @@
-"""A model for PyTorch: one file to load back, and `torch.export` programs without our code.
+"""A model for PyTorch: one file for this package, and `torch.export` programs that run without it.
 
 model.pt                               for `pruned_rnnt.load`
-encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; graphs as in the ONNX files, and
-                                       no decoder where the predictor has a state
+encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; the graphs of the ONNX files, but
+                                       no decoder if the predictor is recurrent
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def export_torch(
     source: str,
     p99_duration: float | None = None,
 ) -> None:
-    """Write the folder; arguments and errors as of `export_onnx`, precisions aside."""
+    """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
     encoder = encoder_graph(model.eval(), options)
     save_model(model, tokenizer, folder / FILE_NAME, source, p99_duration)
     graphs = [encoder, joiner(model)]

@@ -1,4 +1,4 @@
-"""Proof of an exported folder: onnxruntime against torch, and sherpa-onnx against our search.
+"""Check an exported folder: onnxruntime against torch, and sherpa-onnx against our search.
 
 Axes: N batch, T feature frames, F mel bins, U symbols, H context size.
 """
@@ -29,13 +29,13 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.usage_errors import ExportError
 
-# Of float32 outputs; larger ones mean that the graph computes something else.
+# For float32 outputs; a larger difference means that the graph computes something else.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class TextPair:
-    """One file as our greedy search and as sherpa-onnx heard it."""
+    """The texts of one audio file: from our greedy search, and from sherpa-onnx."""
 
     file: str
     ours: str
@@ -46,9 +46,9 @@ class TextPair:
 class Verification:
     """Results of one precision.
 
-    differences: largest absolute difference from torch of every output, by `FILE OUTPUT`.
-    texts: of every audio file.
-    real_time_factor: seconds sherpa-onnx took for a second of audio, one thread.
+    differences: largest absolute difference of each output from torch, by `FILE OUTPUT`.
+    texts: of each audio file.
+    real_time_factor: seconds of computation per second of audio in sherpa-onnx, one thread.
     """
 
     precision: str
@@ -62,17 +62,17 @@ class Verification:
 
     @property
     def exact(self) -> bool:
-        """Same texts, and outputs equal to within float32 rounding."""
+        """True if texts are equal, and outputs within float32 rounding."""
         return not self.differing and max(self.differences.values()) <= TOLERANCE
 
     def lines(self) -> Iterator[str]:
-        """A report for people."""
+        """The report that is printed."""
         for name, difference in self.differences.items():
             yield f"{name}: largest difference from torch {difference:.2g}"
         same = len(self.texts) - len(self.differing)
         yield (
-            f"sherpa-onnx {self.precision}: {same} of {len(self.texts)} texts as our greedy "
-            f"search, real-time factor {self.real_time_factor:.4f}"
+            f"sherpa-onnx {self.precision}: {same} of {len(self.texts)} texts equal those of our "
+            f"greedy search, real-time factor {self.real_time_factor:.4f}"
         )
         for pair in self.differing:
             yield f"  {pair.file}\n    ours:        {pair.ours}\n    sherpa-onnx: {pair.exported}"
@@ -85,13 +85,14 @@ def verify(
     folder: Path,
     audio: Sequence[Path],
 ) -> list[Verification]:
-    """Check every precision in the folder on audio files.
+    """Check each precision in the folder on audio files.
 
     Args:
         graphs: what `export_onnx` returned for the model.
 
     Raises:
-        ExportError: a package is missing, or sherpa-onnx did not finish.
+        MissingPackageError: a package of the `export` extra is not installed.
+        ExportError: sherpa-onnx failed.
     """
     require(*ONNX_PACKAGES, *VERIFY_PACKAGES)
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
@@ -124,27 +125,27 @@ def run_recognise(
     method: str = "greedy_search",
     threads: int = 1,
 ) -> list[dict[str, Any]]:
-    """What the folder's own recognise.py prints for the files, one dictionary each.
+    """Run the folder's recognise.py; returns the dictionary that it prints for each file.
 
-    In a process of its own: sherpa-onnx ends the process on errors.
+    It runs in another process, because sherpa-onnx exits the process on errors.
 
     Raises:
-        ExportError: it failed; with its last words.
+        ExportError: it failed; the message has the last line of its standard error.
     """
     command = [sys.executable, str(folder / "recognise.py"), *map(str, audio)]
     command += ["--precision", precision, "--method", method, "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        words = done.stderr.strip().splitlines() or ["no message"]
+        messages = done.stderr.strip().splitlines() or ["no message"]
         raise ExportError(
             f"sherpa-onnx failed on {folder} ({precision}) with exit code {done.returncode}: "
-            f"{words[-1]}"
+            f"{messages[-1]}"
         )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def _features(path: Path, settings: Mapping[str, Any]) -> Tensor:
-    """With what recognise.py adds: silence to what is very short, a quiet room behind a stream."""
+    """Features of a file, padded as recognise.py does: silence if short, noise for streams."""
     samples_S = read_audio(path)
     missing = int(settings["shortest_seconds"] * SAMPLING_RATE) + 1 - len(samples_S)
     tail = int(settings.get("tail_seconds", 0) * SAMPLING_RATE)
@@ -154,7 +155,7 @@ def _features(path: Path, settings: Mapping[str, Any]) -> Tensor:
 
 
 def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
-    """As sherpa-onnx joins symbols: it shows control symbols, which `Tokenizer.decode` does not."""
+    """Join symbols as sherpa-onnx does: with control symbols, which `Tokenizer.decode` drops."""
     names = tokenizer.symbols
     return " ".join("".join(names[i] for i in symbols).replace("▁", " ").split())
 
@@ -163,7 +164,7 @@ def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
 def _recognise(
     model: TransducerModel, encoder: Graph, feature_TF: Tensor, silent: Sequence[int]
 ) -> tuple[int, ...]:
-    """Symbols by our greedy search; of a stream, those of its full chunks."""
+    """Symbols of our greedy search; for a stream, those of its full chunks."""
     if not isinstance(encoder.module, StreamingEncoderGraph):
         encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
         return greedy_search(model, encoded_NTE, frames, silent_symbols=silent)[0].symbols
@@ -177,7 +178,7 @@ def _recognise(
 
 
 def _chunks(module: StreamingEncoderGraph, feature_TF: Tensor) -> Iterator[Tensor]:
-    """(1, input_frames, F) each; the recogniser waits for one frame more than the last one has."""
+    """Chunks (1, input_frames, F); sherpa-onnx runs one only if another frame follows it."""
     stream = module.stream
     for begin in range(0, len(feature_TF) - stream.input_frames, stream.shift):
         yield feature_TF[None, begin : begin + stream.input_frames]
@@ -190,14 +191,14 @@ def _differences(
     features: Sequence[Tensor],
     ours: Sequence[tuple[int, ...]],
 ) -> dict[str, float]:
-    """Largest difference of each output over all files, chunks and contexts."""
+    """The largest difference of each output over all files, chunks and contexts."""
     encoder, decoder, joiner = (_Pair(graph, folder, precision) for graph in graphs)
     for feature_TF, symbols in zip(features, ours, strict=True):
         encoded = _compare_encoder(encoder, feature_TF)
         predictor = decoder.graph.module.get_submodule("predictor")
         start: Tensor = predictor.start_context(1, torch.device("cpu"))  # type: ignore[operator]
-        symbols_L = torch.cat((start[0], torch.tensor(symbols, dtype=torch.int64)))
-        contexts_UH = symbols_L.unfold(0, start.size(1), 1).contiguous()
+        context_and_symbols_L = torch.cat((start[0], torch.tensor(symbols, dtype=torch.int64)))
+        contexts_UH = context_and_symbols_L.unfold(0, start.size(1), 1).contiguous()
         predicted = decoder.run(contexts_UH)[0]
         nodes = min(len(encoded), len(predicted))
         joiner.run(encoded[:nodes], predicted[:nodes])
@@ -209,7 +210,7 @@ def _differences(
 
 
 def _compare_encoder(encoder: _Pair, feature_TF: Tensor) -> Tensor:
-    """Run one utterance through both; returns torch's frames (T', J)."""
+    """Run both encoders on one utterance; returns torch's output (T', J)."""
     module = encoder.graph.module
     if not isinstance(module, StreamingEncoderGraph):
         return encoder.run(feature_TF[None], torch.tensor([len(feature_TF)]))[0][0]
@@ -222,7 +223,7 @@ def _compare_encoder(encoder: _Pair, feature_TF: Tensor) -> Tensor:
 
 
 class _Pair:
-    """A graph in torch and its file in onnxruntime, run on the same inputs."""
+    """A graph in torch and its file in onnxruntime, on the same inputs."""
 
     def __init__(self, graph: Graph, folder: Path, precision: str) -> None:
         import onnxruntime
@@ -239,7 +240,7 @@ class _Pair:
 
     @torch.inference_mode()
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """torch's outputs, after noting how far the file's ones are from them."""
+        """Run both and record the largest differences; returns torch's outputs."""
         outputs = self.graph.module(*inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         feeds = {

@@ -1,1 +1,1 @@
-"""Models and runs of other toolkits."""
+"""Import models of other toolkits, and export models for them."""

@@ -1,11 +1,11 @@
 """Multi-head self-attention with rotary positions.
 
-Axes: N batch, T frames, P frames of the past, S = P + T frames seen, E encoder width, G queries or
+Axes: N batch, T frames, P past frames, S = P + T frames seen, E encoder width, G queries or
 keys, H heads, K width of one head.
 
-Rotary positions (Su et al., arXiv 2104.09864) turn pairs of channels of queries and keys by an
-angle proportional to the frame's number, so that a product of a query and a key depends on their
-distance alone. A chunk of a stream therefore needs no absolute position, only one offset.
+Rotary positions (Su et al., arXiv 2104.09864) rotate pairs of channels of queries and keys by an
+angle proportional to the frame index, so that the product of a query and a key depends only on
+their distance. A chunk of a stream therefore needs no absolute position.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pruned_rnnt.model.joined_frames import pays
+from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 
-_SHAPELESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def rotary_angles(
@@ -28,7 +28,7 @@ def rotary_angles(
 ) -> tuple[Tensor, Tensor]:
     """Factors of `rotate`, each (T, 1, 1, head_dim), for frames 0 .. T-1.
 
-    Of each channel itself, the cosine, and of its partner: the sine, negative in the first half.
+    The cosine, for the channel itself, and the sine, negative in the first half, for its partner.
     """
     pairs = torch.arange(head_dim // 2, device=device, dtype=torch.float32)
     frequencies = 10000.0 ** (-pairs / (head_dim // 2))
@@ -39,7 +39,7 @@ def rotary_angles(
 
 
 def rotate(x_NTGHK: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn channel i with channel i + K/2 by the frame's angle; x is (N, T, G, H, K)."""
+    """Rotate channels i and i + K/2 by the frame's angle; x is (N, T, G, H, K)."""
     own, partner = angles
     return torch.addcmul(x_NTGHK * own, x_NTGHK.roll(x_NTGHK.size(-1) // 2, -1), partner)
 
@@ -47,15 +47,15 @@ def rotate(x_NTGHK: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def attention_mask(
     lengths: Tensor, num_frames: int, chunk_size: int | None, left_chunks: int | None
 ) -> Tensor:
-    """Which key frames (last axis) each query frame may see: bool (N, 1, T, T), or (N, 1, 1, T)
-    without chunks, where all see the same.
+    """The key frames (last axis) that each query frame sees: bool (N, 1, T, T), or (N, 1, 1, T)
+    without chunks, when all see the same.
 
-    Padding is never seen by a real frame. No row of the softmax is empty: without chunks the first
-    frame is always seen, with them every frame sees itself.
+    A real frame never sees padding. Each row of the softmax has an entry: without chunks the first
+    frame is always seen, with chunks each frame sees itself.
 
     Args:
-        chunk_size: frames of a chunk, which sees itself and what came before; None: everything.
-        left_chunks: chunks of the past that are seen; None: all of them.
+        chunk_size: frames of a chunk, which sees itself and earlier chunks; None: no chunks.
+        left_chunks: number of earlier chunks that are seen; None: all.
     """
     frames = torch.arange(num_frames, device=lengths.device)
     if chunk_size is None:
@@ -70,10 +70,10 @@ def attention_mask(
 
 
 def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores: 0 or minus infinity, of the same shape.
+    """Convert a mask to a bias of the same shape that is added to scores: 0 or minus infinity.
 
-    A GPU's kernels take nothing else, in rows a multiple of eight apart: made once for all layers,
-    which otherwise each convert the mask and copy it.
+    CUDA kernels need a bias whose rows are a multiple of eight apart. It is computed once, because
+    otherwise each layer converts and copies the mask.
     """
     seen = mask.size(-1)
     padded = functional.pad(mask, (0, -seen % 8))
@@ -82,12 +82,12 @@ def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attention_kernels(x: Tensor) -> AbstractContextManager[None]:
-    """Where x is on a GPU: attention inside by any kernel but cuDNN's.
+    """A context in which attention does not use cuDNN, if it would re-plan for x's shape.
 
-    cuDNN plans forward and backward anew for every shape, 0.1 seconds each, and two batches of
-    speech hardly ever have the same.
+    cuDNN plans forward and backward again for every new shape, which takes 0.1 seconds each, and
+    two batches of speech rarely have the same shape.
     """
-    return sdpa_kernel(_SHAPELESS) if pays(x) else nullcontext()
+    return sdpa_kernel(_NOT_CUDNN) if should_avoid_cudnn_replanning(x) else nullcontext()
 
 
 class RotaryAttention(nn.Module):
@@ -115,13 +115,13 @@ class RotaryAttention(nn.Module):
 
         Args:
             mask_N1TS: True where a frame of x may see another one, or an `attention_bias`.
-            angles: of all S frames, in the dtype of products.
-            past_NPE: what x was for the P frames before; None: there are none.
+            angles: of all S frames, in the dtype of the products.
+            past_NPE: x of the P frames before; None: no past.
         """
         seen_NSE = x_NTE if past_NPE is None else torch.cat((past_NPE, x_NTE), dim=1)
-        parts_NS3HK = self.in_proj(seen_NSE).unflatten(-1, (3, self.heads, -1))
-        turned_NS2HK, value_NS1HK = parts_NS3HK.split((2, 1), dim=2)
-        query_NSHK, key_NSHK = rotate(turned_NS2HK, angles).unbind(2)
+        qkv_NS3HK = self.in_proj(seen_NSE).unflatten(-1, (3, self.heads, -1))
+        query_key_NS2HK, value_NS1HK = qkv_NS3HK.split((2, 1), dim=2)
+        query_NSHK, key_NSHK = rotate(query_key_NS2HK, angles).unbind(2)
         if past_NPE is not None:
             query_NSHK = query_NSHK[:, past_NPE.size(1) :]
         context_NHTK = functional.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""Whether the parameters of a model are numbers that a model can work with."""
+"""Find NaN, infinite and huge values among the parameters of a model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# float32 resolves such values to 0.06 only, and float16 ends below a tenth of them: training that
-# comes here has diverged.
+# Training with larger parameters has diverged: float32 has a resolution of only 0.06 there, and
+# float16 ends at 65,504.
 LARGEST_PARAMETER = 1e6
 
 
 @torch.no_grad()
 def describe_broken(state: Mapping[str, Tensor]) -> str:
-    """Name the first tensor with NaN, infinite or absurdly large values; empty if there is none.
+    """Describe the first tensor with NaN, infinite or huge values; empty if there is none.
 
     Args:
-        state: parameters and buffers by name, as of `nn.Module.state_dict`, on any device. Tensors
-            that are not floating-point are not looked at.
+        state: parameters and buffers by name, as `nn.Module.state_dict` returns them, on any
+            device. Tensors that are not floating-point are ignored.
 
     Returns:
-        e.g. "parameter ctc_head.bias has NaN values (3 of 50); 7 more are broken".
+        For example "parameter ctc_head.bias has NaN values (3 of 50); 7 more are broken".
     """
     tensors = {
         name: value
@@ -31,7 +31,7 @@ def describe_broken(state: Mapping[str, Tensor]) -> str:
     }
     if not tensors:
         return ""
-    # The largest absolute value of a tensor with NaN is NaN. One copy to the CPU for all tensors.
+    # The maximum norm of a tensor with NaN is NaN. All norms are copied to the CPU together.
     largest_K = torch.stack(
         [torch.linalg.vector_norm(value, math.inf).float() for value in tensors.values()]
     )

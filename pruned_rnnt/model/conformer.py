@@ -3,14 +3,13 @@
 Axes: N batch, T frames (after subsampling), F mel bins, E encoder width.
 
 Differences from the paper, and why:
-- no LayerNorm after a layer: with it a model of this size stays for hundreds of steps where every
-  frame gets the same output (measured on fsdd), without it it learns from the start;
-- rotary instead of relative-bias positions: fewer operations, and one offset is all that a stream
-  needs;
-- LayerNorm instead of BatchNorm in the convolution module: an utterance's output must not depend
-  on what else is in the batch.
+- no LayerNorm after a layer: with it, a model of this size gives every frame the same output for
+  hundreds of steps (measured on fsdd); without it, the model learns from the start;
+- rotary instead of relative positions: fewer operations, and streams need no absolute position;
+- LayerNorm instead of BatchNorm in the convolution module: the output of an utterance must not
+  depend on the rest of the batch.
 
-Padding never reaches a real frame: it is masked in attention and zeroed before each convolution
+Padding never affects a real frame: it is masked in attention and zeroed before each convolution
 over time.
 """
 
@@ -31,11 +30,11 @@ from pruned_rnnt.model.attention import (
     attention_mask,
     rotary_angles,
 )
-from pruned_rnnt.model.cast_weights import CastWeights
+from pruned_rnnt.model.cast_parameters import CastParameters
 from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.feature_norm import centre_features, check_feature_norm
-from pruned_rnnt.model.joined_frames import pays
+from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.subsampling import (
     RECEPTIVE_FIELD,
     ConvSubsampling,
@@ -44,27 +43,27 @@ from pruned_rnnt.model.subsampling import (
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 _LOG_MEL_SCALE = 0.25
-# Chunks of the past which a stream sees where training had no bound.
+# Left context of a stream, in chunks, for models trained with unlimited left context.
 _LEFT_CHUNKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConformerConfig(EncoderConfig):
-    """Size and behaviour of the encoder; frames of 40 ms, after subsampling by four.
+    """Sizes and behaviour of the encoder; its frames are 40 ms, after subsampling by four.
 
     layers: number of Conformer layers.
     dim: width of every layer, a multiple of twice the heads.
-    heads: of the self-attention of every layer.
+    heads: attention heads of every layer.
     feedforward_dim: inner width of the feed-forward modules.
-    kernel_size: of the convolution modules, in frames of 40 ms; an odd number.
-    subsampling_channels: of the convolutions that make one frame of four.
-    dropout: probability with which a value is dropped in training.
-    feature_norm: what is subtracted from the features first: a constant (fixed), or the mean of the
-        utterance.
-    chunk_size: of a causal encoder: frames of 40 ms that are seen together.
-    left_chunks: of a causal encoder: chunks seen before the own one; null for all.
-    chunk_sizes: of a causal encoder: training draws chunk_size from these for each batch; with an
-        empty list it is always chunk_size.
+    kernel_size: kernel size of the convolution modules, in frames of 40 ms; an odd number.
+    subsampling_channels: channels of the convolutions that subsample by four.
+    dropout: probability of dropping a value in training.
+    feature_norm: subtract a constant from the features (fixed), or the mean of the utterance
+        (utterance).
+    chunk_size: for a causal encoder: frames of 40 ms in a chunk, which see each other.
+    left_chunks: for a causal encoder: earlier chunks that a chunk sees; null for all.
+    chunk_sizes: for a causal encoder: training draws the chunk size of each batch from these; if
+        empty, it is always chunk_size.
     """
 
     kind: Literal["conformer"] = "conformer"
@@ -102,7 +101,7 @@ class ConformerConfig(EncoderConfig):
 
 
 class Conformer(Encoder):
-    """Features to encoder frames: subsampling by four, then Conformer layers."""
+    """Subsampling by four, then Conformer layers."""
 
     config: ConformerConfig
     receptive_field = RECEPTIVE_FIELD
@@ -133,16 +132,16 @@ class Conformer(Encoder):
         """Encode a batch.
 
         Args:
-            features_NTF: (N, T, F) log-mel energies; what lies beyond the length is ignored.
-            feature_lengths: (N,) integer, on any device; on the CPU they stay readable there
-                without waiting for the GPU.
+            features_NTF: (N, T, F) log-mel energies; frames beyond the length are ignored.
+            feature_lengths: (N,) integer, on any device; if on the CPU, the output lengths are
+                too, and can be read without synchronising with the GPU.
 
         Returns:
-            (N, T', E) with T' = (T - 7) // 4 + 1, and the (N,) lengths in such frames, on the
+            (N, T', E) with T' = (T - 7) // 4 + 1, and the (N,) lengths in encoder frames, on the
             device of feature_lengths.
 
         Raises:
-            ValueError: fewer than 7 frames, or another number of bins than configured.
+            ValueError: fewer than 7 frames, or a number of bins other than configured.
         """
         config = self.config
         if features_NTF.dim() != 3 or features_NTF.size(2) != config.num_mel_bins:
@@ -158,9 +157,9 @@ class Conformer(Encoder):
         padding_NT1 = (torch.arange(frames, device=device) >= lengths_here[:, None]).unsqueeze(-1)
         mask = attention_mask(lengths_here, frames, *self._chunking())
         dtype = compute_dtype(x_NTE, self.subsampling.projection.weight)
-        if pays(x_NTE):
+        if should_avoid_cudnn_replanning(x_NTE):
             mask = attention_bias(mask, dtype)
-        # Attention gives padding the weight 0, and 0 times NaN is NaN: no garbage goes further.
+        # Attention gives padding the weight 0, but 0 times NaN is NaN: padding must be finite.
         x_NTE = self.dropout(x_NTE.masked_fill(padding_NT1, 0.0))
         angles = rotary_angles(frames, config.dim // config.heads, device, dtype)
         with attention_kernels(x_NTE):
@@ -169,7 +168,7 @@ class Conformer(Encoder):
         return x_NTE, lengths
 
     def _chunking(self) -> tuple[int | None, int | None]:
-        """Frames of a chunk and chunks of the past, for this batch."""
+        """The chunk size and the number of left chunks for this batch."""
         config = self.config
         if not config.causal:
             return None, None
@@ -179,7 +178,7 @@ class Conformer(Encoder):
         return self.chunking
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
-        """What enters the first layer: normalised features, subsampled, (N, T', E)."""
+        """The input of the first layer (N, T', E): normalised, subsampled features."""
         centred_NTF = centre_features(features_NTF, feature_lengths, self.config.feature_norm)
         x_NTE: Tensor = self.subsampling(centred_NTF * _LOG_MEL_SCALE)
         return x_NTE
@@ -197,7 +196,9 @@ class ConformerLayer(nn.Module):
         self.convolution = ConvolutionModule(dim, config.kernel_size, config.causal)
         self.feedforward_out = FeedForward(dim, config.feedforward_dim)
         self.dropout = nn.Dropout(config.dropout)
-        self._weights = CastWeights(self)
+        self._cast_parameters = CastParameters(
+            module for module in self.modules() if isinstance(module, (nn.Linear, nn.Conv1d))
+        )
 
     def forward(
         self,
@@ -206,7 +207,7 @@ class ConformerLayer(nn.Module):
         mask: Tensor,
         angles: tuple[Tensor, Tensor],
     ) -> Tensor:
-        with self._weights.converted(x_NTE):
+        with self._cast_parameters.cast(x_NTE):
             return self.run_branches(
                 x_NTE,
                 attend=lambda normed_NTE: self.attention(normed_NTE, mask, angles),
@@ -219,9 +220,9 @@ class ConformerLayer(nn.Module):
         attend: Callable[[Tensor], Tensor],
         convolve: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """The layer with its own feed-forward branches around the given two branches.
+        """Run the layer's feed-forward branches around the two given branches.
 
-        A stream looks at frames of the past in these two, and nowhere else.
+        Only these two see other frames; a stream adds the past there.
         """
         x_NTE = torch.add(x_NTE, self.dropout(self.feedforward_in(x_NTE)), alpha=0.5)
         x_NTE = x_NTE + self.dropout(attend(self.attention_norm(x_NTE)))
@@ -241,7 +242,7 @@ class FeedForward(nn.Sequential):
 class ConvolutionModule(nn.Module):
     """LayerNorm, gated layer, depthwise convolution over time, LayerNorm, SiLU, linear layer.
 
-    A causal one sees kernel_size - 1 frames of the past and none of the future.
+    A causal one sees kernel_size - 1 past frames and no future frames.
     """
 
     def __init__(self, dim: int, kernel_size: int, causal: bool) -> None:
@@ -257,20 +258,20 @@ class ConvolutionModule(nn.Module):
     def forward(self, x_NTE: Tensor, padding_NT1: Tensor) -> Tensor:
         gated_NTE = self.gate(x_NTE).masked_fill(padding_NT1, 0.0)
         past, future = self.padding
-        if past == future and pays(gated_NTE):
+        if past == future and should_avoid_cudnn_replanning(gated_NTE):
             return self._project(depthwise(self.depthwise, gated_NTE, past))
         return self.mix(functional.pad(gated_NTE, (0, 0, past, future)))
 
     def gate(self, x_NTE: Tensor) -> Tensor:
-        """What the convolution over time sees, frame by frame."""
+        """The input of the convolution over time, computed frame by frame."""
         return functional.glu(self.pointwise_in(self.norm(x_NTE)), dim=-1)
 
     def mix(self, padded_NTE: Tensor) -> Tensor:
-        """Gated frames with kernel_size - 1 frames around them -> output of the inner frames."""
-        if pays(padded_NTE):
+        """Gated frames, padded by kernel_size - 1 frames -> output of the inner frames."""
+        if should_avoid_cudnn_replanning(padded_NTE):
             return self._project(depthwise(self.depthwise, padded_NTE))
-        # As a 2-D convolution over (N, E, T, 1), whose channels-last layout is what we hold:
-        # no transposed copy, and five times as fast on a CPU.
+        # As a 2-D convolution over (N, E, T, 1), whose channels-last layout is that of the input:
+        # without a transposed copy, and five times as fast on a CPU.
         mixed_NET1 = functional.conv2d(
             padded_NTE.transpose(1, 2).unsqueeze(-1),
             self.depthwise.weight.unsqueeze(-1),

@@ -1,13 +1,12 @@
-"""The causal Conformer on a stream: a chunk of features and a state in, frames and a state out.
+"""The causal Conformer for streams: a chunk of features and a state in, frames and a state out.
 
-Axes: N streams, T feature frames of a chunk, F mel bins, C encoder frames of a chunk, P encoder
-frames of the past, S = P + C frames seen, K frames of the past of a convolution, L layers,
+Axes: N streams, T feature frames of a chunk, F mel bins, C encoder frames of a chunk, P past
+encoder frames, S = P + C frames seen, K past frames of a convolution, L layers,
 E encoder width.
 
-The whole state is in tensors, so that streams can be joined to a batch and parted again, saved,
-or carried through an exported graph. A stream of chunks gives what the same causal encoder gives
-for the whole utterance when that one is set to the same chunk_size and P = left_chunks *
-chunk_size: the chunks then see the same frames.
+The whole state is in tensors, so that streams can be batched and unbatched, saved, or passed
+through an exported graph. The output of a stream equals that of the causal encoder for the whole
+utterance, if both have the same chunk_size and P = left_chunks * chunk_size.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR, s
 
 
 class ConformerState(NamedTuple):
-    """What N streams remember. Streams lie on axis 2, that of recognisers which run exports.
+    """The state of N streams, which are on axis 2, as sherpa-onnx expects.
 
     attention_LPNE: float, input of each layer's attention for the last P frames; frames before
-        the start of the stream are zero and never seen.
+        the start of the stream are zero and masked.
     convolution_LKNE: float, input of each layer's convolution for the last K = kernel_size - 1.
-    processed_N: int64, feature frames which the stream has moved on by.
+    processed_N: int64, feature frames by which the stream has advanced.
     """
 
     attention_LPNE: Tensor
@@ -39,19 +38,18 @@ class ConformerState(NamedTuple):
 
 
 class StreamingConformer(StreamingEncoder):
-    """Runs the modules of a causal Conformer chunk by chunk.
+    """Runs a causal Conformer chunk by chunk.
 
     Args:
         encoder: causal; its modules are used, not copied.
         chunk_size: C, encoder frames of a chunk.
-        left_frames: P, encoder frames before the chunk that attention sees.
+        left_frames: P, encoder frames of left context for attention.
 
     Raises:
-        ValueError: an encoder which is not causal, chunk_size below 1, left_frames below 0.
+        ValueError: the encoder is not causal, chunk_size is below 1, or left_frames below 0.
 
     Attributes:
-        input_frames: feature frames of a chunk, 4 C + 3: the last three are looked at again by
-            the next chunk.
+        input_frames: feature frames of a chunk, 4 C + 3; the last three are also in the next chunk.
         shift: feature frames from one chunk to the next, 4 C.
     """
 
@@ -69,7 +67,7 @@ class StreamingConformer(StreamingEncoder):
         self.input_frames = self.shift + RECEPTIVE_FIELD - SUBSAMPLING_FACTOR
 
     def start(self, streams: int) -> ConformerState:
-        """The state of streams which have heard nothing yet."""
+        """The state at the start of streams."""
         config = self.encoder.config
         like = next(self.encoder.parameters())
         return ConformerState(
@@ -84,10 +82,10 @@ class StreamingConformer(StreamingEncoder):
         """Encode the next chunk of every stream.
 
         Args:
-            features_NTF: (N, input_frames, F), beginning processed_N frames into each stream.
+            features_NTF: (N, input_frames, F), from frame processed_N of each stream.
             state: from `start`, or from the chunk before.
-            lengths: (N,) feature frames that are real, where streams end within this chunk; None:
-                all are. Encoder frames beyond `subsampled_length(lengths)` mean nothing.
+            lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
+                Encoder frames beyond `subsampled_length(lengths)` are undefined.
 
         Returns:
             (N, C, E), and the state for the next chunk.
@@ -97,9 +95,9 @@ class StreamingConformer(StreamingEncoder):
         x_NCE = self.encoder.embed(features_NTF, state.processed_N)
         frames_C = torch.arange(self.chunk_size, device=device)
         past_P = torch.arange(self.left_frames, device=device)
-        heard_N1 = torch.div(state.processed_N, SUBSAMPLING_FACTOR, rounding_mode="floor")[:, None]
+        past_N1 = torch.div(state.processed_N, SUBSAMPLING_FACTOR, rounding_mode="floor")[:, None]
         seen_NS = torch.cat(
-            (past_P >= self.left_frames - heard_N1, (frames_C >= 0).expand(x_NCE.size(0), -1)), 1
+            (past_P >= self.left_frames - past_N1, (frames_C >= 0).expand(x_NCE.size(0), -1)), 1
         )
         mask_N1CS = seen_NS[:, None, None]
         padding_NC1 = None
@@ -107,7 +105,7 @@ class StreamingConformer(StreamingEncoder):
             padding_NC = frames_C >= self.output_length(lengths.to(device))[:, None]
             padding_NC1 = padding_NC.unsqueeze(-1)
             x_NCE = x_NCE.masked_fill(padding_NC1, 0.0)
-            # As in the whole utterance: padding sees itself, so that no softmax is empty.
+            # As for the whole utterance, padding sees itself, so that no softmax is empty.
             real_NS = torch.cat((torch.ones_like(seen_NS[:, : self.left_frames]), ~padding_NC), 1)
             itself_CS = torch.cat(
                 (
@@ -144,12 +142,12 @@ class StreamingConformer(StreamingEncoder):
         )
 
     def output_length(self, lengths: Tensor) -> Tensor:
-        """Encoder frames that are real in a chunk with `lengths` real feature frames."""
+        """Valid encoder frames of a chunk with `lengths` valid feature frames."""
         return subsampled_length(lengths)
 
 
 class _LayerStream:
-    """Attention and convolution of one layer with their past, which each call moves on."""
+    """Attention and convolution of one layer, with past frames that each call updates."""
 
     def __init__(
         self,
@@ -184,5 +182,5 @@ class _LayerStream:
 
 
 def _last_frames(past: Tensor, new: Tensor) -> Tensor:
-    """As many frames as there were of the past, up to the newest one."""
+    """The last frames of past and new ones, as many as `past` has."""
     return torch.cat((past, new), dim=1)[:, new.size(1) :]

@@ -1,4 +1,4 @@
-"""Depthwise convolution over time for batches of changing lengths.
+"""Depthwise convolution over time, without cuDNN.
 
 Axes: N batch, T frames, E channels, K kernel size.
 """
@@ -15,16 +15,16 @@ from torch.nn import functional
 
 
 def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """What autocast asks for where x is, and the dtype of the weight without it."""
+    """The dtype of autocast on x's device; without autocast, that of the weight."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None) -> Tensor:
-    """(N, T, E) -> (N, T', E), by the convolution's weight, bias and padding, or another padding.
+    """(N, T, E) -> (N, T', E): apply the convolution with its padding, or with another padding.
 
-    As a 2-D convolution over (N, E, 1, T): its channels-last layout is what we hold, for which a
-    CPU has kernels that are several times as fast as those of one dimension.
+    Computed as a 2-D convolution over (N, E, 1, T), whose channels-last layout is that of x; CPU
+    kernels for it are several times as fast as those for one dimension.
     """
     dtype = compute_dtype(x_NTE, convolution.weight)
     assert convolution.bias is not None
@@ -39,7 +39,7 @@ def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None)
 
 @contextmanager
 def _without_cudnn() -> Iterator[None]:
-    """As torch.backends.cudnn.flags(enabled=False), in a tenth of its time."""
+    """Like torch.backends.cudnn.flags(enabled=False), but ten times as fast."""
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
@@ -49,12 +49,12 @@ def _without_cudnn() -> Iterator[None]:
 
 
 class _Depthwise(torch.autograd.Function):
-    """Without cuDNN, which would plan anew for every length there is: two seconds a batch."""
+    """Without cuDNN, which would re-plan for every new length: two seconds per batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
         if x.is_cuda:
-            # Its kernels take frames next to each other: turned once, for backward as well.
+            # The CUDA kernels need frames contiguous in memory: copied once, also for backward.
             x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.padding = padding

@@ -1,4 +1,4 @@
-"""What every encoder is: features to one frame of 40 ms for each four of 10 ms.
+"""Base classes of encoders, which turn feature frames of 10 ms into encoder frames of 40 ms.
 
 Axes: N batch or streams, T feature frames, T' encoder frames, F mel bins, C encoder frames of a
 chunk, E encoder width.
@@ -16,11 +16,11 @@ from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Settings that every encoder has.
+    """Settings that all encoders have.
 
     kind: conformer or zipformer.
-    num_mel_bins: of the features; `pruned-rnnt prepare` computes 80.
-    causal: the encoder sees no more than a chunk of the future, and can transcribe live.
+    num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
+    causal: the encoder sees the future only within a chunk, and can transcribe live audio.
     """
 
     kind: str
@@ -29,19 +29,19 @@ class EncoderConfig:
 
     @property
     def stream_sizes(self) -> tuple[int, int]:
-        """Chunk and past of a stream in encoder frames, where nothing else is asked for."""
+        """Default chunk and left context of a stream, in encoder frames."""
         raise NotImplementedError
 
 
 class Encoder(nn.Module):
-    """Base class of encoders, whose `forward` maps features and lengths to frames and lengths.
+    """Base class of encoders.
 
-    `forward(features_NTF, feature_lengths)` gives (N, T', E) and the (N,) lengths in such frames,
-    on the device of feature_lengths; T' = (T - receptive_field) // 4 + 1. Frame j of T' begins with
-    feature frame 4 j.
+    `forward(features_NTF, feature_lengths)` returns (N, T', E) and the (N,) lengths in encoder
+    frames, on the device of feature_lengths; T' = (T - receptive_field) // 4 + 1. Encoder frame j
+    starts at feature frame 4 j.
 
     Attributes:
-        receptive_field: feature frames without which there is no encoder frame.
+        receptive_field: feature frames that one encoder frame needs.
         output_dim: E.
     """
 
@@ -53,45 +53,45 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def output_lengths(self, feature_lengths: Tensor) -> Tensor:
-        """Encoder frames of utterances with so many feature frames; 0 where there are too few."""
+        """Encoder frames of utterances with these numbers of feature frames; 0 if too short."""
         frames = (feature_lengths - self.receptive_field) // SUBSAMPLING_FACTOR + 1
         return frames.clamp(min=0)
 
     def set_step(self, step: float) -> None:
-        """Set what schedules of training go by, before each training batch.
+        """Set the step of training schedules; called before each training batch.
 
         Args:
-            step: batches before this one, counted as if each had ten minutes of audio.
+            step: number of earlier batches, counted as if each had ten minutes of audio.
         """
 
     def set_chunks(self, chunk: int, left: int) -> None:
-        """How a causal encoder cuts utterances in evaluation mode, instead of as configured.
+        """Set the chunks of a causal encoder in evaluation mode, instead of the configured ones.
 
         Args:
-            chunk: encoder frames which are seen together.
-            left: encoder frames before them which are seen as well; a multiple of chunk.
+            chunk: encoder frames of a chunk.
+            left: encoder frames of left context; a multiple of chunk.
 
         Raises:
-            ValueError: an encoder which is not causal, or sizes which do not suit it.
+            ValueError: the encoder is not causal, or does not support these sizes.
         """
         self.check_causal()
         if chunk < 1 or left < 0 or left % chunk:
             raise ValueError(
-                f"chunk is {chunk} and left is {left}; need at least 1, and a multiple of the chunk"
+                f"chunk is {chunk} and left is {left}, need chunk >= 1 and left a multiple of chunk"
             )
 
     def check_causal(self) -> None:
-        """Raises ValueError for an encoder which has to see whole utterances."""
+        """Raise ValueError if the encoder needs whole utterances."""
         if not self.config.causal:
             raise ValueError("the encoder is not causal: train it with model.encoder.causal=true")
 
 
 class StreamingEncoder(nn.Module):
-    """Base class of encoders which hear streams chunk by chunk.
+    """Base class of encoders that process streams chunk by chunk.
 
     Attributes:
         chunk_size: C.
-        left_frames: encoder frames before the chunk that are seen.
+        left_frames: encoder frames of left context.
         input_frames: feature frames of a chunk.
         shift: feature frames from one chunk to the next, 4 C.
     """
@@ -102,7 +102,7 @@ class StreamingEncoder(nn.Module):
     shift: int
 
     def start(self, streams: int) -> Any:
-        """The state of streams which have heard nothing yet: a named tuple of tensors."""
+        """The state at the start of streams: a named tuple of tensors."""
         raise NotImplementedError
 
     def forward(
@@ -111,11 +111,11 @@ class StreamingEncoder(nn.Module):
         """(N, input_frames, F) and the state -> (N, C, E) and the state for the next chunk.
 
         Args:
-            lengths: (N,) feature frames that are real, where streams end within this chunk; None:
-                all are. Encoder frames beyond `output_length(lengths)` mean nothing.
+            lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
+                Encoder frames beyond `output_length(lengths)` are undefined.
         """
         raise NotImplementedError
 
     def output_length(self, lengths: Tensor) -> Tensor:
-        """Encoder frames that are real in a chunk with `lengths` real feature frames."""
+        """Valid encoder frames of a chunk with `lengths` valid feature frames."""
         raise NotImplementedError

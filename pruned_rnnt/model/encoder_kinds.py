@@ -1,4 +1,4 @@
-"""The encoders there are, by the name that `model.encoder.kind` has in configuration files."""
+"""The available encoders, by their names in `model.encoder.kind` of configuration files."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
 
 
-class _Parts(NamedTuple):
+class _EncoderKind(NamedTuple):
     config: type[EncoderConfig]
     module: Callable[[Any], Encoder]
     stream: Callable[[Any, int, int], StreamingEncoder]
 
 
 _ENCODERS = {
-    "conformer": _Parts(ConformerConfig, Conformer, StreamingConformer),
-    "zipformer": _Parts(ZipformerConfig, Zipformer, StreamingZipformer),
+    "conformer": _EncoderKind(ConformerConfig, Conformer, StreamingConformer),
+    "zipformer": _EncoderKind(ZipformerConfig, Zipformer, StreamingZipformer),
 }
-ENCODER_CONFIGS = {kind: parts.config for kind, parts in _ENCODERS.items()}
+ENCODER_CONFIGS = {name: kind.config for name, kind in _ENCODERS.items()}
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
-    """The encoder of a configuration, with random parameters."""
+    """Build the encoder of a configuration, with random parameters."""
     return _ENCODERS[config.kind].module(config)
 
 
 def stream_encoder(encoder: Encoder, chunk: int, left: int) -> StreamingEncoder:
-    """A causal encoder, its modules shared, which hears streams.
+    """Build the streaming version of a causal encoder, which shares its modules.
 
     Args:
         chunk: encoder frames of a chunk.
-        left: encoder frames before the chunk that are seen.
+        left: encoder frames of left context.
 
     Raises:
-        ValueError: an encoder which is not causal, or sizes which do not suit it.
+        ValueError: the encoder is not causal, or does not support these sizes.
     """
     return _ENCODERS[encoder.config.kind].stream(encoder, chunk, left)

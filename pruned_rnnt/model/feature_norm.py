@@ -1,4 +1,4 @@
-"""What is subtracted from log-mel energies before an encoder's first layer.
+"""Centre log-mel energies before the first layer of an encoder.
 
 Axes: N batch, T frames, F mel bins.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Log-mel energies of speech lie about here; a fixed shift keeps streaming possible.
+# Typical log-mel energy of speech; unlike a mean over the utterance, it also works for streams.
 _LOG_MEL_MEAN = -7.0
 
 
 def check_feature_norm(kind: str, causal: bool) -> None:
-    """Raises ValueError for a kind which a causal encoder cannot have."""
+    """Raise ValueError if the kind needs whole utterances and the encoder is causal."""
     if causal and kind == "utterance":
         raise ValueError(
             "model.encoder.feature_norm is 'utterance', which needs the whole utterance; "
@@ -25,9 +25,9 @@ def centre_features(features_NTF: Tensor, lengths: Tensor, kind: str) -> Tensor:
     """(N, T, F) about zero.
 
     Args:
-        lengths: (N,) real frames, on any device; only looked at where the kind needs them.
-        kind: `none` leaves the features as they are; `fixed` subtracts a constant; `utterance` each
-            bin's mean over the utterance's own frames, which removes level and channel.
+        lengths: (N,) valid frames, on any device; used only if kind is `utterance`.
+        kind: `none` returns the features; `fixed` subtracts a constant; `utterance` subtracts each
+            bin's mean over the valid frames, which removes level and channel.
     """
     if kind == "none":
         return features_NTF

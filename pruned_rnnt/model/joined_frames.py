@@ -1,11 +1,11 @@
-"""Convolutions over a batch of any shape, at the cost of a few shapes.
+"""Run convolutions on batches of many shapes with few different input shapes.
 
-Axes: N batch, T frames, F mel bins, C channels, L frames of all utterances together.
+Axes: N batch, T frames, F mel bins, C channels, L frames of all utterances, concatenated.
 
-cuDNN plans a convolution anew for every shape it has not seen, which takes longer than a training
-step, and two batches of speech hardly ever have the same. A convolution that pads nothing in time
-may as well see the utterances one after the other as a single one, of a length that is rounded up:
-what it makes of the end of one and the beginning of the next is cut out again.
+cuDNN plans a convolution again for every new shape, which takes longer than a training step, and
+two batches of speech rarely have the same shape. For a convolution without padding in time,
+utterances can be concatenated to one whose length is rounded up; output frames that see two
+utterances are cut out.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 
 
 class JoinedFrames:
-    """Where each utterance's frames are among those of all.
+    """The layout of concatenated utterances.
 
     Args:
         batch, frames: N and T.
-        rate: frames that the convolutions make one of.
-        receptive_field: frames that one of theirs sees.
+        rate: input frames per output frame of the convolutions.
+        receptive_field: input frames that one output frame sees.
     """
 
     def __init__(self, batch: int, frames: int, rate: int, receptive_field: int) -> None:
         self.batch, self.frames, self.rate = batch, frames, rate
-        # As many of theirs for each utterance: whole multiples, the last ones to be cut out.
+        # Input frames per utterance: a multiple of the rate, for equally many output frames.
         self.each = -(-frames // rate) * rate
         needed = batch * self.each + receptive_field
-        # Eight lengths from one power of two to the next, so at most an eighth in vain.
+        # Eight lengths between powers of two, so that at most an eighth is padding.
         step = max(1 << max(needed.bit_length() - 4, 0), rate)
         self.total = -(-needed // step) * step
 
@@ -41,16 +41,13 @@ class JoinedFrames:
         return joined_LF[None, None]
 
     def part(self, maps_1CLF: Tensor, frames: int) -> Tensor:
-        """What the convolutions have made of it -> (N, C, `frames`, F), the first of each."""
+        """Split the output of the convolutions: (N, C, `frames`, F), the first frames of each."""
         own_CTF = maps_1CLF[0, :, : self.batch * self.each // self.rate]
-        parted_CNTF: Tensor = own_CTF.unflatten(1, (self.batch, -1))[:, :, :frames]
-        return parted_CNTF.transpose(0, 1)
+        split_CNTF: Tensor = own_CTF.unflatten(1, (self.batch, -1))[:, :, :frames]
+        return split_CNTF.transpose(0, 1)
 
     def spread(self, values_NT: Tensor, frames: int) -> Tensor:
-        """Values for the first frames of each utterance's maps -> (1, 1, `frames`, 1), all maps'.
-
-        Zero elsewhere.
-        """
+        """Place values of each utterance's first output frames: (1, 1, `frames`, 1), else zero."""
         own_NT = values_NT.new_zeros((self.batch, self.each // self.rate))
         own_NT[:, : values_NT.size(1)] = values_NT
         spread = values_NT.new_zeros(frames)
@@ -58,6 +55,10 @@ class JoinedFrames:
         return spread.view(1, 1, -1, 1)
 
 
-def pays(x: Tensor) -> bool:
-    """Whether convolutions of x are planned by shape: a compiler makes its own plans."""
+def should_avoid_cudnn_replanning(x: Tensor) -> bool:
+    """True if cuDNN would re-plan convolutions for x's shape (CUDA, not under torch.compile)."""
     return x.is_cuda and not torch.compiler.is_compiling()
+
+
+# The Zipformer's embedding imports this name.
+pays = should_avoid_cudnn_replanning

@@ -1,4 +1,4 @@
-"""A language model over the recogniser's symbols: embedding, LSTM, softmax.
+"""A language model over the symbols of a transducer: embedding, LSTM, softmax.
 
 Axes: N batch, U symbols, W width, L layers, R rows of a search, V vocabulary.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pruned_rnnt.model.lstm import check_lstm_sizes, lstm_layers
 
-# One symbol begins and ends every text.
+# The same symbol starts and ends every text.
 SOS_EOS = 1
 
 
@@ -24,8 +24,8 @@ class LanguageModelConfig:
 
     dim: width of the embedding and of every LSTM layer.
     layers: number of LSTM layers.
-    dropout: probability with which a value before each layer is dropped in training.
-    tie_weights: the softmax uses the embedding's parameters.
+    dropout: probability of dropping an input value of each layer in training.
+    tie_weights: share the parameters of the embedding and the softmax.
     """
 
     dim: int = 512
@@ -39,8 +39,12 @@ class LanguageModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelLosses:
-    """objective: (), the sum of total, differentiable. total: (N,) float32, negative
-    log-probability of each text with its end, without gradient. parts: none."""
+    """Losses of a batch of texts.
+
+    objective: (), the sum of total, differentiable.
+    total: (N,) float32, negative log-probability of each text and its end, without gradient.
+    parts: empty.
+    """
 
     objective: Tensor
     total: Tensor
@@ -58,7 +62,7 @@ class LanguageModel(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.lstm = lstm_layers(config.dim, config.layers, config.dropout)
         self.output_linear = nn.Linear(config.dim, vocab_size)
-        # Logits of tied weights would else begin far apart.
+        # The default initialisation would give large logits if weights are tied.
         nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)
         if config.tie_weights:
             self.output_linear.weight = self.embedding.weight
@@ -67,8 +71,8 @@ class LanguageModel(nn.Module):
         """Losses of texts.
 
         Args:
-            texts_NU: (N, U) integer symbols without start and end; padding may be any symbol.
-            lengths_N: (N,) integer, symbols of each text.
+            texts_NU: (N, U) integer symbols, without start and end; padding may be any symbol.
+            lengths_N: (N,) integer, number of symbols of each text.
         """
         texts_NU = texts_NU.long()
         lengths_N1 = lengths_N.to(texts_NU.device)[:, None]

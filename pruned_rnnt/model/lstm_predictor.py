@@ -1,4 +1,4 @@
-"""LSTM predictor (Graves 2012): all symbols so far.
+"""LSTM predictor (Graves 2012), whose output depends on all previous symbols.
 
 Axes: N batch, U symbols, L layers, R rows of a search, P predictor width.
 """
@@ -23,7 +23,7 @@ class LstmPredictorConfig(AnyPredictorConfig):
     kind: `lstm`, or `stateless` for the other predictor.
     dim: width of the embedding and of every layer.
     layers: number of LSTM layers.
-    dropout: probability with which a value before each layer is dropped in training.
+    dropout: probability of dropping an input value of each layer in training.
     """
 
     kind: Literal["lstm"] = "lstm"
@@ -35,9 +35,9 @@ class LstmPredictorConfig(AnyPredictorConfig):
 
 
 class LstmPredictor(Predictor):
-    """Embedding and LSTM layers; a text begins with blank.
+    """Embedding and LSTM layers; blank is the start symbol.
 
-    Its state are two tensors (R, L, P), what the layers gave and their cells.
+    The state is two tensors (R, L, P): outputs and cells of the layers.
     """
 
     def __init__(self, config: LstmPredictorConfig, vocab_size: int, blank: int = 0) -> None:
@@ -61,7 +61,7 @@ class LstmPredictor(Predictor):
         return self.step(blank_R, (zeros_RLP, zeros_RLP))
 
     def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
-        # Cell by cell, not by cuDNN, whose calls a CUDA graph cannot always hold.
+        # Without cuDNN, whose calls cannot always be captured in a CUDA graph.
         hidden_RLP, cell_RLP = state
         output_RP = self.embedding(symbols_R)
         outputs, cells = [], []

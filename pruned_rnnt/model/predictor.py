@@ -1,4 +1,4 @@
-"""What every predictor is, and the stateless one (Ghodsi et al. 2020): the last one or two symbols.
+"""Base class of predictors, and the stateless one (Ghodsi et al. 2020) over one or two symbols.
 
 Axes: N batch, U symbols, L symbols with their start context, C context size, R rows of a search,
 P predictor width.
@@ -17,7 +17,7 @@ State = tuple[Tensor, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class AnyPredictorConfig:
-    """Settings that every predictor has; `kind` is its name in configuration files.
+    """Settings that all predictors have; `kind` is the name in configuration files.
 
     dim: width of the output, P.
     """
@@ -27,14 +27,14 @@ class AnyPredictorConfig:
 
 
 class Predictor(nn.Module):
-    """Base class of predictors: what was said so far, for the joiner.
+    """Base class of predictors, which encode the previous symbols for the joiner.
 
-    A search holds the state of each of its hypotheses as a row (first axis) of some tensors, and
-    may pick, repeat and reorder rows.
+    In a search, the state of each hypothesis is a row (first axis) of some tensors; a search may
+    select, repeat and reorder rows.
 
     Attributes:
-        blank: the symbol which stands before the first one.
-        context_size: symbols that are seen before the first one.
+        blank: the symbol before the first one.
+        context_size: number of symbols of the start context.
     """
 
     blank: int
@@ -58,7 +58,7 @@ class PredictorConfig(AnyPredictorConfig):
     """Embedding and convolution over the last symbols.
 
     kind: `stateless`, or `lstm` for the other predictor.
-    context_size: symbols of the past that are seen, 1 or 2.
+    context_size: number of previous symbols that are seen, 1 or 2.
     """
 
     kind: Literal["stateless"] = "stateless"
@@ -74,11 +74,11 @@ class PredictorConfig(AnyPredictorConfig):
 
 
 class StatelessPredictor(Predictor):
-    """Embedding, grouped convolution over the context, ReLU; with a context of one symbol the
-    embedding alone, as in icefall's recipe.
+    """Embedding, grouped convolution over the context, ReLU; for a context of one symbol only the
+    embedding, as in icefall's recipe.
 
-    A negative symbol embeds to zero. The start context is [-1, ..., -1, blank], as recognisers
-    which run exported models expect.
+    Negative symbols embed to zero. The start context is [-1, ..., -1, blank], as sherpa-onnx
+    expects.
     """
 
     def __init__(self, config: PredictorConfig, vocab_size: int, blank: int = 0) -> None:
@@ -93,13 +93,13 @@ class StatelessPredictor(Predictor):
             )
 
     def start_context(self, batch_size: int, device: torch.device) -> Tensor:
-        """(N, C) int64: what is 'seen' before the first symbol."""
+        """(N, C) int64: the context before the first symbol."""
         context_NC = torch.full((batch_size, self.context_size), -1, device=device)
         context_NC[:, -1] = self.blank
         return context_NC
 
     def forward(self, symbols_NL: Tensor) -> Tensor:
-        """Predictor output after every window of C symbols: (N, L) -> (N, L - C + 1, P)."""
+        """Output after each window of C symbols: (N, L) -> (N, L - C + 1, P)."""
         embedded_NLP: Tensor = self.embedding(symbols_NL.clamp(min=0))
         embedded_NLP = embedded_NLP * (symbols_NL >= 0).unsqueeze(-1)
         if self.convolution is None:

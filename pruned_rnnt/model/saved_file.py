@@ -1,4 +1,4 @@
-"""Reading files of torch.save that somebody else may have made, or a disk have damaged."""
+"""Read files of torch.save that may be damaged or come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class UnusableFileError(ValueError):
-    """A file that cannot be read; the message names it and says why, in one line."""
+    """A file that cannot be used; the message is one line with its path and the reason."""
 
 
 def read_saved(path: Path, kind: str) -> Any:
-    """What torch.save wrote, as CPU tensors and plain values; no code of the file is run.
+    """Read CPU tensors and plain values that torch.save wrote, without running code of the file.
 
     Args:
         path: an existing file.
-        kind: what the file should be, for the message, e.g. "checkpoint".
+        kind: the expected kind of file for error messages, for example "checkpoint".
 
     Raises:
-        UnusableFileError: a truncated, damaged or foreign file, or one that holds code.
+        UnusableFileError: the file is truncated, damaged, of another kind, or holds code.
         OSError: the file cannot be opened.
     """
     with path.open("rb") as file:
@@ -35,21 +35,21 @@ def read_saved(path: Path, kind: str) -> Any:
     if not start:
         raise UnusableFileError(f"{path} is empty")
     if start != _ZIP_START:
-        raise UnusableFileError(f"{path} is damaged, or no {kind}")
+        raise UnusableFileError(f"{path} is damaged or not a {kind}")
     try:
-        # torch writes checksums, but does not look at them.
+        # torch writes checksums but does not verify them.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # The checksums are right: the file is what somebody wrote.
+        # The checksums are right, so the file is not damaged.
         raise UnusableFileError(
-            f"{path} is refused: it holds {objects_in(error)}, which can run code when it is read; "
-            f"a {kind} has tensors and plain values only"
+            f"{path} is refused: it holds {objects_in(error)}, which can run code; "
+            f"a {kind} has only tensors and plain values"
         ) from error
-    # A damaged archive makes readers fail in any way: zlib, struct, unicode and key errors, sizes
-    # beyond memory, features of zip that nobody uses.
+    # Damaged archives raise many kinds of errors: zlib, struct, unicode and key errors, sizes
+    # beyond memory, unsupported zip features.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnusableFileError(f"{path} is truncated or damaged ({reason})") from error
@@ -57,29 +57,29 @@ def read_saved(path: Path, kind: str) -> Any:
 
 
 def objects_in(error: Exception) -> str:
-    """What torch refused to read: torch's own message advises to read it nevertheless."""
+    """The object that torch refused to load; torch's own message suggests loading it anyway."""
     found = _GLOBAL.search(str(error))
-    return f"an object of {found.group(1)}" if found else "an object that is no tensor"
+    return f"an object of {found.group(1)}" if found else "an object that is not a tensor"
 
 
 def check_contents(
     values: Mapping[str, Any], path: Path, version: int, needed: Iterable[str]
 ) -> None:
-    """Refuse contents that this program cannot work with.
+    """Raise an error for contents that this program cannot use.
 
     Args:
-        values: of the file at `path`.
-        version: the newest that this program reads.
-        needed: keys that have to be there besides `version` and `config`.
+        values: contents of the file at `path`.
+        version: the newest version that this program reads.
+        needed: required keys besides `version` and `config`.
 
     Raises:
-        UnusableFileError: a key is missing, or the file is of a newer version.
+        UnusableFileError: a key is missing, or the file has a newer version.
     """
     missing = [name for name in ("version", "config", *needed) if name not in values]
     if missing:
         raise UnusableFileError(f"{path} is damaged: it has no {', '.join(map(repr, missing))}")
     if not isinstance(values["version"], int) or not isinstance(values["config"], dict):
-        raise UnusableFileError(f"{path} is damaged: 'version' or 'config' has another type")
+        raise UnusableFileError(f"{path} is damaged: 'version' or 'config' has the wrong type")
     if values["version"] > version:
         raise UnusableFileError(
             f"{path} has version {values['version']}, this program reads up to {version}"

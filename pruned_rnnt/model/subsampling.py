@@ -1,33 +1,33 @@
-"""Convolutional subsampling by four, in time, without padding.
+"""Convolutional subsampling by four, without padding in time.
 
 Axes: N batch, T frames, F mel bins, C channels, E encoder width.
 
-Output frame j sees exactly the input frames 4j .. 4j+6. Nothing is padded in time, so a frame of
-padding can only be seen by an output frame which is itself padding, and a stream of chunks gives
-the frames that the whole utterance gives.
+Output frame j sees exactly the input frames 4j .. 4j+6. Because there is no padding in time, only
+output frames that are padding see input frames that are padding, and a stream of chunks has the
+same output as the whole utterance.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pruned_rnnt.model.joined_frames import JoinedFrames, pays
+from pruned_rnnt.model.joined_frames import JoinedFrames, should_avoid_cudnn_replanning
 
 SUBSAMPLING_FACTOR = 4
-# Input frames which one output frame sees, and so the shortest utterance there can be.
+# Input frames that one output frame sees: the minimum length of an utterance.
 RECEPTIVE_FIELD = 7
 
 
 def subsampled_length(lengths: Tensor) -> Tensor:
-    """Encoder frames of utterances with `lengths` feature frames; 0 where there are too few."""
+    """Encoder frames of utterances with `lengths` feature frames; 0 if too short."""
     return ((lengths - RECEPTIVE_FIELD) // SUBSAMPLING_FACTOR + 1).clamp(min=0)
 
 
 class ConvSubsampling(nn.Module):
     """Two 3x3 convolutions of stride 2 over time and frequency, a projection and a LayerNorm.
 
-    The norm and the initial values (He et al. 2015) matter: with torch's defaults each layer halves
-    what changes from frame to frame, and the encoder's own constants drown it.
+    The norm and the initialisation (He et al. 2015) matter: with torch's defaults, each layer
+    halves the differences between frames, which then vanish beside the constant biases.
 
     Args:
         num_mel_bins: F, at least 7.
@@ -63,7 +63,7 @@ class ConvSubsampling(nn.Module):
                 f"{RECEPTIVE_FIELD}: pad shorter audio with silence"
             )
         batch, frames, _ = features_NTF.shape
-        if pays(features_NTF):
+        if should_avoid_cudnn_replanning(features_NTF):
             joined = JoinedFrames(batch, frames, SUBSAMPLING_FACTOR, RECEPTIVE_FIELD)
             maps_1CLF = self.convolutions(joined.join(features_NTF))
             count = (frames - RECEPTIVE_FIELD) // SUBSAMPLING_FACTOR + 1

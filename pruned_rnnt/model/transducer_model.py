@@ -1,4 +1,4 @@
-"""The whole model: encoder, predictor, joiner and their losses in one forward.
+"""The transducer model: encoder, predictor, joiner and losses.
 
 Axes: N batch, T frames (T' after subsampling), F mel bins, U symbols, E encoder width,
 P predictor width, D joiner width, V vocabulary.
@@ -39,11 +39,11 @@ _REFERENCE_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Parts and sizes.
+    """Configuration of encoder, predictor and joiner.
 
-    A section with `kinds` may be of any of these classes; its `kind` says which.
+    The `kind` of encoder and predictor chooses one of the classes in `kinds`.
 
-    joiner_dim: width in which the outputs of encoder and predictor are added.
+    joiner_dim: width of the joiner, to which encoder and predictor output are projected.
     """
 
     encoder: EncoderConfig = field(
@@ -60,30 +60,30 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is minimised.
+    """The training loss.
 
-    The fields but kind and ctc_scale are those of `pruned_rnnt.PrunedTransducerLoss`; kind `full`
-    uses rnnt_type, delay_penalty, fastemit_lambda and hat of them.
+    All fields except kind and ctc_scale are those of `pruned_rnnt.PrunedTransducerLoss`; with kind
+    `full`, only rnnt_type, delay_penalty, fastemit_lambda and hat are used.
 
-    kind: `pruned` is the simple plus the pruned loss, `full` the transducer loss over the whole
-        lattice, to compare with.
-    rnnt_type: paths through the lattice: `regular`, any number of symbols a frame; the others emit
-        one at most, see `pruned_rnnt.rnnt_loss`.
-    s_range: symbols of the band that the pruned loss keeps at each frame.
-    lm_only_scale, am_only_scale: share of the simple loss that sees the predictor alone, and the
-        encoder alone.
-    simple_scale: factor of the simple loss after the warm-up, which starts with 1.
-    pruned_scale_start: factor of the pruned loss at the start of the warm-up, which ends with 1.
+    kind: `pruned` is the simple loss plus the pruned loss; `full` is the transducer loss over the
+        whole lattice, for comparisons.
+    rnnt_type: topology of the lattice: `regular` allows any number of symbols per frame, the others
+        at most one, see `pruned_rnnt.rnnt_loss`.
+    s_range: width of the band that pruning keeps at each frame, in symbols.
+    lm_only_scale, am_only_scale: weights in the simple loss of the distribution of the predictor
+        alone, and of the encoder alone.
+    simple_scale: factor of the simple loss after the warm-up; it starts at 1.
+    pruned_scale_start: factor of the pruned loss at the start of the warm-up; it ends at 1.
     warm_up_steps: steps over which the two factors change.
-    delay_penalty: natural log-probability by which a symbol gains for each frame (40 ms) that it is
-        emitted earlier; above 0 favours early symbols.
-    fastemit_lambda: f scales the gradient through symbols by 1 + f (FastEmit, arXiv 2010.11148),
-        which also favours early symbols.
-    hat: blank is a Bernoulli variable, and symbols share the rest (HAT, arXiv 2003.07705), as
-        decode.fusion.ilm_scale needs it.
-    exact_bounds: choose the band that keeps the most probability, by dynamic programming, instead
-        of adjusting the best window of each frame.
-    ctc_scale: factor of an auxiliary CTC loss; 0 leaves its head out of the model.
+    delay_penalty: log-probability that a symbol gains for each frame (40 ms) that it is emitted
+        earlier; values above 0 favour early symbols.
+    fastemit_lambda: scales the gradient of symbols by 1 + fastemit_lambda (FastEmit, arXiv
+        2010.11148), which also favours early symbols.
+    hat: factorise blank and symbols (HAT, arXiv 2003.07705): blank is a Bernoulli variable, and a
+        softmax over the symbols has the remaining probability. decode.fusion.ilm_scale needs it.
+    exact_bounds: choose the band with the most probability by dynamic programming, instead of
+        adjusting the best window of each frame.
+    ctc_scale: factor of an auxiliary CTC loss; with 0, the model has no CTC head.
     """
 
     kind: Literal["pruned", "full"] = "pruned"
@@ -101,7 +101,7 @@ class LossConfig:
     ctc_scale: float = 0.2
 
     def __post_init__(self) -> None:
-        # A symbol of the other types needs two columns of one frame.
+        # In the other topologies a symbol needs two columns of one frame.
         columns = 1 if self.rnnt_type in ("modified", "rna") else 2
         check_at_least("loss", self, s_range=columns, warm_up_steps=0)
         check_at_least("loss", self, simple_scale=0, pruned_scale_start=0, ctc_scale=0)
@@ -109,14 +109,14 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLosses:
-    """Losses of a batch, and what the pictures are drawn from.
+    """Losses of a batch, and the occupancy and band for pictures.
 
-    objective: (), the sum of total over the utterances, differentiable.
+    objective: (), the sum of total over utterances, differentiable.
     total: (N,), without gradient.
     parts: (N,) each, unscaled and without gradient: `simple` and `pruned`, or `full`; and `ctc`
         with a CTC head.
     frame_lengths: (N,) encoder frames.
-    occupancy, bounds: of the simple loss and its band; None with the full loss.
+    occupancy, bounds: those of the simple loss; None with the full loss.
     """
 
     objective: Tensor
@@ -128,14 +128,14 @@ class ModelLosses:
 
 
 class TransducerModel(nn.Module):
-    """Features and targets to losses; `encode`, `predictor` and `joiner` serve decoding.
+    """Computes losses from features and targets; decoding uses `encode`, `predictor` and `joiner`.
 
-    Modules are made in the same order whatever the loss, so that one seed gives one encoder,
+    Modules are created in the same order for every loss, so that a seed gives the same encoder,
     predictor and joiner.
 
     Attributes:
-        batch_seconds: of audio in a training step, over all processes; schedules of the encoder
-            are in steps of ten minutes.
+        batch_seconds: seconds of audio in a training step, over all processes; the encoder's
+            schedules count steps of ten minutes.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, loss: LossConfig | None = None):
@@ -168,7 +168,7 @@ class TransducerModel(nn.Module):
                 warm_up_steps=loss.warm_up_steps,
                 hat=loss.hat,
                 exact_bounds=loss.exact_bounds,
-                # One number: on CUDA its gradients are computed with the losses.
+                # One sum: on CUDA its gradients are computed in forward.
                 reduction="sum",
             )
             if loss.kind == "pruned"
@@ -192,10 +192,10 @@ class TransducerModel(nn.Module):
 
         Args:
             features_NTF: (N, T, F) float32.
-            feature_lengths, target_lengths: (N,) integer, best left on the CPU.
+            feature_lengths, target_lengths: (N,) integer, preferably on the CPU.
             targets_NU: (N, U) int32 symbols.
-            step: optimiser steps so far, for the warm-up of the loss scales and the schedules of
-                the encoder.
+            step: number of optimiser steps so far, for the warm-up of the loss scales and the
+                schedules of the encoder.
         """
         if self.training:
             self.encoder.set_step(step * self.batch_seconds / _REFERENCE_SECONDS)

@@ -1,1 +1,1 @@
-"""Audio files, streams and microphones to text, with a trained model."""
+"""Transcribe audio files, streams and microphones with a trained model."""

@@ -1,4 +1,4 @@
-"""The audio files that `pruned-rnnt transcribe` is given: by name, or by the folder they are in."""
+"""The audio files of a `pruned-rnnt transcribe` command: single files and the files of folders."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.usage_errors import UsageError
 
 
 class AudioInput(NamedTuple):
-    """A file, and what its transcript is called: its name, or path below its folder, without the
-    suffix."""
+    """An audio file and the name of its transcript.
+
+    name: without the suffix: the file's name, or its path below the folder that was searched.
+    """
 
     path: Path
     name: str
 
 
 def audio_inputs(arguments: Sequence[str]) -> list[AudioInput]:
-    """Files as they are named; of a folder all audio files in it, at any depth, in order.
+    """The files named, and the audio files in the folders named, at any depth, sorted by path.
 
     Raises:
-        ExportError: a folder without audio files.
+        UsageError: a folder has no audio files.
     """
     return [found for argument in arguments for found in _inputs(Path(argument))]
 
@@ -34,8 +36,8 @@ def _inputs(path: Path) -> Iterator[AudioInput]:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
     files = [file for file in files if file.is_file()]
     if not files:
-        raise ExportError(
-            f"no audio files below {path}: needs files that end in {', '.join(AUDIO_SUFFIXES)}"
+        raise UsageError(
+            f"no audio files below {path}: expected files that end in {', '.join(AUDIO_SUFFIXES)}"
         )
     for file in files:
         yield AudioInput(file, file.relative_to(path).with_suffix("").as_posix())

@@ -1,4 +1,4 @@
-"""Recognition while the audio is still coming: samples in, text out.
+"""Live transcription: samples in, text out, while the audio is still arriving.
 
 Axes: S samples, T feature frames, F mel bins, N = 1 stream, C encoder frames of a chunk.
 """
@@ -21,25 +21,25 @@ from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.silence import is_digital_silence
 
-# Encoder frames without a symbol, one second, after which the next word starts a new line.
+# After this many encoder frames (one second) without a symbol, the next word starts a new line.
 _PAUSE_FRAMES = 25
 # Feature frames of digital silence kept before the first sound: 0.2 s.
 _SILENT_FRAMES = 20
 
 
 class RawSource(Protocol):
-    """A binary file, or what reads like one."""
+    """A binary file, or an object with the same `read`."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, none at the end."""
+        """At most `size` bytes; no bytes at the end of the source."""
 
 
 class LiveRecogniser:
-    """One stream of audio through a causal model.
+    """Transcribes one stream of audio with a causal model.
 
     Args:
-        chunk, left: encoder frames of a chunk and before it; 0 takes what the model was trained
-            with.
+        chunk, left: encoder frames of a chunk, and of its left context; 0 for the values that the
+            model was trained with.
 
     Raises:
         ValueError: the model cannot stream.
@@ -55,32 +55,33 @@ class LiveRecogniser:
         self._device = next(model.parameters()).device
         self._state = self.stream.start(1)
         self._frames = FeatureStream()
-        self._waiting_TF = torch.zeros(0, FEATURE_DIM)
+        self._pending_TF = torch.zeros(0, FEATURE_DIM)
         self._started = False
         self._line: list[int] = []
         self._shown = ""
         self._pause = 0
 
     def accept(self, samples_S: FloatArray) -> str:
-        """Take (S,) samples at 16 kHz; the text they add, a line break after each long pause."""
-        self._wait_for(self._frames.accept(samples_S))
+        """Transcribe more (S,) samples at 16 kHz; returns new text, with line breaks at pauses."""
+        self._queue(self._frames.accept(samples_S))
         added = ""
-        while len(self._waiting_TF) >= self.stream.encoder.input_frames:
-            added += self._hear()
+        while len(self._pending_TF) >= self.stream.encoder.input_frames:
+            added += self._transcribe_chunk()
         return added
 
     def finish(self) -> str:
-        """The text of what was not yet a full chunk: all is heard as if it had come at once."""
-        self._wait_for(self._frames.finish())
+        """End the stream: transcribe the samples left over, which do not fill a chunk."""
+        self._queue(self._frames.finish())
         added = ""
-        while len(self._waiting_TF) > 0:
-            added += self._hear()
+        while len(self._pending_TF) > 0:
+            added += self._transcribe_chunk()
         return added
 
-    def _wait_for(self, features_TF: Tensor) -> None:
-        """Keep (T, F) features for the next chunks, but for digital silence at the beginning.
+    def _queue(self, features_TF: Tensor) -> None:
+        """Append (T, F) features to those that wait for a full chunk.
 
-        No model has learned from audio without any noise; some make words of it.
+        Digital silence at the beginning of the stream is dropped: training data always has some
+        noise, and some models emit words for silence without any.
         """
         if not self._started:
             sounds = (~is_digital_silence(features_TF)).nonzero()[:, 0]
@@ -88,13 +89,13 @@ class LiveRecogniser:
                 return
             self._started = True
             features_TF = features_TF[max(0, int(sounds[0]) - _SILENT_FRAMES) :]
-        self._waiting_TF = torch.cat((self._waiting_TF, features_TF))
+        self._pending_TF = torch.cat((self._pending_TF, features_TF))
 
-    def _hear(self) -> str:
-        """The text of the next chunk; at the end of the stream it need not be full."""
+    def _transcribe_chunk(self) -> str:
+        """Transcribe the next chunk, which may be partly filled at the end of the stream."""
         encoder = self.stream.encoder
-        chunk_TF = self._waiting_TF[: encoder.input_frames]
-        self._waiting_TF = self._waiting_TF[encoder.shift :]
+        chunk_TF = self._pending_TF[: encoder.input_frames]
+        self._pending_TF = self._pending_TF[encoder.shift :]
         lengths_N = torch.tensor([len(chunk_TF)], device=self._device)
         missing = encoder.input_frames - len(chunk_TF)
         chunk_NTF = nn.functional.pad(chunk_TF, (0, 0, 0, missing))[None].to(self._device)
@@ -117,7 +118,7 @@ class LiveRecogniser:
 
 
 def transcribe_raw(recogniser: LiveRecogniser, source: RawSource) -> Iterator[str]:
-    """Text as it comes, of raw signed 16-bit samples: one channel, 16 kHz, native byte order."""
+    """Yield the text of raw samples: signed 16 bits, native byte order, one channel, 16 kHz."""
     rest = b""
     while block := source.read(2 * SAMPLING_RATE // 10):
         data = rest + block

@@ -1,4 +1,4 @@
-"""A loaded model that hears files: `pruned_rnnt.load(path).transcribe("a.wav").text`.
+"""Transcribe files in Python: `pruned_rnnt.load(path).transcribe("a.wav").text`.
 
 Axes: S samples, T feature frames, F mel bins.
 """
@@ -15,15 +15,15 @@ from torch import Tensor
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import FRAME_SECONDS, DecodeConfig, build_search
+from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.windows import Window, WindowEncoder
 
-_FEATURE_SECONDS = 0.01
-# What is searched at once at most where speech makes no pause: 5 minutes.
+# One search covers at most 5 minutes of speech without a pause.
 _MOST_FRAMES = round(300 / FRAME_SECONDS)
 
 
@@ -44,20 +44,21 @@ class Transcription:
 
 
 class Recogniser:
-    """Recognition of whole files, of any length, in memory that does not grow with it.
+    """Transcribes files of any length, in memory that does not grow with their length.
 
-    Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows. They
-    end in pauses, after which the search starts anew; where speech goes on without a pause, windows
-    are encoded with `overlap_seconds` of their surroundings, and searched together (five minutes of
-    them at most). Silence of a second and more is left out. Windows should be no longer than the
-    utterances that the model was trained on: of what is longer, it may leave out words.
+    Audio longer than `window_seconds` + 2 * `overlap_seconds` is read and encoded in windows.
+    Windows end at pauses if possible, and the search restarts after each pause. Windows without a
+    pause between them are encoded with `overlap_seconds` of context on both sides, and searched
+    together (at most five minutes of them). Silence longer than a second is skipped. Windows should
+    not be longer than the training utterances; in longer ones the model may delete words.
 
     Args:
-        window_seconds: default: `p99_duration`, 30 at most.
+        p99_duration: 99th percentile of the training utterances' durations in seconds; None if
+            unknown.
+        window_seconds: default: `p99_duration`, at most 30.
         overlap_seconds: default: 2/15 of the window.
-        p99_duration: seconds, of the utterances of training; None where it is not known.
-        decode: method, beam and fusion; greedy search by default.
-        language_model: what `decode.fusion.lm` names.
+        decode: search method, beam and fusion; default: greedy search.
+        language_model: the model that `decode.fusion.lm` names.
 
     Raises:
         ValueError, FileNotFoundError: as `build_search`.
@@ -88,12 +89,12 @@ class Recogniser:
         *,
         on_seconds: Callable[[float], None] | None = None,
     ) -> Transcription:
-        """Text and times of an audio file (as of `open_audio`), or of (S,) samples at 16 kHz.
+        """Transcribe an audio file (any that `open_audio` reads), or (S,) samples at 16 kHz.
 
-        Audio of nothing but digital silence has no words.
+        Audio with nothing but digital silence gives an empty text.
 
         Args:
-            on_seconds: called with the seconds of audio that have been read so far.
+            on_seconds: called with the seconds of audio read so far.
 
         Raises:
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`.
@@ -102,26 +103,26 @@ class Recogniser:
         return self._transcribe(feature_pieces(blocks), on_seconds)
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
-        """As `transcribe`, of log-mel features (T, F)."""
+        """Transcribe log-mel features (T, F)."""
         return self._transcribe([features_TF])
 
     @torch.inference_mode()
     def _transcribe(
         self, pieces: Iterable[Tensor], on_seconds: Callable[[float], None] | None = None
     ) -> Transcription:
-        counted = _Counted(pieces, on_seconds)
+        counter = _FrameCounter(pieces, on_seconds)
         symbols: list[int] = []
         frames: list[int] = []
         scores: list[float] = []
         total = 0.0
-        for begin, encoded_NTE in _stretches(self._windows(counted)):
-            (found,) = self._search(encoded_NTE, torch.tensor([encoded_NTE.size(1)]))
-            best = found[0]
+        for begin, encoded_NTE in _join_between_pauses(self._windows(counter)):
+            (hypotheses,) = self._search(encoded_NTE, torch.tensor([encoded_NTE.size(1)]))
+            best = hypotheses[0]
             symbols += best.symbols
             frames += [begin + frame for frame in best.frames]
             scores += best.symbol_scores
             total += best.score
-        seconds = round(counted.frames * _FEATURE_SECONDS, 2)
+        seconds = round(counter.frames * FEATURE_SECONDS, 2)
         tokens = timed_tokens(self.tokenizer.symbols, symbols, frames, scores)
         return Transcription(
             text=self.tokenizer.decode(symbols),
@@ -131,28 +132,28 @@ class Recogniser:
         )
 
 
-def _stretches(windows: Iterable[Window]) -> Iterator[tuple[int, Tensor]]:
-    """Encoder frames (1, T, E) from one pause to the next, and where in the stream they begin.
+def _join_between_pauses(windows: Iterable[Window]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the encoder frames (1, T, E) between pauses, each after its first frame's index.
 
-    They are `_MOST_FRAMES` at most, or a little more.
+    Speech without a pause is also cut after the window in which it reaches `_MOST_FRAMES`.
     """
-    waiting: list[Window] = []
+    pending: list[Window] = []
     for window in windows:
-        known = sum(before.encoded_NTE.size(1) for before in waiting)
-        if waiting and (window.is_start or known >= _MOST_FRAMES):
-            yield _joined(waiting)
-            waiting = []
-        waiting.append(window)
-    if waiting:
-        yield _joined(waiting)
+        frames = sum(before.encoded_NTE.size(1) for before in pending)
+        if pending and (window.is_start or frames >= _MOST_FRAMES):
+            yield _joined(pending)
+            pending = []
+        pending.append(window)
+    if pending:
+        yield _joined(pending)
 
 
 def _joined(windows: Sequence[Window]) -> tuple[int, Tensor]:
     return windows[0].begin, torch.cat([window.encoded_NTE for window in windows], dim=1)
 
 
-class _Counted:
-    """Passes pieces of features on, counts their frames and reports their seconds."""
+class _FrameCounter:
+    """Iterates over pieces of features, counts their frames and reports the seconds read."""
 
     def __init__(
         self, pieces: Iterable[Tensor], on_seconds: Callable[[float], None] | None
@@ -166,20 +167,20 @@ class _Counted:
             self.frames += len(piece_TF)
             yield piece_TF
             if self._on_seconds is not None:
-                self._on_seconds(self.frames * _FEATURE_SECONDS)
+                self._on_seconds(self.frames * FEATURE_SECONDS)
 
 
 def load(
     path: Path | str, device: torch.device | str = "cpu", *, window_seconds: float | None = None
 ) -> Recogniser:
-    """A recogniser from what `pruned-rnnt export RUN --format torch` wrote.
+    """Load a model that `pruned-rnnt export RUN --format torch` wrote.
 
     Args:
-        path: model.pt, or the folder with it.
+        path: model.pt, or its folder.
         window_seconds: as of `Recogniser`.
 
     Raises:
-        ValueError: no such file, or another kind of file; the message says which.
+        ValueError: the file does not exist, is damaged, or is not an exported model.
     """
     model, tokenizer, p99_duration = load_model(path)
     return Recogniser(model.to(device), tokenizer, p99_duration, window_seconds=window_seconds)

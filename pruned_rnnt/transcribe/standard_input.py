@@ -1,7 +1,7 @@
-"""Raw samples from standard input, where people also send whole audio files.
+"""Raw samples from standard input.
 
-Samples are signed 16 bits, one channel, 16 kHz. A wav header in front of such samples is skipped,
-since many programs write one (arecord does); every other format is refused by its name.
+Samples are signed 16 bits, one channel, 16 kHz. A wav header before such samples is skipped,
+because many programs write one (arecord does). Any other format raises an error that names it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ _SIGNATURES = {
     b".snd": "au", b"NIST_1A": "sph", b"RF64": "rf64", b"riff": "wave64", b"ADIF": "aac",
     b"\x1aE\xdf\xa3": "webm or matroska", b"\x30\x26\xb2\x75": "wma", b"#!AMR": "amr",
 }  # fmt: skip
-# Two mp3 frames: the longest has 1,441 bytes.
-_LOOK = 2048
-# kbit/s of MPEG 1 and of MPEG 2, layer III, by index.
+# Bytes looked at: enough for one mp3 frame, of at most 1,441 bytes, and the next header.
+_PEEK_BYTES = 2048
+# kbit/s of MPEG 1 and of MPEG 2, layer III, by the index in the frame header.
 _KBITS = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
 )
 _MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _PCM, _EXTENSIBLE = 1, 0xFFFE
-# No chunk before the samples of a wav file is nearly as large.
+# Chunks before the samples of a wav file are much smaller than this.
 _LARGEST_CHUNK = 2**20
 _ADVICE = (
-    "- reads one channel of 16-bit samples at 16,000 Hz: name the file instead, or convert it with "
-    "`ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
+    "- reads one channel of 16-bit samples at 16,000 Hz: pass a file name instead, or convert "
+    "the audio with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
 )
 
 
 class SampleSource:
-    """The samples of a source, after what of it was looked at; `limit` bytes at most."""
+    """A source with lookahead, which can be ended after a number of bytes."""
 
     def __init__(self, source: RawSource) -> None:
         self._source = source
-        self._seen = b""
+        self._peeked = b""
         self._limit: int | None = None
 
     def read(self, size: int, /) -> bytes:
         if self._limit is not None:
             size = min(size, self._limit)
-        data, self._seen = self._seen[:size], self._seen[size:]
+        data, self._peeked = self._peeked[:size], self._peeked[size:]
         if not data and size:
             data = self._source.read(size)
         if self._limit is not None:
@@ -52,17 +52,17 @@ class SampleSource:
         return data
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, which `read` gives again; fewer at the end."""
-        while len(self._seen) < size and (data := self._source.read(size - len(self._seen))):
-            self._seen += data
-        return self._seen[:size]
+        """The next `size` bytes, which stay in the source; fewer at its end."""
+        while len(self._peeked) < size and (data := self._source.read(size - len(self._peeked))):
+            self._peeked += data
+        return self._peeked[:size]
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes; ValueError at the end."""
+        """Read exactly `size` bytes; ValueError if the source has fewer."""
         data = self.peek(size)
         if len(data) < size:
             raise ValueError("standard input ends within its wav header")
-        self._seen = self._seen[size:]
+        self._peeked = self._peeked[size:]
         return data
 
     def end_after(self, size: int) -> None:
@@ -70,14 +70,14 @@ class SampleSource:
 
 
 def open_samples(source: RawSource) -> SampleSource:
-    """The raw samples of standard input.
+    """The raw samples of standard input, without a wav header.
 
     Raises:
-        ValueError: nothing there, another format than raw samples or wav, or a wav file of another
-            rate, width or number of channels.
+        ValueError: the input is empty, in a format other than raw samples or wav, or a wav file of
+            another rate, width or number of channels.
     """
     samples = SampleSource(source)
-    begin = samples.peek(_LOOK)
+    begin = samples.peek(_PEEK_BYTES)
     if not begin:
         raise ValueError("standard input has no samples")
     if begin.startswith(b"RIFF") and begin[8:12] == b"WAVE":
@@ -88,13 +88,13 @@ def open_samples(source: RawSource) -> SampleSource:
 
 
 def encoded_format(begin: bytes) -> str:
-    """The name of the format that some bytes begin, of at least two frames; empty for samples."""
+    """The name of the audio format of data that starts with `begin`; empty for raw samples."""
     for signature, name in _SIGNATURES.items():
         if begin.startswith(signature):
             return name
     if begin[4:8] == b"ftyp":
         return "m4a or mp4"
-    # Samples may look like the header of one frame; hardly like two in the right distance.
+    # Raw samples may look like one frame header, but hardly like two at the right distance.
     for name, length_of in (("mp3", _mp3_frame_length), ("aac", _aac_frame_length)):
         length = length_of(begin)
         if length and length_of(begin[length:]):
@@ -103,7 +103,7 @@ def encoded_format(begin: bytes) -> str:
 
 
 def _mp3_frame_length(data: bytes) -> int:
-    """Bytes of the layer III frame that begins here, 0 where none does."""
+    """Size in bytes of the layer III frame at the start of `data`; 0 if there is none."""
     if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE6 != 0xE2:
         return 0
     version, rate, kbits = data[1] >> 3 & 3, data[2] >> 2 & 3, data[2] >> 4
@@ -114,7 +114,7 @@ def _mp3_frame_length(data: bytes) -> int:
 
 
 def _aac_frame_length(data: bytes) -> int:
-    """Bytes of the ADTS frame that begins here, 0 where none does."""
+    """Size in bytes of the ADTS frame at the start of `data`; 0 if there is none."""
     if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0 or data[2] >> 2 & 15 > 12:
         return 0
     length = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
@@ -144,6 +144,6 @@ def _skip_wav_header(samples: SampleSource) -> None:
                 )
     if not is_usable:
         raise ValueError(f"standard input is a broken wav file; {_ADVICE}")
-    # Who writes to a pipe does not know the size, and leaves 0 or the largest there is.
+    # A program that writes to a pipe does not know the size and writes 0 or the largest value.
     if size:
         samples.end_after(size)

@@ -1,4 +1,4 @@
-"""`pruned-rnnt transcribe`: options, files or live audio to transcripts."""
+"""`pruned-rnnt transcribe`: check the options, transcribe files or live audio."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.recogniser import Recogniser, Transcription
 from pruned_rnnt.transcribe.transcripts import transcript
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# File name suffixes where they differ from the name of the format.
+# File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
-# The encoder takes a whole window, so that its memory grows with it.
+# The encoder takes a whole window, so its memory grows with the window.
 _LONGEST_WINDOW = 3600
 
 
 def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
-    """The text of raw audio as it comes."""
+    """Print the text of live audio as it is transcribed."""
     for text in transcribe_raw(recogniser, source):
         print(text, end="", flush=True)
     print()
@@ -40,14 +40,17 @@ def run_transcribe(
     options: argparse.Namespace,
     console: Console | None = None,
 ) -> bool:
-    """Print or write the transcript of each file; False where a file could not be read.
+    """Print or write the transcript of each file; False if a file could not be transcribed.
 
-    Such files are named, and the others are done. `console` is for a progress bar of each file.
+    An error is printed for each such file, and the other files are still transcribed.
+
+    Args:
+        console: shows a progress bar for each file.
     """
     done = True
     for number, (path, short_name) in enumerate(inputs, start=1):
         try:
-            result = _transcribed(recogniser, path, f"{number}/{len(inputs)} {path.name}", console)
+            result = _transcribe(recogniser, path, f"{number}/{len(inputs)} {path.name}", console)
         except (OSError, ValueError) as error:
             print(f"pruned-rnnt transcribe: {error}", file=sys.stderr)
             done = False
@@ -56,7 +59,7 @@ def run_transcribe(
             if not is_out_of_memory(error):
                 raise
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            print(f"pruned-rnnt transcribe: {path}: memory ran out: {reason}", file=sys.stderr)
+            print(f"pruned-rnnt transcribe: {path}: out of memory: {reason}", file=sys.stderr)
             done = False
             continue
         name = short_name if options.format == "ctm" else str(path)
@@ -71,58 +74,64 @@ def run_transcribe(
     return done
 
 
-def _transcribed(
+def _transcribe(
     recogniser: Recogniser, path: Path, name: str, console: Console | None
 ) -> Transcription:
-    """The transcript of a file, with a bar that counts its seconds and is erased at its end."""
+    """Transcribe a file under a progress bar in seconds of audio."""
     with progress_bar(console, f"{name}, seconds", seconds_in_header(path)) as bar:
         return recogniser.transcribe(path, on_seconds=lambda seconds: bar.show(int(seconds)))
 
 
 def take_settings(options: argparse.Namespace) -> list[str]:
-    """The `decode.key=value` among the audio files, which they are taken from."""
+    """Remove the `decode.key=value` settings from `options.audio` and return them."""
     settings = [item for item in options.audio if item.startswith("decode.") and "=" in item]
     options.audio = [item for item in options.audio if item not in settings]
     return settings
 
 
 def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> list[AudioInput]:
-    """Refuse what cannot be done before the model is loaded; the files to transcribe.
+    """Check the options before the model is loaded; returns the files to transcribe.
 
     Args:
         settings: `decode.key=value`.
 
     Raises:
-        ExportError: options that do not go together, a folder without audio, or files that would
-            be written twice.
+        UsageError: options exclude each other, a folder has no audio files, or two audio files
+            would be written to the same transcript.
     """
     live = options.microphone or options.audio == ["-"]
     if options.microphone and options.audio:
-        raise ExportError("--microphone goes without audio files")
+        raise UsageError("--microphone cannot be combined with audio files")
     if not options.microphone and not options.audio:
-        raise ExportError(
-            "name audio files or folders, - for raw samples on standard input, or --microphone"
+        raise UsageError(
+            "nothing to transcribe: pass audio files or folders, - to read raw samples from "
+            "standard input, or --microphone"
         )
     if "-" in options.audio and len(options.audio) > 1:
-        raise ExportError("- for standard input goes without audio files")
+        raise UsageError("- (standard input) cannot be combined with audio files")
     if live and (options.format != "text" or options.output or options.times):
-        raise ExportError("--format, --output and --times are for audio files")
+        raise UsageError(
+            "--format, --output and --times need audio files: live audio is printed as text"
+        )
     if live and settings:
-        raise ExportError(f"{settings[0]} is for audio files; live audio is searched greedily")
+        raise UsageError(f"{settings[0]} needs audio files: live audio uses greedy search")
     if not live and (options.chunk or options.left):
-        raise ExportError("--chunk and --left are for live audio")
+        raise UsageError("--chunk and --left need live audio: - or --microphone")
     if options.window is not None and not 0 < options.window <= _LONGEST_WINDOW:
-        needs = f"more than 0 seconds, and {_LONGEST_WINDOW} at most"
-        raise ExportError(f"--window is {options.window:g}, needs {needs}")
+        needs = f"more than 0 and at most {_LONGEST_WINDOW} seconds"
+        raise UsageError(f"--window is {options.window:g}, needs {needs}")
     if options.times and options.format != "text":
-        raise ExportError("--times is for --format text; the others have times")
+        raise UsageError("--times needs --format text: the other formats always have times")
     inputs = [] if live else audio_inputs(options.audio)
     if options.output is None:
         if options.format == "srt" and len(inputs) > 1:
-            raise ExportError("--format srt of several files needs --output FOLDER")
+            raise UsageError("--format srt with several audio files needs --output FOLDER")
         return inputs
     names = Counter(item.name for item in inputs)
     for name, count in names.items():
         if count > 1:
-            raise ExportError(f"{count} audio files are called {name}: {options.output} has one")
+            raise UsageError(
+                f"{count} audio files are called {name}: their transcripts in {options.output} "
+                "would overwrite each other"
+            )
     return inputs

@@ -9,18 +9,18 @@ from pruned_rnnt.decode.ctm import ctm_text
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.transcribe.recogniser import Transcription
 
-# A subtitle ends with a pause, or before it gets longer than people can read.
+# A subtitle ends at a pause, or before it becomes too long to read.
 _PAUSE_SECONDS = 0.8
 _MOST_SECONDS = 6.0
-_MOST_LETTERS = 80
+_MOST_CHARACTERS = 80
 
 
 def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
-    """What is written about one file; every line ends with a line break.
+    """The transcript of one file in the format `kind`; every line ends with a line break.
 
-    text: `name<tab>text`, and with `times` a line `start end word` for each word.
-    jsonl: one object with file, seconds, text, score (log-probability of the path) and words with
-        their start, end and confidence.
+    text: `name<tab>text`, then with `times` a line `start end word` for each word.
+    jsonl: one object with file, seconds, text, score (log-probability of the path), and words,
+        each with start, end and confidence.
     srt: numbered subtitles.
     ctm: `name 1 start duration word confidence` for each word.
     """
@@ -49,20 +49,20 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
 
 
 def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
-    """Words parted at pauses, and where a part would be too long to read."""
+    """Group words into subtitles: a new one at each pause, and before one is too long to read."""
     parts: list[list[TimedWord]] = []
-    letters = 0
+    characters = 0
     for word in words:
-        letters += 1 + len(word.word)
+        characters += 1 + len(word.word)
         part = parts[-1] if parts else []
         if (
             not part
             or word.start - part[-1].end > _PAUSE_SECONDS
             or word.end - part[0].start > _MOST_SECONDS
-            or letters > _MOST_LETTERS
+            or characters > _MOST_CHARACTERS
         ):
             parts.append([word])
-            letters = len(word.word)
+            characters = len(word.word)
         else:
             part.append(word)
     return parts

@@ -1,4 +1,4 @@
-"""Audio of any length through the encoder, window by window, in constant memory.
+"""Encode audio of any length in windows, in constant memory.
 
 Axes: T feature frames (10 ms), T' encoder frames (40 ms), F mel bins, E encoder width.
 """
@@ -12,28 +12,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.decode_set import FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.silence import SilenceFinder, frame_energies, is_digital_silence
 
-# Encoder frames around a frame that tell how quiet it is there: 0.3 s.
+# The energy at an encoder frame is the mean over this many frames around it: 0.3 s.
 _QUIET_FRAMES = 7
 _LONGEST_SECONDS = 30.0
-# A place is a pause where the mean log-energy is this much below that of loud speech: 13 dB.
+# A pause is this much (13 dB) below the 90th percentile of the log-energies.
 _PAUSE_DEPTH = 3.0
-_LOUD = 0.9
-# Windows of encoders without chunks begin at a multiple of this, so that an encoder that halves its
-# frames inside pairs the same ones in every window.
-_UNIT = 16
+_LOUD_QUANTILE = 0.9
+# Windows start at a multiple of this many frames unless the encoder has chunks, so that an encoder
+# that downsamples inside combines the same frames in every window.
+_ALIGNMENT = 16
 
 
 class Window(NamedTuple):
-    """encoded_NTE: (1, T', E), the frames that follow those of the window before.
+    """The encoder output of one window of a stream.
 
-    begin: the first of them in the stream; after silence that was left out they do not follow.
-    is_start: speech starts anew here, after a pause or at the beginning: the frames are encoded
-    without anything before them, and a search should start anew, too.
+    encoded_NTE: (1, T', E).
+    is_start: True at the start of the stream and after a pause: the frames are encoded without
+        left context, and a search should restart.
+    begin: index of its first frame in the stream; consecutive windows are adjacent, except where
+        silence was skipped between them.
     """
 
     encoded_NTE: Tensor
@@ -42,10 +44,12 @@ class Window(NamedTuple):
 
 
 @dataclass
-class _Kept:
-    """Features that windows still need: skip of their encoder frames were given out already.
+class _Buffer:
+    """Features that the next windows need.
 
-    begin: encoder frames of the stream before those that come next.
+    skip: encoder frames at its start that were returned already and stay as left context.
+    begin: index in the stream of the first encoder frame after these.
+    is_start: as in the next `Window`.
     """
 
     features_TF: Tensor
@@ -54,11 +58,11 @@ class _Kept:
     is_start: bool = True
 
     @property
-    def coming_TF(self) -> Tensor:
+    def next_TF(self) -> Tensor:
         return self.features_TF[SUBSAMPLING_FACTOR * self.skip :]
 
     def drop(self, frames: int, context: int = 0, *, is_pause: bool) -> None:
-        """Go on by so many encoder frames, of which the last `context` are kept."""
+        """Move past `frames` encoder frames; the last `context` of them stay as left context."""
         gone = self.skip + frames - context
         self.features_TF = self.features_TF[SUBSAMPLING_FACTOR * gone :]
         self.skip, self.is_start = context, is_pause
@@ -66,17 +70,18 @@ class _Kept:
 
 
 class WindowEncoder:
-    """Encoder output of a stream of features, window by window.
+    """Encodes a stream of features window by window.
 
-    A window ends where it is quiet, between half its length and its whole. Where that is a pause,
-    the next one begins like a new utterance. Where it is none, both are encoded with `overlap`
-    frames of their surroundings, of which nothing is kept, as if they had been encoded at once.
-    Audio that is no longer than window + 2 overlap is one window.
+    A window ends at the quietest frame between half and all of its length. If that is a pause, the
+    next window starts like a new utterance. If not, both windows are encoded with `overlap` frames
+    of context on that side, whose output is discarded, to approximate encoding them together.
+    Audio of at most window + 2 overlap frames is one window.
 
     Args:
         window, overlap: in encoder frames; at least 1 and 0.
-        skip_silence: windows end in long silence, wherever it begins, and hold little of it; in
-            audio of one window it stays, unless there is nothing but digital silence.
+        skip_silence: end a window at the first long silence, and skip most of that silence. Audio
+            of a single window keeps its silence, but gives no window if all of it is digital
+            silence.
     """
 
     def __init__(
@@ -88,7 +93,7 @@ class WindowEncoder:
         self.overlap = overlap
         self._receptive_field = model.encoder.receptive_field
         config = model.encoder.config
-        self._unit = config.stream_sizes[0] if config.causal else _UNIT
+        self._alignment = config.stream_sizes[0] if config.causal else _ALIGNMENT
 
     @classmethod
     def as_trained(
@@ -100,10 +105,12 @@ class WindowEncoder:
         *,
         skip_silence: bool = False,
     ) -> WindowEncoder:
-        """Windows as long as the utterances of training, or as `window_seconds` says.
+        """Windows as long as the training utterances, or of `window_seconds`.
 
-        p99_duration: of these utterances in seconds; None where it is not known. At most 30 count.
-        overlap_seconds: default: 2/15 of the window.
+        Args:
+            p99_duration: 99th percentile of the training utterances' durations in seconds, of which
+                at most 30 are used; None if unknown.
+            overlap_seconds: default: 2/15 of the window.
         """
         if window_seconds is None:
             window_seconds = min(_LONGEST_SECONDS, p99_duration or _LONGEST_SECONDS)
@@ -114,40 +121,40 @@ class WindowEncoder:
         return cls(model, window, overlap, skip_silence=skip_silence)
 
     def __call__(self, pieces: Iterable[Tensor]) -> Iterator[Window]:
-        """The windows of a stream's features, which come in pieces (T, F).
+        """Yield the windows of a stream whose features arrive in pieces (T, F).
 
-        At least one frame comes out, whatever goes in, but for silence that is left out.
+        A stream with any features gives at least one frame, unless all of it is skipped as silence.
         """
-        kept: _Kept | None = None
+        buffer: _Buffer | None = None
         finder = SilenceFinder() if self.skip_silence else None
-        need = self.window + 2 * self.overlap
+        needed = self.window + 2 * self.overlap
         for piece_TF in pieces:
-            if kept is None:
-                kept = _Kept(piece_TF)
+            if buffer is None:
+                buffer = _Buffer(piece_TF)
             else:
-                kept.features_TF = torch.cat((kept.features_TF, piece_TF))
-            while self._left(kept) > need:
-                yield from self._next(kept, finder)
-        if kept is not None and kept.begin == 0:
-            if finder is None or not is_digital_silence(kept.features_TF).all():
-                yield self._only_window(kept.features_TF)
-        elif kept is not None:
-            while self._left(kept) > 0:
-                yield from self._next(kept, finder)
+                buffer.features_TF = torch.cat((buffer.features_TF, piece_TF))
+            while self._left(buffer) > needed:
+                yield from self._next(buffer, finder)
+        if buffer is not None and buffer.begin == 0:
+            if finder is None or not is_digital_silence(buffer.features_TF).all():
+                yield self._only_window(buffer.features_TF)
+        elif buffer is not None:
+            while self._left(buffer) > 0:
+                yield from self._next(buffer, finder)
 
-    def _next(self, kept: _Kept, finder: SilenceFinder | None) -> Iterator[Window]:
-        """The window that comes next, or nothing where silence was left out; what is kept shrinks.
+    def _next(self, buffer: _Buffer, finder: SilenceFinder | None) -> Iterator[Window]:
+        """Yield the next window, or nothing if silence was skipped, and move the buffer past it.
 
-        Of frames that are no more than one window and what surrounds it, all are taken.
+        If the buffer holds at most one window and its context, the window takes all of it.
         """
-        left = self._left(kept)
+        left = self._left(buffer)
         length: int | None = None
         if finder is not None:
-            energies_T = frame_energies(kept.coming_TF)[:left]
+            energies_T = frame_energies(buffer.next_TF)[:left]
             speech = finder.find(energies_T)
-            if speech.begin >= left or (kept.is_start and speech.begin > 0):
-                finder.forget(energies_T[: speech.begin])
-                kept.drop(speech.begin, is_pause=True)
+            if speech.begin >= left or (buffer.is_start and speech.begin > 0):
+                finder.advance(energies_T[: speech.begin])
+                buffer.drop(speech.begin, is_pause=True)
                 return
             if speech.end is not None and speech.end <= self.window:
                 length = speech.end
@@ -155,17 +162,19 @@ class WindowEncoder:
         if length is None:
             length = left
             if left > self.window + 2 * self.overlap:
-                length, is_pause = self._quiet_end(kept.coming_TF)
+                length, is_pause = self._quiet_end(buffer.next_TF)
         if finder is not None:
-            finder.forget(energies_T[:length])
-        end = kept.skip + length
-        encoded_NTE = self._encode(kept.features_TF, end if is_pause else end + self.overlap)
-        yield Window(encoded_NTE[:, kept.skip : end], kept.is_start, kept.begin)
-        context = 0 if is_pause else end - max(0, end - self.overlap) // self._unit * self._unit
-        kept.drop(length, context, is_pause=is_pause)
+            finder.advance(energies_T[:length])
+        end = buffer.skip + length
+        encoded_NTE = self._encode(buffer.features_TF, end if is_pause else end + self.overlap)
+        yield Window(encoded_NTE[:, buffer.skip : end], buffer.is_start, buffer.begin)
+        context = (
+            0 if is_pause else end - max(0, end - self.overlap) // self._alignment * self._alignment
+        )
+        buffer.drop(length, context, is_pause=is_pause)
 
-    def _left(self, kept: _Kept) -> int:
-        return self._frames(kept.features_TF) - kept.skip
+    def _left(self, buffer: _Buffer) -> int:
+        return self._frames(buffer.features_TF) - buffer.skip
 
     def _frames(self, features_TF: Tensor) -> int:
         return (len(features_TF) - self._receptive_field) // SUBSAMPLING_FACTOR + 1
@@ -178,7 +187,7 @@ class WindowEncoder:
 
     @torch.inference_mode()
     def _encode(self, features_TF: Tensor, frames: int) -> Tensor:
-        """(1, frames, E) of the first features."""
+        """(1, frames, E): the encoder output of the first features."""
         device = next(self.model.parameters()).device
         last = SUBSAMPLING_FACTOR * (frames - 1) + self._receptive_field
         window_NTF = features_TF[None, :last].to(device)
@@ -186,7 +195,7 @@ class WindowEncoder:
         return encoded_NTE
 
     def _quiet_end(self, features_TF: Tensor) -> tuple[int, bool]:
-        """Length of the next window: where the mean log-energy is smallest; is it a pause?"""
+        """Length of the next window, which ends at the quietest frame; True if that is a pause."""
         shortest = (self.window + 1) // 2
         energies_T = features_TF[: SUBSAMPLING_FACTOR * (self.window + 1)].mean(dim=1)
         around_T = nn.functional.avg_pool1d(
@@ -197,5 +206,5 @@ class WindowEncoder:
             count_include_pad=False,
         )[0, 0]
         quietest, place = around_T[shortest : self.window + 1].min(dim=0)
-        is_pause = bool(quietest < energies_T.quantile(_LOUD) - _PAUSE_DEPTH)
+        is_pause = bool(quietest < energies_T.quantile(_LOUD_QUANTILE) - _PAUSE_DEPTH)
         return shortest + int(place), is_pause

@@ -1,4 +1,4 @@
-"""`pruned-rnnt align` on a tiny run: sets, files, and what cannot be aligned."""
+"""`pruned-rnnt align` on a tiny run: splits, single files, utterances without an alignment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import soundfile
 import torch
 from lhotse import CutSet
-from tiny_corpus import WORDS, make_corpus, tiny_overrides
 
-from pruned_rnnt.align.best_path import align_symbols
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.sources import align_file
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.cli import main
@@ -19,6 +18,7 @@ from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.train.run import load_model, run_config
+from tests.tiny_corpus import WORDS, make_corpus, tiny_overrides
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,12 @@ def test_every_format_has_every_utterance(
         assert starts == sorted(starts)
         assert all(0 <= item.start <= item.start + item.duration <= cut.duration for item in words)
     assert main(["align", str(run), "--format", "ctm", "decode.split=dev", *output]) == 0
-    heard: dict[str, list[str]] = {}
+    words_of: dict[str, list[str]] = {}
     for line in (tmp_path / "dev-words.ctm").read_text().splitlines():
         name, _, _, _, word, _ = line.split()
-        heard.setdefault(name, []).append(word)
-    assert len(heard) == 6
-    assert all(set(words) <= set(WORDS) for words in heard.values())
+        words_of.setdefault(name, []).append(word)
+    assert len(words_of) == 6
+    assert all(set(words) <= set(WORDS) for words in words_of.values())
 
 
 def test_times_are_those_of_the_best_path(run: Path, tmp_path: Path) -> None:
@@ -84,13 +84,14 @@ def test_times_are_those_of_the_best_path(run: Path, tmp_path: Path) -> None:
     for batch in DataModule(config.data).test_loader("test"):
         with torch.inference_mode():
             encoded, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
-        found = align_symbols(model, encoded, lengths, batch.targets_NU, batch.target_lengths_N)
+        targets = TargetBatch(encoded, lengths, batch.targets_NU, batch.target_lengths_N)
+        found = align_symbols(model, targets)
         for name, path in zip(batch.ids, found, strict=True):
             assert path is not None
             assert starts[name] == pytest.approx([0.04 * frame for frame in path.frames])
 
 
-def test_what_has_no_alignment_is_named(
+def test_failures_are_reported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["align", str(run), "--split", "odd", "--output", str(tmp_path)])
@@ -98,17 +99,17 @@ def test_what_has_no_alignment_is_named(
     shown = capsys.readouterr()
     assert "aligned 1 utterances" in shown.out
     assert "not aligned: 2" in shown.out
-    assert "1 texts hold what has no token" in shown.err
+    assert "1 texts have characters without a token" in shown.err
     reasons = dict(
         line.split("\t") for line in (tmp_path / "odd-not-aligned.txt").read_text().splitlines()
     )
     assert reasons["test-0"] == "the text is empty"
-    assert "80 symbols do not fit" in reasons["test-1"]
-    assert "'modified' emits one a frame at most" in reasons["test-1"]
+    assert "80 symbols do not fit into" in reasons["test-1"]
+    assert "'modified' emits at most one per frame" in reasons["test-1"]
     assert [path.stem for path in (tmp_path / "odd").iterdir()] == ["test-2"]
 
 
-def test_a_file_with_its_text(run: Path, tmp_path: Path) -> None:
+def test_file_with_its_text(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "talk.v1.flac"
     soundfile.write(path, speech(2.0), 8000)
     output = ["--output", str(tmp_path / "out"), "--format", "lhotse"]
@@ -119,7 +120,7 @@ def test_a_file_with_its_text(run: Path, tmp_path: Path) -> None:
     assert cut.load_audio().shape == (1, 32000)
 
 
-def test_windows_of_long_audio_lose_nothing(run: Path, tmp_path: Path) -> None:
+def test_windows_of_long_audio_keep_all_frames(run: Path, tmp_path: Path) -> None:
     loaded = load_model(run_config(run))
     path = tmp_path / "long.wav"
     soundfile.write(path, speech(8.0), 16000)
@@ -144,14 +145,14 @@ def test_windows_of_long_audio_lose_nothing(run: Path, tmp_path: Path) -> None:
         (["a.wav", "--text", "red", "--split", "test"], "cannot go with an audio file"),
     ],
 )
-def test_wrong_usage(
+def test_wrong_options_are_usage_errors(
     run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["align", str(run), *arguments]) == EXIT_USAGE
     assert message in capsys.readouterr().err
 
 
-def test_what_is_missing_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_inputs_are_errors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["align", str(run), "absent.wav", "--text", "red"]) == EXIT_FAILED
     assert "audio file not found: absent.wav" in capsys.readouterr().err
     assert main(["align", str(run), "--split", "absent"]) == EXIT_FAILED

@@ -1,4 +1,4 @@
-"""What is written is read back by readers of the formats."""
+"""Alignments are written in every format, and can be read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pruned_rnnt.decode.word_times import TimedToken, TimedWord
 
 
 def read_textgrid(text: str) -> dict[str, list[tuple[str, float, float]]]:
-    """Tiers of a TextGrid: only what comes in the order that Praat expects."""
+    """Parse the tiers of a TextGrid; asserts the order that Praat expects."""
     tokens = re.findall(r'"(?:[^"]|"")*"|-?\d+(?:\.\d+)?|<exists>', re.sub(r"\[\d*\]", "", text))
     assert tokens[:2] == ['"ooTextFile"', '"TextGrid"']
     position = 2
@@ -86,7 +86,7 @@ def cut(name: str, texts: list[str]) -> MonoCut:
     return MonoCut(id=name, start=3.0, duration=1.25, channel=0, supervisions=supervisions)
 
 
-def test_textgrid_comes_back_with_its_gaps() -> None:
+def test_textgrid_round_trip_with_gaps() -> None:
     text = textgrid([("words", [("a", 0.1, 0.2), ('"', 0.2, 1.0)]), ("none", [])], 1.5)
     assert read_textgrid(text) == {
         "words": [("", 0.0, 0.1), ("a", 0.1, 0.2), ('"', 0.2, 1.0), ("", 1.0, 1.5)],
@@ -111,21 +111,23 @@ def test_textgrid_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"), [("one two", 2), ("今天天气", 4), ("ガス one", 3), ("오늘 날씨", 2), ("", 1)]
 )
-def test_scores_are_by_word(text: str, words: int) -> None:
+def test_word_score(text: str, words: int) -> None:
     assert replace(utterance(), text=text, score=-6.0).word_score == -6.0 / words
 
 
-def test_texts_that_do_not_fit_are_named(
+def test_doubtful_texts_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     results = [replace(utterance(f"u{i}"), score=-2.5 * i) for i in range(4)]
     with caplog.at_level(logging.WARNING):
         logging.getLogger("pruned_rnnt").propagate = True
         assert write_alignments(results, tmp_path, "ctm", "dev", {})
-    assert caplog.messages == ["u3: the text may not be what is said: score -3.75 a word, below -3"]
+    assert caplog.messages == [
+        "u3: the text may not match the audio: score per word -3.75, below -3"
+    ]
     shown = capsys.readouterr().out.splitlines()
-    assert "aligned 4 utterances, 8 words, 5.0 s, score -1.88 a word" in shown[0]
-    assert shown[1].startswith("doubtful: 1, which ")
+    assert "aligned 4 utterances, 8 words, 5.0 s, score per word -1.88" in shown[0]
+    assert shown[1].startswith("doubtful: 1, with a score per word below -3 in ")
     assert (tmp_path / "dev-scores.tsv").read_text().splitlines()[3] == "u3\t-3.7500\t2"
 
 
@@ -140,7 +142,7 @@ def test_ctm_lines(tmp_path: Path) -> None:
     assert tokens[1] == 'u1 1 0.200 0.040 ▁t"wo 0.5000'
 
 
-def test_lhotse_cuts_come_back(tmp_path: Path) -> None:
+def test_lhotse_round_trip(tmp_path: Path) -> None:
     cuts = {"u1": cut("u1", ['one t"wo']), "u2": cut("u2", ["one", 't"wo'])}
     with AlignmentWriter(tmp_path, "lhotse", "dev", cuts) as writer:
         writer.add(utterance("u2"))
@@ -172,5 +174,5 @@ def test_other_alignments_stay_and_no_word_is_lost() -> None:
 @pytest.mark.parametrize(
     ("utterance_id", "name"), [("a-b_1.x", "a-b_1.x"), ("../a b", ".._a_b"), ("é/ü", "é_ü")]
 )
-def test_names_of_files(utterance_id: str, name: str) -> None:
+def test_file_names(utterance_id: str, name: str) -> None:
     assert file_name(utterance_id) == name

@@ -1,4 +1,4 @@
-"""`pruned-rnnt decode RUN --plot`: pictures of named utterances, and names that do not exist."""
+"""`pruned-rnnt decode RUN --plot`: pictures of utterances, and unknown ids."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 import torch
 from lhotse import CutSet
 from matplotlib.image import imread
-from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.align import picture
-from pruned_rnnt.align.best_path import align_symbols
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.picture import draw_utterance, find_cuts
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
@@ -19,6 +18,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search, search_batch
 from pruned_rnnt.train.run import load_model, run_config
+from tests.tiny_corpus import make_corpus, tiny_overrides
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_pictures_of_the_named_utterances(run: Path, capsys: pytest.CaptureFixtu
     assert not list((run / "results").glob("recogs-*"))
 
 
-def test_unknown_names_show_near_ones(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_ids_suggest_similar_ones(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["decode", str(run), "--plot", "test-0,tset-4", "decode.method=modified_beam"])
     assert code == EXIT_FAILED
     message = capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_unknown_names_show_near_ones(run: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("kind", ["pruned", "full"])
-def test_what_is_drawn(
+def test_drawn_values(
     kind: str, corpus: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run if kind == "pruned" else train(corpus, tmp_path / "run", f"loss.kind={kind}")
@@ -80,8 +80,8 @@ def test_what_is_drawn(
     assert (drawn["bounds"] is None) == (kind == "full")
     with torch.inference_mode():
         encoded, frames = loaded.model.encode(batch.features_NTF, batch.feature_lengths_N)
-    targets = batch.targets_NU, batch.target_lengths_N
-    (path,) = align_symbols(loaded.model, encoded, frames, *targets)
+    targets = TargetBatch(encoded, frames, batch.targets_NU, batch.target_lengths_N)
+    (path,) = align_symbols(loaded.model, targets)
     assert path is not None
     assert tuple(drawn["alignment"].frames[0].tolist()) == path.frames
     occupancy = drawn["occupancy"]

@@ -1,17 +1,19 @@
-"""A model with random parameters, spread so that no decision is close; frames; all its paths."""
+"""A model whose decisions are never close, encoder frames for it, and a sum over all its paths."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import joint_log_probs
-from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig, StatelessPredictor
+from pruned_rnnt.model.transducer_model import TransducerModel
+from tests.tiny_models import randomise, tiny_conformer, tiny_model
 
 VOCAB = 5
 UNKNOWN = 2
@@ -20,26 +22,23 @@ UNKNOWN = 2
 def make_model(
     context_size: int = 2, hat: bool = False, seed: int = 1, lstm: bool = False
 ) -> TransducerModel:
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        encoder=ConformerConfig(layers=1, dim=8, heads=2, feedforward_dim=8, kernel_size=3),
-        predictor=(
-            LstmPredictorConfig(dim=8, layers=2)
-            if lstm
-            else PredictorConfig(dim=8, context_size=context_size)
-        ),
-        joiner_dim=8,
-    )
-    model = TransducerModel(config, VOCAB, LossConfig(hat=hat)).eval()
-    with torch.no_grad():
-        for parameter in model.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-        spread = list(model.predictor.parameters())
-        if isinstance(model.predictor, StatelessPredictor) and model.predictor.convolution:
-            spread = [model.predictor.convolution.weight]
-        for parameter in spread:
-            parameter.copy_(2 * torch.randn_like(parameter))
+    predictor: AnyPredictorConfig = PredictorConfig(dim=8, context_size=context_size)
+    if lstm:
+        predictor = LstmPredictorConfig(dim=8, layers=2)
+    encoder = tiny_conformer(dim=8)
+    model = tiny_model(encoder, VOCAB, predictor=predictor, joiner_dim=8, seed=seed, hat=hat)
+    convolution = None
+    if isinstance(model.predictor, StatelessPredictor):
+        convolution = model.predictor.convolution
+    randomise(convolution or model.predictor, scale=2)
     return model
+
+
+def modified_beam_search(
+    model: TransducerModel, frames: Tensor, lengths: Tensor, **options: Any
+) -> list[list[Hypothesis]]:
+    """Decode one batch; options as for `ModifiedBeamSearch`."""
+    return ModifiedBeamSearch(model, **options)(frames, lengths)
 
 
 def encoded(lengths: list[int], seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -60,7 +59,7 @@ def log_probs_after(model: TransducerModel, frame: Tensor, symbols: tuple[int, .
 
 
 def all_sequences(model: TransducerModel, frames: Tensor) -> dict[tuple[int, ...], float]:
-    """Log-probability of every sequence, over all ways to emit at most one symbol a frame."""
+    """Log-probability of every sequence, over all paths with at most one symbol per frame."""
     totals: dict[tuple[int, ...], list[float]] = {}
     for path in itertools.product(range(VOCAB), repeat=len(frames)):
         symbols: tuple[int, ...] = ()

@@ -1,7 +1,6 @@
-"""Fast beam search: the calls in the order k2 documents them, and k2 itself where it is installed.
+"""Fast beam search: calls in the order that k2 documents, and with k2 itself if installed.
 
-The module that stands in for k2 keeps one hypothesis an utterance, so what comes out must be what
-greedy search finds.
+The fake k2 keeps one hypothesis per utterance, so the result must be that of greedy search.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Streams:
     def get_contexts(self) -> tuple[SimpleNamespace, Tensor]:
         history = self.config.decoder_history_len
         symbols = [[label for label, _ in path if label] for path in self.paths]
-        contexts = [([0] * history + said)[-history:] for said in symbols]
+        contexts = [([0] * history + emitted)[-history:] for emitted in symbols]
         row_ids = torch.arange(len(self.paths), dtype=torch.int32)
         shape = SimpleNamespace(row_ids=lambda axis: row_ids if axis == 1 else None)
         return shape, torch.tensor(contexts, dtype=torch.int32)
@@ -70,7 +69,7 @@ def _ragged(sizes: list[int], values: Tensor) -> Any:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_k2(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(
         trivial_graph=lambda most, device: ("graph", most),
         RnntDecodingStream=lambda graph: graph,
@@ -82,10 +81,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "k2", module)
 
 
-@pytest.mark.usefixtures("stand_in")
+@pytest.mark.usefixtures("fake_k2")
 @pytest.mark.parametrize("context_size", [1, 2])
 @pytest.mark.parametrize("hat", [False, True])
-def test_with_one_hypothesis_it_is_greedy_search(context_size: int, hat: bool) -> None:
+def test_one_hypothesis_equals_greedy_search(context_size: int, hat: bool) -> None:
     model = make_model(context_size, hat)
     frames, lengths = encoded([12, 1, 7])
     greedy = greedy_search(model, frames, lengths)
@@ -96,8 +95,8 @@ def test_with_one_hypothesis_it_is_greedy_search(context_size: int, hat: bool) -
         assert one.symbol_scores == pytest.approx(other.symbol_scores, abs=1e-4)
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_silent_symbols_do_not_come() -> None:
+@pytest.mark.usefixtures("fake_k2")
+def test_silent_symbols_are_never_emitted() -> None:
     model = make_model()
     with torch.no_grad():
         model.joiner.output_linear.bias[UNKNOWN] += 20.0
@@ -105,7 +104,7 @@ def test_silent_symbols_do_not_come() -> None:
     assert UNKNOWN not in found.symbols
 
 
-def test_missing_k2_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_k2_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "k2", None)
     with pytest.raises(ValueError, match=r"needs k2.*modified_beam"):
         FastBeamSearch(make_model(), FastBeamConfig())

@@ -1,7 +1,7 @@
-"""Blocks of frames: what a graph replays equals the plain loop, checked without a GPU.
+"""Blocks of frames: the replay of a graph equals the plain loop, tested without a GPU.
 
-The capture itself is checked by the tests marked gpu; here the captured block is run again at each
-replay, on the same buffers.
+Tests marked gpu test the capture itself. Here each replay runs the captured block again, on the
+same buffers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _ReplayedBlock(frame_graph.FrameGraph):
         self._graph.replay = self._again
 
     def _again(self) -> None:
-        kept = (self._symbols_RKM, self._scores_RKM)
-        for buffer, new in zip(kept, self._block(), strict=True):
+        buffers = (self._symbols_RKM, self._scores_RKM)
+        for buffer, new in zip(buffers, self._block(), strict=True):
             buffer.copy_(new)
 
 

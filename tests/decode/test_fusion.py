@@ -1,4 +1,4 @@
-"""Language models and the internal one in beam search, against sums over every path."""
+"""Language models and the internal one in beam search, against sums over all paths."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import torch
 
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
-from pruned_rnnt.decode.search.beam import modified_beam_search
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
-from tests.decode.search_model import VOCAB, all_sequences, encoded, make_model
+from tests.decode.search_model import (
+    VOCAB,
+    all_sequences,
+    encoded,
+    make_model,
+    modified_beam_search,
+)
 
 SYMBOLS = ["<blk>", "<sos/eos>", "<unk>", "a", "b"]
 # Log-probabilities to the base 10; back-off weights in the last column.
@@ -67,7 +72,7 @@ def make_lm(vocab_size: int = VOCAB) -> LanguageModel:
 def assert_adds_to_every_sequence(
     model: TransducerModel, scorers: list[TokenScorer], extra: dict[tuple[int, ...], float]
 ) -> None:
-    """With a beam that loses nothing, a score is the model's own and what `extra` says."""
+    """With a beam that keeps everything, a score is the model's plus `extra`."""
     frames, lengths = encoded([4, 3])
     found = modified_beam_search(
         model,
@@ -107,7 +112,7 @@ def test_ngram_adds_its_scores(tmp_path: Path) -> None:
     assert_adds_to_every_sequence(make_model(seed=2), [scorer], extra)
 
 
-def test_wrong_ngram_files_are_named(tmp_path: Path) -> None:
+def test_wrong_ngram_files_are_errors(tmp_path: Path) -> None:
     pytest.importorskip("kenlm")
     from pruned_rnnt.decode.fusion.ngram import NgramScorer
 
@@ -117,7 +122,7 @@ def test_wrong_ngram_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kenlm cannot read .*broken\.arpa"):
         NgramScorer(tmp_path / "broken.arpa", SYMBOLS, 1.0)
     (tmp_path / "lm.arpa").write_text(ARPA)
-    with pytest.raises(ValueError, match="knows 0 of 40 symbols"):
+    with pytest.raises(ValueError, match="has 0 of 40 symbols"):
         NgramScorer(tmp_path / "lm.arpa", [f"piece{i}" for i in range(40)], 1.0)
 
 
@@ -189,7 +194,7 @@ def test_fusion_in_a_batch_equals_one_at_a_time() -> None:
             assert one.score == pytest.approx(other.score, abs=1e-4)
 
 
-def test_greedy_search_cannot_listen() -> None:
+def test_fusion_needs_beam_search() -> None:
     from pruned_rnnt.decode.fusion.build import FusionConfig
 
     with pytest.raises(ValueError, match="modified_beam"):

@@ -11,8 +11,7 @@ import torch
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer, read_hotwords
-from pruned_rnnt.decode.search.beam import modified_beam_search
-from tests.decode.search_model import VOCAB, encoded, make_model
+from tests.decode.search_model import VOCAB, encoded, make_model, modified_beam_search
 
 CPU = torch.device("cpu")
 PHRASES = {(1, 2): 1.0, (1, 2, 3): 0.5, (2, 3, 1, 4): 2.0, (4,): 0.25, (3, 3): 1.5}
@@ -32,7 +31,7 @@ def total_by_count(symbols: tuple[int, ...]) -> float:
 
 
 def steps(scorer: HotwordScorer, symbols: tuple[int, ...]) -> list[float]:
-    """What each symbol of a sequence adds, and the end."""
+    """The score of each symbol of a sequence, and that of its end."""
     state = scorer.start(1, CPU)
     added = []
     for symbol in symbols:
@@ -41,21 +40,21 @@ def steps(scorer: HotwordScorer, symbols: tuple[int, ...]) -> list[float]:
     return [*added, float(scorer.final(state))]
 
 
-def test_every_sequence_gets_what_its_phrases_give() -> None:
+def test_total_is_the_bonus_of_the_phrases() -> None:
     scorer = HotwordScorer(hotwords(PHRASES), VOCAB)
     for symbols in itertools.product(range(1, VOCAB), repeat=6):
         assert sum(steps(scorer, symbols)) == pytest.approx(total_by_count(symbols), abs=1e-5)
 
 
-def test_rewards_come_at_once_and_are_taken_back() -> None:
+def test_bonuses_are_immediate_and_subtracted_again() -> None:
     scorer = HotwordScorer(hotwords({(1, 2, 3): 1.5}), VOCAB)
     assert steps(scorer, (1, 2, 3, 4)) == pytest.approx([1.5, 1.5, 1.5, 0.0, 0.0])
     assert steps(scorer, (1, 2, 4)) == pytest.approx([1.5, 1.5, -3.0, 0.0])
     assert steps(scorer, (1, 1, 2)) == pytest.approx([1.5, 0.0, 1.5, -3.0])
 
 
-def test_search_prefers_what_it_is_told_to() -> None:
-    model = make_model(seed=3)
+def test_search_prefers_hotwords() -> None:
+    model = make_model(seed=4)
     frames, lengths = encoded([8, 6, 0])
     plain = modified_beam_search(model, frames, lengths, beam_size=4)
     bonus = {(4, 2): 20.0}
@@ -114,7 +113,7 @@ def test_more_phrases_than_the_table_can_hold(
     tokenizer = train_tokenizer(["new york", "work"], TokenizerConfig(kind="char", vocab_size=30))
     path = tmp_path / "hotwords.txt"
     path.write_text("new\n" * 10)
-    monkeypatch.setattr("pruned_rnnt.decode.fusion.hotwords._MOST_ENTRIES", 12 * len(tokenizer))
+    monkeypatch.setattr("pruned_rnnt.decode.fusion.hotwords._MAX_ENTRIES", 12 * len(tokenizer))
     with pytest.raises(
         ValueError, match=r"hotwords\.txt:4: the phrases up to here have 16 symbols"
     ):

@@ -1,4 +1,4 @@
-"""Error counts and result files, to the letter."""
+"""Error counts, and the exact text of result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches against each other and against an enumeration of every path."""
+"""Searches against each other and against an enumeration of all paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.search.beam import modified_beam_search
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.model.transducer_model import LossConfig, TransducerModel
@@ -21,6 +20,7 @@ from tests.decode.search_model import (
     encoded,
     log_probs_after,
     make_model,
+    modified_beam_search,
 )
 
 
@@ -158,7 +158,7 @@ def test_no_frames_give_no_symbols() -> None:
 
 
 @pytest.mark.parametrize(("beam_size", "num_best"), [(0, 1), (4, 5), (4, 0)])
-def test_wrong_sizes_are_refused(beam_size: int, num_best: int) -> None:
+def test_wrong_sizes_are_errors(beam_size: int, num_best: int) -> None:
     frames, lengths = encoded([3])
     with pytest.raises(ValueError, match="num_best"):
         modified_beam_search(make_model(), frames, lengths, beam_size=beam_size, num_best=num_best)
@@ -167,7 +167,7 @@ def test_wrong_sizes_are_refused(beam_size: int, num_best: int) -> None:
 
 
 @pytest.mark.parametrize("rnnt_type", ["modified", "constrained", "rna"])
-def test_more_symbols_a_frame_than_the_model_learnt_are_refused(rnnt_type: str) -> None:
+def test_more_symbols_per_frame_than_the_topology_allows_is_an_error(rnnt_type: str) -> None:
     model = make_model()
     model.loss_config = LossConfig(rnnt_type=rnnt_type)
     with pytest.raises(ValueError, match=f"is 3, needs 1.*rnnt_type={rnnt_type}"):

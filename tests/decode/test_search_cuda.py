@@ -1,4 +1,4 @@
-"""Searches on CUDA against those on the CPU, and that they do not wait for the device."""
+"""Searches on CUDA match those on the CPU and do not synchronise with the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [100, 1, 64, 33, 0]
 
 
 @contextmanager
-def no_waiting() -> Iterator[None]:
+def no_synchronisation() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -41,7 +41,7 @@ def assert_same(one: Hypothesis, other: Hypothesis) -> None:
 @pytest.mark.parametrize("hat", [False, True])
 @pytest.mark.parametrize("max_symbols", [1, 3])
 @pytest.mark.parametrize("frames", [20, 100])
-def test_greedy_equals_the_cpu(lstm: bool, hat: bool, max_symbols: int, frames: int) -> None:
+def test_greedy_matches_the_cpu(lstm: bool, hat: bool, max_symbols: int, frames: int) -> None:
     model = make_model(hat=hat, lstm=lstm)
     lengths = [min(length, frames) for length in LENGTHS]
     batches = [encoded(lengths, seed) for seed in range(3)]
@@ -59,7 +59,7 @@ def test_greedy_equals_the_cpu(lstm: bool, hat: bool, max_symbols: int, frames: 
 
 
 @torch.inference_mode()
-def test_greedy_does_not_wait() -> None:
+def test_greedy_does_not_synchronise() -> None:
     model = make_model().cuda()
     search = GreedySearch(model, silent_symbols=[UNKNOWN])
     encoded_NTE, lengths_N = (x.cuda() for x in encoded(LENGTHS))
@@ -67,11 +67,11 @@ def test_greedy_does_not_wait() -> None:
     search.frames(encoded_NTE[:, :40], lengths_N, start)
     search.frames(encoded_NTE[:, :20], lengths_N, start)
     for num_frames in (100, 20):
-        with no_waiting():
+        with no_synchronisation():
             search.frames(encoded_NTE[:, :num_frames], lengths_N, start)
 
 
-def test_beam_search_equals_the_cpu() -> None:
+def test_beam_search_matches_the_cpu() -> None:
     encoded_NTE, lengths_N = encoded(LENGTHS)
     options = {"beam_size": 4, "num_best": 4, "silent_symbols": [UNKNOWN]}
     expected = ModifiedBeamSearch(make_model(), **options)(encoded_NTE, lengths_N)
@@ -82,18 +82,18 @@ def test_beam_search_equals_the_cpu() -> None:
 
 
 @torch.inference_mode()
-def test_beam_search_does_not_wait() -> None:
+def test_beam_search_does_not_synchronise() -> None:
     model = make_model().cuda()
     search = ModifiedBeamSearch(model, silent_symbols=[UNKNOWN])
     encoded_NTE, lengths_N = (x.cuda() for x in encoded(LENGTHS))
     search(encoded_NTE, lengths_N)
     am_NTD = model.joiner.encoder_proj(encoded_NTE)
-    with no_waiting():
+    with no_synchronisation():
         search._frames(am_NTD, lengths_N)
 
 
 @torch.inference_mode()
-def test_scorers_on_the_device_do_not_wait_and_equal_the_cpu() -> None:
+def test_scorers_match_the_cpu_and_do_not_synchronise() -> None:
     torch.manual_seed(0)
     lm = LanguageModel(LanguageModelConfig(dim=8, layers=1), VOCAB).eval()
     encoded_NTE, lengths_N = encoded(LENGTHS)
@@ -109,5 +109,5 @@ def test_scorers_on_the_device_do_not_wait_and_equal_the_cpu() -> None:
     for (one,), (other,) in zip(on_device(frames_NTE, lengths_N), expected, strict=True):
         assert_same(one, other)
     am_NTD = on_device.model.joiner.encoder_proj(frames_NTE)
-    with no_waiting():
+    with no_synchronisation():
         on_device._frames(am_NTD, lengths_N)

@@ -1,4 +1,4 @@
-"""Streaming recognition against greedy search over the whole utterance."""
+"""Streaming greedy search against greedy search over whole utterances."""
 
 from __future__ import annotations
 
@@ -7,42 +7,23 @@ import torch
 
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
-from pruned_rnnt.model.conformer import ConformerConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+from tests.tiny_models import tiny_conformer, tiny_model
 
-VOCAB = 7
 UNKNOWN = 2
 
 
 def make_model(chunk_size: int, left_chunks: int) -> TransducerModel:
-    """A causal model with random parameters, spread so that no decision is close."""
-    torch.manual_seed(0)
-    encoder = ConformerConfig(
-        num_mel_bins=20,
-        layers=2,
-        dim=16,
-        heads=2,
-        feedforward_dim=16,
-        kernel_size=5,
-        subsampling_channels=4,
-        causal=True,
-        chunk_size=chunk_size,
-        left_chunks=left_chunks,
-    )
-    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
-    model = TransducerModel(config, VOCAB).eval()
+    """A causal model whose decisions are never close."""
+    chunks = {"causal": True, "chunk_size": chunk_size, "left_chunks": left_chunks}
+    model = tiny_model(tiny_conformer(num_mel_bins=20, layers=2, kernel_size=5, **chunks))
     with torch.no_grad():
-        for parameter in model.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
         model.predictor.convolution.weight.mul_(4)
     return model
 
 
 @pytest.mark.parametrize(("chunk_size", "left_chunks"), [(1, 3), (4, 1), (6, 4), (100, 0)])
-def test_streams_recognise_what_the_whole_utterance_gives(
-    chunk_size: int, left_chunks: int
-) -> None:
+def test_stream_equals_the_whole_utterance(chunk_size: int, left_chunks: int) -> None:
     model = make_model(chunk_size, left_chunks)
     stream = StreamingTransducer(model, chunk_size, left_chunks * chunk_size, [UNKNOWN])
     lengths = torch.tensor([203, 90, 7, 3])
@@ -56,12 +37,12 @@ def test_streams_recognise_what_the_whole_utterance_gives(
     for one, other in zip(streamed, whole, strict=True):
         assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-4)
     emitted = {symbol for found in whole for symbol in found.symbols}
-    assert len(emitted) > 1, "the model says too little for this to mean anything"
+    assert len(emitted) > 1, "the model emits too little for this test to mean anything"
     assert UNKNOWN not in emitted
     assert whole[3].symbols == ()
 
 
-def test_chunk_without_lengths_is_a_full_one() -> None:
+def test_chunk_without_lengths_is_full() -> None:
     model = make_model(4, 1)
     stream = StreamingTransducer(model, 4, 4)
     features = torch.randn(2, stream.encoder.input_frames, 20) * 6 - 7

@@ -1,10 +1,9 @@
-"""viterbi_alignment against every path of small lattices."""
+"""viterbi_alignment against all paths of small lattices."""
 
 import math
 
 import pytest
 import torch
-from lattice_paths import Band, joiner_log_probs, paths, posteriors, random_rows, weight
 
 from pruned_rnnt.diagnostics import (
     LogProbRows,
@@ -12,6 +11,7 @@ from pruned_rnnt.diagnostics import (
     occupancy_of_rows,
     viterbi_alignment,
 )
+from tests.lattice_paths import Band, joiner_log_probs, paths, posteriors, random_rows, weight
 
 LENGTHS = [(4, 3), (3, 0), (4, 1), (1, 0)]
 
@@ -48,7 +48,7 @@ def test_more_symbols_than_frames_is_regular_only() -> None:
 
 
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
-def test_band_is_the_full_lattice_with_the_rest_forbidden(rnnt_type: str) -> None:
+def test_band_equals_the_full_lattice_without_other_nodes(rnnt_type: str) -> None:
     rows = random_rows(3, 6, 4, seed=7)
     frames, symbols = torch.tensor([6, 5, 6]), torch.tensor([4, 2, 0])
     start = torch.tensor(
@@ -68,12 +68,12 @@ def test_band_is_the_full_lattice_with_the_rest_forbidden(rnnt_type: str) -> Non
         symbols,
         rnnt_type=rnnt_type,
     )
-    got = viterbi_alignment(
+    result = viterbi_alignment(
         emit_band, blank_band, frames, symbols, bounds=band, rnnt_type=rnnt_type
     )
-    torch.testing.assert_close(got.score, expected.score)
-    assert got.frames.tolist() == expected.frames.tolist()
-    assert (got.score > -math.inf).all()
+    torch.testing.assert_close(result.score, expected.score)
+    assert result.frames.tolist() == expected.frames.tolist()
+    assert (result.score > -math.inf).all()
 
 
 def test_equal_paths_emit_early() -> None:
@@ -82,7 +82,7 @@ def test_equal_paths_emit_early() -> None:
     assert result.frames.tolist() == [[0]]
 
 
-def test_padding_is_not_looked_at() -> None:
+def test_padding_is_ignored() -> None:
     rows = random_rows(1, 3, 2, seed=3)
     padded = [torch.full((1, 6, 5), math.nan, dtype=torch.float64) for _ in range(2)]
     for target, source in zip(padded, rows, strict=True):
@@ -105,7 +105,7 @@ def test_padding_is_not_looked_at() -> None:
         ),
     ],
 )
-def test_bad_input(change: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_errors(change: dict[str, object], message: str) -> None:
     arguments = {
         "emit": torch.zeros(1, 3, 3),
         "blank": torch.zeros(1, 3, 3),
@@ -159,7 +159,7 @@ def test_log_prob_rows_of_logits_and_of_a_band(hat: bool) -> None:
         torch.testing.assert_close(band_rows.blank[n, :t_n], none.gather(1, inside))
 
 
-def test_log_prob_rows_of_another_width() -> None:
+def test_log_prob_rows_of_wrong_width_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"shape \(1, 2, 3, 5\); it must be .* with S = 5"):
         log_prob_rows(
             torch.zeros(1, 2, 3, 5), torch.ones(1, 4), torch.tensor([2]), torch.tensor([4])

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from lattice_paths import paths, posteriors, random_rows, weight
 
 from pruned_rnnt.diagnostics import mean_symbol_delay
+from tests.lattice_paths import paths, posteriors, random_rows, weight
 
 LENGTHS = [(4, 3), (3, 1), (4, 0)]
 FRAMES = torch.tensor([4, 3, 4])
@@ -55,7 +55,7 @@ def test_no_symbols_give_nan() -> None:
     assert result.mean.isnan()
 
 
-def test_reference_of_another_shape() -> None:
+def test_reference_of_wrong_shape_is_an_error() -> None:
     rows = random_rows(1, 3, 2, seed=0)
     with pytest.raises(ValueError, match=r"reference_frames has shape \(1, 3\).*\(1, 2\)"):
         mean_symbol_delay(rows, torch.tensor([3]), torch.tensor([2]), torch.zeros(1, 3))

@@ -1,4 +1,4 @@
-"""lattice_figure: what is drawn, where, and that nothing global is touched."""
+"""lattice_figure: contents and positions of the picture, no global state."""
 
 import io
 import subprocess
@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from lattice_paths import Band, Rows, posteriors, random_rows
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Polygon
 
 from pruned_rnnt.diagnostics import lattice_figure, viterbi_alignment
+from tests.lattice_paths import Band, Rows, posteriors, random_rows
 
 FRAMES = torch.tensor([4, 3])
 SYMBOLS = torch.tensor([3, 1])
@@ -46,7 +46,7 @@ def test_lengths_crop_the_picture() -> None:
     assert figure.axes[0].get_ylim() == (-0.5, 1.5)
 
 
-def test_band_and_alignment_stand_where_they_should() -> None:
+def test_positions_of_band_and_alignment() -> None:
     rows, occupancy = example()
     alignment = viterbi_alignment(rows.emit, rows.blank, FRAMES, SYMBOLS)
     axes = lattice_figure(occupancy, BAND, alignment, title="one", frame_seconds=0.04).axes[0]
@@ -101,7 +101,8 @@ def test_nan_and_bfloat16_are_drawn() -> None:
     assert image.get_array().max() == 0
 
 
-def test_pyplot_is_not_touched() -> None:
+@pytest.mark.slow
+def test_pyplot_is_not_imported() -> None:
     code = (
         "import sys, torch; from pruned_rnnt.diagnostics import lattice_figure\n"
         "assert 'matplotlib' not in sys.modules\n"
@@ -122,7 +123,7 @@ def test_pyplot_is_not_touched() -> None:
         ({"tokens": ["a"]}, "tokens has 1 entries; it must have one for each of the 3 symbols"),
     ],
 )
-def test_bad_input(arguments: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_errors(arguments: dict[str, object], message: str) -> None:
     _, occupancy = example()
     with pytest.raises(ValueError, match=message):
         lattice_figure(occupancy, **arguments)

@@ -1,11 +1,11 @@
-"""retained_mass and band_edge_mass against path posteriors, and their advice in words."""
+"""retained_mass and band_edge_mass against path posteriors, and the advice."""
 
 import pytest
 import torch
-from lattice_paths import Band, Rows, paths, posteriors, random_rows
 from torch import Tensor
 
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
+from tests.lattice_paths import Band, Rows, paths, posteriors, random_rows
 
 LENGTHS = [(4, 3), (3, 1), (4, 0)]
 FRAMES = torch.tensor([4, 3, 4])
@@ -60,7 +60,7 @@ def test_retained_mass_is_that_of_the_arcs_inside(rnnt_type: str, s_range: int) 
         assert result.total[0] < 0.99
 
 
-def test_a_band_of_all_columns_keeps_everything() -> None:
+def test_band_of_all_columns_keeps_everything() -> None:
     occupancy, band = occupancy_and_band("regular", 4)
     result = retained_mass(occupancy, band, FRAMES, SYMBOLS)
     for share in result:
@@ -70,7 +70,7 @@ def test_a_band_of_all_columns_keeps_everything() -> None:
     assert edge.upper.tolist() == [0.0] * 3
 
 
-def test_padding_counts_for_nothing() -> None:
+def test_padding_is_ignored_in_retained_mass() -> None:
     occupancy, band = occupancy_and_band("regular", 2)
     dirty = Rows(occupancy.emit.clone(), occupancy.blank.clone())
     dirty.emit[1, 3:] = 9.0
@@ -100,7 +100,7 @@ def centred_band(s_range: int) -> Band:
         (4, 5, "s_range=5 is too small: "),
         (4, 5, "of the frames need 9 columns, try s_range=9."),
         (2, 8, "s_range=8 is larger than needed: "),
-        (2, 8, "s_range=6 keeps 99% of the frames whole"),
+        (2, 8, "s_range=6 covers 99% of the frames"),
         (2, 6, "s_range=6 fits: "),
     ],
 )

@@ -1,4 +1,4 @@
-"""utterance_figure: everything stands over the same time."""
+"""utterance_figure: all panels share one time axis."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lattice_paths import Band, Rows, posteriors, random_rows
 
 from pruned_rnnt.diagnostics import Track, utterance_figure, viterbi_alignment
+from tests.lattice_paths import Band, Rows, posteriors, random_rows
 
 TRACKS = [Track("spoken", [("ab", 0.0, 2.0), ("c$", 2.0, 4.0)]), Track("recognised", [])]
 
@@ -51,7 +51,7 @@ def test_panels_share_their_time() -> None:
     assert lattice.get_xticklabels()[1].get_text().split("\n")[1].endswith(" s")
 
 
-def test_labels_without_room_are_left_out_and_their_lines_stay() -> None:
+def test_labels_without_room_are_dropped_but_not_their_lines() -> None:
     occupancy = Rows(torch.zeros(1, 300, 1), torch.rand(1, 300, 1))
     arguments = example(
         features_TF=torch.zeros(1200, 80),

@@ -1,4 +1,4 @@
-"""The diagnostics on what the losses return, and the script that draws the README's picture."""
+"""The diagnostics for the results of the losses, and the script for the README's picture."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_more_columns_keep_more_and_lose_less(rnnt_type: str) -> None:
 
 
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
-def test_the_best_path_is_less_probable_than_all_paths(rnnt_type: str) -> None:
+def test_best_path_is_less_probable_than_all_paths(rnnt_type: str) -> None:
     am, lm, targets = scores(3.0)
     logits = am[:, :, None] + lm[:, None]
     lengths = (FRAMES, SYMBOLS)
@@ -61,12 +61,12 @@ def test_the_best_path_is_less_probable_than_all_paths(rnnt_type: str) -> None:
     rows = diagnostics.log_prob_rows(logits, targets, *lengths)
     best = diagnostics.viterbi_alignment(rows.emit, rows.blank, *lengths, rnnt_type=rnnt_type)
     assert (best.score <= total + 1e-4).all()
-    # Without symbols there is one path alone.
+    # Without symbols there is only one path.
     assert best.score[2].item() == pytest.approx(total[2].item(), abs=1e-3)
     assert (best.score[:2] < total[:2] - 0.01).all()
 
 
-def test_a_delay_penalty_makes_symbols_earlier() -> None:
+def test_delay_penalty_makes_symbols_earlier() -> None:
     am, lm, targets = scores(1.0)
     means = []
     for penalty in (-0.3, 0.0, 0.3):
@@ -78,7 +78,7 @@ def test_a_delay_penalty_makes_symbols_earlier() -> None:
     assert means[1] > means[2] + 1
 
 
-def test_a_narrow_band_is_advised_to_grow_and_that_helps() -> None:
+def test_advice_for_a_narrow_band_is_sufficient() -> None:
     am, lm, targets = scores(1.0)
     occupancy = pruned_rnnt.rnnt_loss_simple(am, lm, targets, FRAMES, SYMBOLS).occupancy
 
@@ -91,7 +91,8 @@ def test_a_narrow_band_is_advised_to_grow_and_that_helps() -> None:
     assert "too small" not in report(narrow.needed_s_range).advice
 
 
-def test_the_picture_of_the_readme(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_picture_of_the_readme(tmp_path: Path) -> None:
     output = tmp_path / "new" / "lattice.png"
     result = subprocess.run(
         [sys.executable, SCRIPT, "--output", output],

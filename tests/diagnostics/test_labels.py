@@ -1,4 +1,4 @@
-"""Labels in scripts that the usual font lacks: with a font that has them, and without one."""
+"""Labels in scripts that the default font lacks, with and without a font for them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import torch
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from lattice_paths import posteriors, random_rows
 
 from pruned_rnnt.diagnostics import Track, labels, lattice_figure, utterance_figure
 from pruned_rnnt.diagnostics.labels import printable
+from tests.lattice_paths import posteriors, random_rows
 
 TOKENS = ["▁今", "ガ", "한"]
 
@@ -50,7 +50,7 @@ def fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(
         manager, "findSystemFonts", lambda: [str(p) for p in tmp_path.glob("*.ttf")]
     )
-    monkeypatch.setattr(labels, "_found", [])
+    monkeypatch.setattr(labels, "_families", [])
     monkeypatch.setattr(labels, "_missing", set())
     for cached in (labels._family_with, labels._fonts):
         cached.cache_clear()
@@ -88,7 +88,7 @@ def test_installed_fonts_are_used(fonts: Path, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         assert draw(fonts) == []
     assert caplog.messages == []
-    assert labels._found == ["Test Han", "Test Hangul"]
+    assert labels._families == ["Test Han", "Test Hangul"]
     assert printable("▁今日") == "_今日"
 
 

@@ -1,4 +1,4 @@
-"""A trained run through `export`: sherpa-onnx hears what our own decoding hears."""
+"""Export a trained run: sherpa-onnx gives the texts of our own decoding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from recognised import error_rate
-from tone_corpus import TONES, make_corpus, sing
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
@@ -25,16 +23,20 @@ from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.transcribe.recogniser import Recogniser
+from tests.export.beam_texts import error_rate
+from tests.export.tone_corpus import TONES, make_corpus, sing
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytest.importorskip("sherpa_onnx")
 
+pytestmark = pytest.mark.slow  # trains a model
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A causal model which has learnt its five words nearly without errors."""
+    """A causal model, trained until it makes few errors on its five words."""
     corpus = make_corpus(tmp_path_factory.mktemp("tones"))
     folder = tmp_path_factory.mktemp("exp") / "tones"
     settings = [
@@ -95,7 +97,7 @@ def graphs_of(loaded: LoadedModel) -> tuple[Graph, ...]:
     return (encoder, decoder(loaded.model), joiner(loaded.model))
 
 
-def test_sherpa_onnx_hears_what_we_hear(
+def test_sherpa_onnx_gives_our_texts(
     run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
 ) -> None:
     paths, texts = utterances
@@ -104,9 +106,9 @@ def test_sherpa_onnx_hears_what_we_hear(
     assert [result.precision for result in found] == ["fp32", "int8", "fp16"]
     assert found[0].exact, "\n".join(found[0].lines())
     rates = [error_rate(texts, [pair.exported for pair in result.texts]) for result in found]
-    assert rates[0] < 0.2, "the model has not learnt enough for this to mean anything"
+    assert rates[0] < 0.2, "the model has not learnt enough for this test to mean anything"
     assert max(rates) - rates[0] <= 0.01
-    assert not found[1].exact, "int8 cannot be as exact as float32"
+    assert not found[1].exact, "int8 outputs cannot equal those of float32"
     readme = (offline / "README.md").read_text()
     assert "python recognise.py" in readme
     assert "--precision int8" in readme
@@ -114,7 +116,7 @@ def test_sherpa_onnx_hears_what_we_hear(
     assert "loss.rnnt_type is regular" in readme
 
 
-def test_windows_are_by_default_as_long_as_utterances_of_training(
+def test_default_windows_are_as_long_as_training_utterances(
     run: Path, utterances: tuple[list[Path], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = []
@@ -133,7 +135,7 @@ def test_windows_are_by_default_as_long_as_utterances_of_training(
     assert windows[1] == 225
 
 
-def test_streaming_hears_what_our_stream_hears(
+def test_sherpa_onnx_gives_our_streaming_texts(
     run: Path,
     utterances: tuple[list[Path], list[str]],
     tmp_path: Path,
@@ -143,22 +145,22 @@ def test_streaming_hears_what_our_stream_hears(
     arguments = ["export", str(run), "--streaming", "--output", str(tmp_path), "--verify"]
     assert main([*arguments, *map(str, paths)]) == 0
     shown = capsys.readouterr().out
-    assert "differs: loss.rnnt_type is regular" in shown
+    assert "may decode differently: loss.rnnt_type is regular" in shown
     assert f"sherpa-onnx fp32: {len(paths)} of {len(paths)} texts" in shown
     assert "\nverified\n" in shown
-    # The model never heard the digital silence that ends a stream, and may add a word to it.
-    heard = [line["text"] for line in run_recognise(tmp_path, paths)]
-    starts = [words.startswith(text) for text, words in zip(texts, heard, strict=True)]
+    # Training audio does not end in noise like that at the end of a stream, so that the model may
+    # emit a word there.
+    streamed = [line["text"] for line in run_recognise(tmp_path, paths)]
+    starts = [words.startswith(text) for text, words in zip(texts, streamed, strict=True)]
     assert sum(starts) > len(starts) / 2
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert (settings["chunk_frames"], settings["left_frames"]) == (8, 24)
     assert "## Streaming" in (tmp_path / "README.md").read_text()
 
 
-def test_verifying_notices_another_model(
+def test_verify_fails_for_another_model(
     run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
 ) -> None:
-    """The proof can fail: parameters changed after the export are found out."""
     loaded = load_model(run_config(run))
     with torch.no_grad():
         loaded.model.joiner.output_linear.bias[0] -= 0.01
@@ -167,7 +169,7 @@ def test_verifying_notices_another_model(
     assert not found[0].exact
 
 
-def test_torch_file_is_loaded_back(
+def test_torch_file_round_trip(
     run: Path,
     utterances: tuple[list[Path], list[str]],
     tmp_path: Path,
@@ -184,29 +186,29 @@ def test_torch_file_is_loaded_back(
     assert main(["transcribe", str(tmp_path / "out/model.pt"), *map(str, paths), "--times"]) == 0
     assert capsys.readouterr().out.splitlines() == lines
     for path in paths:
-        heard = recogniser.transcribe(path)
-        assert f"{path}\t{heard.text}" in lines
-        assert [word.word for word in heard.words] == heard.text.split()
+        result = recogniser.transcribe(path)
+        assert f"{path}\t{result.text}" in lines
+        assert [word.word for word in result.words] == result.text.split()
         seconds = soundfile.info(path).duration
-        times = [time for word in heard.words for time in (word.start, word.end)]
+        times = [time for word in result.words for time in (word.start, word.end)]
         assert all(0 <= time <= seconds + 0.05 for time in times)
-        assert [word.start for word in heard.words] == sorted(word.start for word in heard.words)
+        assert [word.start for word in result.words] == sorted(word.start for word in result.words)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["export", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
-        (["export", "RUN", "--chunk", "4"], EXIT_FAILED, "--chunk and --left are for --streaming"),
+        (["export", "RUN", "--chunk", "4"], EXIT_FAILED, "--chunk and --left need --streaming"),
         (["export", "RUN", "--streaming", "--chunk", "-4"], EXIT_FAILED, "at least 1"),
-        (["export", "RUN", "--format", "torch", "--int8"], EXIT_FAILED, "for --format onnx"),
-        (["export", "RUN", "--verify", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
+        (["export", "RUN", "--format", "torch", "--int8"], EXIT_USAGE, "need --format onnx"),
+        (["export", "RUN", "--verify", "absent.wav"], EXIT_USAGE, "not found: absent.wav"),
         (["export", "RUN", "decode.checkpoint=absent.pt"], EXIT_FAILED, "not found: absent.pt"),
         (["export", "RUN", "decode.checkpoint=RUN/config.yaml"], EXIT_FAILED, "no checkpoint"),
         (["transcribe", "/nowhere", "a.wav"], EXIT_USAGE, "nor an exported model at /nowhere"),
         (["transcribe", "RUN", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
         (["transcribe", "RUN", "RUN/config.yaml"], EXIT_FAILED, "cannot be read as audio"),
-        (["transcribe", "RUN/config.yaml", "a.wav"], EXIT_FAILED, "no model file"),
+        (["transcribe", "RUN/config.yaml", "a.wav"], EXIT_FAILED, "not a model file"),
     ],
 )
 def test_errors_are_one_line(
@@ -222,14 +224,14 @@ def test_errors_are_one_line(
     assert len(shown.splitlines()) == 1
 
 
-def test_checkpoints_of_others_are_refused(
+def test_unusable_checkpoints_are_errors(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "other.pt"
     newest = sorted((run / "checkpoints").glob("step-*.pt"))[-1]
     values = torch.load(newest, weights_only=False)
 
-    def refusal(changed: object) -> str:
+    def error_for(changed: object) -> str:
         torch.save(changed, path)
         assert main(["export", str(run), f"decode.checkpoint={path}"]) != 0
         return capsys.readouterr().err.strip()
@@ -250,10 +252,10 @@ def test_checkpoints_of_others_are_refused(
                 "model": larger.state_dict(),
                 "average": None,
             },
-            "they are not of the same run",
+            "they do not come from the same run",
         ),
     ):
-        shown = refusal(changed)
+        shown = error_for(changed)
         assert message in shown
         assert str(path) in shown or "same run" in shown
         assert len(shown.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What a recogniser does otherwise than a run is said, and what it cannot run is refused."""
+"""Settings that sherpa-onnx decodes differently are listed; other predictors are errors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.readme import readme_text
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
 from pruned_rnnt.usage_errors import ExportError
-
-
-def make_model(
-    predictor: AnyPredictorConfig | None = None, rnnt_type: str = "modified"
-) -> TransducerModel:
-    encoder = ConformerConfig(layers=1, dim=16, heads=2, feedforward_dim=16)
-    config = ModelConfig(encoder=encoder, predictor=predictor or PredictorConfig())
-    return TransducerModel(config, 5, LossConfig(rnnt_type=rnnt_type))  # type: ignore[arg-type]
+from tests.tiny_models import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -30,7 +20,7 @@ def make_model(
         ("constrained", DecodeConfig(beam_size=8, length_norm=False), []),
         ("regular", DecodeConfig(), ["loss.rnnt_type is regular"]),
         ("modified", DecodeConfig(max_symbols_per_frame=3), ["max_symbols_per_frame is 3"]),
-        ("modified", DecodeConfig(skip_unknown=False), ["never shows <unk>"]),
+        ("modified", DecodeConfig(skip_unknown=False), ["never emits <unk>"]),
         (
             "modified",
             DecodeConfig(method="modified_beam", beam_size=8, length_norm=False),
@@ -44,7 +34,7 @@ def make_model(
     ],
 )
 def test_differences_are_named(rnnt_type: str, decode: DecodeConfig, expected: list[str]) -> None:
-    lines = list(differences(make_model(rnnt_type=rnnt_type), decode))
+    lines = list(differences(tiny_model(rnnt_type=rnnt_type), decode))
     assert len(lines) == len(expected)
     assert all(part in line for part, line in zip(expected, lines, strict=True))
     settings = {
@@ -57,11 +47,11 @@ def test_differences_are_named(rnnt_type: str, decode: DecodeConfig, expected: l
         "differences": lines,
     }
     readme = readme_text(settings)
-    assert ("settings differ" in readme) == bool(lines)
+    assert ("may decode differently" in readme) == bool(lines)
     assert all(line in readme for line in lines)
 
 
-def test_a_predictor_with_a_state_is_refused() -> None:
-    check_predictor(make_model())
-    with pytest.raises(ExportError, match="kind is lstm: sherpa-onnx runs stateless"):
-        check_predictor(make_model(LstmPredictorConfig(dim=8)))
+def test_recurrent_predictor_is_an_error() -> None:
+    check_predictor(tiny_model())
+    with pytest.raises(ExportError, match="kind is lstm: sherpa-onnx runs only stateless"):
+        check_predictor(tiny_model(predictor=LstmPredictorConfig(dim=8)))

@@ -1,4 +1,4 @@
-"""The ONNX graphs compute what the modules compute, for every size that may come."""
+"""The ONNX graphs compute what the modules compute, for all input sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.export import graphs
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.streaming_graphs import StreamingConformerGraph
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+from tests.tiny_models import tiny_conformer, tiny_model
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -25,23 +25,9 @@ VOCAB = 9
 
 
 def make_model(*, hat: bool = False, context_size: int = 2, **changes: object) -> TransducerModel:
-    torch.manual_seed(0)
-    settings: dict[str, object] = {
-        "num_mel_bins": 20,
-        "layers": 2,
-        "dim": 16,
-        "heads": 2,
-        "feedforward_dim": 24,
-        "kernel_size": 5,
-        "subsampling_channels": 4,
-        **changes,
-    }
-    config = ModelConfig(
-        encoder=ConformerConfig(**settings),  # type: ignore[arg-type]
-        predictor=PredictorConfig(dim=8, context_size=context_size),
-        joiner_dim=12,
-    )
-    return TransducerModel(config, VOCAB, LossConfig(hat=hat)).eval()
+    encoder = tiny_conformer(num_mel_bins=20, layers=2, kernel_size=5, **changes)
+    predictor = PredictorConfig(dim=8, context_size=context_size)
+    return tiny_model(encoder, VOCAB, predictor=predictor, joiner_dim=12, hat=hat)
 
 
 def speech(*shape: int) -> Tensor:
@@ -62,6 +48,7 @@ def assert_same(graph: Graph, path: Path, *inputs: Tensor) -> list[Tensor]:
     return outputs
 
 
+@pytest.mark.slow
 def test_offline_encoder(tmp_path: Path) -> None:
     model = make_model(feature_norm="utterance")
     graph = graphs.offline_encoder(model)
@@ -77,6 +64,7 @@ def test_offline_encoder(tmp_path: Path) -> None:
         torch.testing.assert_close(projected, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_streaming_encoder(tmp_path: Path) -> None:
     model = make_model(causal=True, chunk_size=4, left_chunks=2)
     graph = graphs.streaming_encoder(model, 4, 8)
@@ -111,11 +99,11 @@ def test_decoder_and_joiner(hat: bool, context_size: int, tmp_path: Path) -> Non
         (logits,) = assert_same(joiner, tmp_path / "joiner.onnx", frames, predicted)
         with torch.inference_mode():
             wanted = joint_log_probs(model.joiner(frames, predicted), 0, hat)
-        # The recogniser applies a softmax to whatever comes.
+        # sherpa-onnx applies a softmax to the logits.
         torch.testing.assert_close(logits.log_softmax(-1), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_programs_of_torch_export_take_other_sizes(tmp_path: Path) -> None:
+def test_torch_export_programs_accept_other_sizes(tmp_path: Path) -> None:
     model = make_model()
     for graph, inputs in (
         (graphs.offline_encoder(model), (speech(3, 77, 20), torch.tensor([77, 50, 9]))),

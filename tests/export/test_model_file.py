@@ -1,8 +1,7 @@
-"""The torch file holds the model, and foreign files are refused in one line."""
+"""The torch file has the whole model; other files are errors of one line."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,11 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.torch_folder import export_torch
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
-from pruned_rnnt.model.zipformer import ZipformerConfig
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.recogniser import Recogniser, load
 from pruned_rnnt.usage_errors import ExportError
+from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
 
 @pytest.fixture(scope="module")
@@ -27,45 +24,23 @@ def tokenizer() -> Tokenizer:
 
 
 def make_model(vocab_size: int, **changes: object) -> TransducerModel:
-    torch.manual_seed(0)
-    encoder = ConformerConfig(
-        layers=1,
-        dim=16,
-        heads=2,
-        feedforward_dim=16,
-        kernel_size=3,
-        subsampling_channels=4,
-        **changes,  # type: ignore[arg-type]
+    return tiny_model(
+        tiny_conformer(**{"left_chunks": None, "chunk_size": 16, **changes}),
+        vocab_size,
+        hat=True,
+        kind="full",
+        ctc_scale=0.0,
     )
-    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
-    model = TransducerModel(config, vocab_size, LossConfig(hat=True, kind="full", ctc_scale=0.0))
-    with torch.no_grad():
-        for parameter in model.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    return model.eval()
-
-
-def make_zipformer_with_lstm(vocab_size: int) -> TransducerModel:
-    encoder = ZipformerConfig(
-        downsampling=(1, 2),
-        layers=(1, 1),
-        dims=(16, 24),
-        unmasked_dims=(8, 12),
-        feedforward_dims=(16, 16),
-        heads=(1, 2),
-        kernel_sizes=(5, 3),
-        causal=True,
-        chunk_size=16,
-    )
-    config = ModelConfig(encoder=encoder, predictor=LstmPredictorConfig(dim=8), joiner_dim=16)
-    return TransducerModel(config, vocab_size).eval()
 
 
 @pytest.mark.parametrize("kind", ["conformer", "zipformer"])
-def test_everything_comes_back(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_round_trip(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     size = len(tokenizer)
-    conformer = kind == "conformer"
-    model = make_model(size, causal=True) if conformer else make_zipformer_with_lstm(size)
+    if kind == "conformer":
+        model = make_model(size, causal=True)
+    else:
+        predictor = LstmPredictorConfig(dim=8)
+        model = tiny_model(tiny_zipformer(causal=True), size, predictor=predictor)
     save_model(model, tokenizer, tmp_path / "model.pt", "test")
     loaded, symbols, _ = load_model(tmp_path)
     assert loaded.config == model.config
@@ -76,18 +51,16 @@ def test_everything_comes_back(kind: str, tokenizer: Tokenizer, tmp_path: Path) 
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
-def test_programs_of_a_predictor_with_a_state(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """The decoder is left out, as is one of an earlier export."""
-    model = make_model(len(tokenizer))
-    config = dataclasses.replace(model.config, predictor=LstmPredictorConfig(dim=8))
+def test_recurrent_predictor_has_no_decoder_program(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A decoder of an earlier export is deleted."""
+    model = tiny_model(vocab_size=len(tokenizer), predictor=LstmPredictorConfig(dim=8))
     (tmp_path / "decoder.pt2").touch()
-    model = TransducerModel(config, len(tokenizer))
     export_torch(model, tokenizer, tmp_path, OnnxOptions(), "test")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["encoder.pt2", "joiner.pt2", "model.pt"]
 
 
-def test_foreign_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_unusable_files_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
     good = tmp_path / "good.pt"
     save_model(model, tokenizer, good, "test")
@@ -107,20 +80,23 @@ def test_foreign_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None
         (tmp_path / "absent.pt", "no model at"),
         (tmp_path / "folder", "no model at"),
         (truncated, "truncated or damaged"),
-        (written("checkpoint.pt", format="pruned_rnnt checkpoint"), "but pruned_rnnt checkpoint"),
+        (
+            written("checkpoint.pt", format="pruned_rnnt checkpoint"),
+            "not an exported model but pruned_rnnt checkpoint",
+        ),
         (written("newer.pt", version=99), "version 99"),
         (written("nan.pt", state=broken), "cannot be used: parameter .* has NaN values"),
         (written("code.pt", source=Path("x")), "refused: it holds an object of pathlib"),
-        (written("config.pt", config=other), "architecture this program lacks"),
-        (written("state.pt", state=state), "architecture this program lacks"),
+        (written("config.pt", config=other), "architecture that this version of pruned_rnnt"),
+        (written("state.pt", state=state), "architecture that this version of pruned_rnnt"),
     ):
         with pytest.raises(ExportError, match=message) as error:
             load_model(path)
         assert len(str(error.value).splitlines()) == 1
 
 
-def test_tokens_of_another_model_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="not of the same run"):
+def test_tokens_of_another_model_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="do not come from the same run"):
         save_model(make_model(len(tokenizer) + 1), tokenizer, tmp_path / "model.pt", "test")
 
 
@@ -128,19 +104,19 @@ def test_tokens_of_another_model_are_refused(tokenizer: Tokenizer, tmp_path: Pat
     ("changes", "options", "message"),
     [
         ({}, OnnxOptions(streaming=True), "not causal"),
-        ({}, OnnxOptions(left=4), "for --streaming"),
+        ({}, OnnxOptions(left=4), "need --streaming"),
         ({"causal": True}, OnnxOptions(streaming=True, left=-1), "at least 1"),
         ({"causal": True, "left_chunks": 0}, OnnxOptions(streaming=True), "at least 1"),
     ],
 )
-def test_impossible_encoders_are_refused(
+def test_impossible_streaming_sizes_are_errors(
     changes: dict[str, object], options: OnnxOptions, message: str
 ) -> None:
     with pytest.raises(ExportError, match=message):
         encoder_graph(make_model(9, **changes), options)
 
 
-def test_sizes_default_to_those_of_training() -> None:
+def test_default_sizes_are_those_of_training() -> None:
     model = make_model(9, causal=True, chunk_size=6, left_chunks=3)
     graph = encoder_graph(model, OnnxOptions(streaming=True))
     assert graph.inputs[0].shape == (2, 27, 80)
@@ -148,8 +124,8 @@ def test_sizes_default_to_those_of_training() -> None:
     assert graph.inputs[2].shape == (1, 2, 2, 16)
 
 
-def test_windows_give_what_the_whole_gives(tokenizer: Tokenizer) -> None:
-    """A model of bounded reach hears long audio window by window as at once, frame by frame."""
+def test_windows_give_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
+    """A model with bounded left context encodes windows exactly as it encodes the whole."""
     model = make_model(len(tokenizer), causal=True, chunk_size=5, left_chunks=1)
     features = torch.randn(1503, 80) * 5 - 7
     whole = Recogniser(model, tokenizer, window_seconds=100).transcribe_features(features)
@@ -162,14 +138,14 @@ def test_windows_give_what_the_whole_gives(tokenizer: Tokenizer) -> None:
         assert windows.words == whole.words
 
 
-def test_very_short_audio_is_heard_as_something(tokenizer: Tokenizer) -> None:
+def test_very_short_audio_is_transcribed(tokenizer: Tokenizer) -> None:
     recogniser = Recogniser(make_model(len(tokenizer)), tokenizer)
     assert isinstance(recogniser.transcribe_features(torch.zeros(1, 80)).text, str)
 
 
-def test_windows_are_as_long_as_what_was_trained_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_windows_are_as_long_as_training_utterances(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
-    for longest, frames in ((4.0, 100), (90.0, 750), (None, 750)):
-        save_model(model, tokenizer, tmp_path / "model.pt", "test", longest)
+    for p99_duration, frames in ((4.0, 100), (90.0, 750), (None, 750)):
+        save_model(model, tokenizer, tmp_path / "model.pt", "test", p99_duration)
         assert load(tmp_path)._windows.window == frames
     assert load(tmp_path, window_seconds=2.0)._windows.window == 50

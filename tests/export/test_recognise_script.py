@@ -1,4 +1,4 @@
-"""recognise.py, which stands in every exported folder, on files of all kinds."""
+"""recognise.py of an exported folder, on files of all kinds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import soundfile
-from random_model import sound
+
+from tests.transcribe.random_model import sound
 
 
 class Recogniser:
-    """The part of sherpa-onnx's that the script uses; it makes a word of everything."""
+    """The part of sherpa-onnx's recogniser that the script uses; every result is one word."""
 
     @classmethod
     def from_transducer(cls, **_: object) -> Recogniser:
@@ -28,7 +29,7 @@ class Recogniser:
         stream.result = SimpleNamespace(text=" one", tokens=["one"], timestamps=[0.04])
 
 
-def test_files_that_cannot_be_read_do_not_stop_the_others(
+def test_other_files_are_transcribed_if_one_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sherpa = ModuleType("sherpa_onnx")
@@ -65,5 +66,5 @@ def test_files_that_cannot_be_read_do_not_stop_the_others(
         (odd, "sampling rate is 15,999,989 Hz, needs 1,000 to 768,000 Hz"),
         (tmp_path / "absent.wav", "System error"),
     ):
-        (line,) = [line for line in problems if line.startswith(f"{path} cannot be read: ")]
+        (line,) = [line for line in problems if line.startswith(f"cannot read {path}: ")]
         assert reason in line

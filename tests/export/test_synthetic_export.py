@@ -1,7 +1,7 @@
-"""The proof on the synthetic recipe: a model of its data, exported, in sherpa-onnx.
+"""A model of the synthetic recipe, exported to sherpa-onnx.
 
 The model is a causal Conformer of 0.6 M parameters after a minute of training on 1,100 of the
-recipe's commands; voices of the test set are not among those it heard.
+recipe's commands; the test set has other voices than the training set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from lhotse import CutSet
-from recognised import beam_texts, error_rate
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.export.graphs import decoder, joiner
@@ -21,12 +20,15 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from scripts import export_speed
+from tests.export.beam_texts import beam_texts, error_rate
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytest.importorskip("sherpa_onnx")
 pytest.importorskip("espeakng_loader")
+
+pytestmark = pytest.mark.slow  # trains a model
 
 _CONFIG = Path(__file__).parents[2] / "configs" / "synthetic.yaml"
 _SETTINGS = [
@@ -88,7 +90,7 @@ def offline(run: Path) -> Path:
     return run / "export" / "onnx"
 
 
-def test_greedy_search_hears_the_same_offline(
+def test_offline_greedy_search_matches_torch(
     loaded: LoadedModel, offline: Path, test_set: tuple[list[Path], list[str]]
 ) -> None:
     paths, texts = test_set
@@ -97,13 +99,13 @@ def test_greedy_search_hears_the_same_offline(
     exact, int8 = verify(model, loaded.tokenizer, graphs, offline, paths)
     assert exact.exact, "\n".join(exact.lines())
     rate = error_rate(texts, [pair.exported for pair in exact.texts])
-    assert rate < 0.3, "the model has not learnt enough for this to mean anything"
+    assert rate < 0.3, "the model has not learnt enough for this test to mean anything"
     assert all(pair.ours for pair in exact.texts)
     assert int8.precision == "int8"
     assert abs(error_rate(texts, [pair.exported for pair in int8.texts]) - rate) <= 0.01
 
 
-def test_modified_beam_search_hears_nearly_the_same(
+def test_modified_beam_search_nearly_matches_torch(
     loaded: LoadedModel, offline: Path, test_set: tuple[list[Path], list[str]]
 ) -> None:
     paths, texts = test_set
@@ -112,7 +114,7 @@ def test_modified_beam_search_hears_nearly_the_same(
     assert abs(error_rate(texts, ours) - error_rate(texts, theirs)) <= 0.005
 
 
-def test_streams_hear_the_same(
+def test_streaming_greedy_search_matches_torch(
     loaded: LoadedModel, run: Path, test_set: tuple[list[Path], list[str]]
 ) -> None:
     paths, texts = test_set

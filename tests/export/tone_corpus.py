@@ -1,4 +1,4 @@
-"""Spoken-like audio which a tiny model learns in seconds: every word is one tone, then another.
+"""Audio that a tiny model learns in seconds: every word is one tone followed by another.
 
 Axes: S samples.
 """
@@ -25,7 +25,7 @@ TONES = {
 
 
 def make_corpus(folder: Path, seed: int = 0) -> Path:
-    """A prepared folder with audio: 160 train utterances of one to four words, 8 dev, 16 test."""
+    """Prepare a folder with audio: 160 train utterances of one to four words, 8 dev, 16 test."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
     texts = []

@@ -1,4 +1,4 @@
-"""The encoder: padding never leaks, a causal one never sees the future, sizes are as stated."""
+"""The Conformer: padding has no effect, a causal one never sees the future, and its sizes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import pytest
 import torch
 
 from pruned_rnnt.model.attention import attention_mask, rotary_angles, rotate
-from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.subsampling import subsampled_length
+from tests.tiny_models import tiny_conformer
 
 
 def small(**changes: object) -> Conformer:
     torch.manual_seed(0)
-    settings: dict[str, object] = {
-        "num_mel_bins": 20,
-        "layers": 2,
-        "dim": 16,
-        "heads": 2,
-        "feedforward_dim": 24,
-        "kernel_size": 5,
-        "subsampling_channels": 4,
-        **changes,
-    }
-    return Conformer(ConformerConfig(**settings)).eval()  # type: ignore[arg-type]
+    sizes = {"num_mel_bins": 20, "layers": 2, "feedforward_dim": 24, "kernel_size": 5}
+    return Conformer(tiny_conformer(**{**sizes, "left_chunks": None, **changes})).eval()
 
 
 @pytest.mark.parametrize(
@@ -38,9 +30,7 @@ def small(**changes: object) -> Conformer:
     ],
 )
 @pytest.mark.parametrize("padding", [0.0, 1e4, float("nan")])
-def test_batch_equals_single_whatever_the_padding(
-    changes: dict[str, object], padding: float
-) -> None:
+def test_batch_equals_single_for_any_padding(changes: dict[str, object], padding: float) -> None:
     encoder = small(**changes)
     lengths = torch.tensor([61, 7, 40, 10])
     features = torch.full((4, 61, 20), padding)
@@ -127,7 +117,7 @@ def test_rotary_product_depends_on_distance_alone() -> None:
 
 
 @pytest.mark.parametrize("frames", [7, 8, 10, 11, 30, 31, 32, 33])
-def test_stated_length_is_the_real_one(frames: int) -> None:
+def test_output_length(frames: int) -> None:
     output, lengths = small()(torch.randn(1, frames, 20), torch.tensor([frames]))
     assert output.shape == (1, int(lengths), 16)
     assert int(subsampled_length(torch.tensor(frames))) == int(lengths)
@@ -141,7 +131,7 @@ def test_stated_length_is_the_real_one(frames: int) -> None:
         ((30, 20), "needs"),
     ],
 )
-def test_wrong_features_are_refused(shape: tuple[int, ...], message: str) -> None:
+def test_wrong_features_are_errors(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small()(torch.zeros(shape), torch.tensor([6]))
 
@@ -155,6 +145,6 @@ def test_wrong_features_are_refused(shape: tuple[int, ...], message: str) -> Non
         ({"chunk_size": 0}, "at least 1"),
     ],
 )
-def test_wrong_sizes_are_refused(changes: dict[str, object], message: str) -> None:
+def test_wrong_sizes_are_errors(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**changes)

@@ -1,4 +1,4 @@
-"""What holds for every encoder: lengths, chunks and streams, schedules, configuration."""
+"""Tests for all encoders: lengths, chunks and streams, schedules, configuration."""
 
 from __future__ import annotations
 
@@ -13,22 +13,16 @@ from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from tests.model.zipformer_tiny import CAUSAL
+from tests.tiny_models import tiny_conformer, tiny_model
 
-CONFORMER = ConformerConfig(
+CONFORMER = tiny_conformer(
     num_mel_bins=CAUSAL.num_mel_bins,
     layers=2,
-    dim=16,
-    heads=2,
-    feedforward_dim=24,
     kernel_size=5,
-    subsampling_channels=4,
     causal=True,
     chunk_size=8,
-    left_chunks=2,
     chunk_sizes=(4, 8),
 )
 CONFIGS = [CONFORMER, CAUSAL]
@@ -66,7 +60,7 @@ def run_stream(
 
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
 @torch.inference_mode()
-def test_lengths_are_those_of_the_output(config: EncoderConfig) -> None:
+def test_output_lengths(config: EncoderConfig) -> None:
     encoder = make_encoder(config)
     shortest = encoder.receptive_field
     for frames in (shortest, shortest + 3, shortest + 4, shortest + 6):
@@ -83,9 +77,7 @@ def test_lengths_are_those_of_the_output(config: EncoderConfig) -> None:
 @pytest.mark.parametrize(("chunk", "left_chunks"), [(4, 2), (8, 1), (8, 2), (16, 1)])
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
 @torch.inference_mode()
-def test_chunks_chosen_at_run_time_are_those_of_a_stream(
-    config: EncoderConfig, chunk: int, left_chunks: int
-) -> None:
+def test_set_chunks_equals_a_stream(config: EncoderConfig, chunk: int, left_chunks: int) -> None:
     encoder = make_encoder(config)
     features, lengths = ragged([131, 110, 64])
     as_trained, _ = encoder(features, lengths)
@@ -100,7 +92,7 @@ def test_chunks_chosen_at_run_time_are_those_of_a_stream(
 
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
 @torch.inference_mode()
-def test_the_stream_as_trained(config: EncoderConfig) -> None:
+def test_stream_with_trained_chunks(config: EncoderConfig) -> None:
     encoder = make_encoder(config)
     features, lengths = ragged([90])
     whole, _ = encoder(features, lengths)
@@ -123,7 +115,7 @@ def test_training_draws_chunk_sizes(config: EncoderConfig) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
-def test_bad_chunks_are_refused(config: EncoderConfig) -> None:
+def test_wrong_chunks_are_errors(config: EncoderConfig) -> None:
     encoder = make_encoder(config)
     for chunk, left in ((0, 0), (4, 6), (4, -4)):
         with pytest.raises(ValueError, match=f"chunk is {chunk} and left is {left}"):
@@ -135,7 +127,7 @@ def test_bad_chunks_are_refused(config: EncoderConfig) -> None:
         stream_encoder(offline, 4, 8)
 
 
-def test_chunks_that_do_not_suit_the_stacks() -> None:
+def test_chunks_that_the_stacks_do_not_support_are_errors() -> None:
     encoder = make_encoder(CAUSAL)
     with pytest.raises(ValueError, match="chunk is 3, this Zipformer needs a multiple of 2 frames"):
         encoder.set_chunks(3, 6)
@@ -143,9 +135,8 @@ def test_chunks_that_do_not_suit_the_stacks() -> None:
         encoder.set_chunks(4, 0)
 
 
-def test_the_model_sets_the_step_of_ten_minutes() -> None:
-    config = ModelConfig(encoder=CAUSAL, predictor=PredictorConfig(dim=8), joiner_dim=12)
-    model = TransducerModel(config, 7)
+def test_model_sets_the_step_in_batches_of_ten_minutes() -> None:
+    model = tiny_model(CAUSAL).train()
     model.batch_seconds = 150.0
     features, lengths = ragged([70, 50])
     batch = (features, lengths, torch.ones(2, 3, dtype=torch.int32), torch.tensor([3, 2]))
@@ -159,14 +150,8 @@ def test_the_model_sets_the_step_of_ten_minutes() -> None:
 @pytest.mark.parametrize("chunk", [4, 8, 16])
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
 @torch.inference_mode()
-def test_streams_of_a_batch_recognise_what_whole_utterances_give(
-    config: EncoderConfig, chunk: int
-) -> None:
-    torch.manual_seed(0)
-    settings = ModelConfig(encoder=config, predictor=PredictorConfig(dim=8), joiner_dim=16)
-    model = TransducerModel(settings, 7).eval()
-    for parameter in model.joiner.parameters():
-        parameter.copy_(torch.randn_like(parameter))
+def test_streaming_search_equals_whole_utterances(config: EncoderConfig, chunk: int) -> None:
+    model = tiny_model(config)
     model.encoder.set_chunks(chunk, 2 * chunk)
     features, lengths = ragged([103, 60, 3])
     whole = greedy_search(model, *model.encode(features, lengths))
@@ -177,11 +162,11 @@ def test_streams_of_a_batch_recognise_what_whole_utterances_give(
         assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-4)
 
 
-def test_kinds_name_their_configurations() -> None:
+def test_kinds_of_configurations() -> None:
     for kind, config in ENCODER_CONFIGS.items():
         assert config().kind == kind  # type: ignore[call-arg]
 
 
-def test_lists_of_other_lengths_than_the_stacks() -> None:
+def test_lists_of_wrong_length_are_errors() -> None:
     with pytest.raises(ValueError, match=r"model\.encoder\.heads has 6 entries, needs one for"):
         ZipformerConfig(downsampling=(1, 2))

@@ -1,4 +1,4 @@
-"""The LSTM predictor: stepwise as at once, and every search with it."""
+"""The LSTM predictor: step by step, for all targets, and in every search."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.beam import modified_beam_search
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import greedy_search
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.predictor import Predictor, PredictorConfig, StatelessPredictor
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+from tests.tiny_models import tiny_conformer, tiny_model
 
 VOCAB = 7
 CONFIG = LstmPredictorConfig(dim=8, layers=2)
 
 
 def make_model() -> TransducerModel:
-    """With random parameters, spread so that no decision is close."""
-    torch.manual_seed(0)
-    encoder = ConformerConfig(
-        num_mel_bins=20, layers=1, dim=16, heads=2, feedforward_dim=16, kernel_size=5
-    )
-    config = ModelConfig(encoder=encoder, predictor=CONFIG, joiner_dim=16)
-    model = TransducerModel(config, VOCAB, LossConfig(kind="full")).eval()
+    """A model whose decisions are never close."""
+    model = tiny_model(tiny_conformer(num_mel_bins=20), VOCAB, predictor=CONFIG, kind="full")
     with torch.no_grad():
-        for parameter in model.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
         model.joiner.decoder_proj.weight.mul_(3)
     return model
 
@@ -44,7 +37,7 @@ def encode_noise(model: TransducerModel) -> tuple[Tensor, Tensor]:
     [LstmPredictor(CONFIG, VOCAB), StatelessPredictor(PredictorConfig(dim=8), VOCAB)],
     ids=["lstm", "stateless"],
 )
-def test_steps_give_what_all_targets_give(predictor: Predictor) -> None:
+def test_steps_equal_forward_targets(predictor: Predictor) -> None:
     predictor.eval()
     targets = torch.tensor([[3, 0, 5, 2], [6, 6, 1, 4]], dtype=torch.int32)
     expected = predictor.forward_targets(targets)
@@ -64,8 +57,8 @@ def test_the_first_symbol_is_never_forgotten() -> None:
 
 def path_score(model: TransducerModel, encoded_TE: Tensor, symbols: list[int]) -> float:
     """Log-probability of one path, straight from the lattice; symbols with -1 for blank."""
-    spoken = torch.tensor([[symbol for symbol in symbols if symbol >= 0]], dtype=torch.int32)
-    predicted_UP = model.predictor.forward_targets(spoken)[0]
+    emitted = torch.tensor([[symbol for symbol in symbols if symbol >= 0]], dtype=torch.int32)
+    predicted_UP = model.predictor.forward_targets(emitted)[0]
     score, u = 0.0, 0
     for t, symbol in enumerate(symbols):
         logits_V = model.joiner(
@@ -95,22 +88,21 @@ def test_greedy_search() -> None:
 def test_modified_beam_search() -> None:
     model = make_model()
     encoded, lengths = encode_noise(model)
-    narrow = modified_beam_search(model, encoded, lengths, beam_size=1)
+    narrow = ModifiedBeamSearch(model, beam_size=1)(encoded, lengths)
     greedy = greedy_search(model, encoded, lengths)
     assert [found[0].symbols for found in narrow] == [found.symbols for found in greedy]
-    # With every sequence in the beam the best one is that with the most probability over its paths.
+    # With all sequences in the beam, the best one has the largest probability over its paths.
     short = encoded[:1, :2]
-    (found,) = modified_beam_search(
-        model, short, torch.tensor([2]), beam_size=64, length_norm=False
-    )
+    search = ModifiedBeamSearch(model, beam_size=64, length_norm=False)
+    (found,) = search(short, torch.tensor([2]))
     symbols = [-1, *range(1, VOCAB)]
     totals: dict[tuple[int, ...], Tensor] = {}
     for first in symbols:
         for second in symbols:
-            spoken = tuple(symbol for symbol in (first, second) if symbol >= 0)
+            emitted = tuple(symbol for symbol in (first, second) if symbol >= 0)
             score = torch.tensor(path_score(model, short[0], [first, second]))
-            totals[spoken] = torch.logaddexp(totals.get(spoken, torch.tensor(-torch.inf)), score)
-    best = max(totals, key=lambda spoken: float(totals[spoken]))
+            totals[emitted] = torch.logaddexp(totals.get(emitted, torch.tensor(-torch.inf)), score)
+    best = max(totals, key=lambda emitted: float(totals[emitted]))
     assert found[0].symbols == best
     assert found[0].score == pytest.approx(float(totals[best]), rel=1e-4, abs=1e-4)
 
@@ -125,7 +117,7 @@ def test_every_parameter_learns() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_bad_settings() -> None:
+def test_wrong_settings_are_errors() -> None:
     with pytest.raises(ValueError, match=r"model\.predictor\.layers is 0"):
         LstmPredictorConfig(layers=0)
     with pytest.raises(ValueError, match=r"model\.predictor\.dropout is 1"):
@@ -134,13 +126,13 @@ def test_bad_settings() -> None:
 
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_searches_on_the_device_equal_those_on_the_cpu() -> None:
+def test_searches_on_the_gpu_match_the_cpu() -> None:
     model = make_model()
     encoded, lengths = encode_noise(model)
     greedy = greedy_search(model, encoded, lengths)
-    beams = modified_beam_search(model, encoded, lengths)
+    beams = ModifiedBeamSearch(model)(encoded, lengths)
     model.cuda()
     there = greedy_search(model, encoded.cuda(), lengths)
     assert [found.symbols for found in there] == [found.symbols for found in greedy]
-    beams_there = modified_beam_search(model, encoded.cuda(), lengths)
+    beams_there = ModifiedBeamSearch(model)(encoded.cuda(), lengths)
     assert [found[0].symbols for found in beams_there] == [found[0].symbols for found in beams]

@@ -1,4 +1,4 @@
-"""The stateless predictor: start context, negative symbols, and how far back it sees."""
+"""The stateless predictor: start context, negative symbols, context size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 
 
 @pytest.mark.parametrize("context_size", [1, 2])
-def test_output_depends_on_the_last_symbols_alone(context_size: int) -> None:
+def test_output_depends_only_on_the_last_symbols(context_size: int) -> None:
     predictor = StatelessPredictor(PredictorConfig(dim=8, context_size=context_size), 10)
     targets = torch.tensor([[3, 4, 5, 6], [9, 4, 5, 7]], dtype=torch.int32)
     output = predictor.forward_targets(targets)
@@ -22,7 +22,7 @@ def test_output_depends_on_the_last_symbols_alone(context_size: int) -> None:
 
 
 @pytest.mark.parametrize("context_size", [1, 2])
-def test_step_by_step_equals_all_at_once(context_size: int) -> None:
+def test_steps_equal_forward_targets_of_all_symbols(context_size: int) -> None:
     predictor = StatelessPredictor(PredictorConfig(dim=8, context_size=context_size), 10)
     targets = torch.tensor([[3, 4, 5]])
     output = predictor.forward_targets(targets)
@@ -58,6 +58,6 @@ def test_negative_symbols_embed_to_zero() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"), [({"context_size": 3}, "1 or 2"), ({"dim": 6}, "multiple of 4")]
 )
-def test_wrong_sizes_are_refused(changes: dict[str, int], message: str) -> None:
+def test_wrong_sizes_are_errors(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PredictorConfig(**changes)

@@ -1,4 +1,4 @@
-"""The model as a whole: its losses do not depend on the batch, and every part learns."""
+"""The whole model: losses do not depend on the batch, and every parameter learns."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.conformer import ConformerConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, ModelLosses, TransducerModel
+from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from tests.tiny_models import tiny_conformer, tiny_model
 
 VOCAB = 9
 
 
 def make_model(**loss: object) -> TransducerModel:
-    torch.manual_seed(0)
-    config = ModelConfig(
-        encoder=ConformerConfig(
-            num_mel_bins=20, layers=1, dim=16, heads=2, feedforward_dim=16, kernel_size=5
-        ),
-        predictor=PredictorConfig(dim=8),
-        joiner_dim=12,
-    )
-    return TransducerModel(config, VOCAB, LossConfig(**loss))  # type: ignore[arg-type]
+    return tiny_model(tiny_conformer(num_mel_bins=20), VOCAB, **loss).train()
 
 
 def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:

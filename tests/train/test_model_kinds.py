@@ -58,5 +58,5 @@ def test_predictors() -> None:
 
 def test_predictor_with_a_state_cannot_be_exported() -> None:
     model = TransducerModel(ModelConfig(predictor=LstmPredictorConfig()), 7)
-    with pytest.raises(ExportError, match="sherpa-onnx runs stateless predictors alone"):
+    with pytest.raises(ExportError, match="sherpa-onnx runs only stateless predictors"):
         check_predictor(model)

@@ -1,1 +1,1 @@
-"""Scores that a beam search adds to the model: language models, hotwords."""
+"""Scores that beam search adds to those of the model: language models, hotwords."""

@@ -1,4 +1,4 @@
-"""What a beam search listens to beside the model: language models, hotwords, less of its own."""
+"""Configure the scores that beam search adds: language models, internal model, hotwords."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pruned_rnnt.model.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class FusionConfig:
-    """Scores added to those of the model, for each symbol; with decode.method=modified_beam.
+    """Scores that are added to those of the model for each symbol; for decode.method=modified_beam.
 
     ngram, ngram_scale: n-gram model over the symbols (ARPA or kenlm binary), and the factor of
         its log-probabilities.
-    lm, lm_scale: folder of a language model's run, and the factor of its log-probabilities.
-    ilm_scale: factor of the log-probabilities of the model's own internal language model, which
-        are subtracted; for models trained with loss.hat=true.
-    hotwords: file with a phrase a line, its own bonus after a colon if it has one (`NEW YORK :2`).
-    hotword_bonus: natural log-probability given for each symbol of the other phrases.
+    lm, lm_scale: run folder of a language model, and the factor of its log-probabilities.
+    ilm_scale: factor with which the log-probabilities of the model's internal language model are
+        subtracted; for models trained with loss.hat=true.
+    hotwords: file with a phrase per line, and optionally its bonus after a colon (`NEW YORK :2`).
+    hotword_bonus: bonus per symbol of phrases without their own, a natural log-probability.
     """
 
     ngram: str = ""
@@ -52,11 +52,12 @@ class FusionConfig:
 def build_scorers(
     config: FusionConfig, tokenizer: Tokenizer | None, language_model: LanguageModel | None = None
 ) -> list[TokenScorer]:
-    """The scorers of a configuration.
+    """Build the scorers of a configuration.
 
     Args:
-        tokenizer: of the recogniser; None where there is nothing to score.
-        language_model: what `config.lm` names, over the same symbols, in evaluation mode.
+        tokenizer: the model's; may be None if the configuration has no scorers.
+        language_model: the model that `config.lm` names, over the same symbols, in evaluation
+            mode.
 
     Raises:
         ValueError, FileNotFoundError: as the scorers.

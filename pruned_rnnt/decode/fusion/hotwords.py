@@ -1,14 +1,12 @@
-"""Hotwords: phrases which a search prefers, by an automaton over symbols (Aho and Corasick 1975).
+"""Hotwords: phrases that a search prefers; an automaton over symbols (Aho and Corasick 1975).
 
 Axes: R rows, S states (prefixes of phrases), V vocabulary.
 
-Each symbol that goes on with a phrase is rewarded at once, so that the phrase survives in the beam;
-what was given for a phrase that is not completed is taken back when it breaks off. In the end a
-hypothesis has got
+Each symbol that continues a phrase gets its bonus immediately, so that the phrase survives in the
+beam. When a hypothesis leaves a phrase without completing it, these bonuses are subtracted again.
+The total of a hypothesis is
 
     sum over all occurrences of phrases (they may overlap) of bonus * symbols of the phrase
-
-and nothing else, whatever it began and did not finish.
 """
 
 from __future__ import annotations
@@ -25,54 +23,54 @@ from torch import Tensor
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.search.rows import Rows
 
-# A phrase, its bonus and spaces, in bytes.
-_LONGEST_LINE = 1000
-# Nothing outweighs a hundred of these, nor does a sum of them leave the range of float32.
-_LARGEST_BONUS = 1000.0
-# 2 GB of the scorer's table.
-_MOST_ENTRIES = 2**29
+# Bytes of a line, which has a phrase and its bonus.
+_MAX_LINE_BYTES = 1000
+# More than enough to force a phrase, and small enough for sums of it in float32.
+_MAX_BONUS = 1000.0
+# Entries of the scorer's table: 2 GB.
+_MAX_ENTRIES = 2**29
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hotword:
-    """bonus: natural log-probability given for each symbol."""
+    """A phrase; bonus: natural log-probability added for each of its symbols."""
 
     symbols: tuple[int, ...]
     bonus: float
 
 
 def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotword]:
-    """One phrase a line, its own bonus after a colon if it has one: `NEW YORK :2.5`.
+    """Read a file with a phrase per line, optionally with its own bonus: `NEW YORK :2.5`.
 
     Raises:
-        ValueError: a bonus which is no finite number or beyond 1000, a phrase which the tokenizer
-            cannot write, one of more than 1000 bytes, another encoding than UTF-8, or more phrases
-            than the scorer can hold; the message names file and line.
-        FileNotFoundError: no such file.
+        ValueError: a bonus is not a finite number or beyond 1000, a phrase has characters that the
+            tokenizer lacks or more than 1000 bytes, the encoding is not UTF-8, or there are too
+            many phrases for the scorer's table; the message names file and line.
+        FileNotFoundError: `path` does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no hotwords at {path}")
     hotwords = []
     entries = 0
     for number, line in _lines(path):
-        where = f"{path}:{number}"
+        location = f"{path}:{number}"
         phrase, colon, own_bonus = line.rpartition(" :")
         try:
             value = check_bonus(float(own_bonus)) if colon else bonus
         except ValueError as error:
             raise ValueError(
-                f"{where}: bonus {own_bonus!r} is not a number from {-_LARGEST_BONUS:g} to "
-                f"{_LARGEST_BONUS:g}"
+                f"{location}: bonus {own_bonus!r} is not a number from {-_MAX_BONUS:g} to "
+                f"{_MAX_BONUS:g}"
             ) from error
         symbols = tokenizer.encode(phrase if colon else line)
         if UNKNOWN_ID in symbols:
-            raise ValueError(f"{where}: {line!r} has characters which the model lacks")
+            raise ValueError(f"{location}: {line!r} has characters that the model lacks")
         entries += len(symbols) * len(tokenizer)
-        if entries > _MOST_ENTRIES:
+        if entries > _MAX_ENTRIES:
             raise ValueError(
-                f"{where}: the phrases up to here have {entries // len(tokenizer):,} symbols; with "
-                f"a vocabulary of {len(tokenizer)} the table holds "
-                f"{_MOST_ENTRIES // len(tokenizer):,} at most: use fewer or shorter phrases"
+                f"{location}: the phrases up to here have {entries // len(tokenizer):,} symbols; "
+                f"with a vocabulary of {len(tokenizer)} the table holds "
+                f"{_MAX_ENTRIES // len(tokenizer):,} at most: use fewer or shorter phrases"
             )
         if symbols:
             hotwords.append(Hotword(symbols=tuple(symbols), bonus=value))
@@ -80,26 +78,24 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
 
 
 def check_bonus(bonus: float) -> float:
-    """A bonus that sums can hold. Raises ValueError for another."""
-    if not math.isfinite(bonus) or abs(bonus) > _LARGEST_BONUS:
-        raise ValueError(
-            f"needs a number from {-_LARGEST_BONUS:g} to {_LARGEST_BONUS:g}, got {bonus}"
-        )
+    """Return the bonus; ValueError if it is not a finite number or too large."""
+    if not math.isfinite(bonus) or abs(bonus) > _MAX_BONUS:
+        raise ValueError(f"needs a number from {-_MAX_BONUS:g} to {_MAX_BONUS:g}, got {bonus}")
     return bonus
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, of which no more is read than a phrase may have."""
+    """Yield line numbers and lines; reads no more of a line than a phrase may have."""
     number = 0
     with path.open("rb") as file:
-        while line := file.readline(_LONGEST_LINE + 2):
+        while line := file.readline(_MAX_LINE_BYTES + 2):
             number += 1
             text = line.rstrip(b"\r\n")
-            if len(text) > _LONGEST_LINE:
+            if len(text) > _MAX_LINE_BYTES:
                 shown = text[:40].decode("utf-8", errors="replace")
                 raise ValueError(
-                    f"{path}:{number}: phrase longer than {_LONGEST_LINE} bytes, {shown!r}...: "
-                    "needs a phrase a line"
+                    f"{path}:{number}: phrase longer than {_MAX_LINE_BYTES} bytes, {shown!r}...: "
+                    "needs one phrase per line"
                 )
             try:
                 yield number, text.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -108,7 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class HotwordScorer:
-    """Rewards of hotwords; a `TokenScorer` whose state is a prefix of a phrase.
+    """Bonuses for hotwords; a `TokenScorer` whose state is a prefix of a phrase.
 
     Its table has V entries (4 bytes each) for every prefix: 40 MB for 4,000 phrases of 5 symbols
     in a vocabulary of 500.
@@ -119,20 +115,20 @@ class HotwordScorer:
         next_SV = torch.zeros(len(trie.children), vocab_size, dtype=torch.int32)
         fail = [0] * len(trie.children)
         pending, completed = [0.0] * len(fail), list(trie.completed)
-        waiting = deque([0])
-        while waiting:
-            state = waiting.popleft()
+        queue = deque([0])
+        while queue:
+            state = queue.popleft()
             if state != 0:
-                # What the longest proper suffix does with a symbol, where this prefix has nothing.
+                # A symbol that does not continue this prefix continues its longest proper suffix.
                 next_SV[state] = next_SV[fail[state]]
                 completed[state] += completed[fail[state]]
-                # A whole phrase with nothing to follow has nothing pending of its own.
-                goes_on = bool(trie.children[state])
-                pending[state] = trie.reward[state] if goes_on else pending[fail[state]]
+                # The end of a phrase that is no prefix of another has no pending bonus of its own.
+                is_prefix = bool(trie.children[state])
+                pending[state] = trie.reward[state] if is_prefix else pending[fail[state]]
             for symbol, child in trie.children[state].items():
                 fail[child] = int(next_SV[state, symbol]) if state != 0 else 0
                 next_SV[state, symbol] = child
-                waiting.append(child)
+                queue.append(child)
         self._next_SV = next_SV
         self._pending_S = torch.tensor(pending)
         self._gain_S = self._pending_S + torch.tensor(completed)
@@ -157,8 +153,12 @@ class HotwordScorer:
 
 
 class _Trie:
-    """children: symbol -> node of each node; reward: of the symbols up to a node, the most that a
-    phrase through it gives; completed: bonus of the phrases that end at a node."""
+    """A trie of phrases.
+
+    children: for each node, the node after each symbol.
+    reward: for each node, the largest bonus that a phrase gives for the symbols up to it.
+    completed: for each node, the bonus of the phrases that end there.
+    """
 
     def __init__(self, hotwords: Iterable[Hotword]) -> None:
         self.children: list[dict[int, int]] = [{}]

@@ -1,4 +1,4 @@
-"""A neural language model in the beam search, on the search's device.
+"""A neural language model for beam search, on the device of the search.
 
 Axes: R rows, V vocabulary.
 """
@@ -13,7 +13,7 @@ from pruned_rnnt.model.language_model import SOS_EOS, LanguageModel
 
 
 class NeuralScorer:
-    """A `TokenScorer` whose state is what the model predicts next, and the model's own state.
+    """A `TokenScorer` whose state has the next symbols' log-probabilities and the model's state.
 
     Args:
         model: in evaluation mode, on the device of the search.
@@ -32,7 +32,7 @@ class NeuralScorer:
         return state[0]
 
     def advance(self, state: Rows, symbols_R: Tensor, emits_R: Tensor) -> Rows:
-        if symbols_R.is_cuda:  # To ask how many emit would be to wait for the device.
+        if symbols_R.is_cuda:  # Selecting the rows that emit would synchronise with the device.
             return self._step(symbols_R, state[1:])
         (rows,) = emits_R.nonzero(as_tuple=True)
         if len(rows) == 0:

@@ -1,10 +1,10 @@
-"""An n-gram language model over symbols, read and queried by kenlm.
+"""An n-gram language model over symbols, by kenlm.
 
-Axes: R rows, S contexts met so far, V vocabulary.
+Axes: R rows, S contexts seen so far, V vocabulary.
 
-kenlm answers on the host, one symbol at a time. Contexts come again and again, so the scores of
-all symbols after a context are asked for once and kept in a table on the search's device; a frame
-then costs one look at which hypotheses emitted what.
+kenlm computes scores on the CPU, one symbol at a time. The same contexts occur many times, so the
+scores of all symbols after a context are computed once and stored in a table on the search's
+device. Each frame then needs one copy to the CPU: the symbols that the hypotheses emitted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.optional_packages import require
 
-# Table entries (4 bytes each) which may be kept from one batch to the next.
-_MOST_ENTRIES = 100_000_000
+# Table entries (4 bytes each) that are kept from one batch to the next.
+_MAX_ENTRIES = 100_000_000
 _LN_10 = math.log(10.0)
 
 
@@ -34,9 +34,9 @@ class NgramScorer:
         scale: factor of the log-probabilities.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: `path` does not exist.
         MissingPackageError: kenlm is not installed.
-        ValueError: kenlm cannot read the file, or its words are other symbols.
+        ValueError: kenlm cannot read the file, or its words are not the model's symbols.
     """
 
     _table_SV: Tensor
@@ -54,21 +54,21 @@ class NgramScorer:
         except (OSError, RuntimeError) as error:
             raise ValueError(f"kenlm cannot read {path}: {error}") from error
         known = [symbol in self._model for symbol in symbols]
-        # Blank, sos/eos and <unk> apart, a model over other units shares hardly a word.
+        # A model over other units has hardly any of the symbols, except blank, sos/eos and <unk>.
         if sum(known) < 0.1 * len(known):
             missing = [name for name, is_known in zip(symbols, known, strict=True) if not is_known]
             raise ValueError(
-                f"{path} knows {sum(known)} of {len(known)} symbols (not, for one, "
-                f"{missing[-1]!r}): it must be trained on texts written in the model's symbols"
+                f"{path} has {sum(known)} of {len(known)} symbols (it lacks, for example, "
+                f"{missing[-1]!r}): train it on texts that are split into the model's symbols"
             )
         self._symbols = list(symbols)
         self._scale = scale
         self._new_state = kenlm.State
-        self._forget()
+        self._reset()
 
     def start(self, rows: int, device: torch.device) -> Rows:
-        if self._table_SV.numel() > _MOST_ENTRIES:
-            self._forget()
+        if self._table_SV.numel() > _MAX_ENTRIES:
+            self._reset()
         self._table_SV = self._table_SV.to(device)
         begin = self._new_state()
         self._model.BeginSentenceWrite(begin)
@@ -100,7 +100,7 @@ class NgramScorer:
         }
         return torch.tensor([ends[context] for context in context_R.tolist()]).to(context_R.device)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._contexts: list[Any] = []
         self._ids: dict[Any, int] = {}
         self._next: dict[tuple[int, int], int] = {}
@@ -122,7 +122,7 @@ class NgramScorer:
         return self._ids[state]
 
     def _fill(self) -> None:
-        """Write the table's rows of contexts that are new, with room for as many again."""
+        """Compute the table's rows for new contexts; a full table doubles its capacity."""
         if self._filled == len(self._contexts):
             return
         missing = len(self._contexts) - len(self._table_SV)

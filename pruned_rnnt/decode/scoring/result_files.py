@@ -1,4 +1,4 @@
-"""Result files in the layout icefall's users have tools for.
+"""Result files in icefall's format, for which its users have tools.
 
 recogs-SET-SUFFIX.txt        `id:<tab>ref=['a', 'b']` and `id:<tab>hyp=[...]`, by utterance
 errs-SET-SUFFIX.txt          %WER (%CER), utterances with errors marked, errors by kind and word
@@ -17,13 +17,13 @@ from pruned_rnnt.decode.scoring.wer import Transcript
 
 _KeyT = TypeVar("_KeyT", str, tuple[str, str])
 
-# Stands in alignments for 'no word here'.
+# In an alignment: no word on this side.
 GAP = "*"
 
 
 @dataclass
 class _WordCounts:
-    """How often a word was right, or took part in an error."""
+    """How often a word was correct, and how often it was part of each kind of error."""
 
     correct: int = 0
     replaced: int = 0
@@ -78,14 +78,14 @@ def write_results(
     transcripts: Sequence[Transcript],
     metric: str = "WER",
 ) -> float:
-    """Write the three files of one decoding; returns the error rate in percent, of two decimals.
+    """Write the three result files; returns the error rate in percent with two decimals.
 
     Args:
-        folder: made when it does not exist.
+        folder: created if it does not exist.
         test_set: SET in the names of the files.
-        suffix: SUFFIX in the names, e.g. `greedy-step-1000`.
-        setting: name of the search setting in the summary, e.g. `greedy_search`.
-        transcripts: in words, or in characters with metric `CER`.
+        suffix: SUFFIX in the names, for example `greedy-step-1000`.
+        setting: name of the search setting in the summary, for example `greedy_search`.
+        transcripts: in words, or in characters if metric is `CER`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(transcripts, key=lambda transcript: transcript.id)
@@ -138,7 +138,7 @@ def _error_lines(transcripts: Sequence[Transcript], metric: str) -> tuple[list[s
         "Search below for sections starting with PER-UTT DETAILS:, SUBSTITUTIONS:, DELETIONS:, "
         "INSERTIONS:, PER-WORD STATS:",
         "",
-        # The two spaces at the end belong to the format.
+        # The format has two spaces at the end of this line.
         "PER-UTT DETAILS: corr or (ref->hyp)  ",
         *details,
         "",
@@ -173,7 +173,7 @@ def _word_lines(words: Mapping[str, _WordCounts]) -> list[str]:
 
 
 def _marked_text(pairs: Sequence[tuple[str, str]]) -> str:
-    """Words as they are, errors as (reference->hypothesis); neighbouring errors in one bracket."""
+    """Correct words as they are, errors as (reference->hypothesis), adjacent errors joined."""
     parts: list[str] = []
     reference: list[str] = []
     hypothesis: list[str] = []

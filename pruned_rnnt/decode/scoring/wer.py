@@ -15,7 +15,7 @@ class Transcript:
     hypothesis: tuple[str, ...]
 
     def characters(self) -> Transcript:
-        """The same texts as characters; spaces do not count."""
+        """The same texts as characters, without spaces."""
         return Transcript(
             id=self.id,
             reference=tuple("".join(self.reference)),
@@ -38,7 +38,7 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Errors per reference word; 0 for no words without errors, infinite with some."""
+        """Errors per reference word; without reference words 0, or infinite if there are errors."""
         if self.reference_words == 0:
             return 0.0 if self.errors == 0 else float("inf")
         return self.errors / self.reference_words
@@ -59,7 +59,7 @@ class ErrorCounts:
 
 
 def count_errors(transcripts: Sequence[Transcript]) -> ErrorCounts:
-    """Errors of the cheapest alignment of each utterance, summed."""
+    """Sum the errors of the best alignment of each utterance."""
     import kaldialign
 
     total = ErrorCounts()
@@ -77,10 +77,10 @@ def count_errors(transcripts: Sequence[Transcript]) -> ErrorCounts:
 def confidence_interval(
     transcripts: Sequence[Transcript], replications: int = 10000, seed: int = 0
 ) -> tuple[float, float]:
-    """Lower and upper end of the 95% interval of the WER, utterances drawn with replacement.
+    """The 95% confidence interval of the WER, by bootstrap over utterances.
 
     Source: Bisani and Ney 2004, "Bootstrap estimates for confidence intervals in ASR performance
-    evaluation". (nan, nan) when no reference has a word.
+    evaluation". (nan, nan) if no reference has a word.
     """
     import kaldialign
 
@@ -92,5 +92,5 @@ def confidence_interval(
         replications=replications,
         seed=seed,
     )
-    # By a normal distribution, which knows of no end: but there are no fewer errors than none.
+    # The interval assumes a normal distribution, whose lower end may be negative.
     return max(float(interval["ci95min"]), 0.0), float(interval["ci95max"])

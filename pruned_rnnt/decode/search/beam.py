@@ -1,11 +1,11 @@
-"""Modified beam search: at most one symbol a frame, equal sequences merged; all on the device.
+"""Modified beam search: at most one symbol per frame, equal sequences merged, on the device.
 
-Axes: N batch, T encoder frames, E encoder width, D joiner width, B beam, K kept at the end,
+Axes: N batch, T encoder frames, E encoder width, D joiner width, B beam, K best,
 V vocabulary; R = N * B rows.
 
-A hypothesis is a row of the beam: its score, what predictor and scorers remember of it, and a
-64-bit hash of the whole sequence which tells equal sequences apart from different ones. The
-sequences themselves are read from back pointers once, at the end.
+A hypothesis is a row of the beam: its score, the states of predictor and scorers, and a 64-bit hash
+of its symbols, by which equal sequences are found. The sequences themselves are read from back
+pointers at the end.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from pruned_rnnt.decode.search.rows import (
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.transducer_model import TransducerModel
 
-# Odd, so that multiplying by it modulo 2**64 loses nothing; the usual 64-bit LCG multiplier.
+# Knuth's 64-bit LCG multiplier. It is odd, so that multiplication modulo 2**64 is invertible.
 _HASH_MULTIPLIER = 6364136223846793005
 
 
 @dataclass(frozen=True)
 class _Beam:
-    """score_NB, hash_NB as in the module's text; length_NB counts symbols.
+    """The hypotheses after some frames.
 
-    predictor: R rows; scorers: R rows of each scorer.
+    score_NB, hash_NB: see the module's docstring; length_NB: number of symbols.
+    predictor: state of the predictor, R rows; scorers: state of each scorer, R rows.
     """
 
     score_NB: Tensor
@@ -47,7 +48,7 @@ class _Beam:
 
 @dataclass(frozen=True)
 class _Step:
-    """How the beam came about in one frame: parent rows, symbols (-1: none), score added."""
+    """The origin of each row of the beam in a frame: parent row, symbol (-1: none), added score."""
 
     parent_NB: Tensor
     symbol_NB: Tensor
@@ -55,25 +56,26 @@ class _Step:
 
 
 class ModifiedBeamSearch:
-    """The best sequences of each utterance, best first.
+    """Finds the best sequences of each utterance, best first.
 
-    The score of a hypothesis is the log-probability of all its paths which stayed in the beam,
-    and what the scorers gave its symbols.
+    The score of a hypothesis is the log-probability of all of its paths that stayed in the beam,
+    plus the scores of its symbols from the scorers.
 
     Args:
         model: in evaluation mode.
         beam_size: hypotheses kept after each frame.
-        num_best: hypotheses returned at most; fewer when fewer have a path.
-        length_norm: order by score / (symbols + C) instead of by score, C being the context size
-            of the predictor; the scores returned are never divided.
-        silent_symbols: ids which are never emitted (such as `<unk>`).
-        scorers: what else rates symbols (language models, hotwords).
-        ilm_scale: of the log-probability that the model's own predictor gives a symbol without
-            hearing anything, which is subtracted; for HAT models (arXiv 2003.07705).
+        num_best: maximum number of hypotheses returned; fewer if fewer have a path.
+        length_norm: order by score / (symbols + C) instead of by score, where C is the context size
+            of the predictor; returned scores are not divided.
+        silent_symbols: ids that are never emitted (such as `<unk>`).
+        scorers: other scores of symbols (language models, hotwords).
+        ilm_scale: factor with which the internal language model's log-probability of a symbol is
+            subtracted: that of the joiner for zero encoder output; for HAT models (arXiv
+            2003.07705).
 
     Raises:
-        ValueError: beam_size or num_best below 1, num_best above beam_size, ilm_scale for a model
-            which is not HAT.
+        ValueError: beam_size or num_best is below 1, num_best is above beam_size, or ilm_scale is
+            used for a model that is not HAT.
     """
 
     def __init__(
@@ -94,8 +96,8 @@ class ModifiedBeamSearch:
             )
         if ilm_scale and not model.loss_config.hat:
             raise ValueError(
-                f"ilm_scale is {ilm_scale}, but only a model trained with loss.hat=true has an "
-                "internal language model that can be told apart"
+                f"ilm_scale is {ilm_scale}, which needs a model trained with loss.hat=true: others "
+                "have no separate internal language model"
             )
         self.model = model
         self.beam_size = beam_size
@@ -108,7 +110,7 @@ class ModifiedBeamSearch:
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
-        """Whole utterances.
+        """Decode whole utterances.
 
         Args:
             encoded_NTE: (N, T, E) output of `model.encode`.
@@ -129,7 +131,7 @@ class ModifiedBeamSearch:
         return _trace(kept_NK, score_NB.gather(1, kept_NK), steps)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[_Step]]:
-        """The search itself; it waits for the device only where a scorer does."""
+        """Search all frames; synchronises with the device only if a scorer does."""
         beam = self._start(am_NTD)
         steps: list[_Step] = []
         stay_NB = torch.arange(self.beam_size, device=am_NTD.device).expand_as(beam.score_NB)
@@ -147,9 +149,9 @@ class ModifiedBeamSearch:
         return beam, steps
 
     def _start(self, am_NTD: Tensor) -> _Beam:
-        """One empty hypothesis an utterance; the other rows have no probability."""
+        """One empty hypothesis per utterance; the other rows have probability 0."""
         shape, device = (am_NTD.size(0), self.beam_size), am_NTD.device
-        score_NB = torch.full(shape, float("-inf"), device=device)
+        score_NB = torch.full(shape, -torch.inf, device=device)
         score_NB[:, 0] = 0.0
         zeros_NB = torch.zeros(shape, dtype=torch.int64, device=device)
         rows = shape[0] * shape[1]
@@ -162,12 +164,12 @@ class ModifiedBeamSearch:
         )
 
     def _scores(self, beam: _Beam, am_ND: Tensor) -> Tensor:
-        """(N, B, V): what each next symbol would add to the score of every hypothesis."""
+        """(N, B, V): what each next symbol would add to the score of each hypothesis."""
         blank = self.model.predictor.blank
         lm_NBD = beam.predictor[0].unflatten(0, beam.score_NB.shape)
         logits_NBV = self.model.joiner(am_ND[:, None].expand_as(lm_NBD), lm_NBD)
         scores_NBV = joint_log_probs(logits_NBV, blank, self.model.loss_config.hat)
-        scores_NBV = scores_NBV.masked_fill(self._silent_V, float("-inf"))
+        scores_NBV = scores_NBV.masked_fill(self._silent_V, -torch.inf)
         fusion_NBV = torch.zeros_like(scores_NBV)
         for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
             fusion_NBV += scorer.scores(rows).view_as(scores_NBV)
@@ -179,15 +181,15 @@ class ModifiedBeamSearch:
         return scores_NBV
 
     def _internal_lm(self, lm_NBD: Tensor) -> Tensor:
-        """Log-probabilities of the symbols where the encoder says nothing; blank has none."""
+        """Log-probabilities of the symbols for zero encoder output; 0 for blank."""
         logits_NBV = self.model.joiner(torch.zeros_like(lm_NBD), lm_NBD).float()
-        logits_NBV[..., self.model.predictor.blank] = float("-inf")
+        logits_NBV[..., self.model.predictor.blank] = -torch.inf
         log_probs_NBV: Tensor = logits_NBV.log_softmax(dim=-1)
         log_probs_NBV[..., self.model.predictor.blank] = 0.0
         return log_probs_NBV
 
     def _grow(self, beam: _Beam, scores_NBV: Tensor, alive_N1: Tensor) -> tuple[_Beam, _Step]:
-        """The best B of all hypotheses grown by blank or a symbol; ended ones stay as they are."""
+        """Extend all hypotheses by blank or a symbol and keep the best B; ended utterances stay."""
         vocab_size = scores_NBV.size(2)
         blank = self.model.predictor.blank
         candidates = (beam.score_NB.unsqueeze(-1) + scores_NBV).flatten(1)
@@ -222,43 +224,18 @@ class ModifiedBeamSearch:
         return grown, _Step(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
 
 
-def modified_beam_search(
-    model: TransducerModel,
-    encoded_NTE: Tensor,
-    lengths: Tensor,
-    *,
-    beam_size: int = 4,
-    num_best: int = 1,
-    length_norm: bool = True,
-    silent_symbols: Sequence[int] = (),
-    scorers: Sequence[TokenScorer] = (),
-    ilm_scale: float = 0.0,
-) -> list[list[Hypothesis]]:
-    """One batch; arguments as of `ModifiedBeamSearch` and its call."""
-    search = ModifiedBeamSearch(
-        model,
-        beam_size=beam_size,
-        num_best=num_best,
-        length_norm=length_norm,
-        silent_symbols=silent_symbols,
-        scorers=scorers,
-        ilm_scale=ilm_scale,
-    )
-    return search(encoded_NTE, lengths)
-
-
 def _merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
-    """Give the first of equal sequences the sum of their probabilities, the others none."""
+    """Move the summed probability of equal sequences to the first of them."""
     equal_NBB = hash_NB.unsqueeze(2) == hash_NB.unsqueeze(1)
-    spread_NBB = score_NB.unsqueeze(1).masked_fill(~equal_NBB, float("-inf"))
+    spread_NBB = score_NB.unsqueeze(1).masked_fill(~equal_NBB, -torch.inf)
     first_NB = equal_NBB.int().argmax(dim=2) == torch.arange(
         score_NB.size(1), device=score_NB.device
     )
-    return spread_NBB.logsumexp(dim=2).masked_fill(~first_NB, float("-inf"))
+    return spread_NBB.logsumexp(dim=2).masked_fill(~first_NB, -torch.inf)
 
 
 def _trace(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[_Step]) -> list[list[Hypothesis]]:
-    """Read the kept rows of the last beam back to the first frame, where the results are wanted."""
+    """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
     symbols, added = [], []
     row_NK = kept_NK
     for step in reversed(steps):
@@ -274,7 +251,7 @@ def _trace(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[_Step]) -> list[li
     for n, scores_K in enumerate(scores):
         results.append([])
         for k, score in enumerate(scores_K):
-            if score == float("-inf"):
+            if score == -torch.inf:
                 continue
             (frames,) = (symbols_NKT[n, k] >= 0).nonzero()
             results[n].append(

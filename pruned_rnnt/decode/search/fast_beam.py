@@ -1,12 +1,12 @@
-"""Fast beam search with k2: hypotheses as paths of a lattice that k2 grows on the device.
+"""Fast beam search with k2: hypotheses are paths of a lattice that k2 builds on the device.
 
 Axes: N batch, T encoder frames, E encoder width, D joiner width, H hypotheses of all utterances,
 C context size, V vocabulary.
 
 k2 (https://k2-fsa.github.io/k2) keeps, for each utterance, the states whose score is within a beam,
-and merges those with the same last C symbols; one symbol a frame at most. This module only carries
-log-probabilities to k2's decoding streams and reads the best path. k2 has no builds for many
-versions of torch; where it is missing, `modified_beam` is the search to take.
+and merges those with the same last C symbols; a frame emits at most one symbol. This module passes
+log-probabilities to k2's decoding streams and reads the best path. k2 is not available for every
+version of torch; `modified_beam` needs no other package.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.setting_checks import check_at_least
 
-# As good as never, and still a number that k2 can add up.
-_NEVER = -1e5
+# Practically minus infinity, but finite, so that k2 can add it.
+_MINUS_INFINITY = -1e5
 
 
 @dataclass(frozen=True, kw_only=True)
 class FastBeamConfig:
-    """Which states are kept after a frame.
+    """Which states k2 keeps after a frame.
 
-    beam: natural log-probability below the best at which a state is dropped.
-    max_contexts, max_states: most contexts of an utterance, and most states.
+    beam: states this much below the best are dropped; a natural log-probability.
+    max_contexts, max_states: maximum number of contexts and of states per utterance.
     """
 
     beam: float = 20.0
@@ -44,11 +44,11 @@ class FastBeamConfig:
 
 
 class FastBeamSearch:
-    """The best path of each utterance.
+    """Finds the best path of each utterance.
 
     Args:
         model: in evaluation mode, with a stateless predictor and blank 0.
-        silent_symbols: ids which are never emitted (such as `<unk>`).
+        silent_symbols: ids that are never emitted (such as `<unk>`).
 
     Raises:
         ValueError: k2 cannot be imported, or the predictor is not stateless.
@@ -78,7 +78,7 @@ class FastBeamSearch:
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
-        """Whole utterances: (N, T, E) output of `model.encode` and (N,) lengths."""
+        """Decode whole utterances: (N, T, E) output of `model.encode` and (N,) lengths."""
         k2, model = self._k2, self.model
         self._silent_V = self._silent_V.to(encoded_NTE.device)
         graph = k2.trivial_graph(model.vocab_size - 1, device=encoded_NTE.device)
@@ -103,17 +103,17 @@ class FastBeamSearch:
         return self._hypotheses(best, lengths.tolist())
 
     def _log_probs(self, am_HD: Tensor, contexts_HC: Tensor) -> Tensor:
-        """(H, V): k2 fills contexts before the first symbol with 0, our models with -1, ..., 0."""
+        """(H, V). k2 fills contexts before the first symbol with 0, our models with -1, ..., 0."""
         started_HC = contexts_HC.clone()
         started_HC[:, :-1].masked_fill_(contexts_HC[:, 1:] == 0, -1)
         lm_HD = self.model.joiner.decoder_proj(self.model.predictor(started_HC)[:, 0])
         log_probs_HV = joint_log_probs(
             self.model.joiner(am_HD, lm_HD), self.model.predictor.blank, self.model.loss_config.hat
         )
-        return log_probs_HV.masked_fill(self._silent_V, _NEVER)
+        return log_probs_HV.masked_fill(self._silent_V, _MINUS_INFINITY)
 
     def _hypotheses(self, best: Any, lengths: Sequence[int]) -> list[list[Hypothesis]]:
-        """A path has an arc for every frame (label 0 for blank), and one into the final state."""
+        """Read paths: an arc per frame (label 0 for blank), then one to the final state."""
         shape = best.arcs.shape().remove_axis(1)
         labels_NT = self._k2.RaggedTensor(shape, best.labels.contiguous()).tolist()
         scores_NT = self._k2.RaggedTensor(shape, best.scores.contiguous()).tolist()

@@ -1,4 +1,4 @@
-"""A loop over frames on CUDA as a graph: one launch for a block of frames.
+"""Run a loop over frames as a CUDA graph: one launch for a block of frames.
 
 Axes: N batch, T encoder frames, D joiner width, M symbols per frame, K frames of a block,
 R rows of the graph.
@@ -14,15 +14,15 @@ from torch.nn import functional
 
 from pruned_rnnt.decode.search.rows import Rows
 
-# Frames of a block. A longer one is captured more slowly and wastes more of the last block.
+# Frames of a block. A longer block takes longer to capture and wastes more of the last block.
 BLOCK_FRAMES = 32
 
-# (am_NTD, lengths_N, rows) -> symbols_NTM, scores_NTM, rows; no host read inside.
+# (am_NTD, lengths_N, rows) -> symbols_NTM, scores_NTM, rows; it must not synchronise.
 FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Tensor, Tensor, Rows]]
 
 
 def graph_rows(batch_size: int) -> int:
-    """Rows of the graph that serves a batch: a power of two, so that few graphs serve all."""
+    """Rows of the graph for a batch: a power of two, so that few graphs are needed."""
     return 1 << max(batch_size - 1, 0).bit_length()
 
 
@@ -30,24 +30,24 @@ class FrameGraph:
     """`loop` over K frames, captured once and replayed for each block.
 
     Args:
-        loop: what is captured; it may change neither its inputs nor anything else.
-        rows: R, of every batch that will be run; smaller batches are padded with empty rows.
-        am_NTD, state: examples of the inputs (their dtypes and widths count, not their sizes).
+        loop: the loop to capture; it must not modify its inputs or any other state.
+        rows: R, the largest batch; smaller batches are padded with empty rows.
+        am_NTD, state: example inputs; only their dtypes and widths are used, not N and T.
     """
 
     def __init__(self, loop: FrameLoop, rows: int, am_NTD: Tensor, state: Rows) -> None:
         self._loop = loop
         self._am_RKD = am_NTD.new_zeros(rows, BLOCK_FRAMES, am_NTD.size(2))
-        self._left_R = torch.zeros(rows, dtype=torch.int64, device=am_NTD.device)
+        self._remaining_R = torch.zeros(rows, dtype=torch.int64, device=am_NTD.device)
         self._state = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state)
         self._graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(am_NTD.device)
         stream = torch.cuda.Stream(am_NTD.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            # Libraries set themselves up at their first call, which cannot be captured.
+            # The first call initialises libraries, which cannot be captured.
             self._block()
-            # Other threads (data loading pins memory) may go on with what they do.
+            # Other threads may still call CUDA: data loading pins memory.
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self._symbols_RKM, self._scores_RKM = self._block()
@@ -56,18 +56,18 @@ class FrameGraph:
         current.wait_stream(stream)
 
     def _block(self) -> tuple[Tensor, Tensor]:
-        symbols_RKM, scores_RKM, state = self._loop(self._am_RKD, self._left_R, self._state)
+        symbols_RKM, scores_RKM, state = self._loop(self._am_RKD, self._remaining_R, self._state)
         for old, new in zip(self._state, state, strict=True):
             old.copy_(new)
-        self._left_R.sub_(BLOCK_FRAMES)
+        self._remaining_R.sub_(BLOCK_FRAMES)
         return symbols_RKM, scores_RKM
 
     def __call__(
         self, am_NTD: Tensor, lengths_N: Tensor, state: Rows
     ) -> tuple[Tensor, Tensor, Rows]:
-        """As the loop, for N <= R and any T."""
+        """Run the loop for N <= R and any T."""
         batch_size, num_frames, _ = am_NTD.shape
-        self._left_R.zero_()[:batch_size].copy_(lengths_N)
+        self._remaining_R.zero_()[:batch_size].copy_(lengths_N)
         for own, given in zip(self._state, state, strict=True):
             own.zero_()[:batch_size].copy_(given)
         symbols, scores = [], []

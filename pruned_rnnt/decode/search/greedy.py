@@ -1,11 +1,11 @@
-"""Greedy search, a batch at a time, without waiting for the device before the end.
+"""Greedy search for batches, without synchronising with the device before the end.
 
-Axes: N batch, T encoder frames, E encoder width, D joiner width, M symbols per frame at most,
+Axes: N batch, T encoder frames, E encoder width, D joiner width, M maximum symbols per frame,
 V vocabulary.
 
-The loop over frames has a fixed number of trips and masks what has ended, so nothing is read back
-until all is done. On CUDA, where launching its small kernels would take most of the time, blocks
-of frames are replayed as a graph.
+The loop over frames has a fixed number of iterations and masks utterances that have ended, so that
+nothing is read from the device until the end. On CUDA, blocks of frames are replayed as a graph,
+because launching the small kernels one by one would take most of the time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 
 
 class GreedyFrames(NamedTuple):
-    """What greedy search found in some frames of N streams.
+    """The result of greedy search for some frames of N streams.
 
-    symbols_NTM: int64, -1 where none was emitted.
-    scores_NTM: float32, log-probability of the step taken (a symbol or blank); 0 beyond the end.
-    predictor: state after these frames, for the next ones.
+    symbols_NTM: int64, -1 for no symbol.
+    scores_NTM: float32, log-probability of the symbol or blank; 0 beyond the end.
+    predictor: state after these frames.
     """
 
     symbols_NTM: Tensor
@@ -36,20 +36,22 @@ class GreedyFrames(NamedTuple):
 
 
 class GreedySearch:
-    """The most probable symbol at every node, one path.
+    """Follows the most probable symbol at every node: one path.
 
-    Keep one object for many batches: it holds the captured CUDA graphs. These refer to the
-    memory of the model's parameters, so make a new object when parameters were moved or replaced.
+    Use one object for many batches: it keeps the captured CUDA graphs. These refer to the memory
+    of the model's parameters, so create a new object after parameters were moved or replaced.
 
     Args:
         model: in evaluation mode.
-        max_symbols_per_frame: M; the search goes on to the next frame after so many symbols.
-            Exported models are decoded with 1, and so are models of all topologies but 'regular':
-            having learnt to emit one a frame, they would repeat it.
-        silent_symbols: ids taken for a blank when they are the most probable (such as `<unk>`).
+        max_symbols_per_frame: M; after so many symbols the search continues with the next frame.
+            It must be 1 for models of all topologies except 'regular', which learn to emit one
+            per frame and would repeat it. sherpa-onnx always uses 1.
+        silent_symbols: ids that are treated as blank when they are the most probable (such as
+            `<unk>`).
 
     Raises:
-        ValueError: max_symbols_per_frame below 1, or above for a model that emits one at most.
+        ValueError: max_symbols_per_frame is below 1, or above 1 for a topology other than
+            'regular'.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class GreedySearch:
         if max_symbols_per_frame > 1 and rnnt_type != "regular":
             raise ValueError(
                 f"max_symbols_per_frame is {max_symbols_per_frame}, needs 1: a model trained with "
-                f"loss.rnnt_type={rnnt_type} emits one symbol a frame at most"
+                f"loss.rnnt_type={rnnt_type} emits at most one symbol per frame"
             )
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
@@ -75,7 +77,7 @@ class GreedySearch:
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
-        """Whole utterances.
+        """Decode whole utterances.
 
         Args:
             encoded_NTE: (N, T, E) output of `model.encode`.
@@ -87,11 +89,11 @@ class GreedySearch:
 
     @torch.inference_mode()
     def frames(self, encoded_NTE: Tensor, lengths_N: Tensor, predictor: Rows) -> GreedyFrames:
-        """Some frames of longer streams; the device is waited for in the first call at most.
+        """Decode the next frames of streams; only the first call may synchronise with the device.
 
         Args:
             lengths_N: integer, on the device of `encoded_NTE`.
-            predictor: state before these frames, of `start_predictor` or of the frames before.
+            predictor: state before these frames, from `start_predictor` or from the last call.
         """
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         if self._silent_V.device != am_NTD.device:
@@ -145,7 +147,7 @@ def greedy_search(
     max_symbols_per_frame: int = 1,
     silent_symbols: Sequence[int] = (),
 ) -> list[Hypothesis]:
-    """One batch; arguments as of `GreedySearch` and its call."""
+    """Decode one batch; arguments as for `GreedySearch` and its call."""
     search = GreedySearch(
         model, max_symbols_per_frame=max_symbols_per_frame, silent_symbols=silent_symbols
     )
@@ -153,7 +155,7 @@ def greedy_search(
 
 
 def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
-    """Fetch the results of greedy search; frames count from the first one given."""
+    """Copy the results of greedy search from the device; frames count from the first one given."""
     most = symbols_NTM.size(2)
     totals = scores_NTM.sum(dim=(1, 2)).tolist()
     found = []

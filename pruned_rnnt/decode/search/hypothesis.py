@@ -1,4 +1,4 @@
-"""What a search returns, and the log-probabilities that searches add up."""
+"""The result of a search, and the log-probabilities that searches use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Hypothesis:
 
     symbols: ids, without blanks.
     frames: the encoder frame at which each symbol was emitted.
-    score: natural log-probability; of the one path for greedy search, of all paths kept in the
-        beam for beam search.
-    symbol_scores: what each symbol added to the score of its path, at its frame.
+    score: natural log-probability: of the path for greedy search, of all paths kept in the beam for
+        beam search.
+    symbol_scores: what each symbol, at its frame, added to the score.
     """
 
     symbols: tuple[int, ...]
@@ -33,14 +33,14 @@ class Hypothesis:
 def joint_log_probs(logits: Tensor, blank: int, hat: bool) -> Tensor:
     """(..., V) logits -> float32 log-probabilities of blank and symbols.
 
-    With `hat` (arXiv 2003.07705) blank has its own sigmoid, and the symbols share the rest.
+    With `hat` (arXiv 2003.07705) blank has a sigmoid, and a softmax over symbols shares the rest.
     """
     if not hat:
         return logits.float().log_softmax(dim=-1)
     logits = logits.float()
     blank_logit = logits[..., blank : blank + 1]
     is_blank = torch.arange(logits.size(-1), device=logits.device) == blank
-    symbols = logits.masked_fill(is_blank, float("-inf")).log_softmax(dim=-1)
+    symbols = logits.masked_fill(is_blank, -torch.inf).log_softmax(dim=-1)
     return torch.where(
         is_blank, functional.logsigmoid(blank_logit), functional.logsigmoid(-blank_logit) + symbols
     )

@@ -1,9 +1,9 @@
-"""What searches remember beside their scores: tuples of tensors whose first axis is the hypothesis.
+"""The states of hypotheses in a search: tuples of tensors whose first axis is the hypothesis.
 
 Axes: R rows (hypotheses of all utterances), D joiner width.
 
-One kind of tuple serves predictors with and without recurrence, language models and automata, so
-that a search picks, keeps and reorders hypotheses without knowing what they remember.
+Predictors, language models and automata all keep their states in such tuples, so that a search can
+select and reorder hypotheses in the same way for all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rows = tuple[Tensor, ...]
 
 
 def choose_rows(mask_R: Tensor, new: Rows, old: Rows) -> Rows:
-    """Rows of `new` where the mask is true, of `old` elsewhere."""
+    """Rows of `new` where the mask is True, of `old` elsewhere."""
     return tuple(
         torch.where(mask_R.view(-1, *[1] * (before.dim() - 1)), after, before)
         for after, before in zip(new, old, strict=True)
@@ -25,7 +25,7 @@ def choose_rows(mask_R: Tensor, new: Rows, old: Rows) -> Rows:
 
 
 def take_rows(rows: Rows, index_R: Tensor) -> Rows:
-    """Rows in another order, with repetitions."""
+    """The rows with these indices, which may repeat."""
     return tuple(tensor.index_select(0, index_R) for tensor in rows)
 
 

@@ -1,4 +1,4 @@
-"""What may rate symbols in a beam search beside the model.
+"""The interface of scores that beam search adds to those of the model.
 
 Axes: R rows (hypotheses of all utterances), V vocabulary.
 """
@@ -14,20 +14,20 @@ from pruned_rnnt.decode.search.rows import Rows
 
 
 class TokenScorer(Protocol):
-    """Scores of next symbols, given what it remembers of each hypothesis; scales included."""
+    """Scores of next symbols from a state of each hypothesis; scales are included."""
 
     def start(self, rows: int, device: torch.device) -> Rows:
-        """What is remembered of empty hypotheses."""
+        """The state of empty hypotheses."""
 
     def scores(self, state: Rows) -> Tensor:
-        """(R, V) float32 to add to the score of each next symbol; the blank's is not used."""
+        """(R, V) float32 to add to the score of each next symbol; that of blank is ignored."""
 
     def advance(self, state: Rows, symbols_R: Tensor, emits_R: Tensor) -> Rows:
-        """What is remembered after one more symbol.
+        """The state after one more symbol.
 
-        Rows where `emits_R` is false keep their old state, whatever is returned for them; their
-        symbol may be the blank.
+        Where `emits_R` is False, the symbol may be blank, and the search keeps the old state
+        instead of the returned one.
         """
 
     def final(self, state: Rows) -> Tensor:
-        """(R,) float32 to add to the score of each hypothesis when it has ended."""
+        """(R,) float32 to add to the score of each hypothesis at its end."""

@@ -1,4 +1,4 @@
-"""Greedy recognition of streams: a chunk of features and a state in, symbols and a state out.
+"""Greedy search for streams: a chunk of features and a state in, symbols and a state out.
 
 Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
 """
@@ -19,11 +19,11 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 
 
 class StreamState(NamedTuple):
-    """What N streams remember.
+    """The state of N streams.
 
-    encoder: of the streaming encoder, a tuple of tensors as its `start` makes it.
-    predictor: as `pruned_rnnt.decode.search.rows.start_predictor` makes it.
-    score_N: float32, log-probability of what was chosen so far.
+    encoder: state of the streaming encoder, a named tuple of tensors.
+    predictor: state of the predictor, see `start_predictor`.
+    score_N: float32, log-probability of the path so far.
     """
 
     encoder: Any
@@ -32,13 +32,13 @@ class StreamState(NamedTuple):
 
 
 class StreamingTransducer(nn.Module):
-    """A causal model which hears its audio in chunks; one symbol a frame at most.
+    """A causal model that decodes audio chunk by chunk, with at most one symbol per frame.
 
     Args:
         model: with a causal encoder; its modules are used, not copied.
         chunk_size: C, encoder frames (40 ms) of a chunk.
         left_frames: encoder frames before the chunk that attention sees.
-        silent_symbols: ids taken for a blank (such as `<unk>`).
+        silent_symbols: ids that are treated as blank (such as `<unk>`).
 
     Raises:
         ValueError: as `stream_encoder`.
@@ -57,7 +57,7 @@ class StreamingTransducer(nn.Module):
         self.search = GreedySearch(model, silent_symbols=silent_symbols)
 
     def start(self, streams: int) -> StreamState:
-        """The state of streams which have heard nothing yet."""
+        """The state at the start of streams."""
         encoder = self.encoder.start(streams)
         device = next(self.model.parameters()).device
         predictor = start_predictor(self.model, streams, device)
@@ -67,12 +67,12 @@ class StreamingTransducer(nn.Module):
     def forward(
         self, features_NTF: Tensor, state: StreamState, lengths: Tensor | None = None
     ) -> tuple[Tensor, StreamState]:
-        """Recognise the next chunk of every stream.
+        """Decode the next chunk of every stream.
 
         Args:
-            features_NTF: (N, T, F) with T = `encoder.input_frames`; the next chunk begins
-                `encoder.shift` frames later.
-            lengths: (N,) real feature frames where streams end within this chunk; None: all.
+            features_NTF: (N, T, F) with T = `encoder.input_frames`; chunks start `encoder.shift`
+                frames apart.
+            lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
 
         Returns:
             (N, C) int64: the symbol emitted at each frame or -1; and the state after the chunk.
@@ -95,7 +95,7 @@ class StreamingTransducer(nn.Module):
 
     @torch.inference_mode()
     def recognise(self, features_NTF: Tensor, feature_lengths: Tensor) -> list[Hypothesis]:
-        """Whole utterances (N, T, F), chunk by chunk; frames of symbols count from the start."""
+        """Decode whole utterances (N, T, F) chunk by chunk; frames count from their start."""
         streams, num_frames, _ = features_NTF.shape
         device = features_NTF.device
         lengths = feature_lengths.to(device)

@@ -1,1 +1,1 @@
-"""Models and runs of icefall: import and export."""
+"""Import models of icefall, and export models for it."""

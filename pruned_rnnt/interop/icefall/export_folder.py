@@ -1,4 +1,4 @@
-"""`pruned-rnnt export --format icefall`: a file that the scripts of icefall's recipe load."""
+"""`pruned-rnnt export --format icefall`: files that the scripts of icefall's recipe load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def export_icefall(model: TransducerModel, tokenizer: Tokenizer, folder: Path) -
     """Write pretrained.pt (`{"model": parameters}`), bpe.model and tokens.txt.
 
     Raises:
-        ExportError: a model for which the recipe has no place.
+        ExportError: the recipe cannot represent the model.
     """
     try:
         state = to_icefall_state(model)

@@ -1,6 +1,6 @@
-"""A run's folder made of a model which icefall's Zipformer recipe trained.
+"""Create a run folder from a model that was trained with icefall's Zipformer recipe.
 
-config.yaml, tokens/, checkpoints/step-N.pt      as training leaves them, without its states
+config.yaml, tokens/, checkpoints/step-0.pt      as after training, without the training state
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
 
 _ENCODER = "model.encoder."
-# Parts of our model without which nothing can be decoded.
+# Parts of our model that decoding needs.
 _NEEDED = ("encoder.", "predictor.", "joiner.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """What was made: the model in evaluation mode, its configuration, and what did not fit."""
+    """The imported model in evaluation mode, its configuration, and what did not fit."""
 
     model: TransducerModel
     config: ExperimentConfig
@@ -46,25 +46,27 @@ def import_run(
     trust: bool = False,
     overrides: Sequence[str] = (),
 ) -> ImportedRun:
-    """Write the folder `output`.
+    """Import a checkpoint into the new run folder `output`.
 
     Args:
-        checkpoint, since, trust: as of `read_icefall`.
-        tokens: bpe.model or tokens.txt of the recipe.
-        overrides: `section.key=value`; those of model.encoder tell what parameters do not.
+        checkpoint, since, trust: as for `read_icefall`.
+        tokens: the recipe's bpe.model or tokens.txt.
+        overrides: `section.key=value`; those of model.encoder set what cannot be read from the
+            parameters.
 
     Raises:
-        ValueError: files of another kind, a model which ours cannot hold, or a run in `output`.
-        FileNotFoundError: no such file.
+        ValueError: files of another kind, a model that ours cannot represent, or `output` already
+            holds a run.
+        FileNotFoundError: the checkpoint or the tokens do not exist.
     """
     if (output / CONFIG_NAME).exists():
-        raise ValueError(f"{output} holds a run; choose another --output")
+        raise ValueError(f"{output} already holds a run: choose another --output")
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     parameters = read_icefall(checkpoint, since, trust=trust)
     sizes = icefall_sizes(parameters, **_encoder_changes(overrides))
     if not (sizes.vocab_size and sizes.predictor_dim and sizes.joiner_dim):
-        raise ValueError(f"{checkpoint} is of no transducer: it has no decoder and joiner")
+        raise ValueError(f"{checkpoint} is not a transducer: it has no decoder and joiner")
     tokenizer = read_token_file(tokens, sizes.vocab_size)
     config = load_config(ExperimentConfig, None, [*_settings(sizes, output), *overrides])
     model = TransducerModel(config.model, sizes.vocab_size, config.loss)
@@ -103,7 +105,7 @@ def _encoder_changes(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _settings(sizes: IcefallSizes, output: Path) -> list[str]:
-    """What the run's configuration must say, and how the recipe trains."""
+    """The run's settings: the model's sizes, and the optimiser and schedule of the recipe."""
     encoder = [f"{_ENCODER}{name}={_plain(value)}" for name, value in vars(sizes.encoder).items()]
     return [
         *encoder,
@@ -124,12 +126,12 @@ def _plain(value: Any) -> Any:
 
 
 def print_import(run: ImportedRun) -> None:
-    """Sizes, and by name what did not fit."""
+    """Print the size of the model, and the names of the parameters that did not fit."""
     count = sum(parameter.numel() for parameter in run.model.parameters())
     print(f"wrote {run.config.folder}: Zipformer transducer, {count / 1e6:.1f} M parameters")
     for names, meaning in (
-        (run.fit.unused, "left out, there is no place for"),
-        (run.fit.missing, "not in the checkpoint, left as random values for training alone"),
+        (run.fit.unused, "ignored, because our model has no such parameters"),
+        (run.fit.missing, "not in the checkpoint, so random (used only in training)"),
     ):
         if names:
             print(f"{meaning}: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Tokenizers of other recipes: icefall's bpe.model and tokens.txt."""
+"""Read the tokenizers of icefall's recipes: bpe.model and tokens.txt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pruned_rnnt.data.tokens.tokenizer import (
     Tokenizer,
 )
 
-# Its classes are made when it is imported.
+# protobuf creates the classes of this module at import, so type checkers do not see them.
 proto: Any = sentencepiece_model_pb2
 
 _WORD_START = "▁"
@@ -28,14 +28,14 @@ def read_token_file(path: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer of a model with `vocab_size` outputs.
 
     Args:
-        path: a SentencePiece model (`*.model`), or lines `SYMBOL ID`. Such lines tell all that
-            decoding needs; how training cut its texts into symbols they do not tell, and texts are
-            then cut into as few symbols as will do. Symbols beyond `vocab_size` are ignored.
+        path: a SentencePiece model (`*.model`), or a text file of `SYMBOL ID` lines. The text file
+            has all that decoding needs, but not how training split texts into symbols; texts are
+            then split into as few symbols as possible. Symbols beyond `vocab_size` are ignored.
 
     Raises:
-        ValueError: another kind of file, other special symbols than `<blk>`, `<sos/eos>` and
-            `<unk>` at 0, 1 and 2, or too few symbols.
-        FileNotFoundError: no such file.
+        ValueError: another kind of file, special symbols other than `<blk>`, `<sos/eos>` and
+            `<unk>` at 0, 1 and 2, or another number of symbols.
+        FileNotFoundError: `path` does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no tokens at {path}")
@@ -56,7 +56,7 @@ def _sentencepiece(path: Path) -> Any:
     try:
         model.ParseFromString(path.read_bytes())
     except Exception as error:  # protobuf's own error types are not part of its interface
-        raise ValueError(f"{path} is no SentencePiece model") from error
+        raise ValueError(f"{path} is not a SentencePiece model") from error
     return model
 
 
@@ -69,11 +69,11 @@ def _lines(path: Path, vocab_size: int) -> Any:
                 raise ValueError(f"{path}:{number}: needs `SYMBOL ID`, got {line!r}")
             symbols[int(id_text)] = symbol.strip()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text of `SYMBOL ID` lines") from error
+        raise ValueError(f"{path} is not a text file of `SYMBOL ID` lines") from error
     missing = [index for index in range(vocab_size) if index not in symbols]
     if missing:
         raise ValueError(
-            f"{path} has no symbol {missing[0]}, the model {vocab_size} of them from 0 on"
+            f"{path} has no symbol {missing[0]}, but the model has {vocab_size} symbols from 0 on"
         )
     model = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
@@ -84,6 +84,6 @@ def _lines(path: Path, vocab_size: int) -> Any:
     model.trainer_spec.vocab_size = vocab_size
     model.trainer_spec.unk_id = UNKNOWN_ID
     model.trainer_spec.bos_id = model.trainer_spec.eos_id = model.trainer_spec.pad_id = -1
-    # Symbols of characters, which know of no words, stand for texts without spaces.
+    # If no symbol starts a word, the symbols are characters of a language without spaces.
     model.normalizer_spec.add_dummy_prefix = any(_WORD_START in s for s in symbols.values())
     return model

@@ -1,4 +1,4 @@
-"""Our models under the names of icefall's Zipformer recipe, for that recipe's own scripts."""
+"""Rename the parameters of our models for the scripts of icefall's Zipformer recipe."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from pruned_rnnt.model.zipformer.layer import ZipformerLayer
 from pruned_rnnt.model.zipformer.stack import Stack
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
 
-# Held twice in our model.
+# Our model has these parameters twice in its state.
 _SHARED = "pruned_loss.joiner."
 
 
 def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters of a transducer as the recipe names and shapes them, complete for strict loading.
+    """Parameters of a transducer with the recipe's names and shapes, complete for strict loading.
 
     Args:
-        model: holds a `Zipformer` as `encoder` and a `StatelessPredictor` as `predictor`.
+        model: has a `Zipformer` as `encoder` and a `StatelessPredictor` as `predictor`.
 
     Raises:
-        ValueError: a model with another encoder or predictor, or with normalised features, for
-            which the recipe has no place.
+        ValueError: the model has another encoder or predictor, or normalises its features, which
+            the recipe does not.
     """
     encoder, predictor = model.encoder, model.predictor
     if not isinstance(encoder, Zipformer):
-        raise ValueError(f"the encoder is a {type(encoder).__name__}, icefall's recipe a Zipformer")
+        raise ValueError(
+            f"the encoder is a {type(encoder).__name__}, icefall's recipe needs a Zipformer"
+        )
     if encoder.config.feature_norm != "none":
         raise ValueError(
             f"model.encoder.feature_norm is {encoder.config.feature_norm!r}, "
-            "icefall's recipe has features as they are"
+            "icefall's recipe does not normalise features"
         )
     if not isinstance(predictor, StatelessPredictor):
         raise ValueError(
-            f"the predictor is a {type(predictor).__name__}, icefall's recipe has a stateless one"
+            f"the predictor is a {type(predictor).__name__}, icefall's recipe needs a stateless one"
         )
     state = {}
     for name, value in model.state_dict().items():
@@ -48,7 +50,7 @@ def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(module, Stack):
             for index, layer in enumerate(module.layers):
                 assert isinstance(layer, ZipformerLayer)
-                # The recipe has this in every layer and never uses it.
+                # The recipe has this parameter in every layer but never uses it.
                 scale_E = torch.full_like(layer.bypass.bypass_scale.detach().cpu(), 0.5)
                 state[f"{name}.layers.{index}.bypass_scale"] = scale_E
     return state

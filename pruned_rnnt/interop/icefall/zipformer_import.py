@@ -1,8 +1,8 @@
-"""Models trained with icefall's Zipformer recipe: read, sized and renamed for ours.
+"""Read models of icefall's Zipformer recipe: sizes, and parameters under our names.
 
 The recipe saves `pretrained.pt` ({"model": ...}) and `epoch-N.pt`, which also has `model_avg`, the
-mean of the parameters from the start of training on. The mean over the steps between two such files
-follows from the means of both.
+mean of the parameters over all steps since the start of training. The mean over the steps between
+two such files is computed from their means.
 
     recipe                               ours
     encoder_embed.*, encoder.*           encoder.encoder_embed.*, encoder.encoder.*
@@ -30,7 +30,7 @@ from pruned_rnnt.model.zipformer.zipformer import Zipformer
 
 StateDict = dict[str, Tensor]
 
-# Beginnings of our names, and of the recipe's.
+# Prefixes of our names, and the recipe's prefixes for them.
 NAMES_IN_MODEL = {
     "encoder.": "",
     "predictor.embedding.": "decoder.embedding.",
@@ -39,22 +39,21 @@ NAMES_IN_MODEL = {
     "pruned_loss.": "",
     "ctc_head.": "ctc_output.1.",
 }
-# What the recipe keeps in every layer and never uses.
+# A parameter that the recipe has in every layer but never uses.
 _IDLE = re.compile(r"\.layers\.\d+\.bypass_scale$")
-# What our modules keep and the recipe does not.
+# State that our modules have and the recipe does not.
 OWN_STATE = ".over_limit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IcefallImport:
-    """A state dict for our model, and by name what did not fit.
+    """A state dict for our model, and the names of parameters that did not fit.
 
-    state_dict: complete, so that it loads strictly; where the recipe had nothing that fits, it has
-        the values which the model had.
-    missing: parameters of the model which the recipe's model does not have.
-    unused: parameters of the recipe's model for which there is no place.
-    wrong_shape: `name: shape there, shape here`.
-    idle: parameters which the recipe itself never uses.
+    state_dict: complete for strict loading; parameters that were not found keep their values.
+    missing: parameters of our model that the file does not have.
+    unused: parameters of the file that our model does not have.
+    wrong_shape: `name: shape there, shape here`, where `here` is our model.
+    idle: parameters of the file that the recipe itself never uses.
     """
 
     state_dict: StateDict
@@ -65,18 +64,18 @@ class IcefallImport:
 
     @property
     def complete(self) -> bool:
-        """Whether everything fitted."""
+        """True if every parameter fitted."""
         return not (self.missing or self.unused or self.wrong_shape)
 
 
 def import_icefall(
     source: str | pathlib.Path | Mapping[str, Tensor], model: nn.Module
 ) -> IcefallImport:
-    """Fit a model of the recipe to ours.
+    """Map the parameters of a recipe's model to those of ours.
 
     Args:
-        source: file, or its parameters as `read_icefall` gives them.
-        model: a `Zipformer`, or a model which holds one as `encoder`.
+        source: a file, or its parameters as `read_icefall` returns them.
+        model: a `Zipformer`, or a model with one as `encoder`.
 
     Raises:
         ValueError: as `read_icefall`.
@@ -88,8 +87,8 @@ def import_icefall(
     for name, value in state_dict.items():
         if name.endswith(OWN_STATE):
             continue
-        beginning = next((prefix for prefix in renames if name.startswith(prefix)), None)
-        their_name = None if beginning is None else renames[beginning] + name[len(beginning) :]
+        prefix = next((p for p in renames if name.startswith(p)), None)
+        their_name = None if prefix is None else renames[prefix] + name[len(prefix) :]
         if their_name is None or their_name not in theirs:
             missing.append(name)
         elif theirs[their_name].shape != value.shape:
@@ -112,17 +111,17 @@ def import_icefall(
 def read_icefall(
     path: str | pathlib.Path, since: str | pathlib.Path | None = None, *, trust: bool = False
 ) -> StateDict:
-    """Parameters in a file of the recipe: the average where there is one, float32.
+    """Float32 parameters in a file of the recipe: the average if the file has one.
 
     Args:
         path: pretrained.pt, epoch-N.pt or checkpoint-N.pt.
-        since: an earlier epoch or checkpoint: the mean of the steps after it, up to `path`.
-        trust: let the file run code of its own, as pickles can; needed for files whose saved
-            settings hold objects of other packages.
+        since: an earlier epoch or checkpoint, to average only the steps after it, up to `path`.
+        trust: allow the file to run code, as pickle files can; needed if its saved settings hold
+            objects of other packages.
 
     Raises:
-        ValueError: a file which is none of these, which asks for trust, or without an average
-            where `since` needs one.
+        ValueError: the file is of another kind, needs `trust`, or has no average, which `since`
+            needs.
     """
     end = _load(path, trust)
     if since is None:
@@ -130,10 +129,14 @@ def read_icefall(
     start = _load(since, trust)
     for file, checkpoint in ((path, end), (since, start)):
         if not checkpoint.get("model_avg") or "batch_idx_train" not in checkpoint:
-            raise ValueError(f"{file} has no averaged model; a mean over steps needs one in both")
+            raise ValueError(
+                f"{file} has no averaged model; an average since an earlier file needs one in both"
+            )
     steps, steps_before = end["batch_idx_train"], start["batch_idx_train"]
     if steps <= steps_before:
-        raise ValueError(f"{path} is of step {steps}, needs a later one than {steps_before}")
+        raise ValueError(
+            f"{path} is of step {steps}, needs a step after {steps_before}, that of {since}"
+        )
     weight = steps / (steps - steps_before)
     return _float_parameters(
         {
@@ -150,15 +153,15 @@ def _load(path: str | pathlib.Path, trust: bool) -> dict[str, Any]:
             checkpoint = torch.load(path, map_location="cpu", weights_only=not trust)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         if "GLOBAL" not in str(error):
-            raise ValueError(f"{path} is no file of torch, or truncated") from error
+            raise ValueError(f"{path} is not a torch file, or is truncated") from error
         raise ValueError(
-            f"{path} holds {objects_in(error)}, which can run code when it is read; if you know "
-            "where the file is from, read it with trust=True (--trust)"
+            f"{path} holds {objects_in(error)}, which can run code when it is loaded; if you "
+            "trust the source of the file, use trust=True (--trust)"
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise ValueError(f"{path} has no `model`: needs a pretrained.pt or epoch-N.pt")
+        raise ValueError(f"{path} has no `model`: expected a pretrained.pt or epoch-N.pt")
     if str(checkpoint.get("format", "")).startswith("pruned_rnnt"):
-        raise ValueError(f"{path} is a {checkpoint['format']}, needs one of icefall")
+        raise ValueError(f"{path} is a {checkpoint['format']}, expected a file of icefall")
     return checkpoint
 
 
@@ -168,7 +171,7 @@ def _float_parameters(parameters: Mapping[str, Tensor]) -> StateDict:
 
 @dataclass(frozen=True, kw_only=True)
 class IcefallSizes:
-    """What a model must be made with to take the parameters; 0 for a part that is not there."""
+    """The sizes of a model that can load the parameters; 0 for parts that it does not have."""
 
     encoder: ZipformerConfig
     vocab_size: int
@@ -179,16 +182,16 @@ class IcefallSizes:
 
 
 def icefall_sizes(parameters: Mapping[str, Tensor], **changes: Any) -> IcefallSizes:
-    """Sizes of a model of the recipe, from its parameters.
+    """Infer the sizes of a recipe's model from its parameters.
 
     Args:
-        parameters: as `read_icefall` gives them.
-        changes: fields of `ZipformerConfig` which parameters do not tell: `position_head_dim` and
-            `num_mel_bins` where they are not the recipe's defaults, chunk sizes, `unmasked_dims`
-            (without effect but in training; by default those of a known size, or all channels).
+        parameters: as `read_icefall` returns them.
+        changes: fields of `ZipformerConfig` that cannot be inferred: `position_head_dim` and
+            `num_mel_bins` if they are not the recipe's defaults, chunk sizes, and `unmasked_dims`
+            (used only in training; default: those of a known size, or all channels).
 
     Raises:
-        ValueError: parameters which are not those of a Zipformer.
+        ValueError: the parameters are not those of a Zipformer.
     """
 
     def size(name: str, axis: int = 0) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import FRAME_SECONDS, Decoded
+from pruned_rnnt.decode.decode_set import Decoded
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.diagnostics import lattice_figure
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.train.tasks.validate import ValidationReport

@@ -1,13 +1,13 @@
-"""Silence is steady and far below speech; windows leave it out and speech stays whole."""
+"""Silence is steady and far below speech; windows skip it and contain all speech."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from test_windows import make_model
 
 from pruned_rnnt.transcribe.silence import SilenceFinder, frame_energies
 from pruned_rnnt.transcribe.windows import WindowEncoder
+from tests.transcribe.test_windows import make_model
 
 
 def speech(seconds: float, level: float = 0.0, seed: int = 0) -> torch.Tensor:
@@ -30,39 +30,39 @@ def test_speech_between_silence() -> None:
 
 
 @pytest.mark.parametrize("gap", [silence(0.7), silence(2.0, level=-0.5), speech(2.0, level=-6.0)])
-def test_what_is_no_silence(gap: torch.Tensor) -> None:
+def test_these_are_not_silence(gap: torch.Tensor) -> None:
     """A short pause; a noisy room; someone who speaks far from the microphone."""
     features = torch.cat([speech(3.0), gap, speech(1.0)])
     assert SilenceFinder().find(frame_energies(features)) == (0, None)
 
 
-def test_silence_is_known_by_what_was_heard_before() -> None:
+def test_silence_is_relative_to_earlier_speech() -> None:
     energies = frame_energies(silence(4.0))
     finder = SilenceFinder()
     assert finder.find(energies) == (0, None)
-    finder.forget(frame_energies(speech(3.0)))
+    finder.advance(frame_energies(speech(3.0)))
     assert finder.find(energies).begin == len(energies)
 
 
 @pytest.mark.parametrize("piece", [33, 5000])
-def test_windows_hold_all_speech_and_little_silence(piece: int) -> None:
+def test_windows_contain_all_speech_and_little_silence(piece: int) -> None:
     parts = [silence(3.0), speech(2.5), silence(4.0), speech(1.0), silence(9.0), speech(5.0)]
     features = torch.cat([*parts, silence(6.0)])
     encoder = WindowEncoder(make_model(), 75, 10, skip_silence=True)
     windows = list(encoder(features.split(piece)))
     assert [window.is_start for window in windows][:3] == [True, True, True]
-    heard = torch.zeros(len(features), dtype=torch.bool)
+    covered = torch.zeros(len(features), dtype=torch.bool)
     for window in windows:
         begin, frames = window.begin, window.encoded_NTE.size(1)
-        assert not heard[4 * begin : 4 * (begin + frames)].any()
-        heard[4 * begin : 4 * (begin + frames)] = True
+        assert not covered[4 * begin : 4 * (begin + frames)].any()
+        covered[4 * begin : 4 * (begin + frames)] = True
     times = torch.cat([torch.full((len(part),), float(part.mean() > -5)) for part in parts])
     is_speech = torch.cat([times, torch.zeros(600)]).bool()
-    assert heard[is_speech].all()
-    assert heard[~is_speech].sum() < 6 * 40
+    assert covered[is_speech].all()
+    assert covered[~is_speech].sum() < 6 * 40
 
 
-def test_silence_in_one_window_stays() -> None:
+def test_silence_of_a_single_window_is_kept() -> None:
     features = torch.cat([speech(1.0), silence(1.5)])
     encoder = WindowEncoder(make_model(), 75, 10, skip_silence=True)
     ((encoded, is_start, begin),) = encoder(features.split(50))
@@ -71,7 +71,6 @@ def test_silence_in_one_window_stays() -> None:
     assert begin == 0
 
 
-def test_nothing_is_heard_in_nothing() -> None:
-    """Digital silence, of which no model has seen much."""
+def test_digital_silence_gives_no_window() -> None:
     encoder = WindowEncoder(make_model(), 75, 10, skip_silence=True)
     assert list(encoder(torch.full((2000, 80), -15.94).split(300))) == []

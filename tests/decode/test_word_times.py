@@ -1,4 +1,4 @@
-"""Symbols at frames become tokens and words at seconds."""
+"""Times of tokens and words from the frames of symbols."""
 
 from __future__ import annotations
 

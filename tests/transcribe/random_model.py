@@ -1,31 +1,21 @@
-"""A model that makes words of any sound, and sound for it."""
+"""A model with random parameters, which emits words for any sound, and sound for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import torch
-from tiny_encoders import tiny_conformer
 
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import save_model
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from tests.tiny_models import tiny_conformer, tiny_model
 
 
 def save_random_model(folder: Path) -> Path:
     """A causal model with random parameters in `folder`, which is returned."""
-    torch.manual_seed(0)
     tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
-    config = ModelConfig(
-        encoder=tiny_conformer(causal=True), predictor=PredictorConfig(dim=8), joiner_dim=16
-    )
-    network = TransducerModel(config, len(tokenizer), LossConfig(kind="full", ctc_scale=0.0))
-    with torch.no_grad():
-        for parameter in network.joiner.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    save_model(network, tokenizer, folder / "model.pt", "test")
+    model = tiny_model(tiny_conformer(causal=True), len(tokenizer), kind="full", ctc_scale=0.0)
+    save_model(model, tokenizer, folder / "model.pt", "test")
     return folder
 
 

@@ -1,27 +1,23 @@
-"""Encoding window by window gives the frames of the whole, and ends windows where it is quiet."""
+"""Windows have the encoder frames of the whole audio, and end at quiet frames."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tiny_encoders import tiny_conformer, tiny_zipformer
 
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.windows import WindowEncoder
+from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
 
 def make_model() -> TransducerModel:
     """A model that sees 5 + 5 frames back and to the end of its chunk."""
-    torch.manual_seed(0)
-    encoder = tiny_conformer(causal=True, chunk_size=5, left_chunks=1)
-    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=8), joiner_dim=16)
-    return TransducerModel(config, 9).eval()
+    return tiny_model(tiny_conformer(causal=True, chunk_size=5, left_chunks=1))
 
 
 @pytest.mark.parametrize("piece", [1, 37, 5000])
 @pytest.mark.parametrize(("window", "overlap"), [(40, 20), (8, 15), (1, 12)])
-def test_windows_are_the_whole(piece: int, window: int, overlap: int) -> None:
+def test_windows_equal_the_whole(piece: int, window: int, overlap: int) -> None:
     model = make_model()
     features = torch.randn(403, 80) * 5 - 7
     with torch.inference_mode():
@@ -46,7 +42,7 @@ def test_memory_does_not_grow_with_the_audio() -> None:
 
 
 @pytest.mark.parametrize(("depth", "is_pause"), [(10.0, True), (2.0, False)])
-def test_windows_end_where_it_is_quiet(depth: float, is_pause: bool) -> None:
+def test_windows_end_at_quiet_frames(depth: float, is_pause: bool) -> None:
     model = make_model()
     features = torch.zeros(1200, 80)
     for pause in (170, 310, 520):
@@ -63,7 +59,7 @@ def test_windows_end_where_it_is_quiet(depth: float, is_pause: bool) -> None:
     assert sum(part.encoded_NTE.size(1) for part in found) == (1200 - 7) // 4 + 1
 
 
-def test_after_a_pause_nothing_of_before_is_heard() -> None:
+def test_windows_after_a_pause_have_no_left_context() -> None:
     model = make_model()
     features = torch.randn(400, 80)
     features[150:190] = -10.0
@@ -80,10 +76,7 @@ def test_after_a_pause_nothing_of_before_is_heard() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_of_a_zipformer_have_all_frames(causal: bool) -> None:
-    config = ModelConfig(
-        encoder=tiny_zipformer(causal=causal), predictor=PredictorConfig(dim=8), joiner_dim=16
-    )
-    model = TransducerModel(config, 9).eval()
+    model = tiny_model(tiny_zipformer(causal=causal))
     features = torch.randn(611, 80)
     with torch.inference_mode():
         whole, lengths = model.encode(features[None], torch.tensor([611]))
@@ -96,10 +89,10 @@ def test_windows_of_a_zipformer_have_all_frames(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 6, 7, 8])
-def test_little_audio_is_one_frame(frames: int) -> None:
+def test_short_audio_gives_one_frame(frames: int) -> None:
     ((encoded, *_),) = WindowEncoder(make_model(), 50, 10)([torch.zeros(frames, 80)])
     assert encoded.shape == (1, 1, 16)
 
 
-def test_nothing_gives_nothing() -> None:
+def test_no_features_give_no_window() -> None:
     assert list(WindowEncoder(make_model(), 50, 10)([])) == []

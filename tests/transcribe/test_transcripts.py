@@ -1,4 +1,4 @@
-"""Transcriptions in every format, read back."""
+"""Transcripts in every format."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def words(*items: tuple[str, float, float]) -> tuple[TimedWord, ...]:
     )
 
 
-def heard() -> Transcription:
+def example() -> Transcription:
     found = words(("one", 0.04, 0.3), ("twö", 0.4, 0.6), ("three", 3661.2, 3661.5))
     return Transcription(text="one twö three", words=found, score=-1.23456, seconds=3700.0)
 
 
 def test_json_lines() -> None:
-    text = transcript(heard(), "a b.wav", "jsonl", False)
+    text = transcript(example(), "a b.wav", "jsonl", False)
     assert text.endswith("\n")
     values = json.loads(text)
     assert values["file"] == "a b.wav"
@@ -34,8 +34,8 @@ def test_json_lines() -> None:
     assert values["words"][1] == {"word": "twö", "start": 0.4, "end": 0.6, "confidence": 0.5}
 
 
-def test_subtitles_have_times_of_hours() -> None:
-    text = transcript(heard(), "a", "srt", False)
+def test_subtitle_times_have_hours() -> None:
+    text = transcript(example(), "a", "srt", False)
     cues = re.findall(r"(\d+)\n(\S+) --> (\S+)\n(.+)\n(?:\n|$)", text)
     assert cues == [
         ("1", "00:00:00,040", "00:00:00,600", "one twö"),
@@ -44,7 +44,7 @@ def test_subtitles_have_times_of_hours() -> None:
     assert len(text.splitlines()) == 7
 
 
-def test_subtitles_end_at_pauses_and_before_they_get_long() -> None:
+def test_subtitles_end_at_pauses_and_before_they_are_too_long() -> None:
     pause = words(("a", 0.0, 0.5), ("b", 1.2, 1.5), ("c", 2.4, 2.5))
     assert [len(part) for part in subtitles(pause)] == [2, 1]
     steady = words(*((str(i), 0.5 * i, 0.5 * i + 0.4) for i in range(40)))
@@ -60,11 +60,11 @@ def test_subtitles_end_at_pauses_and_before_they_get_long() -> None:
 
 
 def test_ctm_and_text() -> None:
-    lines = transcript(heard(), "a", "ctm", False).splitlines()
+    lines = transcript(example(), "a", "ctm", False).splitlines()
     assert lines[0] == "a 1 0.040 0.260 one 0.5000"
     assert len(lines) == 3
-    assert transcript(heard(), "a", "text", False) == "a\tone twö three\n"
-    with_times = transcript(heard(), "a", "text", True).splitlines()
+    assert transcript(example(), "a", "text", False) == "a\tone twö three\n"
+    with_times = transcript(example(), "a", "text", True).splitlines()
     assert with_times[1].split() == ["0.04", "0.30", "one"]
     assert len(with_times) == 4
 
@@ -72,7 +72,7 @@ def test_ctm_and_text() -> None:
 @pytest.mark.parametrize(
     ("kind", "text"), [("text", "a\t\n"), ("srt", ""), ("ctm", ""), ("jsonl", None)]
 )
-def test_silence(kind: str, text: str | None) -> None:
+def test_empty_transcription(kind: str, text: str | None) -> None:
     nothing = Transcription(text="", words=(), score=0.0, seconds=1.0)
     found = transcript(nothing, "a", kind, True)
     assert json.loads(found)["words"] == [] if text is None else found == text

@@ -1,4 +1,4 @@
-"""What `pruned-rnnt transcribe` takes: folders, files that ask for too much, standard input."""
+"""Inputs of `pruned-rnnt transcribe`: folders, files for which memory runs out, standard input."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from random_model import save_random_model, sound
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.transcribe import recogniser
 from pruned_rnnt.transcribe.recogniser import load
+from tests.transcribe.random_model import save_random_model, sound
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "audio"
 
 
-def test_a_folder_stands_for_its_audio_files(
+def test_all_audio_files_of_a_folder_are_transcribed(
     model: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["transcribe", str(model), str(folder)]
@@ -53,16 +53,17 @@ def test_a_folder_stands_for_its_audio_files(
     assert found == ["b.ctm", "deep/b.ctm", "deep/er/a.ctm"]
     assert (output / "deep/b.ctm").read_text().startswith("deep/b 1 0.")
     soundfile.write(folder / "b.flac", sound(1.0), 16000)
-    assert main([*command, "--output", str(output)]) == EXIT_FAILED
+    assert main([*command, "--output", str(output)]) == EXIT_USAGE
     assert "2 audio files are called b" in capsys.readouterr().err
-    assert main(["transcribe", str(model), str(model)]) == EXIT_FAILED
-    assert f"no audio files below {model}: needs files that end in .wav" in capsys.readouterr().err
+    assert main(["transcribe", str(model), str(model)]) == EXIT_USAGE
+    message = f"no audio files below {model}: expected files that end in .wav"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
-def test_a_file_without_memory_does_not_stop_the_others(
+def test_other_files_are_transcribed_if_one_runs_out_of_memory(
     error: Exception,
     model: Path,
     folder: Path,
@@ -80,7 +81,7 @@ def test_a_file_without_memory_does_not_stop_the_others(
     assert main(["transcribe", str(model), str(folder)]) == EXIT_FAILED
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2
-    assert f"transcribe: {folder}/b.wav: memory ran out: " in shown.err
+    assert f"transcribe: {folder}/b.wav: out of memory: " in shown.err
     error.args = ("something else",)
     if isinstance(error, RuntimeError):
         with pytest.raises(RuntimeError, match="something else"):
@@ -102,7 +103,7 @@ def encoded(kind: str, subtype: str | None = None, rate: int = 16000, channels: 
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "mp3", "aiff", "au", "caf"])
-def test_encoded_standard_input_is_refused_by_its_name(
+def test_encoded_audio_on_standard_input_is_an_error(
     kind: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert transcribe_stdin(model, encoded(kind), monkeypatch) == EXIT_FAILED
@@ -127,7 +128,7 @@ def test_encoded_standard_input_is_refused_by_its_name(
         (b"", "no samples"),
     ],
 )
-def test_other_standard_input_is_refused(
+def test_unusable_standard_input_is_an_error(
     data: bytes,
     name: str,
     model: Path,
@@ -140,7 +141,7 @@ def test_other_standard_input_is_refused(
     assert name in shown.err
 
 
-def test_a_wav_header_of_the_right_rate_is_skipped(
+def test_wav_header_of_the_right_rate_is_skipped(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = (sound(1.5) * 32767).astype("<i2").tobytes()
@@ -155,7 +156,7 @@ def test_a_wav_header_of_the_right_rate_is_skipped(
         assert capsys.readouterr().out == expected
 
 
-def test_samples_that_look_like_a_frame_are_samples(
+def test_samples_that_look_like_one_frame_header_are_accepted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for begin in (b"\xff\xfb\x90\x64", b"\xff\xf1\x60\x40\x02\x00\xfc\x00"):
@@ -163,7 +164,7 @@ def test_samples_that_look_like_a_frame_are_samples(
         assert transcribe_stdin(model, data, monkeypatch) == 0
 
 
-def test_digital_silence_has_no_words(
+def test_digital_silence_gives_no_words(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,14 +174,14 @@ def test_digital_silence_has_no_words(
     soundfile.write(path, np.zeros(32000), 16000)
     assert main(["transcribe", str(model), str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\t\n"
-    heard = load(model).transcribe(np.zeros(32000, dtype=np.float32))
-    assert (heard.text, heard.words, heard.seconds) == ("", (), 2.0)
+    result = load(model).transcribe(np.zeros(32000, dtype=np.float32))
+    assert (result.text, result.words, result.seconds) == ("", (), 2.0)
     assert transcribe_stdin(model, bytes(64000), monkeypatch) == 0
     assert capsys.readouterr().out == "\n"
-    # This model makes words of it otherwise.
+    # Without this rule, the model emits words for it.
     with torch.inference_mode():
         assert load(model).transcribe_features(torch.full((200, 80), -15.0)).text
-    # What follows the silence is transcribed.
+    # Sound after the silence is transcribed.
     samples = np.concatenate([np.zeros(32000), sound(1.5)])
     assert transcribe_stdin(model, (samples * 32767).astype("<i2").tobytes(), monkeypatch) == 0
     assert len(capsys.readouterr().out) > 5

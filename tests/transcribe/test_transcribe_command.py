@@ -1,4 +1,4 @@
-"""`pruned-rnnt transcribe`: files of all kinds, long ones, broken ones, and a microphone."""
+"""`pruned-rnnt transcribe`: audio formats, long and broken files, settings, microphone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from random_model import save_random_model, sound
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
@@ -23,6 +22,7 @@ from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.transcribe.recogniser import Recogniser, load
 from pruned_rnnt.transcribe.windows import WindowEncoder
+from tests.transcribe.random_model import save_random_model, sound
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random_model(tmp_path_factory.mktemp("model"))
 
 
-def test_files_of_many_kinds_and_those_that_cannot_be_read(
+def test_audio_formats_and_unreadable_files(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [tmp_path / f"a.{suffix}" for suffix in ("wav", "flac", "ogg", "mp3")]
@@ -56,7 +56,7 @@ def test_files_of_many_kinds_and_those_that_cannot_be_read(
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("srt", "srt"), ("text", "txt"), ("ctm", "ctm")])
-def test_a_file_each(
+def test_output_folder_has_a_file_for_each_audio_file(
     kind: str, suffix: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [tmp_path / "a.wav", tmp_path / "b.wav"]
@@ -71,12 +71,12 @@ def test_a_file_each(
     assert all((output / f"{name}.{suffix}").stat().st_size > 20 for name in "ab")
 
 
-def test_after_a_pause_the_search_starts_anew(model: Path) -> None:
+def test_search_restarts_after_a_pause(model: Path) -> None:
     network, tokenizer, _ = load_model(model)
-    with torch.no_grad():  # What was said before shall matter.
+    with torch.no_grad():  # Make earlier symbols matter.
         network.joiner.decoder_proj.weight *= 10
     samples = np.concatenate([sound(1.6), 1e-4 * sound(0.8)] * 6)
-    heard = Recogniser(network, tokenizer, window_seconds=2.5, overlap_seconds=0.0).transcribe(
+    result = Recogniser(network, tokenizer, window_seconds=2.5, overlap_seconds=0.0).transcribe(
         samples
     )
     windows = list(
@@ -96,12 +96,12 @@ def test_after_a_pause_the_search_starts_anew(model: Path) -> None:
         ]
         return [tokenizer.decode(hypothesis.symbols) for (hypothesis,) in found]
 
-    assert heard.text == " ".join(texts(encoded))
-    assert heard.text != " ".join(texts([torch.cat(encoded, dim=1)]))
-    assert heard.words[-1].end > 12
+    assert result.text == " ".join(texts(encoded))
+    assert result.text != " ".join(texts([torch.cat(encoded, dim=1)]))
+    assert result.words[-1].end > 12
 
 
-def test_files_are_searched_as_the_settings_say(
+def test_decode_settings_are_used(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, phrases = tmp_path / "a.wav", tmp_path / "phrases.txt"
@@ -124,7 +124,7 @@ def test_files_are_searched_as_the_settings_say(
         assert message in capsys.readouterr().err
 
 
-def test_speech_without_a_pause_is_searched_in_bounded_parts(
+def test_speech_without_a_pause_is_searched_in_bounded_segments(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, tokenizer, _ = load_model(model)
@@ -146,7 +146,8 @@ def test_speech_without_a_pause_is_searched_in_bounded_parts(
     assert abs(len(parts.words) - len(whole.words)) < 0.2 * len(whole.words)
 
 
-def test_what_is_held_does_not_grow_with_the_file(
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "long.flac"
@@ -166,46 +167,46 @@ def test_what_is_held_does_not_grow_with_the_file(
     recogniser.model.encoder.register_forward_pre_hook(
         lambda _, inputs: windows.append(inputs[0].size(1))
     )
-    heard = recogniser.transcribe(path)
-    assert heard.seconds == 80.0
+    result = recogniser.transcribe(path)
+    assert result.seconds == 80.0
     assert len(blocks) == 9
     assert max(blocks) <= 16000 * 10.1
     assert len(windows) >= 18
-    # A window with its surroundings; the last one also has what was left of a block.
+    # A window with its context; the last one also has the rest of a block.
     assert max(windows) <= 100 * (4.0 + 3 * 0.8) + 20
-    # The times go on over the whole file, and what repeats is heard as before.
-    assert heard.words[-1].end > 78
+    # Times cover the whole file, and its repetitions give the same text.
+    assert result.words[-1].end > 78
     half = recogniser.transcribe(np.concatenate([part] * 4))
     early = [(word.word, word.start) for word in half.words if word.end < 34]
     assert len(early) > 10
-    assert early == [(word.word, word.start) for word in heard.words[: len(early)]]
+    assert early == [(word.word, word.start) for word in result.words[: len(early)]]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name audio files"),
-        (["--microphone", "a.wav"], "goes without audio files"),
-        (["-", "a.wav"], "- for standard input goes without"),
-        (["-", "--times"], "are for audio files"),
-        (["-", "decode.beam_size=2"], "decode.beam_size=2 is for audio files"),
-        (["--microphone", "--format", "srt"], "are for audio files"),
-        (["a.wav", "--chunk", "4"], "are for live audio"),
+        ([], "nothing to transcribe: pass audio files"),
+        (["--microphone", "a.wav"], "--microphone cannot be combined with audio files"),
+        (["-", "a.wav"], "- (standard input) cannot be combined with audio files"),
+        (["-", "--times"], "--format, --output and --times need audio files"),
+        (["-", "decode.beam_size=2"], "decode.beam_size=2 needs audio files"),
+        (["--microphone", "--format", "srt"], "need audio files"),
+        (["a.wav", "--chunk", "4"], "--chunk and --left need live audio"),
         (["a.wav", "--window", "0"], "--window is 0, needs more than 0"),
-        (["a.wav", "--format", "srt", "--times"], "--times is for"),
+        (["a.wav", "--format", "srt", "--times"], "--times needs --format text"),
         (["a.wav", "b.wav", "--format", "srt"], "needs --output"),
         (["a.wav", "x/a.mp3", "--output", "out"], "2 audio files are called a"),
     ],
 )
-def test_what_does_not_go_together(
+def test_wrong_options_are_usage_errors(
     arguments: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["transcribe", str(model), *arguments]) == EXIT_FAILED
+    assert main(["transcribe", str(model), *arguments]) == EXIT_USAGE
     assert message in capsys.readouterr().err
 
 
 def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -> ModuleType:
-    """The part of sounddevice that is used; the user stops it when there is nothing left."""
+    """The part of sounddevice that is used; at the end of `source` it raises KeyboardInterrupt."""
     module = ModuleType("sounddevice")
 
     class Stream:
@@ -231,7 +232,7 @@ def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -
     return module
 
 
-def test_a_microphone_is_heard_like_standard_input(
+def test_microphone_gives_the_text_of_standard_input(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = (sound(2.0) * 32767).astype(np.int16).tobytes()
@@ -250,7 +251,7 @@ def test_a_microphone_is_heard_like_standard_input(
     assert source.closed
 
 
-def test_a_missing_microphone_is_explained(
+def test_missing_microphone_is_one_error(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class PortAudioError(Exception):
@@ -262,11 +263,11 @@ def test_a_missing_microphone_is_explained(
     fake = fake_sounddevice(io.BytesIO(), PortAudioError)
     monkeypatch.setitem(sys.modules, "sounddevice", fake)
     assert main(["transcribe", str(model), "--microphone"]) == EXIT_FAILED
-    assert "the microphone cannot be opened: Error querying device -1" in capsys.readouterr().err
+    assert "cannot open the microphone: Error querying device -1" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
-def test_the_gpu_hears_the_same(model: Path) -> None:
+def test_gpu_matches_cpu(model: Path) -> None:
     samples = np.concatenate([sound(1.4), 1e-4 * sound(1.2)] * 3)
     one = load(model, window_seconds=2.5).transcribe(samples)
     other = load(model, "cuda", window_seconds=2.5).transcribe(samples)

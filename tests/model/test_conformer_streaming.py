@@ -1,4 +1,4 @@
-"""A stream of chunks gives what the whole utterance gives."""
+"""A stream of chunks gives the output of the whole utterance."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.subsampling import subsampled_length
+from tests.tiny_models import tiny_conformer
 
-CONFIG = ConformerConfig(
-    num_mel_bins=20,
-    layers=3,
-    dim=16,
-    heads=2,
-    feedforward_dim=24,
-    kernel_size=5,
-    subsampling_channels=4,
-    causal=True,
-)
+CONFIG = tiny_conformer(num_mel_bins=20, layers=3, kernel_size=5, causal=True)
 
 
 def encoder_with(chunk_size: int, left_chunks: int | None) -> Conformer:
@@ -60,7 +52,7 @@ def test_stream_equals_whole_utterance(chunk_size: int, left_chunks: int) -> Non
 
 @pytest.mark.parametrize("autocast", [False, True])
 @torch.inference_mode()
-def test_stream_in_bfloat16_is_about_the_whole_utterance(autocast: bool) -> None:
+def test_bfloat16_stream_is_close_to_the_whole_utterance(autocast: bool) -> None:
     encoder = encoder_with(4, 2)
     features = torch.randn(1, 87, 20) * 4 - 7
     lengths = torch.tensor([87])
@@ -76,7 +68,7 @@ def test_stream_in_bfloat16_is_about_the_whole_utterance(autocast: bool) -> None
 
 
 @torch.inference_mode()
-def test_unbounded_past_is_enough_left_frames() -> None:
+def test_unlimited_left_context_equals_enough_left_frames() -> None:
     encoder = encoder_with(4, None)
     stream = StreamingConformer(encoder, 4, 48)
     features = torch.randn(1, 203, 20)
@@ -129,7 +121,7 @@ def test_chunk_arithmetic() -> None:
         (True, 4, -1, "left_frames is -1"),
     ],
 )
-def test_bad_settings_are_refused(
+def test_wrong_settings_are_errors(
     causal: bool, chunk_size: int, left_frames: int, message: str
 ) -> None:
     encoder = Conformer(replace(CONFIG, causal=causal))

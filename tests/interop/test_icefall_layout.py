@@ -1,4 +1,4 @@
-"""Names, shapes and sizes of icefall's Zipformer recipe, as its source and results have them."""
+"""Names, shapes and sizes of icefall's Zipformer recipe, as in its source and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pruned_rnnt.model.zipformer import zipformer_config
 from tests.model.zipformer_tiny import CAUSAL, TINY
 
 
-# What the recipe's RESULTS.md says of its LibriSpeech models (500 symbols, context of two).
+# From the recipe's RESULTS.md, for LibriSpeech models (500 symbols, context of two).
 @pytest.mark.parametrize(
     ("size", "causal", "ctc", "published"),
     [
@@ -30,13 +30,13 @@ def test_published_models_have_as_many_parameters(
     config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=512), joiner_dim=512)
     with torch.device("meta"):
         model = TransducerModel(config, 500, LossConfig(ctc_scale=0.2 if ctc else 0.0))
-    # Each of their layers also has a bypass_scale that nothing uses.
+    # Each of the recipe's layers also has a bypass_scale that is never used.
     idle = sum(n * dim for n, dim in zip(encoder.layers, encoder.dims, strict=True))
     assert sum(parameter.numel() for parameter in model.parameters()) + idle == published
 
 
 def layer_shapes(index: int, causal: bool) -> dict[str, tuple[int, ...]]:
-    """Of a layer of a stack: `Zipformer2EncoderLayer` and the modules in it."""
+    """Parameters of a layer of a stack: `Zipformer2EncoderLayer` and its modules."""
     config = TINY
     dim, heads, kernel = config.dims[index], config.heads[index], config.kernel_sizes[index]
     hidden, values = config.feedforward_dims[index], heads * config.value_head_dim
@@ -82,7 +82,7 @@ def layer_shapes(index: int, causal: bool) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("context_size", [1, 2])
-def test_every_name_and_shape_is_the_recipes(causal: bool, context_size: int) -> None:
+def test_names_and_shapes_equal_those_of_the_recipe(causal: bool, context_size: int) -> None:
     config = CAUSAL if causal else TINY
     dims, symbols, width, joint = config.dims, 11, 8, 12
     bins = ((config.num_mel_bins - 1) // 2 - 1) // 2

@@ -1,4 +1,4 @@
-"""What a Conformer does on a GPU for the host's sake, run on the CPU: the same numbers."""
+"""The code that a Conformer uses on a GPU gives the same numbers, tested on the CPU."""
 
 from __future__ import annotations
 
@@ -10,32 +10,23 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.attention import attention_bias, attention_mask
-from pruned_rnnt.model.cast_weights import CastWeights
-from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.cast_parameters import CastParameters
+from pruned_rnnt.model.conformer import Conformer
+from tests.tiny_models import tiny_conformer
 
-MODULES = ("attention", "cast_weights", "conformer", "subsampling")
+MODULES = ("attention", "cast_parameters", "conformer", "subsampling")
 
 
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_gpu_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MODULES:
-        monkeypatch.setattr(sys.modules[f"pruned_rnnt.model.{name}"], "pays", lambda x: True)
+        module = sys.modules[f"pruned_rnnt.model.{name}"]
+        monkeypatch.setattr(module, "should_avoid_cudnn_replanning", lambda x: True)
 
 
 def make_encoder(causal: bool) -> Conformer:
     torch.manual_seed(1)
-    config = ConformerConfig(
-        num_mel_bins=16,
-        layers=2,
-        dim=24,
-        heads=2,
-        feedforward_dim=40,
-        kernel_size=5,
-        subsampling_channels=3,
-        dropout=0.0,
-        causal=causal,
-        chunk_size=3,
-    )
-    return Conformer(config)
+    sizes = {"layers": 2, "dim": 24, "feedforward_dim": 40, "kernel_size": 5, "chunk_size": 3}
+    return Conformer(tiny_conformer(num_mel_bins=16, dropout=0.0, causal=causal, **sizes))
 
 
 def outputs_and_gradients(encoder: Conformer, dtype: torch.dtype | None) -> list[Tensor]:
@@ -56,22 +47,22 @@ def outputs_and_gradients(encoder: Conformer, dtype: torch.dtype | None) -> list
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(None, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.03)]
 )
-def test_the_way_of_gpus_gives_the_same(
+def test_gpu_code_gives_the_same_numbers(
     causal: bool, dtype: torch.dtype | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = make_encoder(causal)
     expected = outputs_and_gradients(encoder, dtype)
-    as_on_a_gpu(monkeypatch)
+    use_gpu_code(monkeypatch)
     for ours, theirs in zip(outputs_and_gradients(encoder, dtype), expected, strict=True):
         assert ours.dtype == theirs.dtype
         scale = float(theirs.detach().abs().max()) + 1e-3
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * scale)
 
 
-def test_parameters_are_back_after_a_pass_and_copies_have_their_own(
+def test_parameters_are_restored_and_copies_have_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    as_on_a_gpu(monkeypatch)
+    use_gpu_code(monkeypatch)
     encoder = make_encoder(causal=False)
     twin = copy.deepcopy(encoder)
     names = [name for name, _ in encoder.named_parameters()]
@@ -89,14 +80,14 @@ def test_parameters_are_back_after_a_pass_and_copies_have_their_own(
     assert [name for name, _ in encoder.named_parameters()] == names
 
 
-def test_frozen_and_unused_weights_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_on_a_gpu(monkeypatch)
+def test_frozen_and_unused_parameters_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu_code(monkeypatch)
     layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
     used, frozen, unused = layers
     frozen.requires_grad_(False)
-    weights = CastWeights(layers)
+    parameters = CastParameters(layers)
     x = torch.randn(2, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16), weights.converted(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16), parameters.cast(x):
         assert used.weight.dtype == unused.weight.dtype == torch.bfloat16
         frozen(used(x)).sum().backward()
     assert used.weight.grad is not None
@@ -107,7 +98,7 @@ def test_frozen_and_unused_weights_get_no_gradient(monkeypatch: pytest.MonkeyPat
     assert unused.weight.grad is None
 
 
-def test_a_bias_hides_what_the_mask_hides_in_rows_apart_by_eight() -> None:
+def test_attention_bias_equals_the_mask_with_aligned_rows() -> None:
     for chunk in (None, 2):
         mask = attention_mask(torch.tensor([5, 3]), 5, chunk, None)
         bias = attention_bias(mask, torch.bfloat16)
@@ -120,12 +111,12 @@ def test_a_bias_hides_what_the_mask_hides_in_rows_apart_by_eight() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_gpu_gives_what_the_cpu_gives(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_matches_cpu(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     encoder = make_encoder(causal)
     expected = outputs_and_gradients(encoder, None)
     encoder.cuda()
-    # Much of a convolution's bias gradient is cancelled in the sum over all frames.
+    # Most of a convolution's bias gradient cancels in the sum over all frames.
     for dtype, tolerance in ((None, 1e-3), (torch.bfloat16, 0.25)):
         torch.manual_seed(2)
         features_NTF = torch.randn(3, 61, 16)

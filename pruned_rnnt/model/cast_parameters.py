@@ -1,0 +1,78 @@
+"""Cast the parameters of a layer to the dtype of autocast in one kernel.
+
+Autocast casts each parameter, and each gradient back, by a kernel of its own. In an encoder of many
+small layers, these launches take the CPU longer than the matrix products take the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
+
+
+class CastParameters:
+    """Casts the parameters of some modules for the duration of a forward pass.
+
+    Args:
+        modules: modules whose own parameters autocast would cast, all of one dtype.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._slots: list[tuple[dict[str, Any], str]] = [
+            (module._parameters, name)
+            for module in modules
+            for name, value in module._parameters.items()
+            if value is not None
+        ]
+
+    def cast(self, x: Tensor) -> AbstractContextManager[None]:
+        """In this context the modules have parameters in the dtype that autocast uses for x.
+
+        Gradients reach the original parameters. Without autocast, on a CPU and under a compiler,
+        the context does nothing.
+        """
+        if not self._slots or not should_avoid_cudnn_replanning(x):
+            return nullcontext()
+        originals: list[Tensor] = [parameters[name] for parameters, name in self._slots]
+        dtype = compute_dtype(x, originals[0])
+        return nullcontext() if dtype == originals[0].dtype else self._replace(originals, dtype)
+
+    @contextmanager
+    def _replace(self, originals: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
+        casts = _Cast.apply(dtype, *originals)  # type: ignore[no-untyped-call]
+        try:
+            self._set(casts)
+            yield
+        finally:
+            self._set(originals)
+
+    def _set(self, values: Iterable[Tensor]) -> None:
+        for (parameters, name), value in zip(self._slots, values, strict=True):
+            parameters[name] = value
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtype = parameters[0].dtype
+        return tuple(_copies(parameters, dtype))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        copies = iter(_copies([grad for grad in grads if grad is not None], ctx.dtype))
+        return None, *(None if grad is None else next(copies) for grad in grads)
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(copies, list(tensors))
+    return copies
