@@ -247,6 +247,7 @@ def build_wheel(output: Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 @needs_cmake
 @needs_build_backend
 def test_wheel_without_libraries_is_for_any_platform(tmp_path: Path) -> None:
@@ -259,6 +260,7 @@ def test_wheel_without_libraries_is_for_any_platform(tmp_path: Path) -> None:
         assert "pruned_rnnt/py.typed" in wheel.namelist()
 
 
+@pytest.mark.slow
 @needs_cmake
 @needs_build_backend
 def test_wheel_without_libraries_is_refused_on_request(tmp_path: Path) -> None:

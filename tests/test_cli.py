@@ -180,6 +180,7 @@ def test_piped_log_lines_fit_80_columns(
     assert " ins, " in log
 
 
+@pytest.mark.slow
 def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
     """With its saved configuration, also after the folder was moved."""
     started = tmp_path / "started"

@@ -21,6 +21,8 @@ from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
+pytestmark = pytest.mark.slow
+
 # The order of summation changes the last bits of gradients. Adam with its usual eps would amplify
 # differences of the smallest ones to 2e-5; with eps 1e-3 they were 6e-8 on a CPU.
 TOLERANCE = {"rtol": 0.0, "atol": 1e-6}
