@@ -308,10 +308,10 @@ def test_damaged_metrics_are_skipped(run: Path, tmp_path: Path) -> None:
 def test_errors_of_files_are_one_line(
     error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("pruned_rnnt.commands.training.average", fail)
+    monkeypatch.setattr("pruned_rnnt.train.run.average_checkpoints", fail)
     assert main(["average", "run"]) == EXIT_FAILED
     assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
 
