@@ -1,9 +1,9 @@
-"""Scores of right and wrong texts in forced alignment: where `align` should begin to doubt.
+"""Scores of right and wrong texts in forced alignment, to choose the threshold of `align`.
 
     python -m scripts.align_scores RUN --split test data.path=FOLDER
 
 Aligns every utterance of a prepared set with its own text, with one word of it changed, and with
-the text of another utterance; prints quantiles of the score a word of each.
+the text of another utterance; prints quantiles of the score per word of each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Compiles the native libraries from nothing with plain CMake (the CUDA one where nvcc is on the
-# path, whatever torch is installed) and checks that they need only torch's stable C interface.
+# Compiles the native libraries from scratch with plain CMake (the CUDA one if nvcc is on the path,
+# for any installed torch) and checks that they use only torch's stable C interface.
 #   BUILD      the build folder (default build/check)
-#   CUDAARCHS  the CUDA architectures (default 90 alone, which takes minutes less than all)
+#   CUDAARCHS  the CUDA architectures (default 90 alone, which saves minutes)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

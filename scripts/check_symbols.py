@@ -1,10 +1,10 @@
-"""Proves that a compiled library needs nothing of torch but its stable C interface.
+"""Checks that a compiled library uses only the stable C interface of torch.
 
     python scripts/check_symbols.py [LIBRARY ...]
 
-Without arguments the libraries of the installed package are checked. Lists every symbol that a
-library takes from elsewhere with `nm`, and fails on any of `at::`, `c10::`, `torch::`, `caffe2::`:
-those change from one torch to the next, and a library that needs one runs under one torch only.
+Without arguments, checks the libraries of the installed package. Lists the undefined symbols of a
+library with `nm`, and fails if one belongs to `at::`, `c10::`, `torch::` or `caffe2::`: those
+change between versions of torch, so that the library would work with one version only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ UNSTABLE = re.compile(r"\b(at|c10|torch|caffe2)::")
 
 
 def undefined_symbols(library: Path) -> list[str]:
-    """Demangled names of the symbols that the library takes from elsewhere."""
+    """Demangled names of the undefined symbols of the library."""
     command = ["nm", "--dynamic", "--undefined-only", "--demangle", str(library)]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [line.strip().partition(" ")[2] for line in listing.splitlines() if line.strip()]
 
 
 def unstable_symbols(library: Path) -> list[str]:
-    """Those of them that belong to torch's C++ interface."""
+    """The undefined symbols that belong to torch's C++ interface."""
     return [name for name in undefined_symbols(library) if UNSTABLE.search(name)]
 
 
@@ -39,7 +39,7 @@ def installed_libraries() -> list[Path]:
 def main(arguments: list[str]) -> int:
     libraries = [Path(argument) for argument in arguments] or installed_libraries()
     if not libraries:
-        print("no library to check: none is installed and none was named")
+        print("no library to check: none is installed, and no argument names one")
         return 1
     bad = 0
     for library in libraries:

@@ -4,12 +4,12 @@
     python -m scripts.decoding_speed --size medium              a Zipformer, random parameters
     python -m scripts.decoding_speed ... --json rows.jsonl      also append rows to a file
 
-Utterances are random features of one length, language models and hotwords are random too: how long
-encoder and searches take hardly depends on what is said (but that on a CPU a neural language model
-works for each symbol, so that the table has their number). Random models emit a symbol in every
-fifth frame. Times are medians over the repetitions (as
-many as fit a few seconds), after one that is not counted (in which CUDA graphs are captured), and
-end when the results are on the host. The table comes last, as Markdown.
+Utterances are random features of one length; language models and hotwords are random, too. The
+times of encoder and searches hardly depend on the content, except that a neural language model on a
+CPU costs time for each symbol, so the table shows symbols per second. Random models emit a symbol
+in every fifth frame. Times are medians over the repetitions (as many as fit a few seconds) after a
+warm-up, in which CUDA graphs are captured, and end when the results are on the host. Prints a
+Markdown table at the end.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from pruned_rnnt.train.run import load_model, run_config
 
 METHODS = ("greedy", "modified_beam", "hotwords", "ngram", "lm")
 FRAMES_PER_SECOND = 100
-# A measurement of so many seconds is long enough, whatever --repeat says.
+# A measurement ends after this time, even if --repeat is larger.
 _ENOUGH_SECONDS = 10.0
 _EMITTING_FRAMES = 0.2
-# Of random language models, which shall not change what is said.
+# Small, so that random language models do not change the results.
 _LM_SCALE = 0.01
 _PHRASES, _PHRASE_SYMBOLS = 100, 5
 _COLUMNS = {
@@ -82,7 +82,7 @@ def random_model(size: str, vocab_size: int) -> TransducerModel:
 
 
 def make_search(method: str, model: TransducerModel) -> Search:
-    """A search by its name: a method, or what modified beam search listens to."""
+    """A search by its name: a method, or the scorer of modified beam search."""
     if method in ("greedy", "modified_beam"):
         return build_search(model, DecodeConfig(method=method))
     return ModifiedBeamSearch(model, scorers=[_random_scorer(method, model)])
@@ -117,7 +117,7 @@ def _arpa(symbols: Sequence[str]) -> str:
 
 
 def median_seconds(work: Callable[[], Any], device: torch.device, repeat: int) -> float:
-    """Median time of `work`, and of what it left to do on the device."""
+    """Median time of `work`, including the work that it launches on the device."""
 
     def timed() -> float:
         started = time.perf_counter()
@@ -137,7 +137,7 @@ def median_seconds(work: Callable[[], Any], device: torch.device, repeat: int) -
 def measure(
     model: TransducerModel, methods: Sequence[str], batch_size: int, seconds: float, repeat: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each search at one batch size, the encoder's time with it."""
+    """A row for each search at one batch size, with the time of the encoder."""
     device = next(model.parameters()).device
     frames = round(FRAMES_PER_SECOND * seconds)
     bins = model.config.encoder.num_mel_bins
@@ -171,12 +171,12 @@ def measure(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what was measured, and a line for each row."""
+    """Markdown: the conditions, and a table of the rows."""
     first = rows[0]
     lines = [
         f"{first['encoder']}, {first['parameters'] / 1e6:.1f} M parameters; utterances of "
         f"{first['utterance_seconds']:g} s; torch {first['torch']}; CPU: "
-        f"{first['threads']} threads. hotwords, ngram and lm are heard by modified_beam.",
+        f"{first['threads']} threads. hotwords, ngram and lm are scorers of modified_beam.",
         "",
         f"| {' | '.join(_COLUMNS.values())} |",
         f"| --- | --- |{' ---: |' * (len(_COLUMNS) - 2)}",
@@ -199,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("run", type=Path, nargs="?", help="a run; else random parameters")
     options.add_argument("--size", default="medium", choices=("small", "medium", "large"))
     options.add_argument("--vocab-size", type=int, default=500)
-    options.add_argument("--devices", nargs="+", default=devices, help="default: all there are")
+    options.add_argument("--devices", nargs="+", default=devices, help="default: all available")
     options.add_argument("--methods", nargs="+", default=methods, choices=METHODS)
     options.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     options.add_argument("--seconds", type=float, default=15.0, help="of each utterance")

@@ -1,24 +1,24 @@
-"""What the training engine adds to a step, and what several processes lose to each other.
+"""Overhead of the training engine in a step, and efficiency of several processes.
 
     python -m scripts.engine_overhead [--profile] [--json FILE] [section.key=value ...]
     torchrun --standalone --nproc-per-node 2 -m scripts.engine_overhead ...
 
-A model of some 20 M parameters is trained on random features with the durations and text lengths
-of read English books, in short runs over the same batches, after one in which every shape is new:
+Trains a model of about 20 M parameters on random features with the durations and text lengths of
+read English books, in short runs over the same batches, after a warm-up with every shape:
 
-- forward_backward: that alone, by the first process;
+- forward_backward: only the passes, by the first process;
 - bare: with clipping and the optimiser's update;
 - engine: the whole engine with its checks, counters, logs and running average;
-- side_by_side (under torchrun): every process does the last by itself, at the same time: what the
-  machine takes from them, be it power, memory or processors, without a word between them;
-- together (under torchrun): all of them train one model, each on batches of the same shapes.
+- side_by_side (under torchrun): every process runs the engine by itself at the same time, which
+  shows the cost of shared power, memory and processors without communication;
+- together (under torchrun): all processes train one model, each on batches of the same shapes.
 
-Whoever has nothing to do sleeps in a socket. The runs come in turns, every other turn in reverse,
-as the speed of a host drifts by more than what is to be seen, and ratios are taken within a turn.
-One line of JSON: medians over the turns, and what lies between them in `range`. Where several
-processes run, the slowest counts. `cpu_share`: processor time over time of each kind of run;
-below 1 somebody else had the processor. 1000 s of audio a step keep a large GPU busy; with 300 s
-the host of such a model is what is measured.
+Idle processes sleep in a socket. The kinds of runs alternate, in reverse order in every other turn,
+and ratios are taken within a turn, as the speed of a host drifts by more than the differences to be
+measured. Prints one line of JSON: medians over the turns, and their minimum and maximum in `range`.
+With several processes, the slowest one counts. `cpu_share` is processor time divided by wall-clock
+time of each kind of run; below 1, other programs used the processor. 1000 s of audio per step keep
+a large GPU busy; with 300 s the host limits the speed of such a model.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def random_batches(config: ExperimentConfig, steps: int, rank: int) -> list[Batc
     torch.manual_seed(0)
     batches = []
     for _ in range(steps):
-        # Utterances of a batch come from one bucket: they are about as long as each other.
+        # Utterances of a batch come from one bucket and have similar lengths.
         longest = 17.0 * float(shapes.sample())
         count = max(1, int(config.data.max_duration / longest))
         seconds_N = (longest * (1 - 0.1 * torch.rand(count))).sort(descending=True).values
@@ -94,14 +94,14 @@ def random_batches(config: ExperimentConfig, steps: int, rank: int) -> list[Batc
 
 
 class RunOver(Exception):
-    """The batches of one short run are done; a trainer goes on with the next when run again."""
+    """The batches of one short run are used up; the next `run` of a trainer continues."""
 
 
 class TimedBatches(Loader):
     """The batches of one run, at the end of which `RunOver` is raised.
 
     Attributes:
-        seconds, cpu_seconds: of a step, after the warm-up, by the clock and of this process.
+        seconds, cpu_seconds: wall-clock and processor time of a step after the warm-up.
     """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
@@ -159,7 +159,7 @@ def synchronise() -> None:
 
 
 def run_bare(trainer: Trainer, *, update: bool) -> None:
-    """Steps of forward and backward, with or without an update, that nobody watches."""
+    """Steps of forward and backward, with or without an update, without the engine."""
     stepper, optimiser, task = trainer.stepper, trainer.optimiser, trainer.task
     task.model.train()
     for step, batch in enumerate(task.train_loader()):
@@ -174,16 +174,16 @@ def run_bare(trainer: Trainer, *, update: bool) -> None:
 
 
 def gpu_work(trainer: Trainer) -> dict[str, float]:
-    """Kernels and copies of a bare step, and the time they take: what is beyond is the host's."""
+    """Number and total time of the kernels and copies of a bare step on the GPU."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     loader = trainer.task.loader  # type: ignore[attr-defined]
     loader.batches = loader.batches[: WARM_UP + 1]
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities) as seen, suppress(RunOver):
+    with profile(activities=activities) as profiled, suppress(RunOver):
         run_bare(trainer, update=True)
-    done = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
+    done = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
     seconds = sum(event.time_range.elapsed_us() for event in done) / 1e6
     steps = len(loader.batches)
     return {"gpu_launches": len(done) / steps, "gpu_seconds": seconds / steps}
@@ -210,7 +210,7 @@ class Turns:
         self.cpu_share.setdefault(name, []).append(min(self.ranks.gather(share)))
 
     def ratio(self, above: str, below: str) -> list[float]:
-        """Of the times of two kinds of runs, turn by turn."""
+        """Ratios of the times of two kinds of runs, turn by turn."""
         return [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
 
 
@@ -222,7 +222,7 @@ def measure(
     make_task = functools.partial(RandomTask, batches=batches)
 
     def make_trainer(name: str, who: Ranks) -> Trainer:
-        # A folder of its own for each: none continues what another did.
+        # A separate folder for each, so that none continues another's run.
         train = dataclasses.replace(config.train, folder=f"{config.train.folder}/{name}")
         return Trainer(dataclasses.replace(config, train=train), who, make_task=make_task)
 
@@ -237,10 +237,10 @@ def measure(
         kinds.append(("side_by_side", own.run, own, True))
         kinds.append(("together", common.run, common, True))
     turns = Turns(ranks)
-    # Every process meets every shape here: memory is taken, kernels are planned.
+    # Warm-up with every shape in every process: memory is allocated, kernels are planned.
     turns.run("unseen_shapes", lambda: run_bare(own, update=True), own, all_=True)
     if ranks.world_size > 1:
-        turns.run("first_together", common.run, common, all_=True)  # connections are made
+        turns.run("first_together", common.run, common, all_=True)  # opens connections
     for turn in range(repetitions):
         for name, work, trainer, all_ in reversed(kinds) if turn % 2 else kinds:
             turns.run(name, work, trainer, all_=all_)
@@ -272,12 +272,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a run")
     parser.add_argument("--turns", type=int, default=5, help="runs of each kind")
-    parser.add_argument("--profile", action="store_true", help="count what a GPU does in a step")
+    parser.add_argument(
+        "--profile", action="store_true", help="count the kernels and copies of a step on the GPU"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the row to FILE")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, process_group() as ranks:
-        # Nothing ends a training but the end of its batches.
+        # More steps than batches: only RunOver ends a run.
         settings = ["train.steps=1000000", f"train.folder={folder}"]
         config = load_config(ExperimentConfig, None, [*DEFAULTS, *options.overrides, *settings])
         measured = measure(config, ranks, options.steps, options.turns, profiled=options.profile)

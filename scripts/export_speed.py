@@ -3,10 +3,10 @@
     pruned-rnnt export RUN --int8
     python -m scripts.export_speed RUN --audio DIRECTORY/*.wav --keep
 
-Every file is recognised by itself, as a user would, in every folder RUN/export/onnx*. A row holds
-the median over the repeats of processing time divided by the audio's duration (loading and, in
-sherpa-onnx, the first file are not counted). `load` is the machine's load average before the row:
-times need a machine that does nothing else.
+Transcribes every file by itself with the models in every folder RUN/export/onnx*. A row holds the
+median over the repeats of processing time divided by the audio's duration; loading and, in
+sherpa-onnx, the first file are not counted. `load` is the machine's load average before the row:
+the machine must be idle for valid times.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What a machine with a CUDA device runs: builds the libraries for its own architecture, then
+# Checks on a machine with a CUDA device: builds the libraries for its architecture, then runs
 #   tests      the tests that need the device
-#   sanitizer  a memory and a race check over all kernels, where compute-sanitizer is installed
+#   sanitizer  a memory and a race check of all kernels, if compute-sanitizer is installed
 #   benchmark  the benchmark table, appended to its results
-# or only those that are named as arguments. Installs nothing; needs torch with CUDA, nvcc, cmake,
+# or those named as arguments. Installs nothing; needs torch with CUDA, nvcc, cmake,
 # ninja, pytest and hypothesis for the python3 on the path.
 #   BUILD   the build folder (default build/gpu)
-#   OUT     where logs and a copy of the results go (default: the build folder)
+#   OUT     folder for logs and a copy of the results (default: the build folder)
 #   SHAPES  an .npz with arrays `frames` and `tokens`, for the batches of real utterances
 #   PEERS   a folder with source archives of other packages to compile (scripts/benchmark/README.md)
 set -euo pipefail
@@ -16,7 +16,7 @@ build="${BUILD:-build/gpu}"
 logs="${OUT:-$build}"
 mkdir -p "$build" "$logs"
 export PYTHONDONTWRITEBYTECODE=1
-cmake -S csrc -B "$build" -G Ninja -DPRUNED_RNNT_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native \
+cmake -S csrc -B "$build" -G Ninja -DPRUNED_RNNT_CUDA=ON -DPRUNED_RNNT_CUDA_ARCHITECTURES=native \
   -DPython_EXECUTABLE="$(command -v python3)" >"$logs/cmake.log"
 cmake --build "$build" >"$logs/build.log" || { tail -n 30 "$logs/build.log"; exit 1; }
 PRUNED_RNNT_LIBRARY_DIR="$(cd "$build" && pwd)"
@@ -38,7 +38,7 @@ for part in ${@:-tests sanitizer benchmark}; do
             python3 -m tests.cuda.all_kernels >"$logs/$tool.log" 2>&1 || status=1
           echo "$tool: $(tail -n 2 "$logs/$tool.log" | tr '\n' ' ')"
         else
-          echo "$tool: left out, compute-sanitizer is not installed"
+          echo "$tool: skipped, compute-sanitizer is not installed"
         fi
       done
       ;;
@@ -49,7 +49,7 @@ for part in ${@:-tests sanitizer benchmark}; do
       cp scripts/benchmark/results/cuda.jsonl "$logs"
       ;;
     *)
-      echo "unknown part $part: give tests, sanitizer or benchmark" >&2
+      echo "unknown part $part: pass tests, sanitizer or benchmark" >&2
       exit 2
       ;;
   esac

@@ -1,8 +1,9 @@
-"""Kill a short CPU training many times and compare its end with an undisturbed run, bit for bit.
+"""Kill a short CPU training many times and compare its results with an undisturbed run.
 
     python scripts/kill_stress.py [--kills 20] [--seed 0] [--workers 1]
 
-Every second death comes while a checkpoint is written. Exit code 0: same losses and parameters.
+Every second kill happens while a checkpoint is written. Exit code 0: the same losses and
+parameters, bit for bit.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> int:
         ) == checkpoint_of(straight.folder, steps)
     print(
         f"{len(deaths.steps)} deaths after the checkpoints of steps {deaths.steps}, "
-        f"{deaths.in_writes} of them within a write; {steps} steps in all: "
+        f"{deaths.in_writes} of them during a write; {steps} steps in all: "
         f"{'the same losses and parameters, bit for bit' if same else 'DIFFERENT'}"
     )
     return 0 if same else 1

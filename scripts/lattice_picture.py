@@ -23,7 +23,7 @@ SENTENCE = "▁the ▁l at t ice ▁of ▁a ▁trans duc er ▁and ▁the ▁ban
 
 
 def synthetic_scores() -> dict[str, Any]:
-    """Scores of one utterance: each symbol peaks softly at its own time, blank in between."""
+    """Scores of one utterance: each symbol has a soft peak at its own time, blank in between."""
     generator = torch.Generator().manual_seed(5)
     tokens = SENTENCE.split()
     symbols, frames = len(tokens), 110
@@ -32,7 +32,7 @@ def synthetic_scores() -> dict[str, Any]:
         durations[pause] += extra
     times = durations.cumsum(0)
     times = times / times[-1] * (frames - 8)
-    # Every symbol is a word of its own, so that lm tells which comes next and am when.
+    # Each symbol occurs once, so that lm determines the next symbol and am its time.
     am = torch.full((1, frames, symbols + 1), -4.0)
     width = 2.0 + 2.5 * torch.rand(symbols, generator=generator)
     distance = (torch.arange(frames)[:, None] - times) / width
@@ -54,7 +54,7 @@ def synthetic_scores() -> dict[str, Any]:
 
 
 def draw(scores: dict[str, Any], s_range: int, frame_seconds: float, output: Path) -> None:
-    """From scores to a saved picture, and what it shows in words."""
+    """Save the picture of the scores, and print a summary."""
     lengths = scores["logit_lengths"], scores["target_lengths"]
     am, lm, targets = scores["am"], scores["lm"], scores["targets"]
     occupancy = pruned_rnnt.rnnt_loss_simple(am, lm, targets, *lengths).occupancy
@@ -69,7 +69,7 @@ def draw(scores: dict[str, Any], s_range: int, frame_seconds: float, output: Pat
         logit_length=int(lengths[0][0]),
         target_length=int(lengths[1][0]),
         tokens=scores.get("tokens"),
-        title="Where the paths of a transducer run, and what pruning keeps of them",
+        title="Paths of a transducer through the lattice, and the band that pruning keeps",
         frame_seconds=frame_seconds,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draw a transducer lattice.")
     parser.add_argument("--scores", type=Path, help="torch file with am, lm, targets and lengths")
     parser.add_argument("--output", type=Path, default=Path("recipes/lattice.png"))
-    parser.add_argument("--s-range", type=int, default=5, help="columns kept a frame")
+    parser.add_argument("--s-range", type=int, default=5, help="columns kept per frame")
     parser.add_argument("--frame-seconds", type=float, default=0.04)
     arguments = parser.parse_args()
     scores = synthetic_scores() if arguments.scores is None else torch.load(arguments.scores)

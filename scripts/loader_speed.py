@@ -1,11 +1,11 @@
-"""How fast one worker makes batches: utterances a second, and times real time.
+"""Speed of one worker that makes batches: utterances per second, and times real time.
 
     OMP_NUM_THREADS=1 taskset -c 1 python -m scripts.loader_speed --data data/fsdd
 
-The batches of `--data` are made in this process alone, as a worker would make them, after one
-warm-up; sampling is timed by itself, since it runs in the training process. With `--workers` the
-whole loader is timed too, feeding a step that does nothing (there only the clock counts). On a
-machine with other work CPU time is the fairer measure, as long as nothing waits for a disk.
+Makes the batches of `--data` in this process, as a worker does, after a warm-up. Sampling is timed
+separately, since it runs in the training process. With `--workers` the whole loader is timed, too,
+for a training step that does nothing; only its wall-clock time is meaningful. On a busy machine,
+CPU time is the fairer measure, unless the loader waits for a disk.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="prepared folder")
     parser.add_argument("--split", default="train")
     parser.add_argument("--max-duration", type=float, default=60.0, help="seconds in a batch")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
     parser.add_argument("--workers", type=int, default=0, help="also time the whole loader")
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print a profile")
     options = parser.parse_args()
     print(f"{'':25} {'by the clock':>25} {'by CPU time of this process':>28}")
     columns = f"{'utterances/s':>14} {'real time':>10}"
@@ -52,7 +52,7 @@ def main() -> None:
                 print(f"{features:10} {error}")
                 break
             show = _profiled if options.profile else _measured
-            show(f"{features:10} {name:14}", _made_here(loader), options.seconds)
+            show(f"{features:10} {name:14}", _made_in_this_process(loader), options.seconds)
             if options.workers > 0:
                 several = replace(config, num_workers=options.workers)
                 whole = DataModule(several).train_loader()
@@ -70,7 +70,7 @@ def _sampled(loader: BatchLoader) -> Iterator[Any]:
         epoch += 1
 
 
-def _made_here(loader: BatchLoader) -> Iterator[tuple[int, float]]:
+def _made_in_this_process(loader: BatchLoader) -> Iterator[tuple[int, float]]:
     """Batches of cuts drawn in advance, so that sampling is not in the time."""
     drawn = list(islice(_sampled(loader), 200))
     epoch = 0

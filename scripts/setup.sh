@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository root with torch and this project in it (editable, with the
-# development tools). Running it again updates what is there.
-#   PYTHON  the interpreter to start from (default python3, 3.11 or later)
-#   TORCH   the torch requirement (default torch==2.13.0; any from 2.11 on works). A torch that is
-#           already in .venv and satisfies it is kept, so a CUDA build of your choice stays.
+# Creates .venv in the repository root with torch and this project (editable, with the development
+# tools), and prints the progress of compiling its kernels. Running it again updates everything.
+#   PYTHON  the interpreter of a new .venv (default python3; 3.11 or later)
+#   TORCH   the torch requirement (default torch==2.13.0; 2.11 or later). A torch that is already in
+#           .venv and satisfies it is kept, for example a CUDA build of your choice.
 #   EXTRAS  this project's extras to install (default dev)
+#   PRUNED_RNNT_CUDA_ARCHITECTURES   see csrc/CMakeLists.txt (default: those of this machine's GPUs)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,5 +13,15 @@ if [ ! -x .venv/bin/python ]; then
   "${PYTHON:-python3}" -m venv .venv
 fi
 .venv/bin/python -m pip install --quiet "${TORCH:-torch==2.13.0}"
-.venv/bin/python -m pip install --quiet --editable ".[${EXTRAS:-dev}]"
+
+# pip shows the output of the compilation with --verbose only, among much else.
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
+SECONDS=0
+if ! .venv/bin/python -m pip install --verbose --editable ".[${EXTRAS:-dev}]" 2>&1 | tee "$log" |
+  sed -nuE 's/.*(-- pruned_rnnt: .*)/\1/p; s/.*(\[[0-9 ]+[/%][0-9]*\]) (Build|Link)ing.*[ /](.+)/\1 \3/p'; then
+  tail -n 60 "$log" >&2
+  exit 1
+fi
+echo "installed this project in $SECONDS s"
 .venv/bin/python -c 'import pruned_rnnt; print(pruned_rnnt.backend_report())'

@@ -1,13 +1,13 @@
-"""Times a training step of a Zipformer transducer, and greedy search, with random weights and data.
+"""Times a training step and greedy search of a Zipformer transducer with random weights and data.
 
     python -m scripts.zipformer_step --shapes SHAPES.npz --output rows.jsonl
 
 SHAPES.npz holds the lengths of real utterances, `frames` (encoder frames of 40 ms) and `tokens`;
 without it lengths are random. Two rows, as JSON: `train` (forward, backward, clipping, update; the
 losses alone, forward and backward) and `greedy` (encoder, then encoder with search). On a GPU,
-`host_ms` is until all of a step is launched: where it is nearly `step_ms` while `gpu_ms`, what the
-`gpu_launches` take by themselves, is far less, the GPU waits for its host. `operations` are torch's
-of a step, views and all, on any device. Needs torch and numpy alone.
+`host_ms` is the time until all of a step is launched, and `gpu_ms` the time of its `gpu_launches`
+alone: if `host_ms` is nearly `step_ms` and `gpu_ms` far less, the GPU waits for its host.
+`operations` counts the torch operations of a step, including views. Needs only torch and numpy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
 
 _OPTIMISER = OptimiserConfig(name="scaled_adam", learning_rate=1e-3, clip_norm=5.0)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Features which the first encoder frame needs, and those for each one more.
+# Features for the first encoder frame, and for each further one.
 _FIRST, _MORE = 9, 4
 # (features, their lengths, targets, their lengths)
 _Batch = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -62,7 +62,7 @@ def make_batch(lengths: np.ndarray, vocab: int, bins: int, device: torch.device)
 
 
 def milliseconds(function: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Mean time of a call, from when the device is idle to when it is again."""
+    """Mean time of a call, from an idle device to an idle device."""
     wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     wait()
     started = time.perf_counter()
@@ -73,7 +73,7 @@ def milliseconds(function: Callable[[], object], repeats: int, device: torch.dev
 
 
 def host_milliseconds(function: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median time until a call returns, which finds the device idle."""
+    """Median time until a call returns that starts on an idle device."""
     times = []
     for _ in range(repeats):
         if device.type == "cuda":
@@ -99,16 +99,16 @@ class Operations(TorchDispatchMode):
 
 
 def work_of(function: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """What one call gives the host and the GPU to do."""
+    """Operations, kernel launches and GPU time of one call."""
     with Operations() as operations:
         function()
     work: dict[str, Any] = {"operations": operations.count}
     if device.type == "cuda":
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             function()
             torch.cuda.synchronize()
-        done = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
+        done = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
         work["gpu_launches"] = len(done)
         work["gpu_ms"] = sum(event.time_range.elapsed_us() for event in done) / 1e3
     return work
@@ -193,11 +193,11 @@ def greedy_row(
             encoded, lengths = model.encode(batch[0], batch[1])
         return encoded.float(), lengths
 
-    def recognise() -> None:
+    def transcribe() -> None:
         found[:] = search(*encode())
 
-    milliseconds(recognise, 2, device)
-    total_ms = milliseconds(recognise, repeats, device)
+    milliseconds(transcribe, 2, device)
+    total_ms = milliseconds(transcribe, repeats, device)
     seconds = float(batch[1].sum()) / 100
     return {
         "row": "greedy",
@@ -236,12 +236,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=list(SIZES), default="medium")
     parser.add_argument("--shapes", type=Path, help="lengths of real utterances, .npz")
-    parser.add_argument("--output", type=Path, help="rows are added to this file")
+    parser.add_argument("--output", type=Path, help="append rows to this file")
     parser.add_argument("--seconds", type=float, default=600.0, help="of audio in a training batch")
     parser.add_argument("--batch", type=int, default=32, help="utterances of a greedy batch")
     parser.add_argument("--precision", choices=list(_DTYPES), default="bfloat16")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--at-step", type=int, default=20000, help="where the schedules stand")
+    parser.add_argument("--at-step", type=int, default=20000, help="step of the schedules")
     return parser.parse_args(arguments)
 
 

@@ -192,6 +192,45 @@ def test_configuring_without_torch_succeeds_with_a_note(tmp_path: Path) -> None:
     assert "set PRUNED_RNNT_TORCH_DIR to the folder of the installed torch package" in notes
 
 
+CHOOSE_ARCHITECTURES = """
+cmake_minimum_required(VERSION 3.24)
+include({root}/csrc/cmake/cuda_architectures.cmake)
+native_cuda_architectures({folder}/nvcc native)
+all_cuda_architectures({folder}/nvcc all)
+message("native: ${{native}} all: ${{all}}")
+"""
+
+
+@needs_cmake
+@pytest.mark.parametrize(
+    ("capabilities", "native"),
+    [
+        (["9.0", "9.0"], "90-real"),
+        (["8.6", "12.0"], "86-real;120-real"),
+        (["8.6", "13.5"], ""),  # the second one is too new for this nvcc
+        ([], ""),
+    ],
+)
+def test_cuda_architectures(tmp_path: Path, capabilities: list[str], native: str) -> None:
+    known = " ".join(f"compute_{arch}" for arch in (70, 75, 80, 86, 87, 90, 100, 120))
+    outputs = {"nvcc": known.split(), "nvidia-smi": capabilities}
+    for name, lines in outputs.items():
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n" + "".join(f"echo {line}\n" for line in lines))
+        program.chmod(0o755)
+    script = tmp_path / "choose.cmake"
+    script.write_text(CHOOSE_ARCHITECTURES.format(root=ROOT, folder=tmp_path))
+    done = subprocess.run(
+        ["cmake", "-P", str(script)],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    every = "75-real;80-real;87-real;90-real;100-real;120-real;120-virtual"
+    assert done.stderr.strip() == f"native: {native} all: {every}"
+
+
 def build_wheel(output: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Build a wheel without a torch."""
     code = (
@@ -208,6 +247,7 @@ def build_wheel(output: Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 @needs_cmake
 @needs_build_backend
 def test_wheel_without_libraries_is_for_any_platform(tmp_path: Path) -> None:
@@ -220,6 +260,7 @@ def test_wheel_without_libraries_is_for_any_platform(tmp_path: Path) -> None:
         assert "pruned_rnnt/py.typed" in wheel.namelist()
 
 
+@pytest.mark.slow
 @needs_cmake
 @needs_build_backend
 def test_wheel_without_libraries_is_refused_on_request(tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_piped_log_lines_fit_80_columns(
     assert " ins, " in log
 
 
+@pytest.mark.slow
 def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
     """With its saved configuration, also after the folder was moved."""
     started = tmp_path / "started"
@@ -307,10 +308,10 @@ def test_damaged_metrics_are_skipped(run: Path, tmp_path: Path) -> None:
 def test_errors_of_files_are_one_line(
     error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("pruned_rnnt.commands.training.average", fail)
+    monkeypatch.setattr("pruned_rnnt.train.run.average_checkpoints", fail)
     assert main(["average", "run"]) == EXIT_FAILED
     assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
 

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scripts.engine_overhead import main
+
+pytestmark = pytest.mark.slow
 
 TINY = [
     "--steps=2",

@@ -7,22 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_encoders import tiny_zipformer
 
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
-from pruned_rnnt.model.zipformer import ZipformerConfig
 from scripts.zipformer_step import measure, parse
 
-ENCODER = ZipformerConfig(
-    downsampling=(1, 2),
-    layers=(1, 1),
-    dims=(16, 24),
-    unmasked_dims=(8, 12),
-    feedforward_dims=(16, 24),
-    heads=(2, 2),
-    kernel_sizes=(7, 7),
+CONFIG = ModelConfig(
+    encoder=tiny_zipformer(causal=False), predictor=PredictorConfig(dim=8), joiner_dim=8
 )
-CONFIG = ModelConfig(encoder=ENCODER, predictor=PredictorConfig(dim=8), joiner_dim=8)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

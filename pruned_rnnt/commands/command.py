@@ -23,22 +23,22 @@ decode.method=modified_beam. `pruned-rnnt inspect CONFIG --keys` lists them all.
 
 def add_command(
     parsers: Parsers[argparse.ArgumentParser],
-    name: str,
     command: Callable[[argparse.Namespace, Console], int],
-    summary: str,
     details: str,
 ) -> argparse.ArgumentParser:
     """The parser of a new command.
 
     Args:
-        command: takes the parsed options and the console of the log; returns the exit code.
-        summary: one line for the list of commands.
+        command: function with the name of the command, and a docstring that is its summary; takes
+            the parsed options and the console of the log, and returns the exit code.
         details: printed below the options.
     """
+    name = command.__name__.replace("_", "-")
+    summary = (command.__doc__ or name).rstrip(".")
     parser = parsers.add_parser(
         name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
+        help=summary[0].lower() + summary[1:],
+        description=f"{summary}.",
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,10 +50,7 @@ def add_command(
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The run to use, by its folder or its configuration, and settings; see `config_of_run`."""
     parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="CONFIG",
-        help="instead of RUN: the configuration that the run was started with (file or name)",
+        "--config", type=Path, metavar="CONFIG", help="configuration of the run, instead of RUN"
     )
     parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
 

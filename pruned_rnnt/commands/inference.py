@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from pruned_rnnt.model.transducer_model import TransducerModel
 
 
+_DECODE_HELP = "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + OVERRIDES_HELP
+
+
 def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "decode",
-        decode,
-        "transcribe a prepared set with a trained model; print WER and write result files",
-        "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + OVERRIDES_HELP,
-    )
+    parser = add_command(parsers, decode, _DECODE_HELP)
     add_run_arguments(parser)
     parser.add_argument(
         "--plot",
@@ -50,6 +47,7 @@ def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def decode(options: argparse.Namespace, console: Console) -> int:
+    """Transcribe a prepared set with a trained model; print WER and write result files."""
     from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.decode.decode_set import decode_set
     from pruned_rnnt.decode.nbest import write_hypotheses
@@ -119,21 +117,21 @@ def _language_model(
     return language_model
 
 
+_ALIGN_HELP = (
+    "  pruned-rnnt align RUN --split test --format ctm\n"
+    '  pruned-rnnt align RUN talk.wav --text "the words of the talk"\n'
+    "Times are those at which the model emits its symbols. Utterances without an alignment\n"
+    "are listed with the reason; the exit code is then 1.\n\n" + OVERRIDES_HELP
+)
+
+
 def add_align(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "align",
-        align,
-        "find the times of the words of a known text",
-        "  pruned-rnnt align RUN --split test --format ctm\n"
-        '  pruned-rnnt align RUN talk.wav --text "the words of the talk"\n'
-        "Times are those at which the model emits its symbols. Utterances without an alignment\n"
-        "are listed with the reason; the exit code is then 1.\n\n" + OVERRIDES_HELP,
-    )
+    parser = add_command(parsers, align, _ALIGN_HELP)
     add_align_arguments(parser)
 
 
 def align(options: argparse.Namespace, console: Console) -> int:
+    """Find the times of the words of a known text."""
     from pruned_rnnt.align.align_command import run_align
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.train.run import load_model, run_config
@@ -165,21 +163,21 @@ def align(options: argparse.Namespace, console: Console) -> int:
     return 0 if done else EXIT_FAILED
 
 
+_EXPORT_HELP = (
+    "Writes RUN/export/FORMAT with a README. The format onnx needs\n"
+    "pip install 'pruned_rnnt[export]'.\n"
+    "decode.checkpoint and decode.use_average choose the parameters.\n\n" + OVERRIDES_HELP
+)
+
+
 def add_export(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "export",
-        export,
-        "write a model for sherpa-onnx, or as one file for PyTorch",
-        "Writes RUN/export/FORMAT with a README. The format onnx needs\n"
-        "pip install 'pruned_rnnt[export]'.\n"
-        "decode.checkpoint and decode.use_average choose the parameters.\n\n" + OVERRIDES_HELP,
-    )
+    parser = add_command(parsers, export, _EXPORT_HELP)
     add_run_arguments(parser)
     add_export_arguments(parser)
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
+    """Write a model for sherpa-onnx, or as one file for PyTorch."""
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export.export_command import check_export, run_export
     from pruned_rnnt.train.run import load_model
@@ -196,24 +194,24 @@ def export(options: argparse.Namespace, console: Console) -> int:
     return 0 if exact else EXIT_FAILED
 
 
+_TRANSCRIBE_HELP = (
+    "MODEL is a run's folder, or a model that `pruned-rnnt export --format torch` wrote.\n"
+    "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3 and sph, with ffmpeg also m4a,\n"
+    "aac, wma and webm. Unreadable files are named, and the exit code is then 1.\n"
+    "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
+    "With --microphone or - for AUDIO, a causal model transcribes live. - reads raw 16-bit\n"
+    "samples, one channel at 16 kHz; a wav header before them is skipped:\n"
+    "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -"
+)
+
+
 def add_transcribe(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "transcribe",
-        transcribe,
-        "transcribe audio files of any length and sampling rate",
-        "MODEL is a run's folder, or a model that `pruned-rnnt export --format torch` wrote.\n"
-        "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3 and sph, with ffmpeg also m4a,\n"
-        "aac, wma and webm. Unreadable files are named, and the exit code is then 1.\n"
-        "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
-        "With --microphone or - for AUDIO, a causal model transcribes live. - reads raw 16-bit\n"
-        "samples, one channel at 16 kHz; a wav header before them is skipped:\n"
-        "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -",
-    )
+    parser = add_command(parsers, transcribe, _TRANSCRIBE_HELP)
     add_transcribe_arguments(parser)
 
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
+    """Transcribe audio files of any length and sampling rate."""
     from pruned_rnnt.config import load_config
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export import model_file

@@ -32,9 +32,7 @@ def add_prepare(parsers: Parsers[argparse.ArgumentParser]) -> None:
     names = sorted(module.name for module in packages if module.ispkg)
     parser = add_command(
         parsers,
-        "prepare",
         prepare,
-        "make a data folder: manifests, features and tokens from audio and texts",
         f"Recipes: {', '.join(names)}.\n"
         "`pruned-rnnt prepare RECIPE --help` shows the options of a recipe.",
     )
@@ -43,24 +41,24 @@ def add_prepare(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def prepare(options: argparse.Namespace, console: Console) -> int:
+    """Make a data folder: manifests, features and tokens from audio and texts."""
     module = importlib.import_module(f"pruned_rnnt.recipes.{options.recipe}.prepare")
     code: int | None = module.main(options.recipe_options)
     return code or 0
 
 
+_TRAIN_HELP = (
+    "CONFIG is a YAML file, or the name of a packaged one, such as own.\n"
+    "RUN, the folder of an earlier run, continues it with the configuration saved there; the\n"
+    "--config and settings that started it continue it as well.\n"
+    "For several GPUs, start one process per GPU with torchrun (for several machines see\n"
+    "docs/tutorials/many_gpus.md):\n"
+    "  torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n\n" + OVERRIDES_HELP
+)
+
+
 def add_train(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "train",
-        train,
-        "train a model, or continue a run from its newest checkpoint",
-        "CONFIG is a YAML file, or the name of a packaged one, such as own.\n"
-        "RUN, the folder of an earlier run, continues it with the configuration saved there; the\n"
-        "--config and settings that started it continue it as well.\n"
-        "For several GPUs, start one process per GPU with torchrun (for several machines see\n"
-        "docs/tutorials/many_gpus.md):\n"
-        "  torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n\n" + OVERRIDES_HELP,
-    )
+    parser = add_command(parsers, train, _TRAIN_HELP)
     parser.add_argument(
         "--config",
         type=Path,
@@ -77,6 +75,7 @@ def add_train(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def train(options: argparse.Namespace, console: Console) -> int:
+    """Train a model, or continue a run from its newest checkpoint."""
     from pruned_rnnt.train.engine.distributed import process_group
     from pruned_rnnt.train.engine.trainer import Trainer
     from pruned_rnnt.train.experiment import ExperimentConfig
@@ -126,15 +125,14 @@ def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str
     return config_path(Path(runs[0])), [*overrides, f"train.folder={runs[0]}"]
 
 
+_AVERAGE_HELP = (
+    "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE\n"
+    f"decode.checkpoint=average averages the last {AVERAGED_CHECKPOINTS} without a file."
+)
+
+
 def add_average(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "average",
-        average,
-        "average the last checkpoints of a run into one",
-        "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE\n"
-        f"decode.checkpoint=average averages the last {AVERAGED_CHECKPOINTS} without a file.",
-    )
+    parser = add_command(parsers, average, _AVERAGE_HELP)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "--last",
@@ -149,6 +147,7 @@ def add_average(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def average(options: argparse.Namespace, console: Console) -> int:
+    """Average the last checkpoints of a run into one."""
     from pruned_rnnt.train.run import average_checkpoints
 
     output = options.output or options.run / f"average-last-{options.last}.pt"
@@ -159,17 +158,12 @@ def average(options: argparse.Namespace, console: Console) -> int:
 
 
 def add_import_icefall(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "import-icefall",
-        import_icefall,
-        "make a run from a model that icefall's Zipformer recipe trained",
-        IMPORT_HELP,
-    )
+    parser = add_command(parsers, import_icefall, IMPORT_HELP)
     add_import_arguments(parser)
 
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
+    """Make a run from a model that icefall's Zipformer recipe trained."""
     from pruned_rnnt.interop.icefall.imported_run import import_run, print_import
 
     run = import_run(
@@ -184,16 +178,15 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+_INSPECT_HELP = (
+    "For a run's folder: prints a table and draws RUN/curves.png. For a configuration\n"
+    "(a YAML file, or the name of a packaged one): prints the model's size and histograms of\n"
+    "durations and lattice sizes.\n\n" + OVERRIDES_HELP
+)
+
+
 def add_inspect(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        parsers,
-        "inspect",
-        inspect,
-        "show a run's history and curves, or a configuration's model and data",
-        "For a run's folder: prints a table and draws RUN/curves.png. For a configuration\n"
-        "(a YAML file, or the name of a packaged one): prints the model's size and histograms of\n"
-        "durations and lattice sizes.\n\n" + OVERRIDES_HELP,
-    )
+    parser = add_command(parsers, inspect, _INSPECT_HELP)
     parser.add_argument("target", type=Path, metavar="RUN | CONFIG")
     parser.add_argument(
         "--keys",
@@ -204,6 +197,7 @@ def add_inspect(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def inspect(options: argparse.Namespace, console: Console) -> int:
+    """Show a run's history and curves, or a configuration's model and data."""
     from rich.console import Console
 
     from pruned_rnnt.settings_help import settings_as_yaml

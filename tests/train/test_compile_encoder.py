@@ -42,6 +42,7 @@ def check_compiled_training(corpus: Path, tmp_path: Path, device: str, tolerance
     assert trainer.state.counters.step == 5
 
 
+@pytest.mark.slow
 def test_compiled_encoder_trains_the_same(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,15 @@ from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
+pytestmark = pytest.mark.slow
+
 # The order of summation changes the last bits of gradients. Adam with its usual eps would amplify
 # differences of the smallest ones to 2e-5; with eps 1e-3 they were 6e-8 on a CPU.
 TOLERANCE = {"rtol": 0.0, "atol": 1e-6}
+
+
+_TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _TWO_GPUS])]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,10 @@ def weights_after(
     return {name: value.cpu() for name, value in trainer.model.state_dict().items()}
 
 
-def check_two_processes_equal_one(corpus: Path, tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_processes_equal_one_with_the_doubled_batch(
+    corpus: Path, tmp_path: Path, device: str
+) -> None:
     config = experiment(corpus, tmp_path / "run", f"train.device={device}", "optimiser.eps=1e-3")
     b = ragged_batches(config)
     both = run_ranks(2, weights_after, config, [[[b[0]], [b[1]]], [[b[2], b[3]], [b[4], b[5]]]])
@@ -93,16 +102,6 @@ def check_two_processes_equal_one(corpus: Path, tmp_path: Path, device: str) -> 
         torch.testing.assert_close(both[0][name], accumulated[name], **TOLERANCE)
     moved = max(float((one[name] - start[name]).abs().max()) for name in one)
     assert moved > 50 * TOLERANCE["atol"]
-
-
-def test_two_processes_equal_one_with_the_doubled_batch(corpus: Path, tmp_path: Path) -> None:
-    check_two_processes_equal_one(corpus, tmp_path, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_equal_one_with_the_doubled_batch(corpus: Path, tmp_path: Path) -> None:
-    check_two_processes_equal_one(corpus, tmp_path, "cuda")
 
 
 def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) -> list[Any]:
@@ -141,7 +140,10 @@ def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) 
     return [outcomes, final]
 
 
-def check_all_skip_what_fails_on_one(corpus: Path, tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_processes_skip_a_step_that_fails_on_one(
+    corpus: Path, tmp_path: Path, device: str
+) -> None:
     config = experiment(corpus, tmp_path / "run", f"train.device={device}")
     batches = ragged_batches(config)
     (first, first_weights), (second, second_weights) = run_ranks(
@@ -162,16 +164,6 @@ def check_all_skip_what_fails_on_one(corpus: Path, tmp_path: Path, device: str) 
     assert first[4][0].problem == second[4][0].problem == "infinite or NaN loss"
     assert first[4][0].suspects == ()
     assert tuple(u.id for u in second[4][0].suspects) == batches[3].ids
-
-
-def test_all_processes_skip_a_step_that_fails_on_one(corpus: Path, tmp_path: Path) -> None:
-    check_all_skip_what_fails_on_one(corpus, tmp_path, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_all_gpus_skip_a_step_that_fails_on_one(corpus: Path, tmp_path: Path) -> None:
-    check_all_skip_what_fails_on_one(corpus, tmp_path, "cuda")
 
 
 def sums_of_partial_passes(ranks: Ranks) -> list[list[float]]:

@@ -88,6 +88,7 @@ def diverge(ranks: Ranks, config: ExperimentConfig) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_divergence_stops_all_processes(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = [*SAVING, "data.max_duration=3", "optimiser.learning_rate=1e30"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from kill_loop import results, train_through_deaths
 from run_files import checkpoint_of
 from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+
+pytestmark = pytest.mark.slow
 
 STEPS = 24
 

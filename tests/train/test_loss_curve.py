@@ -15,6 +15,8 @@ from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parent / "loss_curve.json"
 # The largest difference between compiled and fallback kernels on one machine was 1e-6; other
 # processors sum in other orders.

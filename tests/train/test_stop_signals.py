@@ -23,6 +23,8 @@ from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
+pytestmark = pytest.mark.slow
+
 # Few batches are prefetched, so that the death of a worker is noticed soon.
 WITH_WORKER = ("data.num_workers=1", "data.prefetch_factor=1", "data.max_duration=3")
 

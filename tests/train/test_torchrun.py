@@ -16,6 +16,8 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 
+pytestmark = pytest.mark.slow
+
 # Dropout and augmentation draw random numbers, different ones in each process.
 SETTINGS = (
     "data.max_duration=3",

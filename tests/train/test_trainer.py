@@ -23,6 +23,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -61,6 +62,7 @@ def test_four_steps_equal_two_and_two(
     assert checkpoint_of(resumed.folder, 4) == checkpoint_of(straight.folder, 4)
 
 
+@pytest.mark.slow
 def test_resume_at_the_end_of_an_epoch(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> No
     assert losses_of(often.folder) == losses_of(never.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pruned", "full"])
 def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: str) -> None:
     config = tiny_experiment(
@@ -195,6 +198,7 @@ def test_run_writes_all_logs(corpus: Path, tmp_path: Path) -> None:
     } <= set(board.Tags()["scalars"])
 
 
+@pytest.mark.slow
 def test_pictures_between_validations_do_not_affect_training(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

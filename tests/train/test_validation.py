@@ -230,6 +230,7 @@ def validated(
     return report, score
 
 
+@pytest.mark.slow
 def test_two_processes_measure_the_same_as_one(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run")
     ((one, score),) = [validated(Ranks(), config, set())]
@@ -240,6 +241,7 @@ def test_two_processes_measure_the_same_as_one(corpus: Path, tmp_path: Path) -> 
         assert report.masses == pytest.approx(one.masses, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_processes_agree_when_all_batches_of_one_fail(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run")
     (first, score), (second, other_score) = run_ranks(2, validated, config, set(range(100)))

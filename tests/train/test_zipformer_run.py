@@ -14,6 +14,8 @@ from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.train.run import load_model, run_config
 
+pytestmark = pytest.mark.slow
+
 TINY = [
     "model.encoder.kind=zipformer",
     "model.encoder.causal=true",

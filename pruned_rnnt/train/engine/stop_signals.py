@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # Sent by schedulers before a job ends, by a terminal that closes, and by Ctrl-C.
@@ -46,12 +46,7 @@ class StopSignals:
                 signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
