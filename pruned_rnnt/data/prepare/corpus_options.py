@@ -125,13 +125,13 @@ def add_corpus_arguments(
         metavar="N",
         help="channel to use of files with several channels (default 0)",
     )
-    for name, choices, default, what in (
+    for name, choices, usual, what in (
         ("case", ("keep", "lower", "upper"), text.case, "case of the texts"),
         ("punctuation", ("keep", "remove"), text.punctuation, "punctuation in the texts"),
         ("spaces", ("keep", "remove"), text.spaces, "spaces in the texts"),
     ):
         data.add_argument(
-            f"--{name}", choices=choices, default=default, help=f"{what} (default {default})"
+            f"--{name}", choices=choices, default=usual, help=f"{what} (default {usual})"
         )
     data.add_argument(
         "--tokenizer-from",
