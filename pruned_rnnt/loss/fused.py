@@ -24,12 +24,12 @@ from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import (
-    RowPlan,
-    RowProblem,
+    ChunkPlan,
+    chunk_plan,
     fused_loss,
     padded_output,
-    row_plan,
 )
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
@@ -148,7 +148,7 @@ def checked_fused_loss(
     )
     lengths = (utterances.logit_lengths, utterances.target_lengths)
     where = (utterances.targets, *lengths, *geometry[:2])
-    return fused_loss(RowProblem(am, lm, weight_padded, bias_padded, *where), plan)
+    return fused_loss(JoinerInputs(am, lm, weight_padded, bias_padded, *where), plan)
 
 
 def joiner_plan(
@@ -160,18 +160,18 @@ def joiner_plan(
     vocabulary: int,
     activation: str,
     options: LossOptions,
-) -> RowPlan:
-    """row_plan for an output layer (V', D); whole: of a whole lattice, None for a band."""
+) -> ChunkPlan:
+    """chunk_plan for an output layer (V', D); whole: of a whole lattice, None for a band."""
     packed = whole is not None and geometry.row_splits is not None
-    return row_plan(
+    return chunk_plan(
         geometry,
         rows,
-        weight.shape[0] * weight.element_size(),
-        weight.shape[1] * weight.element_size(),
-        whole.host_lengths if packed and whole is not None else None,
-        vocabulary,
-        ACTIVATIONS[activation],
-        options,
+        logit_bytes=weight.shape[0] * weight.element_size(),
+        hidden_bytes=weight.shape[1] * weight.element_size(),
+        host_lengths=whole.host_lengths if packed and whole is not None else None,
+        vocabulary=vocabulary,
+        activation=ACTIVATIONS[activation],
+        options=options,
     )
 
 

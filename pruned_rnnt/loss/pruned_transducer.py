@@ -29,11 +29,11 @@ from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, Uttera
 from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
 from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import row_plan
+from pruned_rnnt.ops.joiner.fused_joiner import chunk_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT
 from pruned_rnnt.ops.step.pruned_step import pruned_step
-from pruned_rnnt.ops.step.step_plan import StepPlan
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepPlan
 
 # Of the two projections of the simple loss at initialisation, as a share of torch's default: their
 # sum should begin near the uniform distribution.
@@ -182,9 +182,9 @@ class PrunedTransducerLoss(nn.Module):
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
-        weights = self._plain_weights(encoder_out, predictor_out)
-        if weights is not None:
-            return self._in_one_step(encoder_out, predictor_out, weights, utterances, step)
+        inputs = self._step_inputs(encoder_out, predictor_out)
+        if inputs is not None:
+            return self._in_one_step(inputs, utterances, step)
         utterances = utterances.on_device()
         simple_loss, occupancy = checked_simple_loss(
             self.simple_am_proj(encoder_out),
@@ -209,14 +209,13 @@ class PrunedTransducerLoss(nn.Module):
             utterances=UtteranceLosses(total.detach(), simple_loss.detach(), pruned_loss.detach()),
         )
 
-    def _plain_weights(self, *inputs: Tensor) -> list[Tensor] | None:
-        """Weights and biases in the order of pruned_step, where the layers are what they seem, so
-        that these alone say what they do: nothing that wraps them, no hooks, and no compiler that
-        wants to see each. Else None."""
-        joiner, device = self.joiner, inputs[0].device
+    def _step_inputs(self, encoder_out: Tensor, predictor_out: Tensor) -> StepInputs | None:
+        """The inputs of pruned_step; None unless all layers are plain nn.Linear with weight and
+        bias, without wrappers or hooks, and without torch.compile, which must see each layer."""
+        joiner, device = self.joiner, encoder_out.device
         if not isinstance(joiner, Joiner) or torch.compiler.is_compiling():
             return None
-        if min(inputs[0].numel(), inputs[1].numel()) == 0 or inputs[1].device != device:
+        if min(encoder_out.numel(), predictor_out.numel()) == 0 or predictor_out.device != device:
             return None
         weights: list[Tensor] = []
         for layer in (
@@ -239,55 +238,47 @@ class PrunedTransducerLoss(nn.Module):
             if weight is None or bias is None or weight.device != device:
                 return None
             weights += (weight, bias)
-        return weights
+        return StepInputs(encoder_out, predictor_out, *weights)
 
     def _in_one_step(
-        self,
-        encoder_out: Tensor,
-        predictor_out: Tensor,
-        weights: list[Tensor],
-        utterances: Utterances,
-        step: int,
+        self, inputs: StepInputs, utterances: Utterances, step: int
     ) -> TransducerLosses:
         assert isinstance(self.joiner, Joiner)
-        dtype = product_dtype(encoder_out, predictor_out, *weights)
-        frames = encoder_out.shape[1]
+        dtype = product_dtype(*inputs)
+        frames = inputs.encoder.shape[1]
         simple_scale, pruned_scale = self.scales(step)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
-            rows=row_plan(
+            chunks=chunk_plan(
                 RowGeometry(None, None, frames, self.s_range),
                 utterances.band_rows(frames, self.s_range),
-                self.vocab_size * dtype.itemsize,
-                weights[-2].shape[1] * dtype.itemsize,
-                None,
-                self.vocab_size,
-                ACTIVATIONS[self.joiner.activation],
-                self.options,
+                logit_bytes=self.vocab_size * dtype.itemsize,
+                hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
+                host_lengths=None,
+                vocabulary=self.vocab_size,
+                activation=ACTIVATIONS[self.joiner.activation],
+                options=self.options,
             ),
             exact_bounds=self.exact_bounds,
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
             reduction=self.reduction,
         )
-        losses = pruned_step(encoder_out, predictor_out, weights, utterances, plan)
-        if losses.each is None:
-            each = UtteranceLosses(
-                *(x.detach() for x in (losses.total, losses.simple, losses.pruned))
-            )
-        else:
-            each = UtteranceLosses(*losses.each.unbind())
+        losses = pruned_step(inputs, utterances, plan)
+        each = losses.utterance_losses
+        if each is None:
+            each = (losses.total.detach(), losses.simple.detach(), losses.pruned.detach())
         return TransducerLosses(
             loss=losses.total,
             simple_loss=losses.simple,
             pruned_loss=losses.pruned,
-            occupancy=Occupancy(losses.gx, losses.gy),
+            occupancy=Occupancy(losses.emit_occupancy, losses.blank_occupancy),
             bounds=Bounds(losses.start, self.s_range),
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
-            utterances=each,
+            utterances=UtteranceLosses(*each),
         )
 
     def _pruned_loss(

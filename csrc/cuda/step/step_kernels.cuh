@@ -54,12 +54,12 @@ __device__ __forceinline__ void cast_segment(const Segment& segment) {
 
 // Lengths that the host knows, by value: a copy from its memory would take longer than a launch.
 // As many as the parameters of a kernel have room for.
-constexpr int kLengthsAtOnce = 384;
+constexpr int kLengthsInLaunch = 384;
 
 struct HostLengths {
   int32_t first, count;  // utterances
   int64_t first_row;
-  std::array<int32_t, kLengthsAtOnce> frames, symbols;
+  std::array<int32_t, kLengthsInLaunch> frames, symbols;
 };
 
 // Null where rows are not packed.
@@ -68,7 +68,8 @@ struct LengthsOnDevice {
   int64_t* row_splits;
 };
 
-// What reaches the two losses of every utterance; null where nothing does.
+// Where the gradients of the two losses of every utterance are written, and their values; null if
+// there will be no backward pass.
 template <typename real>
 struct Upstream {
   real *simple, *pruned;
@@ -76,18 +77,18 @@ struct Upstream {
 };
 
 template <typename real>
-struct Beginning {
+struct StepPrologue {
   HostLengths lengths;
   int64_t S;
   LengthsOnDevice device;
   Upstream<real> upstream;
 };
 
-// Writes lengths, where the S rows of each frame begin if rows are packed, and gradients; by a
-// block.
+// Writes the lengths and the row splits (S rows a frame) if rows are packed, and the gradients; by
+// one block.
 template <typename real>
-__device__ __forceinline__ void begin_utterances(const Beginning<real>& beginning) {
-  const auto& [lengths, S, device, upstream] = beginning;
+__device__ __forceinline__ void write_utterances(const StepPrologue<real>& prologue) {
+  const auto& [lengths, S, device, upstream] = prologue;
   for (int32_t i = threadIdx.x; i <= lengths.count; i += blockDim.x) {
     const int32_t n = lengths.first + i;
     if (device.row_splits != nullptr) {
@@ -107,10 +108,10 @@ __device__ __forceinline__ void begin_utterances(const Beginning<real>& beginnin
   }
 }
 
-// Of the utterances for which the first launch has no room.
+// For the utterances for which the first launch has no room.
 template <typename real>
-__global__ void begin_kernel(const __grid_constant__ Beginning<real> beginning) {
-  begin_utterances(beginning);
+__global__ void more_utterances_kernel(const __grid_constant__ StepPrologue<real> prologue) {
+  write_utterances(prologue);
 }
 
 // Memory to clear, in words of 16 bytes.
@@ -119,15 +120,15 @@ struct Cleared {
   int64_t words;
 };
 
-// What a step begins with: blockIdx.y is the segment; behind the last, memory is cleared, and then
-// the first utterances begin. Targets are aligned.
+// The first launch of a step. blockIdx.y < count casts that segment, == count clears memory, and
+// count + 1 writes what the first utterances need. Targets are aligned.
 template <typename to>
 __global__ void __launch_bounds__(kSegmentThreads)
-    begin_step_kernel(const __grid_constant__ Segments segments, int count, Cleared cleared,
-                      const __grid_constant__ Beginning<acc_type<to>> beginning) {
+    prologue_kernel(const __grid_constant__ Segments segments, int count, Cleared cleared,
+                    const __grid_constant__ StepPrologue<acc_type<to>> prologue) {
   const int task = blockIdx.y;
   if (task > count) {
-    if (blockIdx.x == 0) begin_utterances(beginning);
+    if (blockIdx.x == 0) write_utterances(prologue);
     return;
   }
   if (task == count) {
