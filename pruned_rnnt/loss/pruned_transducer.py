@@ -267,9 +267,9 @@ class PrunedTransducerLoss(nn.Module):
             reduction=self.reduction,
         )
         losses = pruned_step(inputs, utterances, plan)
-        each = losses.utterance_losses
-        if each is None:
-            each = (losses.total.detach(), losses.simple.detach(), losses.pruned.detach())
+        each = (losses.total.detach(), losses.simple.detach(), losses.pruned.detach())
+        if losses.utterance_losses is not None:
+            each = losses.utterance_losses.unbind()
         return TransducerLosses(
             loss=losses.total,
             simple_loss=losses.simple,

@@ -87,7 +87,8 @@ class _SimpleGradients(NamedTuple):
     lm: Tensor
 
 
-_SAVED = (StepInputs, _Factors, _SimpleGradients, RowStatistics, JoinerInputs)
+# Any: the tensors of each are taken from one list, in this order.
+_SAVED: tuple[Any, ...] = (StepInputs, _Factors, _SimpleGradients, RowStatistics, JoinerInputs)
 
 
 def _projected(x_NLI: Tensor, layer: Layer) -> Tensor:
@@ -212,9 +213,9 @@ class _PrunedStep(torch.autograd.Function):
                         grad_RO, x_NLI.flatten(0, 1), getattr(layers, layer)
                     )
         if rows is not None:
-            weight, bias = inputs.output_weight, inputs.output_bias
-            found["output_weight"] = rows.weight[: weight.shape[0]].to(weight.dtype)
-            found["output_bias"] = rows.bias[: bias.shape[0]].to(bias.dtype)
+            V, dtype = plan.chunks.vocabulary, inputs.output_weight.dtype
+            found["output_weight"] = rows.weight[:V].to(dtype)
+            found["output_bias"] = rows.bias[:V].to(inputs.output_bias.dtype)
         return (*map(found.get, StepInputs._fields), None, None)
 
 
