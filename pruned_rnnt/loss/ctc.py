@@ -13,9 +13,9 @@ from pruned_rnnt.loss.checks import (
     check_floating,
     check_reduction,
     check_utterances,
-    reduced,
 )
 from pruned_rnnt.ops.common.library import REGULAR
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 
 

@@ -5,9 +5,6 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V voca
 
 from __future__ import annotations
 
-from functools import reduce
-
-import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
@@ -17,21 +14,11 @@ from pruned_rnnt.loss.checks import (
     check_same,
     check_shape,
     check_utterances,
-    reduced,
 )
-from pruned_rnnt.loss.packing import own_rows
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
-from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import (
-    ChunkPlan,
-    chunk_plan,
-    fused_loss,
-    padded_output,
-)
-from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs
+from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
 
 def rnnt_loss_fused(
@@ -117,67 +104,15 @@ def rnnt_loss_fused(
     )
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
-    loss = checked_fused_loss(am, lm, weight, bias, utterances, bounds, activation, options)
-    return reduced(loss, reduction)
-
-
-def checked_fused_loss(
-    am: Tensor,
-    lm: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    utterances: Utterances,
-    bounds: Bounds | None,
-    activation: str,
-    options: LossOptions,
-) -> Tensor:
-    """rnnt_loss_fused of checked arguments, (N,)."""
-    dtype = product_dtype(am, lm, weight)
-    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
-    bias = None if bias is None else bias.to(dtype)
-    geometry, rows = own_rows(utterances, bounds, am.shape[1])
-    weight_padded, bias_padded = padded_output(weight, bias)
-    plan = joiner_plan(
-        geometry,
-        rows,
-        weight_padded,
-        utterances if bounds is None else None,
-        vocabulary=weight.shape[0],
-        activation=activation,
-        options=options,
-    )
-    lengths = (utterances.logit_lengths, utterances.target_lengths)
-    where = (utterances.targets, *lengths, *geometry[:2])
-    return fused_loss(JoinerInputs(am, lm, weight_padded, bias_padded, *where), plan)
-
-
-def joiner_plan(
-    geometry: RowGeometry,
-    rows: int,
-    weight: Tensor,
-    whole: Utterances | None,
-    *,
-    vocabulary: int,
-    activation: str,
-    options: LossOptions,
-) -> ChunkPlan:
-    """chunk_plan for an output layer (V', D); whole: of a whole lattice, None for a band."""
-    packed = whole is not None and geometry.row_splits is not None
-    return chunk_plan(
-        geometry,
-        rows,
-        logit_bytes=weight.shape[0] * weight.element_size(),
-        hidden_bytes=weight.shape[1] * weight.element_size(),
-        host_lengths=whole.host_lengths if packed and whole is not None else None,
-        vocabulary=vocabulary,
+    loss = joiner_loss(
+        am,
+        lm,
+        weight,
+        bias,
+        utterances,
+        start=None if bounds is None else bounds.start,
+        columns=lm.shape[1] if bounds is None else bounds.s_range,
         activation=ACTIVATIONS[activation],
         options=options,
     )
-
-
-def product_dtype(*factors: Tensor) -> torch.dtype:
-    """The dtype of products of these: autocast's, or the widest of theirs."""
-    device = factors[0].device.type
-    if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return reduce(torch.promote_types, [x.dtype for x in factors])
+    return reduced(loss, reduction)

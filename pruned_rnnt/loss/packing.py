@@ -79,19 +79,3 @@ def given_packed_rows(
     if bounds is None:
         return utterances, RowGeometry(None, splits, frames, columns)
     return utterances, RowGeometry(bounds.start, splits, bounds.start.shape[1], columns)
-
-
-def own_rows(utterances: Utterances, bounds: Bounds | None, frames: int) -> tuple[RowGeometry, int]:
-    """The geometry for rows of our own making, and how many they are: packed where the host knows
-    the lengths, for then their number is known without waiting; else padded."""
-    columns = utterances.targets.shape[1] + 1 if bounds is None else bounds.s_range
-    start = None if bounds is None else bounds.start
-    batch, device = utterances.targets.shape[0], utterances.targets.device
-    if utterances.host_lengths is None or torch.compiler.is_compiling():
-        return RowGeometry(start, None, frames, columns), batch * frames * columns
-    if bounds is None:
-        splits = packed_row_splits(*utterances.host_lengths)
-    else:
-        splits = cumulated(utterances.host_lengths[0].long() * columns)
-    rows = int(splits[-1])
-    return RowGeometry(start, splits.to(device, non_blocking=True), frames, columns), rows

@@ -14,10 +14,10 @@ from pruned_rnnt.loss.checks import (
     check_shape,
     check_tensor,
     check_utterances,
-    reduced,
 )
 from pruned_rnnt.loss.packing import given_packed_rows
 from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.joiner.row_loss import row_loss
 

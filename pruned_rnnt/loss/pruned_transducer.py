@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
+from pruned_rnnt.loss.bounds import check_band_width
 from pruned_rnnt.loss.checks import (
     check_batch,
     check_floating,
@@ -20,18 +20,21 @@ from pruned_rnnt.loss.checks import (
     check_same,
     check_shape,
     readable,
-    reduced,
 )
-from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
-from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
+from pruned_rnnt.loss.simple import check_simple_options
+from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import chunk_plan
+from pruned_rnnt.ops.joiner.fused_joiner import chunk_plan, joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT
+from pruned_rnnt.ops.pruning.band_gather import gathered_band
+from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.step.pruned_step import pruned_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepPlan
 
@@ -186,27 +189,47 @@ class PrunedTransducerLoss(nn.Module):
         if inputs is not None:
             return self._in_one_step(inputs, utterances, step)
         utterances = utterances.on_device()
-        simple_loss, occupancy = checked_simple_loss(
-            self.simple_am_proj(encoder_out),
-            self.simple_lm_proj(predictor_out),
-            utterances,
+        lengths = (utterances.logit_lengths, utterances.target_lengths)
+        am_NTV, lm_NUV = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
+        dtype = torch.promote_types(am_NTV.dtype, lm_NUV.dtype)
+        simple_N, emit, blank = simple_loss(
+            am_NTV.to(dtype).contiguous(),
+            lm_NUV.to(dtype).contiguous(),
+            utterances.targets,
+            *lengths,
             self.simple_options,
         )
-        bounds = chosen_bounds(
-            occupancy, utterances, self.s_range, self.options.rnnt_type, self.exact_bounds
-        )
-        pruned_loss = self._pruned_loss(encoder_out, predictor_out, utterances, bounds)
+        rnnt_type, exact = self.options.rnnt_type, self.exact_bounds
+        start_NT = choose_bounds(emit, blank, *lengths, self.s_range, rnnt_type, exact)
+        bounds = Bounds(start_NT, self.s_range)
+        if isinstance(self.joiner, Joiner):
+            pruned_N = joiner_loss(
+                self.joiner.encoder_proj(encoder_out),
+                self.joiner.decoder_proj(predictor_out),
+                self.joiner.output_linear.weight,
+                self.joiner.output_linear.bias,
+                utterances,
+                start=start_NT,
+                columns=self.s_range,
+                activation=ACTIVATIONS[self.joiner.activation],
+                options=self.options,
+            )
+        else:
+            am_NTSE = encoder_out[:, :, None, :].expand(-1, -1, self.s_range, -1)
+            lm_NTSP = gathered_band(predictor_out.contiguous(), start_NT, self.s_range)
+            logits = self.joiner(am_NTSE, lm_NTSP)
+            pruned_N = self._loss_of_logits(logits, utterances, bounds)
         simple_scale, pruned_scale = self.scales(step)
-        total = simple_scale * simple_loss + pruned_scale * pruned_loss
+        total_N = simple_scale * simple_N + pruned_scale * pruned_N
         return TransducerLosses(
-            loss=reduced(total, self.reduction),
-            simple_loss=reduced(simple_loss, self.reduction),
-            pruned_loss=reduced(pruned_loss, self.reduction),
-            occupancy=occupancy,
+            loss=reduced(total_N, self.reduction),
+            simple_loss=reduced(simple_N, self.reduction),
+            pruned_loss=reduced(pruned_N, self.reduction),
+            occupancy=Occupancy(emit, blank),
             bounds=bounds,
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
-            utterances=UtteranceLosses(total.detach(), simple_loss.detach(), pruned_loss.detach()),
+            utterances=UtteranceLosses(total_N.detach(), simple_N.detach(), pruned_N.detach()),
         )
 
     def _step_inputs(self, encoder_out: Tensor, predictor_out: Tensor) -> StepInputs | None:
@@ -267,9 +290,11 @@ class PrunedTransducerLoss(nn.Module):
             reduction=self.reduction,
         )
         losses = pruned_step(inputs, utterances, plan)
-        each = (losses.total.detach(), losses.simple.detach(), losses.pruned.detach())
         if losses.utterance_losses is not None:
-            each = losses.utterance_losses.unbind()
+            utterance_losses = UtteranceLosses(*losses.utterance_losses.unbind())
+        else:
+            per_utterance = (losses.total, losses.simple, losses.pruned)
+            utterance_losses = UtteranceLosses(*(x.detach() for x in per_utterance))
         return TransducerLosses(
             loss=losses.total,
             simple_loss=losses.simple,
@@ -278,29 +303,15 @@ class PrunedTransducerLoss(nn.Module):
             bounds=Bounds(losses.start, self.s_range),
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
-            utterances=UtteranceLosses(*each),
+            utterances=utterance_losses,
         )
 
-    def _pruned_loss(
-        self, encoder_out: Tensor, predictor_out: Tensor, utterances: Utterances, bounds: Bounds
-    ) -> Tensor:
-        if isinstance(self.joiner, Joiner):
-            return checked_fused_loss(
-                self.joiner.encoder_proj(encoder_out),
-                self.joiner.decoder_proj(predictor_out),
-                self.joiner.output_linear.weight,
-                self.joiner.output_linear.bias,
-                utterances,
-                bounds,
-                self.joiner.activation,
-                self.options,
-            )
-        am_NTSE, lm_NTSP = prune(encoder_out, predictor_out, bounds)
-        logits_NTSV = self.joiner(am_NTSE, lm_NTSP)
-        shape = (*am_NTSE.shape[:3], self.vocab_size)
-        check_shape("what joiner returns", logits_NTSV, shape, "logits (N, T, S, vocab_size)")
+    def _loss_of_logits(self, logits: Tensor, utterances: Utterances, bounds: Bounds) -> Tensor:
+        """Of a joiner of the caller's own, (N,)."""
+        shape = (*bounds.start.shape, self.s_range, self.vocab_size)
+        check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
         return rnnt_loss_pruned(
-            logits_NTSV,
+            logits,
             utterances.targets,
             bounds,
             utterances.logit_lengths,

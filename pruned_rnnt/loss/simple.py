@@ -16,9 +16,9 @@ from pruned_rnnt.loss.checks import (
     check_rnnt_type,
     check_same,
     check_utterances,
-    reduced,
 )
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
 

@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
+from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.row_geometry import RowGeometry, cumulated
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_log_probs import (
     JoinerInputs,
     fused_log_probs,
@@ -220,7 +222,7 @@ def ragged_chunk_offsets(frames_N: list[int], widths_N: list[int], row_bytes: in
     return offsets if offsets[-1] == row else [*offsets, row]
 
 
-def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor]:
+def _padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor]:
     """weight and bias (zeros if None) with rows of zeros up to V' (differentiable)."""
     missing = -weight_VD.shape[0] % _WIDTH_MULTIPLE
     if bias_V is None:
@@ -231,7 +233,49 @@ def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Ten
 
 
 @opaque_to_compile
-def fused_loss(inputs: JoinerInputs, plan: ChunkPlan) -> Tensor:
-    """Loss (N,) acc, differentiable in am, lm, weight and bias."""
+def _fused_loss(inputs: JoinerInputs, plan: ChunkPlan) -> Tensor:
     loss: Tensor = _FusedLoss.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     return loss
+
+
+def joiner_loss(
+    am: Tensor,
+    lm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    utterances: Utterances,
+    *,
+    start: Tensor | None,
+    columns: int,
+    activation: int,
+    options: LossOptions,
+) -> Tensor:
+    """Loss (N,) acc, differentiable in am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V).
+
+    start (N,T): of a band of that many columns, None for the whole lattice. Rows are packed where
+    the host knows the lengths, because then their number is known without waiting; else padded.
+    """
+    dtype = product_dtype(am, lm, weight)
+    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
+    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
+    batch, frames, hidden = am.shape
+    host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
+    splits, rows = None, batch * frames * columns
+    if host_lengths is not None:
+        frames_N, symbols_N = (x.long() for x in host_lengths)
+        splits = cumulated(frames_N * (columns if start is not None else symbols_N + 1))
+        rows = int(splits[-1])
+        splits = splits.to(utterances.targets.device, non_blocking=True)
+    plan = chunk_plan(
+        RowGeometry(start, splits, frames, columns),
+        rows,
+        logit_bytes=padded[0].shape[0] * dtype.itemsize,
+        hidden_bytes=hidden * dtype.itemsize,
+        host_lengths=host_lengths if start is None else None,
+        vocabulary=weight.shape[0],
+        activation=activation,
+        options=options,
+    )
+    lengths = (utterances.logit_lengths, utterances.target_lengths)
+    inputs = JoinerInputs(am, lm, *padded, utterances.targets, *lengths, start, splits)
+    return _fused_loss(inputs, plan)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import multiply_into
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import cumulated
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
@@ -120,8 +121,8 @@ class _PrunedStep(torch.autograd.Function):
         am, lm = _projected(encoder, cast.am), _projected(predictor, cast.lm)
         parts = simple_joiner_log_probs(am, lm, targets, *lengths, plan.simple)
         simple_total, gx, gy = simple_recursion(parts, *lengths, plan.simple)
-        band = (plan.chunks.columns, plan.simple.rnnt_type, plan.exact_bounds)
-        start = choose_bounds(gx, gy, *lengths, *band)
+        S, rnnt_type = plan.chunks.columns, plan.simple.rnnt_type
+        start = choose_bounds(gx, gy, *lengths, S, rnnt_type, plan.exact_bounds)
         unit_gradients = am[:0], lm[:0]
         ctx.simple_inputs = None
         if plan.differentiable and plan.simple.am_only_scale != 0 and plan.reduction == "none":
@@ -147,10 +148,7 @@ class _PrunedStep(torch.autograd.Function):
         torch.mul(losses_3N[1], plan.simple_scale, out=losses_3N[0])
         losses_3N[0].add_(losses_3N[2], alpha=plan.pruned_scale)
         utterance_losses = None if plan.reduction == "none" else losses_3N
-        if plan.reduction == "mean":
-            losses_3N = losses_3N.mean(1)
-        elif plan.reduction == "sum":
-            losses_3N = losses_3N.sum(1)
+        losses_3N = reduced(losses_3N, plan.reduction)
         fixed = (gx, gy, start, utterance_losses)
         ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
         ctx.set_materialize_grads(False)
@@ -182,8 +180,10 @@ class _PrunedStep(torch.autograd.Function):
         if simple_N is not None and ctx.simple_inputs is not None:
             lengths = (joiner.logit_lengths, joiner.target_lengths)
             gx, gy, *_ = simple_state
-            options = (joiner.targets, *lengths, plan.simple)
-            am, lm = simple_gradient(simple_N, gx, gy, *ctx.simple_inputs, *options)
+            am, lm, parts = ctx.simple_inputs
+            am, lm = simple_gradient(
+                simple_N, gx, gy, am, lm, parts, joiner.targets, *lengths, plan.simple
+            )
         elif simple_N is not None:
             factor = simple_N[:, None, None]
             am, lm = (

@@ -242,7 +242,8 @@ def forward(
     _ops.pruned_step_forward.default(
         encoder, predictor, layers, *targets_and_lengths, fields, saved, work, *outputs
     )
-    losses = StepLosses(total, *parts.unbind(), gx, gy, start, utterance_losses)
+    simple, pruned = parts.unbind()
+    losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses)
     return losses, StepBuffers(saved, work), sums
 
 
