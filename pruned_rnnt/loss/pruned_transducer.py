@@ -7,6 +7,7 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +39,21 @@ from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.step.pruned_step import pruned_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepPlan
 
-# Of the two projections of the simple loss at initialisation, as a share of torch's default: their
-# sum should begin near the uniform distribution.
+# The initial weights of the simple loss's two projections, as a share of torch's default: their sum
+# should begin near the uniform distribution.
 _INITIAL_SHARE = 0.25
 
 
 class PrunedTransducerLoss(nn.Module):
-    """The training loss of a pruned transducer (arXiv 2206.13236), from encoder to number.
+    """The training loss of a pruned transducer (arXiv 2206.13236) of encoder and predictor outputs.
 
     loss = simple_scale * simple loss + pruned_scale * pruned loss. During warm_up_steps the first
     scale goes from 1 to simple_scale and the second from pruned_scale_start to 1, linearly,
     because the band means little until the simple loss has learned something.
 
-    On a GPU a mean or sum computes its gradients in forward (but in float16), so that the backward
-    pass only multiplies them: call it under torch.no_grad() where none are wanted. Gradients that
-    reach simple_loss or pruned_loss by themselves are computed afresh: better set the scales here.
+    On CUDA, with reduction `mean` or `sum` and any dtype except float16, gradients are computed
+    during forward and backward only scales them; use torch.no_grad() for evaluation. Gradients of
+    simple_loss or pruned_loss by itself are computed anew: set the scales here instead.
 
     Args:
         joiner: a Joiner, whose logits are then never stored; or any callable from am
@@ -93,24 +94,16 @@ class PrunedTransducerLoss(nn.Module):
         reduction: str = "mean",
     ):
         super().__init__()
-        self.options = check_options(
-            blank=blank,
-            vocabulary=vocab_size,
-            rnnt_type=rnnt_type,
-            reduction=reduction,
-            delay_penalty=delay_penalty,
-            fastemit_lambda=fastemit_lambda,
-            clamp=None,
-            hat=hat,
-        )
+        shared: dict[str, Any] = {
+            "blank": blank,
+            "vocabulary": vocab_size,
+            "rnnt_type": rnnt_type,
+            "delay_penalty": delay_penalty,
+            "fastemit_lambda": fastemit_lambda,
+        }
+        self.options = check_options(**shared, reduction=reduction, clamp=None, hat=hat)
         self.simple_options = check_simple_options(
-            blank=blank,
-            vocabulary=vocab_size,
-            rnnt_type=rnnt_type,
-            lm_only_scale=lm_only_scale,
-            am_only_scale=am_only_scale,
-            delay_penalty=delay_penalty,
-            fastemit_lambda=fastemit_lambda,
+            **shared, lm_only_scale=lm_only_scale, am_only_scale=am_only_scale
         )
         check_s_range(s_range, self.options.rnnt_type)
         if isinstance(joiner, Joiner):
@@ -154,8 +147,9 @@ class PrunedTransducerLoss(nn.Module):
         Args:
             encoder_out: (N, T, E) and predictor_out: (N, U+1, P), floating.
             targets: (N, U) integers, not the blank.
-            logit_lengths, target_lengths: (N,) integers, None for T and U. On the CPU padding is
-                left out of the joiner; on the inputs' device they are never waited for.
+            logit_lengths, target_lengths: (N,) integers, None for T and U. If they are on the CPU,
+                the joiner leaves padding out; if they are on the inputs' device, the host does not
+                wait for them.
             step: optimiser steps done so far, for the warm-up.
 
         Raises:
@@ -190,14 +184,11 @@ class PrunedTransducerLoss(nn.Module):
             return self._in_one_step(inputs, utterances, step)
         utterances = utterances.on_device()
         lengths = (utterances.logit_lengths, utterances.target_lengths)
-        am_NTV, lm_NUV = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
-        dtype = torch.promote_types(am_NTV.dtype, lm_NUV.dtype)
+        projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
+        dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
+        am, lm = (x.to(dtype).contiguous() for x in projected)
         simple_N, emit, blank = simple_loss(
-            am_NTV.to(dtype).contiguous(),
-            lm_NUV.to(dtype).contiguous(),
-            utterances.targets,
-            *lengths,
-            self.simple_options,
+            am, lm, utterances.targets, *lengths, self.simple_options
         )
         rnnt_type, exact = self.options.rnnt_type, self.exact_bounds
         start_NT = choose_bounds(emit, blank, *lengths, self.s_range, rnnt_type, exact)

@@ -18,9 +18,8 @@ int64_t number_at(const View& numbers, int64_t i) {
                                                    : data_of<int32_t>(numbers)[at];
 }
 
-// Of the prologue, the part for the utterances from `first` on, whose lengths are on the CPU if
-// rows are packed: these lengths, and the gradients of the losses, of 1 where they are not known
-// yet.
+// The lengths of the utterances from `first` on, which are on the CPU if rows are packed, and the
+// gradients of their losses, 1 as long as they are not known.
 template <typename real>
 StepPrologue<real> prologue_of(const PrunedStep& step, const View& frames, const View& symbols,
                                int64_t first, int64_t first_row) {
@@ -120,7 +119,8 @@ void PrunedStep::chunk_logits(const View& start, int64_t begin, int64_t count) c
                                   matrix_of(saved.weight[kOutput]).t(), count, s.padded_V, s.D);
 }
 
-// The recursion over the whole lattice, the bounds, and the gradients of am and lm.
+// The simple loss by the recursion over the whole lattice, the bounds, and the gradients of am and
+// lm.
 void PrunedStep::simple_loss(const View& encoder, const View& predictor, const View& gx,
                              const View& gy, const View& start) const {
   const OptionalView none;
@@ -163,6 +163,7 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
                   columns_of(saved.outputs[kPredictorSide], 0, s.padded_V));
 }
 
+// The rows of the band, chunk by chunk, and the recursion over the band.
 void PrunedStep::pruned_loss(const View& start) const {
   for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);

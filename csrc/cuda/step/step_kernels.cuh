@@ -52,8 +52,8 @@ __device__ __forceinline__ void cast_segment(const Segment& segment) {
   }
 }
 
-// Lengths that the host knows, by value: a copy from its memory would take longer than a launch.
-// As many as the parameters of a kernel have room for.
+// Lengths on the CPU, passed by value: a copy from host memory would take longer than a launch. As
+// many as fit into the parameters of a kernel.
 constexpr int kLengthsInLaunch = 384;
 
 struct HostLengths {
@@ -196,13 +196,13 @@ __global__ void __launch_bounds__(kSegmentThreads)
 }
 
 // Losses by the two log-probabilities (2,N): total = simple_scale simple + pruned_scale pruned.
-// Not reduced: total (N), parts (2,N); else total (1), parts (2), and in `each` (3,N) the three of
-// each utterance. One block.
+// Not reduced: total (N), parts (2,N); else total (1), parts (2), and in utterance_losses (3,N) the
+// three of each utterance. One block.
 template <typename real>
 __global__ void __launch_bounds__(kSegmentThreads)
     losses_kernel(const real* __restrict__ totals, int32_t N, real simple_scale, real pruned_scale,
                   bool reduced, real share, real* __restrict__ total, real* __restrict__ parts,
-                  real* __restrict__ each) {
+                  real* __restrict__ utterance_losses) {
   __shared__ real sums[3][kSegmentThreads];
   real own[3] = {};
   for (int32_t n = threadIdx.x; n < N; n += kSegmentThreads) {
@@ -212,9 +212,9 @@ __global__ void __launch_bounds__(kSegmentThreads)
       own[0] += both;
       own[1] += simple;
       own[2] += pruned;
-      each[n] = both;
-      each[N + n] = simple;
-      each[2 * N + n] = pruned;
+      utterance_losses[n] = both;
+      utterance_losses[N + n] = simple;
+      utterance_losses[2 * N + n] = pruned;
     } else {
       total[n] = both;
       parts[n] = simple;
@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(kSegmentThreads)
   }
 }
 
-// What reaches each utterance's simple and pruned loss (2,N), by the gradients of the total and of
-// the two themselves; a null pointer is no gradient, a stride of 0 one for all.
+// The gradients of each utterance's simple and pruned loss (2,N), from those of the total and of
+// the two losses; a null pointer is no gradient, a stride of 0 one for all utterances.
 template <typename real>
 __global__ void upstream_kernel(const real* __restrict__ total, const real* __restrict__ simple,
                                 const real* __restrict__ pruned, int32_t stride, int32_t N,

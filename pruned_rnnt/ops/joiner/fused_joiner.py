@@ -32,9 +32,9 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
 )
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
-# Of the hidden rows and logits of a chunk.
+# The most that the hidden rows and logits of a chunk may take.
 WORKSPACE_BYTES = 224 << 20
-# Of the gradient of hidden rows, which are made a piece of a chunk at a time.
+# The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
 
@@ -74,7 +74,7 @@ class ChunkPlan(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    """What the gradient needs of the forward pass, (R,) acc each."""
+    """The numbers of the forward pass that the gradient needs, (R,) acc each."""
 
     lse: Tensor
     gx: Tensor
@@ -256,8 +256,6 @@ def joiner_loss(
     the host knows the lengths, because then their number is known without waiting; else padded.
     """
     dtype = product_dtype(am, lm, weight)
-    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
-    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
     batch, frames, hidden = am.shape
     host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
     splits, rows = None, batch * frames * columns
@@ -266,6 +264,8 @@ def joiner_loss(
         splits = cumulated(frames_N * (columns if start is not None else symbols_N + 1))
         rows = int(splits[-1])
         splits = splits.to(utterances.targets.device, non_blocking=True)
+    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
+    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
     plan = chunk_plan(
         RowGeometry(start, splits, frames, columns),
         rows,
