@@ -136,13 +136,6 @@ def check_options(
     )
 
 
-def reduced(loss_N: Tensor, reduction: str) -> Tensor:
-    """mean is over utterances."""
-    if reduction == "mean":
-        return loss_N.mean()
-    return loss_N.sum() if reduction == "sum" else loss_N
-
-
 def _lengths(
     name: str, lengths: Tensor | None, full: int | None, batch: int, device: torch.device
 ) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 
@@ -57,4 +58,4 @@ def ctc_loss(
     symbols = utterances.targets.long().masked_fill(~within, unused)
     lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
     texts = TargetsAndLengths(symbols, *(x.long() for x in lengths))
-    return checks.reduced(ctc_losses(logits, texts, options.blank), reduction)
+    return reduced(ctc_losses(logits, texts, options.blank), reduction)

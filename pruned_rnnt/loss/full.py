@@ -11,6 +11,7 @@ from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds
 from pruned_rnnt.loss.packing import given_packed_rows
 from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss
 
@@ -73,7 +74,7 @@ def rnnt_loss(
     )
     batch = (targets, logit_lengths, target_lengths)
     loss = loss_of_logits(logits, batch, None, options, in_place, validate)
-    return checks.reduced(loss, reduction)
+    return reduced(loss, reduction)
 
 
 def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:

@@ -5,19 +5,14 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V voca
 
 from __future__ import annotations
 
-from functools import reduce
-
-import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
-from pruned_rnnt.loss.packing import own_rows
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import RowProblem, fused_loss, padded_output, row_plan
+from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
 
 def rnnt_loss_fused(
@@ -82,47 +77,15 @@ def rnnt_loss_fused(
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
-    loss = checked_fused_loss(am, lm, weight, bias, utterances, bounds, activation, options)
-    return checks.reduced(loss, reduction)
-
-
-def checked_fused_loss(
-    am: Tensor,
-    lm: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    utterances: Utterances,
-    bounds: Bounds | None,
-    activation: str,
-    options: LossOptions,
-) -> Tensor:
-    """rnnt_loss_fused of checked arguments, (N,)."""
-    dtype = product_dtype(am, lm, weight)
-    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
-    bias = None if bias is None else bias.to(dtype)
-    geometry, rows = own_rows(utterances, bounds, am.shape[1])
-    vocabulary = weight.shape[0]
-    weight, bias = padded_output(weight, bias)
-    ragged = bounds is None and geometry.row_splits is not None
-    plan = row_plan(
-        geometry,
-        rows,
-        weight.shape[0] * weight.element_size(),
-        weight.shape[1] * weight.element_size(),
-        utterances.host_lengths if ragged else None,
-        vocabulary,
-        ACTIVATIONS[activation],
-        options,
+    loss = joiner_loss(
+        am,
+        lm,
+        weight,
+        bias,
+        utterances,
+        start=None if bounds is None else bounds.start,
+        columns=lm.shape[1] if bounds is None else bounds.s_range,
+        activation=ACTIVATIONS[activation],
+        options=options,
     )
-    problem = RowProblem(
-        am, lm, weight, bias, *utterances.tensors, geometry.start, geometry.row_splits
-    )
-    return fused_loss(problem, plan)
-
-
-def product_dtype(*factors: Tensor) -> torch.dtype:
-    """The dtype of a product: autocast's, or the widest of the factors'."""
-    device = factors[0].device.type
-    if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return reduce(torch.promote_types, [x.dtype for x in factors])
+    return reduced(loss, reduction)

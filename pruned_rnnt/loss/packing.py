@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import check_integers, check_tensor, readable
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import LatticeRows, RowGeometry, row_offsets
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, row_offsets
 from pruned_rnnt.ops.common.utterances import Utterances
 
 
@@ -78,15 +78,3 @@ def given_packed_rows(
         return LatticeRows(logit_lengths, target_lengths, *shape)
     start, s_range = bounds
     return LatticeRows(logit_lengths, target_lengths, start, splits, start.shape[1], s_range)
-
-
-def own_rows(utterances: Utterances, bounds: Bounds | None, frames: int) -> tuple[RowGeometry, int]:
-    """The geometry of rows that the losses make themselves, and the number of rows: packed if the
-    lengths are on the host, so that the number needs no synchronization; otherwise padded."""
-    targets, _, _, host_lengths = utterances
-    start, columns = (None, targets.shape[1] + 1) if bounds is None else bounds
-    if host_lengths is None or torch.compiler.is_compiling():
-        return RowGeometry(start, None, frames, columns), targets.shape[0] * frames * columns
-    splits = _row_splits(host_lengths, bounds)
-    on_device = splits.to(targets.device, non_blocking=True)
-    return RowGeometry(start, on_device, frames, columns), int(splits[-1])

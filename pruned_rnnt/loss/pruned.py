@@ -8,9 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from pruned_rnnt.loss.bounds import check_bounds_type
-from pruned_rnnt.loss.checks import check_options, check_reduction, reduced
+from pruned_rnnt.loss.checks import check_options, check_reduction
 from pruned_rnnt.loss.full import check_logits, loss_of_logits
 from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.ops.common.reduction import reduced
 
 
 def rnnt_loss_pruned(

@@ -7,11 +7,12 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.bounds import check_band_width, chosen_bounds, prune
+from pruned_rnnt.loss.bounds import check_band_width
 from pruned_rnnt.loss.checks import (
     Sizes,
     check_batch,
@@ -22,36 +23,39 @@ from pruned_rnnt.loss.checks import (
     check_same,
     check_shape,
     readable,
-    reduced,
 )
-from pruned_rnnt.loss.fused import checked_fused_loss, product_dtype
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
-from pruned_rnnt.loss.simple import check_simple_options, checked_simple_loss
+from pruned_rnnt.loss.simple import check_simple_options
+from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import row_plan
+from pruned_rnnt.ops.joiner.fused_joiner import chunk_plan, joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT
+from pruned_rnnt.ops.pruning.band_gather import gathered_band
+from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.step.pruned_step import pruned_step
-from pruned_rnnt.ops.step.step_plan import StepPlan
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepPlan
 
-# Of the two projections of the simple loss at initialisation, as a share of torch's default: their
-# sum should begin near the uniform distribution.
+# The initial weights of the simple loss's two projections, as a share of torch's default: their sum
+# should begin near the uniform distribution.
 _INITIAL_SHARE = 0.25
 
 
 class PrunedTransducerLoss(nn.Module):
-    """The training loss of a pruned transducer (arXiv 2206.13236), from encoder to number.
+    """The training loss of a pruned transducer (arXiv 2206.13236) of encoder and predictor outputs.
 
     loss = simple_scale * simple loss + pruned_scale * pruned loss. During warm_up_steps the first
     scale goes from 1 to simple_scale and the second from pruned_scale_start to 1, linearly,
     because the band means little until the simple loss has learned something.
 
-    On a GPU a mean or sum computes its gradients in forward (but in float16), so that the backward
-    pass only multiplies them: call it under torch.no_grad() where none are wanted. Gradients that
-    reach simple_loss or pruned_loss by themselves are computed afresh: better set the scales here.
+    On CUDA, with reduction `mean` or `sum` and any dtype except float16, gradients are computed
+    during forward and backward only scales them; use torch.no_grad() for evaluation. Gradients of
+    simple_loss or pruned_loss by itself are computed anew: set the scales here instead.
 
     Args:
         joiner: a Joiner, whose logits are then never stored; or any callable from am
@@ -93,23 +97,16 @@ class PrunedTransducerLoss(nn.Module):
     ):
         super().__init__()
         check_reduction(reduction)
-        self.options = check_options(
-            blank=blank,
-            vocabulary=vocab_size,
-            rnnt_type=rnnt_type,
-            delay_penalty=delay_penalty,
-            fastemit_lambda=fastemit_lambda,
-            clamp=None,
-            hat=hat,
-        )
+        shared: dict[str, Any] = {
+            "blank": blank,
+            "vocabulary": vocab_size,
+            "rnnt_type": rnnt_type,
+            "delay_penalty": delay_penalty,
+            "fastemit_lambda": fastemit_lambda,
+        }
+        self.options = check_options(**shared, clamp=None, hat=hat)
         self.simple_options = check_simple_options(
-            blank=blank,
-            vocabulary=vocab_size,
-            rnnt_type=rnnt_type,
-            lm_only_scale=lm_only_scale,
-            am_only_scale=am_only_scale,
-            delay_penalty=delay_penalty,
-            fastemit_lambda=fastemit_lambda,
+            **shared, lm_only_scale=lm_only_scale, am_only_scale=am_only_scale
         )
         check_s_range(s_range, self.options.rnnt_type)
         if isinstance(joiner, Joiner):
@@ -153,8 +150,9 @@ class PrunedTransducerLoss(nn.Module):
         Args:
             encoder_out: (N, T, E) and predictor_out: (N, U+1, P), floating.
             targets: (N, U) integers, not the blank.
-            logit_lengths, target_lengths: (N,) integers, None for T and U. On the CPU padding is
-                left out of the joiner; on the inputs' device they are never waited for.
+            logit_lengths, target_lengths: (N,) integers, None for T and U. If they are on the CPU,
+                the joiner leaves padding out; if they are on the inputs' device, the host does not
+                wait for them.
             step: optimiser steps done so far, for the warm-up.
 
         Raises:
@@ -179,41 +177,55 @@ class PrunedTransducerLoss(nn.Module):
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
-        weights = self._plain_weights(encoder_out, predictor_out)
-        if weights is not None:
-            return self._in_one_step(encoder_out, predictor_out, weights, utterances, step)
+        inputs = self._step_inputs(encoder_out, predictor_out)
+        if inputs is not None:
+            return self._in_one_step(inputs, utterances, step)
         utterances = utterances.on_device()
-        simple_loss, occupancy = checked_simple_loss(
-            self.simple_am_proj(encoder_out),
-            self.simple_lm_proj(predictor_out),
-            utterances,
-            self.simple_options,
-        )
-        bounds = chosen_bounds(
-            occupancy, utterances, self.s_range, self.options.rnnt_type, self.exact_bounds
-        )
-        pruned_loss = self._pruned_loss(encoder_out, predictor_out, utterances, bounds)
+        lengths = (utterances.logit_lengths, utterances.target_lengths)
+        projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
+        dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
+        am, lm = (x.to(dtype).contiguous() for x in projected)
+        simple_N, emit, blank = simple_loss(am, lm, utterances.tensors, self.simple_options)
+        rnnt_type, exact = self.options.rnnt_type, self.exact_bounds
+        start_NT = choose_bounds(emit, blank, *lengths, self.s_range, rnnt_type, exact)
+        bounds = Bounds(start_NT, self.s_range)
+        if isinstance(self.joiner, Joiner):
+            pruned_N = joiner_loss(
+                self.joiner.encoder_proj(encoder_out),
+                self.joiner.decoder_proj(predictor_out),
+                self.joiner.output_linear.weight,
+                self.joiner.output_linear.bias,
+                utterances,
+                start=start_NT,
+                columns=self.s_range,
+                activation=ACTIVATIONS[self.joiner.activation],
+                options=self.options,
+            )
+        else:
+            am_NTSE = encoder_out[:, :, None, :].expand(-1, -1, self.s_range, -1)
+            lm_NTSP = gathered_band(predictor_out.contiguous(), start_NT, self.s_range)
+            logits = self.joiner(am_NTSE, lm_NTSP)
+            pruned_N = self._loss_of_logits(logits, utterances, bounds)
         simple_scale, pruned_scale = self.scales(step)
-        total = simple_scale * simple_loss + pruned_scale * pruned_loss
+        total_N = simple_scale * simple_N + pruned_scale * pruned_N
         return TransducerLosses(
-            loss=reduced(total, self.reduction),
-            simple_loss=reduced(simple_loss, self.reduction),
-            pruned_loss=reduced(pruned_loss, self.reduction),
-            occupancy=occupancy,
+            loss=reduced(total_N, self.reduction),
+            simple_loss=reduced(simple_N, self.reduction),
+            pruned_loss=reduced(pruned_N, self.reduction),
+            occupancy=Occupancy(emit, blank),
             bounds=bounds,
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
-            utterances=UtteranceLosses(total.detach(), simple_loss.detach(), pruned_loss.detach()),
+            utterances=UtteranceLosses(total_N.detach(), simple_N.detach(), pruned_N.detach()),
         )
 
-    def _plain_weights(self, *inputs: Tensor) -> list[Tensor] | None:
-        """Weights and biases in the order of pruned_step, where the layers are what they seem, so
-        that these alone say what they do: nothing that wraps them, no hooks, and no compiler that
-        wants to see each. Else None."""
-        joiner, device = self.joiner, inputs[0].device
+    def _step_inputs(self, encoder_out: Tensor, predictor_out: Tensor) -> StepInputs | None:
+        """The inputs of pruned_step; None unless all layers are plain nn.Linear with weight and
+        bias, without wrappers or hooks, and without torch.compile, which must see each layer."""
+        joiner, device = self.joiner, encoder_out.device
         if not isinstance(joiner, Joiner) or torch.compiler.is_compiling():
             return None
-        if min(inputs[0].numel(), inputs[1].numel()) == 0 or inputs[1].device != device:
+        if min(encoder_out.numel(), predictor_out.numel()) == 0 or predictor_out.device != device:
             return None
         weights: list[Tensor] = []
         for layer in (
@@ -236,77 +248,57 @@ class PrunedTransducerLoss(nn.Module):
             if weight is None or bias is None or weight.device != device:
                 return None
             weights += (weight, bias)
-        return weights
+        return StepInputs(encoder_out, predictor_out, *weights)
 
     def _in_one_step(
-        self,
-        encoder_out: Tensor,
-        predictor_out: Tensor,
-        weights: list[Tensor],
-        utterances: Utterances,
-        step: int,
+        self, inputs: StepInputs, utterances: Utterances, step: int
     ) -> TransducerLosses:
         assert isinstance(self.joiner, Joiner)
-        dtype = product_dtype(encoder_out, predictor_out, *weights)
-        frames = encoder_out.shape[1]
+        dtype = product_dtype(*inputs)
+        frames = inputs.encoder.shape[1]
         simple_scale, pruned_scale = self.scales(step)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
-            rows=row_plan(
+            chunks=chunk_plan(
                 RowGeometry(None, None, frames, self.s_range),
                 utterances.band_rows(frames, self.s_range),
-                self.vocab_size * dtype.itemsize,
-                weights[-2].shape[1] * dtype.itemsize,
-                None,
-                self.vocab_size,
-                ACTIVATIONS[self.joiner.activation],
-                self.options,
+                logit_bytes=self.vocab_size * dtype.itemsize,
+                hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
+                host_lengths=None,
+                vocabulary=self.vocab_size,
+                activation=ACTIVATIONS[self.joiner.activation],
+                options=self.options,
             ),
             exact_bounds=self.exact_bounds,
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
             reduction=self.reduction,
         )
-        losses = pruned_step(encoder_out, predictor_out, weights, utterances, plan)
-        if losses.each is None:
-            each = UtteranceLosses(
-                *(x.detach() for x in (losses.total, losses.simple, losses.pruned))
-            )
+        losses = pruned_step(inputs, utterances, plan)
+        if losses.utterance_losses is not None:
+            utterance_losses = UtteranceLosses(*losses.utterance_losses.unbind())
         else:
-            each = UtteranceLosses(*losses.each.unbind())
+            per_utterance = (losses.total, losses.simple, losses.pruned)
+            utterance_losses = UtteranceLosses(*(x.detach() for x in per_utterance))
         return TransducerLosses(
             loss=losses.total,
             simple_loss=losses.simple,
             pruned_loss=losses.pruned,
-            occupancy=Occupancy(losses.gx, losses.gy),
+            occupancy=Occupancy(losses.emit_occupancy, losses.blank_occupancy),
             bounds=Bounds(losses.start, self.s_range),
             simple_scale=simple_scale,
             pruned_scale=pruned_scale,
-            utterances=each,
+            utterances=utterance_losses,
         )
 
-    def _pruned_loss(
-        self, encoder_out: Tensor, predictor_out: Tensor, utterances: Utterances, bounds: Bounds
-    ) -> Tensor:
-        if isinstance(self.joiner, Joiner):
-            return checked_fused_loss(
-                self.joiner.encoder_proj(encoder_out),
-                self.joiner.decoder_proj(predictor_out),
-                self.joiner.output_linear.weight,
-                self.joiner.output_linear.bias,
-                utterances,
-                bounds,
-                self.joiner.activation,
-                self.options,
-            )
-        am_NTSE, lm_NTSP = prune(encoder_out, predictor_out, bounds)
-        logits_NTSV = self.joiner(am_NTSE, lm_NTSP)
-        shape = (*am_NTSE.shape[:3], self.vocab_size)
-        check_shape("what joiner returns", logits_NTSV, shape, "logits (N, T, S, vocab_size)")
+    def _loss_of_logits(self, logits: Tensor, utterances: Utterances, bounds: Bounds) -> Tensor:
+        """Of a joiner of the caller's own, (N,)."""
+        shape = (*bounds.start.shape, self.s_range, self.vocab_size)
+        check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
         return rnnt_loss_pruned(
-            logits_NTSV,
+            logits,
             utterances.targets,
             bounds,
             utterances.logit_lengths,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
 
@@ -59,7 +60,7 @@ def rnnt_loss_simple(
     batch = (targets, logit_lengths, target_lengths)
     checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
     loss, occupancy = checked_simple_loss(am, lm, checked.on_device(), options)
-    return SimpleLoss(checks.reduced(loss, reduction), occupancy)
+    return SimpleLoss(reduced(loss, reduction), occupancy)
 
 
 def check_simple_options(

@@ -188,15 +188,15 @@ def test_padding_has_no_effect(device) -> None:
 def test_ragged_chunks_are_whole_frames(limit, monkeypatch) -> None:
     monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", limit)
     frames_N, widths_N = [3, 5, 1, 2], [4, 1, 9, 3]
-    cuts = fused_joiner.ragged_chunk_cuts(frames_N, widths_N, 1)
+    offsets = fused_joiner.ragged_chunk_offsets(frames_N, widths_N, 1)
     ends, row = {0}, 0
     for frames, width in zip(frames_N, widths_N, strict=True):
         ends |= {row + t * width for t in range(frames + 1)}
         row += frames * width
-    assert cuts[0] == 0
-    assert cuts[-1] == row
-    assert set(cuts) <= ends
-    for begin, end in pairwise(cuts):
+    assert offsets[0] == 0
+    assert offsets[-1] == row
+    assert set(offsets) <= ends
+    for begin, end in pairwise(offsets):
         assert begin < end
         inner = [e for e in ends if begin < e < end]
         assert end - begin <= limit or not inner

@@ -52,14 +52,14 @@ __device__ __forceinline__ void cast_segment(const Segment& segment) {
   }
 }
 
-// Lengths that the host knows, by value: a copy from its memory would take longer than a launch.
-// As many as the parameters of a kernel have room for.
-constexpr int kLengthsAtOnce = 384;
+// Lengths on the CPU, passed by value: a copy from host memory would take longer than a launch. As
+// many as fit into the parameters of a kernel.
+constexpr int kLengthsInLaunch = 384;
 
 struct HostLengths {
   int32_t first, count;  // utterances
   int64_t first_row;
-  std::array<int32_t, kLengthsAtOnce> frames, symbols;
+  std::array<int32_t, kLengthsInLaunch> frames, symbols;
 };
 
 // Null where rows are not packed.
@@ -68,7 +68,8 @@ struct LengthsOnDevice {
   int64_t* row_splits;
 };
 
-// What reaches the two losses of every utterance; null where nothing does.
+// Where the gradients of the two losses of every utterance are written, and their values; null if
+// there will be no backward pass.
 template <typename real>
 struct Upstream {
   real *simple, *pruned;
@@ -76,18 +77,18 @@ struct Upstream {
 };
 
 template <typename real>
-struct Beginning {
+struct StepPrologue {
   HostLengths lengths;
   int64_t S;
   LengthsOnDevice device;
   Upstream<real> upstream;
 };
 
-// Writes lengths, where the S rows of each frame begin if rows are packed, and gradients; by a
-// block.
+// Writes the lengths and the row splits (S rows a frame) if rows are packed, and the gradients; by
+// one block.
 template <typename real>
-__device__ __forceinline__ void begin_utterances(const Beginning<real>& beginning) {
-  const auto& [lengths, S, device, upstream] = beginning;
+__device__ __forceinline__ void write_utterances(const StepPrologue<real>& prologue) {
+  const auto& [lengths, S, device, upstream] = prologue;
   for (int32_t i = threadIdx.x; i <= lengths.count; i += blockDim.x) {
     const int32_t n = lengths.first + i;
     if (device.row_splits != nullptr) {
@@ -107,10 +108,10 @@ __device__ __forceinline__ void begin_utterances(const Beginning<real>& beginnin
   }
 }
 
-// Of the utterances for which the first launch has no room.
+// For the utterances for which the first launch has no room.
 template <typename real>
-__global__ void begin_kernel(const __grid_constant__ Beginning<real> beginning) {
-  begin_utterances(beginning);
+__global__ void more_utterances_kernel(const __grid_constant__ StepPrologue<real> prologue) {
+  write_utterances(prologue);
 }
 
 // Memory to clear, in words of 16 bytes.
@@ -119,15 +120,15 @@ struct Cleared {
   int64_t words;
 };
 
-// What a step begins with: blockIdx.y is the segment; behind the last, memory is cleared, and then
-// the first utterances begin. Targets are aligned.
+// The first launch of a step. blockIdx.y < count casts that segment, == count clears memory, and
+// count + 1 writes what the first utterances need. Targets are aligned.
 template <typename to>
 __global__ void __launch_bounds__(kSegmentThreads)
-    begin_step_kernel(const __grid_constant__ Segments segments, int count, Cleared cleared,
-                      const __grid_constant__ Beginning<acc_type<to>> beginning) {
+    prologue_kernel(const __grid_constant__ Segments segments, int count, Cleared cleared,
+                    const __grid_constant__ StepPrologue<acc_type<to>> prologue) {
   const int task = blockIdx.y;
   if (task > count) {
-    if (blockIdx.x == 0) begin_utterances(beginning);
+    if (blockIdx.x == 0) write_utterances(prologue);
     return;
   }
   if (task == count) {
@@ -195,13 +196,13 @@ __global__ void __launch_bounds__(kSegmentThreads)
 }
 
 // Losses by the two log-probabilities (2,N): total = simple_scale simple + pruned_scale pruned.
-// Not reduced: total (N), parts (2,N); else total (1), parts (2), and in `each` (3,N) the three of
-// each utterance. One block.
+// Not reduced: total (N), parts (2,N); else total (1), parts (2), and in utterance_losses (3,N) the
+// three of each utterance. One block.
 template <typename real>
 __global__ void __launch_bounds__(kSegmentThreads)
     losses_kernel(const real* __restrict__ totals, int32_t N, real simple_scale, real pruned_scale,
                   bool reduced, real share, real* __restrict__ total, real* __restrict__ parts,
-                  real* __restrict__ each) {
+                  real* __restrict__ utterance_losses) {
   __shared__ real sums[3][kSegmentThreads];
   real own[3] = {};
   for (int32_t n = threadIdx.x; n < N; n += kSegmentThreads) {
@@ -211,9 +212,9 @@ __global__ void __launch_bounds__(kSegmentThreads)
       own[0] += both;
       own[1] += simple;
       own[2] += pruned;
-      each[n] = both;
-      each[N + n] = simple;
-      each[2 * N + n] = pruned;
+      utterance_losses[n] = both;
+      utterance_losses[N + n] = simple;
+      utterance_losses[2 * N + n] = pruned;
     } else {
       total[n] = both;
       parts[n] = simple;
@@ -236,8 +237,8 @@ __global__ void __launch_bounds__(kSegmentThreads)
   }
 }
 
-// What reaches each utterance's simple and pruned loss (2,N), by the gradients of the total and of
-// the two themselves; a null pointer is no gradient, a stride of 0 one for all.
+// The gradients of each utterance's simple and pruned loss (2,N), from those of the total and of
+// the two losses; a null pointer is no gradient, a stride of 0 one for all utterances.
 template <typename real>
 __global__ void upstream_kernel(const real* __restrict__ total, const real* __restrict__ simple,
                                 const real* __restrict__ pruned, int32_t stride, int32_t N,

@@ -47,7 +47,7 @@ def opaque_to_compile(function: AnyFunction) -> AnyFunction:
     return cast(AnyFunction, torch.compiler.allow_in_graph(function))
 
 
-def _no_outputs(*_: object) -> None:
+def _no_outputs(*_: object, **__: object) -> None:
     """The fake of every op: outputs come in as arguments, shapes are already known."""
 
 
@@ -125,10 +125,10 @@ def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
     """The fallback; its first call on a device without the expected kernels gives a warning."""
 
     @functools.wraps(fallback)
-    def run(*arguments: Any) -> None:
+    def run(*arguments: Any, **named: Any) -> None:
         if MISSING_KERNELS:
             _warn_of_missing_kernels(arguments)
-        fallback(*arguments)
+        fallback(*arguments, **named)
 
     return run
 

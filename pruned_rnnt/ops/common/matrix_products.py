@@ -6,6 +6,8 @@ summed and written in float32, without rounding to 16 bits.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -31,3 +33,11 @@ def multiply_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Te
         return result
     # The CPU has no product of mixed dtypes.
     return multiply_into(out, a.to(out.dtype), b.to(out.dtype), add=add)
+
+
+def product_dtype(*factors: Tensor) -> torch.dtype:
+    """The dtype of products of these: autocast's, or the widest of theirs."""
+    device = factors[0].device.type
+    if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return reduce(torch.promote_types, [x.dtype for x in factors])

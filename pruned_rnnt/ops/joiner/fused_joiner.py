@@ -3,12 +3,12 @@
 Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, V' = V
 rounded up to a multiple of 8, R rows (row_geometry.py).
 
-logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are taken in chunks of whole frames: one
-chunk's hidden rows and logits live in a reused workspace, log_probs keeps three numbers a row, and
-the backward pass computes the chunk again, turns its logits into gradients where they stand and
-adds up the gradients of weight, bias, am and lm, from the last chunk, which the workspace kept from
-the forward for the first backward pass still holds, to the first. Widths that
-are not a multiple of 8 slow a 16-bit matrix product down by more than two times, hence V'.
+logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chunks of whole frames.
+The hidden rows and logits of one chunk are in a reused workspace, and log_probs keeps three numbers
+a row. The backward pass computes each chunk again, from the last, which the workspace still holds,
+to the first; it turns the logits into gradients in place and sums the gradients of weight, bias, am
+and lm. V' because 16-bit matrix products whose width is not a multiple of 8 take more than twice
+the time.
 """
 
 from __future__ import annotations
@@ -21,107 +21,120 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.row_geometry import LatticeRows, RowGeometry
+from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, RowGeometry, row_offsets
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
-from pruned_rnnt.ops.joiner.fused_log_probs import fused_log_probs, fused_log_probs_backward
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.fused_log_probs import (
+    JoinerInputs,
+    fused_log_probs,
+    fused_log_probs_backward,
+)
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
-# Of the hidden rows and logits of a chunk.
+# The most that the hidden rows and logits of a chunk may take.
 WORKSPACE_BYTES = 224 << 20
-# Of the gradient of hidden rows, which are made a piece of a chunk at a time.
+# The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
 
 
-class RowPlan(NamedTuple):
-    """How rows are worked through: T and S of the geometry, row numbers that cut rows into chunks,
-    rows of a piece of the hidden gradient, V, and what the loss is."""
+class ChunkPlan(NamedTuple):
+    """How the rows are divided: T and S of the geometry, the row at which each chunk begins and
+    their end, rows of a piece of the hidden gradient, V, and the options of the loss."""
 
     frames: int
     columns: int
-    cuts: list[int]
+    chunk_offsets: list[int]
     hidden_rows: int
     vocabulary: int
     activation: int
     options: LossOptions
 
+    @property
+    def rows(self) -> int:
+        return self.chunk_offsets[-1]
 
-class RowProblem(NamedTuple):
-    """am (N,T,D), lm (N,U+1,D), weight (V',D), bias (V') of one dtype; where the rows are."""
+    @property
+    def largest(self) -> int:
+        """Rows of the largest chunk."""
+        return max(end - begin for begin, end in pairwise(self.chunk_offsets))
+
+    def shared(self) -> dict[str, Any]:
+        """The arguments that both ops of fused_log_probs.py take."""
+        return {
+            "frames": self.frames,
+            "columns": self.columns,
+            "chunk_offsets": self.chunk_offsets,
+            "vocabulary": self.vocabulary,
+            "activation": self.activation,
+            "blank": self.options.blank,
+            "normalization": self.options.normalization,
+        }
+
+
+class Workspace(NamedTuple):
+    """Hidden rows (C,D) and logits (C,V') of a chunk."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+def _workspace(inputs: JoinerInputs, plan: ChunkPlan) -> Workspace:
+    am, weight, rows = inputs.am, inputs.weight, plan.largest
+    return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
+
+
+def row_losses(
+    inputs: JoinerInputs, plan: ChunkPlan
+) -> tuple[Tensor, RowStatistics, Workspace | None]:
+    """log P (N,) acc, and the workspace, which holds the last chunk."""
+    workspace = _workspace(inputs, plan)
+    acc = accumulator(inputs.am.dtype)
+    lse, px, py = inputs.am.new_empty((3, plan.rows), dtype=acc).unbind(0)
+    buffers = {**workspace._asdict(), "px": px, "py": py, "lse": lse}
+    fused_log_probs(*inputs, **plan.shared(), **buffers)
+    rows = LatticeRows(*inputs.rows(), plan.frames, plan.columns)
+    total, gx, gy = run_recursion(px, py, rows, plan.options.rnnt_type, plan.options.delay_penalty)
+    kept = None if torch.compiler.is_compiling() else workspace
+    return total, RowStatistics(lse, gx, gy), kept
+
+
+class JoinerGradients(NamedTuple):
+    """Of am in its dtype, of lm, weight and bias in acc."""
 
     am: Tensor
     lm: Tensor
     weight: Tensor
     bias: Tensor
-    targets: Tensor
-    logit_lengths: Tensor
-    target_lengths: Tensor
-    start: Tensor | None
-    row_splits: Tensor | None
-
-
-Workspace = tuple[Tensor, Tensor]
-
-
-def row_losses(
-    problem: RowProblem, plan: RowPlan
-) -> tuple[Tensor, RowStatistics, Workspace | None]:
-    """log P (N,) acc, and the workspace, which holds the last chunk."""
-    am, _, weight = problem[:3]
-    blank, mode, rnnt_type, delay_penalty, _, _ = plan.options
-    lengths = (problem.logit_lengths, problem.target_lengths)
-    geometry = RowGeometry(problem.start, problem.row_splits, plan.frames, plan.columns)
-    hidden, logits = _workspace(am, weight, plan.cuts)
-    rows = plan.cuts[-1]
-    lse, px, py = am.new_empty((3, rows), dtype=accumulator(am.dtype)).unbind(0)
-    chunks = (plan.cuts, plan.vocabulary, blank, mode, plan.activation)
-    workspace = (hidden, logits)
-    fused_log_probs(*problem[:7], *geometry, *chunks, *workspace, px, py, lse)
-    sizes = (plan.frames, plan.columns)
-    lattice_rows = LatticeRows(*lengths, problem.start, problem.row_splits, *sizes)
-    total, gx, gy = run_recursion(px, py, lattice_rows, rnnt_type, delay_penalty)
-    kept = None if torch.compiler.is_compiling() else workspace
-    return total, RowStatistics(lse, gx, gy), kept
 
 
 def row_gradients(
     grad_loss: Tensor,
-    problem: RowProblem,
+    inputs: JoinerInputs,
     statistics: RowStatistics,
-    plan: RowPlan,
+    plan: ChunkPlan,
     kept: Workspace | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of am (in its dtype), lm, weight and bias (acc), for grad_loss (N,) acc."""
-    am, lm, weight, bias = problem[:4]
-    acc = statistics.lse.dtype
-    hidden, logits = _workspace(am, weight, plan.cuts) if kept is None else kept
-    grads = (
-        torch.empty_like(am),
-        torch.empty_like(lm, dtype=acc),
-        torch.empty_like(weight, dtype=acc),
-        torch.empty_like(bias, dtype=acc),
+) -> JoinerGradients:
+    """For grad_loss (N,) acc; kept: the workspace that row_losses has returned, if unchanged."""
+    am, acc = inputs.am, statistics.lse.dtype
+    lm, weight, bias = (
+        torch.empty_like(x, dtype=acc) for x in (inputs.lm, inputs.weight, inputs.bias)
     )
-    blank, mode, _, _, fastemit_lambda, clamp = plan.options
+    grads = JoinerGradients(torch.empty_like(am), lm, weight, bias)
+    workspace = _workspace(inputs, plan) if kept is None else kept
     fused_log_probs_backward(
-        grad_loss,
-        *problem[:4],
-        *statistics,
-        *problem[4:],
-        plan.frames,
-        plan.columns,
-        plan.cuts,
-        plan.vocabulary,
-        blank,
-        mode,
-        plan.activation,
-        fastemit_lambda,
-        clamp,
-        kept is not None,
-        plan.hidden_rows,
-        hidden,
-        logits,
-        *grads,
+        *inputs,
+        **plan.shared(),
+        **workspace._asdict(),
+        **statistics._asdict(),
+        **{f"grad_{name}": grad for name, grad in grads._asdict().items()},
+        grad_loss=grad_loss,
+        fastemit_lambda=plan.options.fastemit_lambda,
+        clamp=plan.options.clamp,
+        hidden_rows=plan.hidden_rows,
+        has_last_chunk=kept is not None,
     )
     return grads
 
@@ -129,83 +142,78 @@ def row_gradients(
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, plan = arguments
-        problem = RowProblem(*tensors)
-        total, statistics, ctx.kept = row_losses(problem, plan)
-        ctx.save_for_backward(*problem, *statistics)
-        ctx.plan = plan
+        *tensors, ctx.plan = arguments
+        total, statistics, ctx.workspace = row_losses(JoinerInputs(*tensors), ctx.plan)
+        ctx.save_for_backward(*tensors, *statistics)
         return -total
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        problem = RowProblem(*ctx.saved_tensors[:9])
-        statistics = RowStatistics(*ctx.saved_tensors[9:])
-        # The workspace is spent by the first pass; with retain_graph a second one starts afresh.
-        kept, ctx.kept = ctx.kept, None
-        upstream = grad_loss.to(statistics.lse.dtype).contiguous()
-        grads = row_gradients(upstream, problem, statistics, ctx.plan, kept)
-        cast = [grad.to(problem.am.dtype) for grad in grads]
-        return cast[0], cast[1], cast[2], cast[3], *[None] * 6
+        *tensors, lse, gx, gy = ctx.saved_tensors
+        # The first pass takes the workspace; a second one, with retain_graph, computes it anew.
+        kept, ctx.workspace = ctx.workspace, None
+        upstream = grad_loss.to(lse.dtype).contiguous()
+        inputs, statistics = JoinerInputs(*tensors), RowStatistics(lse, gx, gy)
+        grads = row_gradients(upstream, inputs, statistics, ctx.plan, kept)
+        return (*(grad.to(inputs.am.dtype) for grad in grads), *[None] * 6)
 
 
-def _workspace(am: Tensor, weight: Tensor, cuts: list[int]) -> Workspace:
-    rows = max(end - begin for begin, end in pairwise(cuts))
-    return am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0]))
-
-
-def row_plan(
+def chunk_plan(
     geometry: RowGeometry,
     rows: int,
-    row_bytes: int,
+    *,
+    logit_bytes: int,
     hidden_bytes: int,
-    ragged: tuple[Tensor, Tensor] | None,
+    host_lengths: tuple[Tensor, Tensor] | None,
     vocabulary: int,
     activation: int,
     options: LossOptions,
-) -> RowPlan:
-    """Cuts rows by the bytes that a row of logits and of hidden takes.
+) -> ChunkPlan:
+    """Divides rows by the bytes that a row of logits and one of hidden take.
 
-    ragged: the lengths on the host where rows are a packed whole lattice, so that frames differ in
-    their number of rows.
+    host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
     """
-    columns = geometry.columns
-    if ragged is None:
-        cuts = chunk_cuts(rows, columns, row_bytes + hidden_bytes)
+    columns, row_bytes = geometry.columns, logit_bytes + hidden_bytes
+    if host_lengths is None:
+        offsets = chunk_offsets(rows, columns, row_bytes)
         hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
     else:
-        frames_N, symbols_N = ragged
+        frames_N, symbols_N = host_lengths
         widths_N = (symbols_N + 1).tolist()
-        cuts = ragged_chunk_cuts(frames_N.tolist(), widths_N, row_bytes + hidden_bytes)
+        offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes)
         hidden_rows = rows
-    return RowPlan(geometry.frames, columns, cuts, hidden_rows, vocabulary, activation, options)
+    return ChunkPlan(
+        geometry.frames, columns, offsets, hidden_rows, vocabulary, activation, options
+    )
 
 
-def chunk_cuts(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
-    """Row numbers that cut `rows` rows, frame_rows a frame, into even chunks of WORKSPACE_BYTES."""
+def chunk_offsets(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
+    """The rows at which even chunks of at most WORKSPACE_BYTES begin, and the end; frame_rows rows
+    a frame."""
     frames = rows // frame_rows
     most = max(1, WORKSPACE_BYTES // (row_bytes * frame_rows))
     each = -(-frames // -(-frames // most))
     return [*range(0, rows, each * frame_rows), rows]
 
 
-def ragged_chunk_cuts(frames_N: list[int], widths_N: list[int], row_bytes: int) -> list[int]:
+def ragged_chunk_offsets(frames_N: list[int], widths_N: list[int], row_bytes: int) -> list[int]:
     """The same for packed rows whose frames are widths_N[n] rows wide."""
     limit = max(1, WORKSPACE_BYTES // row_bytes)
-    cuts, row = [0], 0
+    offsets, row = [0], 0
     for frames, width in zip(frames_N, widths_N, strict=True):
         while frames > 0:
-            fitting = (cuts[-1] + limit - row) // width
-            if fitting < 1 and row > cuts[-1]:
-                cuts.append(row)
+            fitting = (offsets[-1] + limit - row) // width
+            if fitting < 1 and row > offsets[-1]:
+                offsets.append(row)
                 continue
             taken = min(max(fitting, 1), frames)
             row += taken * width
             frames -= taken
-    return cuts if cuts[-1] == row else [*cuts, row]
+    return offsets if offsets[-1] == row else [*offsets, row]
 
 
-def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor]:
+def _padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor]:
     """weight and bias (zeros if None) with rows of zeros up to V' (differentiable)."""
     missing = -weight_VD.shape[0] % _WIDTH_MULTIPLE
     if bias_V is None:
@@ -216,7 +224,49 @@ def padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Ten
 
 
 @opaque_to_compile
-def fused_loss(problem: RowProblem, plan: RowPlan) -> Tensor:
-    """Loss (N,) acc, differentiable in am, lm, weight and bias."""
-    loss: Tensor = _FusedLoss.apply(*problem, plan)  # type: ignore[no-untyped-call]
+def _fused_loss(inputs: JoinerInputs, plan: ChunkPlan) -> Tensor:
+    loss: Tensor = _FusedLoss.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     return loss
+
+
+def joiner_loss(
+    am: Tensor,
+    lm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    utterances: Utterances,
+    *,
+    start: Tensor | None,
+    columns: int,
+    activation: int,
+    options: LossOptions,
+) -> Tensor:
+    """Loss (N,) acc, differentiable in am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V).
+
+    start (N,T): of a band of that many columns, None for the whole lattice. Rows are packed where
+    the host knows the lengths, because then their number is known without waiting; else padded.
+    """
+    dtype = product_dtype(am, lm, weight)
+    batch, frames, hidden = am.shape
+    host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
+    splits, rows = None, batch * frames * columns
+    if host_lengths is not None:
+        frames_N, symbols_N = (x.long() for x in host_lengths)
+        splits = row_offsets(frames_N * (columns if start is not None else symbols_N + 1))
+        rows = int(splits[-1])
+        splits = splits.to(utterances.targets.device, non_blocking=True)
+    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
+    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
+    plan = chunk_plan(
+        RowGeometry(start, splits, frames, columns),
+        rows,
+        logit_bytes=padded[0].shape[0] * dtype.itemsize,
+        hidden_bytes=hidden * dtype.itemsize,
+        host_lengths=host_lengths if start is None else None,
+        vocabulary=weight.shape[0],
+        activation=activation,
+        options=options,
+    )
+    lengths = (utterances.logit_lengths, utterances.target_lengths)
+    inputs = JoinerInputs(am, lm, *padded, utterances.targets, *lengths, start, splits)
+    return _fused_loss(inputs, plan)

@@ -1,4 +1,4 @@
-"""Linear layers in the dtype of a product: their weights cast together, their gradients by hand.
+"""The linear layers of a step: weights cast together to the dtype of the products, and gradients.
 
 Axes: R rows, I and O a layer's inputs and outputs, O' = O rounded up to 16 bytes of elements: a
 matrix product of 16-bit numbers whose width is no multiple of 8 takes more than twice the time.
@@ -6,6 +6,7 @@ matrix product of 16-bit numbers whose width is no multiple of 8 takes more than
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from pruned_rnnt.ops.common.matrix_products import multiply_into
 
 
 class Layer(NamedTuple):
-    """weight (O,I) and bias (O,) of a layer; padding: what the bias is where O is padded to O', or
-    None for a layer that is not padded."""
+    """weight (O,I) and bias (O,); padding: the bias of the outputs that pad O to O', or None for a
+    layer that is not padded."""
 
     weight: Tensor
     bias: Tensor
@@ -35,7 +36,7 @@ def padded_width(size: int, dtype: torch.dtype) -> int:
     return -(-size // multiple) * multiple
 
 
-def cast_layers(layers: list[Layer], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def cast_layers(layers: Sequence[Layer], dtype: torch.dtype) -> list[Layer]:
     """weight (O',I) and bias (O',) of each layer in dtype, by few launches; not differentiable.
 
     Layers that need no change are returned as they are.
@@ -47,30 +48,30 @@ def cast_layers(layers: list[Layer], dtype: torch.dtype) -> list[tuple[Tensor, T
         and layer.weight.is_contiguous()
         for layer, size in zip(layers, sizes, strict=True)
     ):
-        return [(layer.weight, layer.bias) for layer in layers]
+        return list(layers)
     shapes = [
-        shape
+        torch.Size(shape)
         for layer, size in zip(layers, sizes, strict=True)
         for shape in ((size, layer.weight.shape[1]), (size,))
     ]
     # Every tensor begins at a multiple of 16 elements, where the fast products want it.
-    lengths = [-(-torch.Size(shape).numel() // 16) * 16 for shape in shapes]
+    lengths = [-(-shape.numel() // 16) * 16 for shape in shapes]
     flat = torch.empty(sum(lengths), dtype=dtype, device=layers[0].weight.device)
     cast = [
-        piece[: torch.Size(shape).numel()].view(shape)
+        piece[: shape.numel()].view(shape)
         for piece, shape in zip(flat.split(lengths), shapes, strict=True)
     ]
     sources = [x for layer in layers for x in (layer.weight, layer.bias)]
     torch._foreach_copy_(
         [x[: source.shape[0]] for x, source in zip(cast, sources, strict=True)], sources
     )
-    pairs = list(zip(cast[::2], cast[1::2], strict=True))
-    for layer, (weight, bias) in zip(layers, pairs, strict=True):
+    result = [Layer(*pair, None) for pair in zip(cast[::2], cast[1::2], strict=True)]
+    for layer, (weight, bias, _) in zip(layers, result, strict=True):
         size = layer.weight.shape[0]
         if layer.padding is not None and weight.shape[0] > size:
             weight[size:] = 0
             bias[size:] = layer.padding
-    return pairs
+    return result
 
 
 def weight_gradients(grad_RO: Tensor, x_RI: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:

@@ -2,94 +2,107 @@
 
 Axes as in pruned_step.py, which is the reference; V' = V rounded up.
 
-Where what reaches the loss will be one number, gradients are computed with the losses, for a 1, and
-multiplied by it later: the GPU then does not wait until autograd has found its way back. Not in
-float16, whose gradients need the scale of the loss while they are computed. Gradients that reach
-the two losses by themselves, and those of a second backward pass, are computed afresh.
+If the losses are reduced, their gradients are computed during forward, for an upstream gradient of
+1, and backward multiplies them by the gradient of the total: the GPU then does not wait until
+autograd has found its way back. Not in float16, whose gradients need the scale of the loss while
+they are computed. Gradients that reach the simple or the pruned loss by itself, and those of a
+second backward pass, are computed anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.common.scale import scale
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.step.step_library import (
-    Told,
-    layer_gradients,
-    losses_of,
+    StepBuffers,
+    StepCall,
+    forward,
+    has_native_step,
+    layers_backward,
     rows_backward,
-    told_of,
+    step_call,
 )
-from pruned_rnnt.ops.step.step_plan import (
-    AM,
-    DECODER,
-    ENCODER,
-    INPUTS,
-    LAYERS,
-    LM,
-    OUTPUT,
-    StepPlan,
-)
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 
-def takes_native_step(inputs: tuple[Tensor, ...], plan: StepPlan) -> bool:
+def takes_native_step(inputs: StepInputs, plan: StepPlan) -> bool:
     """Whether the library has the step for these inputs and layers.
 
-    A prior of the predictor (am_only_scale) it does not have; gradients are written in the dtype
-    of the products or in float32, of the first four weights in one dtype.
+    It has no prior of the predictor (am_only_scale), and it writes gradients in the dtype of the
+    products or in float32, those of the first four weights in one dtype.
     """
+    dtypes = (plan.dtype, accumulator(plan.dtype))
+    weights = (inputs.lm_weight, inputs.encoder_weight, inputs.decoder_weight)
     return (
-        inputs[0].is_cuda
-        and has_native_kernel("pruned_step_forward", "cuda")
+        inputs.encoder.is_cuda
+        and has_native_step()
         and plan.simple.am_only_scale == 0
-        and all(x.dtype in (plan.dtype, accumulator(plan.dtype)) for x in inputs)
-        and all(inputs[2 + 2 * i].dtype == inputs[2].dtype for i in range(OUTPUT))
+        and all(x.dtype in dtypes for x in inputs)
+        and all(x.dtype == inputs.am_weight.dtype for x in weights)
     )
 
 
 class _Gradients(NamedTuple):
-    """Of the arguments, None for what is not wanted; and the memory that they are views of."""
+    """For each of the inputs, None for what is not wanted; and the memory that they are views
+    of."""
 
-    of_arguments: list[Tensor | None]
+    of_inputs: list[Tensor | None]
     memory: list[Tensor]
 
 
 def _gradients(
-    inputs: list[Tensor], told: Told, saved: Tensor, sums: Tensor, wanted: Sequence[bool]
+    inputs: StepInputs, call: StepCall, saved: Tensor, sums: Tensor, wanted: Mapping[str, bool]
 ) -> _Gradients:
-    """What the library makes of `saved` for the arguments' gradients."""
-    made = layer_gradients(inputs, told, saved, sums, wanted)
-    *results, of_encoder, of_predictor, _ = made
-    memory = [x for x in made if x is not None]
-    V, D, added = told.sizes.V, told.sizes.D, told.memory.padded_vocabulary - told.sizes.V
+    made = layers_backward(inputs, call, saved, sums, wanted)
+    memory = [x for x in (*made, sums) if x is not None]
+    V, D, added = call.arguments.V, call.arguments.D, call.arguments.padded_V - call.arguments.V
+    found: dict[str, Tensor | None] = {"encoder": made.encoder, "predictor": made.predictor}
+    for weights, simple_layer, joiner_layer in (
+        (made.encoder_weights, "am_weight", "encoder_weight"),
+        (made.predictor_weights, "lm_weight", "decoder_weight"),
+    ):
+        if weights is not None:
+            sizes = (V, added, D)
+            found[simple_layer], _, found[joiner_layer] = weights.split_with_sizes(sizes)
     # Cut by one call each: a call takes the host longer than a view.
-    cut = (V * D, added * D, V, added, V, added, D, V, added, D)
-    weight, _, bias, _, *biases = sums.split_with_sizes(cut)
-    am_bias, _, encoder_bias, lm_bias, _, decoder_bias = biases
-    parameters: list[Tensor | None] = [None] * (2 * LAYERS)
-    parameters[2 * OUTPUT :] = weight.view(V, D), bias
-    if of_encoder is not None:
-        am, _, encoder = of_encoder.split_with_sizes((V, added, D))
-        parameters[2 * AM : 2 * AM + 2] = am, am_bias
-        parameters[2 * ENCODER : 2 * ENCODER + 2] = encoder, encoder_bias
-    if of_predictor is not None:
-        lm, _, decoder = of_predictor.split_with_sizes((V, added, D))
-        parameters[2 * LM : 2 * LM + 2] = lm, lm_bias
-        parameters[2 * DECODER : 2 * DECODER + 2] = decoder, decoder_bias
-    for gradient, like, is_wanted in zip(parameters, inputs[2:], wanted[2:], strict=False):
-        if is_wanted and gradient is not None and gradient.dtype != like.dtype:
+    weight, _, found["output_bias"], _, *biases = sums.split_with_sizes(
+        (V * D, added * D, V, added, V, added, D, V, added, D)
+    )
+    found["output_weight"] = weight.view(V, D)
+    found["am_bias"], _, found["encoder_bias"], found["lm_bias"], _, found["decoder_bias"] = biases
+    of_inputs = []
+    for name, like in zip(StepInputs._fields, inputs, strict=True):
+        gradient = found.get(name) if wanted[name] else None
+        if gradient is not None and gradient.dtype != like.dtype:
             gradient = gradient.to(like.dtype)
             memory.append(gradient)
-        results.append(gradient if is_wanted else None)
-    return _Gradients(results, memory)
+        of_inputs.append(gradient)
+    return _Gradients(of_inputs, memory)
+
+
+def _run(
+    inputs: StepInputs,
+    targets_and_lengths: Sequence[Tensor],
+    call: StepCall,
+    wanted: Mapping[str, bool],
+) -> tuple[StepLosses, _Gradients | StepBuffers]:
+    """The losses, and with grads_in_forward their gradients, else the buffers for backward."""
+    losses, buffers, sums = forward(inputs, targets_and_lengths, call)
+    if sums is None:
+        return losses, buffers
+    saved = buffers.saved
+    # The workspace is freed before more is allocated.
+    del buffers
+    # All that the host can do now it need not do in the thread that goes back.
+    return losses, _gradients(inputs, call, saved, sums, wanted)
 
 
 class NativeStep(torch.autograd.Function):
@@ -99,79 +112,53 @@ class NativeStep(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         utterances: Utterances
         plan: StepPlan
-        utterances, plan = arguments[INPUTS:]
-        wanted, where = ctx.needs_input_grad, utterances[:3]
+        *tensors, utterances, plan = arguments
+        targets, logit_lengths, target_lengths, host_lengths = utterances
+        wanted = dict(zip(StepInputs._fields, ctx.needs_input_grad, strict=False))
         # Under no_grad inputs are wanted that will never get a gradient.
-        at_once = (
+        grads_in_forward = (
             plan.differentiable
-            and any(wanted)
+            and any(ctx.needs_input_grad)
             and plan.reduction != "none"
             and plan.dtype != torch.float16
         )
-        packed = utterances.host_lengths is not None
-        inputs = [x.contiguous() for x in arguments[:INPUTS]]
-        told = told_of(inputs, packed, at_once, plan)
-        losses = losses_of(inputs, where, told)
-        total, parts, each, gx, gy, start, saved, work, sums = losses
-        if sums is None:
-            ctx.spent = saved, work
-        else:
-            # The workspace is given back before more is asked for.
-            del losses, work
-            # All that the host can do now it need not do in the thread that goes back.
-            ctx.spent = _gradients(inputs, told, saved, sums, wanted)
-        ctx.save_for_backward(*arguments[:INPUTS], *where, start)
-        ctx.told, ctx.plan = told, plan
-        ctx.mark_non_differentiable(*(x for x in (gx, gy, start, each) if x is not None))
+        inputs = StepInputs(*(x.contiguous() for x in tensors))
+        packed = host_lengths is not None
+        call = step_call(inputs, packed=packed, grads_in_forward=grads_in_forward, plan=plan)
+        targets_and_lengths = (targets, logit_lengths, target_lengths)
+        losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, call, wanted)
+        ctx.save_for_backward(*tensors, *targets_and_lengths, losses.start)
+        ctx.call, ctx.plan, ctx.wanted = call, plan, wanted
+        _, _, _, *not_differentiable = losses
+        ctx.mark_non_differentiable(*(x for x in not_differentiable if x is not None))
         ctx.set_materialize_grads(False)
-        return total, *parts.unbind(), gx, gy, start, each
+        return losses
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, simple, pruned = grads[:3]
+    def backward(
+        ctx: Any, total: Tensor | None, simple: Tensor | None, pruned: Tensor | None, *_: None
+    ) -> tuple[Tensor | None, ...]:
         if total is None and simple is None and pruned is None:
-            return (None,) * (INPUTS + 2)
-        if not ctx.told.sizes.at_once or simple is not None or pruned is not None:
-            gradients = _gradients_of((total, simple, pruned), ctx)
-        else:
-            # Spent by the first pass; with retain_graph a second one starts afresh.
-            gradients, ctx.spent = ctx.spent, None
-            if gradients is None:
-                gradients = _gradients_of_one(ctx)
-            scale(None, total, gradients.memory)
-        return (*gradients.of_arguments, None, None)
-
-
-def _saved(ctx: Any) -> tuple[list[Tensor], Sequence[Tensor], Tensor]:
-    """The inputs, targets and lengths, and the band."""
-    *tensors, start = ctx.saved_tensors
-    return [x.contiguous() for x in tensors[:INPUTS]], tensors[INPUTS:], start
-
-
-def _gradients_of_one(ctx: Any) -> _Gradients:
-    inputs, where, _ = _saved(ctx)
-    losses = losses_of(inputs, where, ctx.told)
-    saved, sums = losses.saved, losses.sums
-    # The workspace is given back before more is asked for.
-    del losses
-    assert sums is not None
-    return _gradients(inputs, ctx.told, saved, sums, ctx.needs_input_grad)
-
-
-def _gradients_of(upstream: Sequence[Tensor | None], ctx: Any) -> _Gradients:
-    """Gradients for any upstream."""
-    inputs, where, start = _saved(ctx)
-    told = ctx.told
-    kept, ctx.spent = ctx.spent, None
-    if told.sizes.at_once or kept is None:
-        told = told_of(inputs, told.sizes.packed, False, ctx.plan)
-        losses = losses_of(inputs, where, told)
-        kept, start = (losses.saved, losses.work), losses.start
-        del losses
-    saved, work = kept
-    sums = saved.new_empty(told.memory.sums, dtype=told.acc)
-    contiguous = [None if x is None else x.contiguous() for x in upstream]
-    rows_backward(contiguous, where, start, told, saved, work, sums)
-    del kept, work
-    return _gradients(inputs, told, saved, sums, ctx.needs_input_grad)
+            return (None,) * len(ctx.needs_input_grad)
+        *tensors, targets, logit_lengths, target_lengths, start = ctx.saved_tensors
+        inputs = StepInputs(*(x.contiguous() for x in tensors))
+        targets_and_lengths = (targets, logit_lengths, target_lengths)
+        call: StepCall = ctx.call
+        # The first pass takes the buffers; a second one, with retain_graph, computes them anew.
+        buffers, ctx.saved_buffers = ctx.saved_buffers, None
+        if call.arguments.grads_in_forward and not (simple is None and pruned is None):
+            packed = call.arguments.packed
+            call = step_call(inputs, packed=packed, grads_in_forward=False, plan=ctx.plan)
+            buffers = None
+        if buffers is None:
+            losses, buffers = _run(inputs, targets_and_lengths, call, ctx.wanted)
+            start = losses.start
+            del losses
+        if isinstance(buffers, _Gradients):
+            scale(None, total, buffers.memory)
+            return (*buffers.of_inputs, None, None)
+        upstream, saved = (total, simple, pruned), buffers.saved
+        sums = rows_backward(upstream, targets_and_lengths, start, call, buffers)
+        del buffers
+        return (*_gradients(inputs, call, saved, sums, ctx.wanted).of_inputs, None, None)

@@ -3,24 +3,25 @@
 Axes: N batch, T frames, U symbols, E encoder width, P predictor width, D joiner dim, V vocabulary,
 V' = V rounded up, S columns kept a frame, R rows of the band.
 
-What a composition of layers and losses would do in a hundred launches and half as many nodes of the
-autograd graph is done by hand here, because a GPU finishes each before Python has started the next:
+A composition of layers and losses takes a hundred launches and half as many nodes of the autograd
+graph, each of which a GPU finishes before Python has started the next. The step does the same by
+hand:
 
     am, lm = projections of encoder and predictor to V'     simple loss, occupancy, band
-    d am, d lm of the simple loss for a gradient of 1, which take less memory than what they are
-    made from; the backward pass multiplies them by the gradient of each utterance's loss. Where the
-    predictor's prior (am_only_scale) couples utterances that may be weighted differently, the
-    backward pass makes them instead, from what the losses have kept
+    d am, d lm of the simple loss for a gradient of 1, which take less memory than the tensors from
+    which they are computed; the backward pass multiplies them by the gradient of each utterance's
+    loss. If the predictor's prior (am_only_scale) couples utterances that may be weighted
+    differently, the backward pass computes them instead
     projections of both to D                                row_losses of the band (fused_joiner.py)
 
 Weights are cast and padded together; the gradient of the encoder is the sum of two products in one
-buffer. The same functions compute the same numbers in the composition of rnnt_loss_simple,
-prune_bounds and rnnt_loss_fused.
+buffer. rnnt_loss_simple, prune_bounds and rnnt_loss_fused compute the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -28,233 +29,223 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.library import NEG_INF, accumulator
 from pruned_rnnt.ops.common.matrix_products import multiply_into
+from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import row_offsets
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import (
-    RowProblem,
-    row_gradients,
-    row_losses,
-)
+from pruned_rnnt.ops.joiner.fused_joiner import row_gradients, row_losses
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 from pruned_rnnt.ops.simple.simple_loss import (
-    SimpleOptions,
     simple_gradient,
     simple_joiner_log_probs,
     simple_recursion,
 )
 from pruned_rnnt.ops.step.linear_layers import Layer, cast_layers, weight_gradients
 from pruned_rnnt.ops.step.native_step import NativeStep, takes_native_step
-from pruned_rnnt.ops.step.step_plan import (
-    AM,
-    DECODER,
-    ENCODER,
-    INPUTS,
-    LAYERS,
-    LM,
-    OUTPUT,
-    StepPlan,
-)
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 
-class StepLosses(NamedTuple):
-    """total = simple_scale simple + pruned_scale pruned, all three (N,) or (); the occupancies
-    (N,T,U+1) and band (N,T) on the way, and where the losses are reduced those of each utterance
-    (3,N), in the same order, without gradients."""
-
-    total: Tensor
-    simple: Tensor
-    pruned: Tensor
-    gx: Tensor
-    gy: Tensor
-    start: Tensor
-    each: Tensor | None
+class _Layers(NamedTuple):
+    am: Layer
+    lm: Layer
+    encoder: Layer
+    decoder: Layer
+    output: Layer
 
 
-def _layers(tensors: Sequence[Tensor], plan: StepPlan) -> list[Layer]:
+def _layers(x: StepInputs, plan: StepPlan) -> _Layers:
     # A prior of the predictor sums over the whole vocabulary, where no columns may be added.
     added = NEG_INF if plan.simple.am_only_scale == 0 else None
-    padding = [added, added, None, None, 0.0]
-    return [Layer(tensors[2 * i], tensors[2 * i + 1], padding[i]) for i in range(LAYERS)]
+    return _Layers(
+        Layer(x.am_weight, x.am_bias, added),
+        Layer(x.lm_weight, x.lm_bias, added),
+        Layer(x.encoder_weight, x.encoder_bias, None),
+        Layer(x.decoder_weight, x.decoder_bias, None),
+        Layer(x.output_weight, x.output_bias, 0.0),
+    )
 
 
-def _projected(x_NLI: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
-    weight, bias = layer
-    out = x_NLI.new_empty((*x_NLI.shape[:2], weight.shape[0]))
-    torch.addmm(bias, x_NLI.flatten(0, 1), weight.t(), out=out.view(-1, weight.shape[0]))
+class _Factors(NamedTuple):
+    """The inputs and the weights of the first four layers in the dtype of the products."""
+
+    encoder: Tensor
+    predictor: Tensor
+    am_weight: Tensor
+    lm_weight: Tensor
+    encoder_weight: Tensor
+    decoder_weight: Tensor
+
+
+class _SimpleGradients(NamedTuple):
+    """The occupancies, and the gradients of am and lm for a gradient of 1, empty where the backward
+    pass computes them."""
+
+    emit_occupancy: Tensor
+    blank_occupancy: Tensor
+    am: Tensor
+    lm: Tensor
+
+
+# Any: the tensors of each are taken from one list, in this order.
+_SAVED: tuple[Any, ...] = (StepInputs, _Factors, _SimpleGradients, RowStatistics, JoinerInputs)
+
+
+def _projected(x_NLI: Tensor, layer: Layer) -> Tensor:
+    out = x_NLI.new_empty((*x_NLI.shape[:2], layer.weight.shape[0]))
+    flat = out.view(-1, layer.weight.shape[0])
+    torch.addmm(layer.bias, x_NLI.flatten(0, 1), layer.weight.t(), out=flat)
     return out
 
 
 class _PrunedStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
-        encoder_NTE, predictor_NUP = arguments[:2]
-        layers = _layers(arguments[2:INPUTS], arguments[-1])
         utterances: Utterances
-        utterances, plan = arguments[INPUTS:]
+        plan: StepPlan
+        *tensors, utterances, plan = arguments
+        inputs = StepInputs(*tensors)
         targets, logit_lengths, target_lengths, host_lengths = utterances.on_device()
         lengths = (logit_lengths, target_lengths)
         row_splits = None
         if host_lengths is not None:
-            row_splits = row_offsets(host_lengths[0].long() * plan.rows.columns)
+            row_splits = row_offsets(host_lengths[0].long() * plan.chunks.columns)
             row_splits = row_splits.to(targets.device, non_blocking=True)
-        plan_simple: SimpleOptions = plan.simple
-        encoder, predictor = (x.to(plan.dtype).contiguous() for x in (encoder_NTE, predictor_NUP))
-        cast = cast_layers(layers, plan.dtype)
-
-        am, lm = _projected(encoder, cast[AM]), _projected(predictor, cast[LM])
-        parts = simple_joiner_log_probs(am, lm, targets, *lengths, plan_simple)
-        simple_total, gx, gy = simple_recursion(parts, *lengths, plan_simple)
-        start = choose_bounds(
-            gx, gy, *lengths, plan.rows.columns, plan_simple.rnnt_type, plan.exact_bounds
+        encoder, predictor = (
+            x.to(plan.dtype).contiguous() for x in (inputs.encoder, inputs.predictor)
         )
-        unit = am[:0], lm[:0]
+        cast = _Layers(*cast_layers(_layers(inputs, plan), plan.dtype))
+        weights = (cast.am.weight, cast.lm.weight, cast.encoder.weight, cast.decoder.weight)
+
+        am, lm = _projected(encoder, cast.am), _projected(predictor, cast.lm)
+        parts = simple_joiner_log_probs(am, lm, targets, *lengths, plan.simple)
+        simple_total, gx, gy = simple_recursion(parts, *lengths, plan.simple)
+        S, rnnt_type = plan.chunks.columns, plan.simple.rnnt_type
+        start = choose_bounds(gx, gy, *lengths, S, rnnt_type, plan.exact_bounds)
+        unit_gradients = am[:0], lm[:0]
         ctx.simple_inputs = None
         if plan.differentiable and plan.simple.am_only_scale != 0 and plan.reduction == "none":
             ctx.simple_inputs = am, lm, parts
         elif plan.differentiable:
             ones = torch.ones_like(simple_total)
-            unit = simple_gradient(ones, gx, gy, am, lm, parts, targets, *lengths, plan_simple)
+            unit_gradients = simple_gradient(
+                ones, gx, gy, am, lm, parts, targets, *lengths, plan.simple
+            )
         del am, lm, parts
 
-        problem = RowProblem(
-            _projected(encoder, cast[ENCODER]),
-            _projected(predictor, cast[DECODER]),
-            *cast[OUTPUT],
-            targets,
-            *lengths,
-            start,
-            row_splits,
-        )
-        pruned_total, statistics, ctx.kept = row_losses(problem, plan.rows)
-        ctx.save_for_backward(
-            encoder,
-            predictor,
-            *(weight for weight, _ in cast[:OUTPUT]),
-            *unit,
-            *statistics,
-            *problem,
-            *arguments[:INPUTS],
-            gx,
-            gy,
-        )
+        am, lm = _projected(encoder, cast.encoder), _projected(predictor, cast.decoder)
+        output = (cast.output.weight, cast.output.bias)
+        joiner = JoinerInputs(am, lm, *output, targets, *lengths, start, row_splits)
+        pruned_total, statistics, ctx.workspace = row_losses(joiner, plan.chunks)
+        factors = _Factors(encoder, predictor, *weights)
+        simple = _SimpleGradients(gx, gy, *unit_gradients)
+        ctx.save_for_backward(*inputs, *factors, *simple, *statistics, *joiner)
         ctx.plan = plan
         losses_3N = simple_total.new_empty((3, simple_total.shape[0]))
         torch.neg(simple_total, out=losses_3N[1])
         torch.neg(pruned_total, out=losses_3N[2])
         torch.mul(losses_3N[1], plan.simple_scale, out=losses_3N[0])
         losses_3N[0].add_(losses_3N[2], alpha=plan.pruned_scale)
-        each = None if plan.reduction == "none" else losses_3N
-        if plan.reduction == "mean":
-            losses_3N = losses_3N.mean(1)
-        elif plan.reduction == "sum":
-            losses_3N = losses_3N.sum(1)
-        ctx.mark_non_differentiable(*(x for x in (gx, gy, start, each) if x is not None))
+        utterance_losses = None if plan.reduction == "none" else losses_3N
+        losses_3N = reduced(losses_3N, plan.reduction)
+        fixed = (gx, gy, start, utterance_losses)
+        ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
         ctx.set_materialize_grads(False)
+        total, simple_loss, pruned_loss = losses_3N.unbind()
         # A tensor of its own, which may be changed in place.
-        return (losses_3N[0].clone(), losses_3N[1], losses_3N[2], gx, gy, start, each)
+        return StepLosses(total.clone(), simple_loss, pruned_loss, gx, gy, start, utterance_losses)
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, total: Tensor | None, simple: Tensor | None, pruned: Tensor | None, *_: None
+    ) -> tuple[Tensor | None, ...]:
         plan: StepPlan = ctx.plan
-        saved = ctx.saved_tensors
-        encoder, predictor, am_weight, lm_weight, encoder_weight, decoder_weight = saved[:6]
-        unit_am, unit_lm = saved[6:8]
-        statistics, problem = RowStatistics(*saved[8:11]), RowProblem(*saved[11:20])
-        inputs = saved[20 : 20 + INPUTS]
-        layers = _layers(inputs[2:], plan)
-        # The workspace is spent by the first pass; with retain_graph a second one starts afresh.
-        kept, ctx.kept = ctx.kept, None
-
-        batch = problem.targets.shape[0]
-        simple_N, pruned_N = (
-            _upstream(grads[0], scale, own, batch, plan, accumulator(plan.dtype))
-            for scale, own in ((plan.simple_scale, grads[1]), (plan.pruned_scale, grads[2]))
+        tensors = iter(ctx.saved_tensors)
+        inputs, factors, simple_state, statistics, joiner = (
+            kind(*islice(tensors, len(kind._fields))) for kind in _SAVED
         )
-        where = problem.targets, problem.logit_lengths, problem.target_lengths
-        row_grads: Sequence[Tensor | None] = (None, None, None, None)
+        layers = _layers(inputs, plan)
+        # The first pass takes the workspace; a second one, with retain_graph, computes it anew.
+        workspace, ctx.workspace = ctx.workspace, None
+
+        simple_N = _upstream(total, plan.simple_scale, simple, joiner, plan)
+        pruned_N = _upstream(total, plan.pruned_scale, pruned, joiner, plan)
+        rows = None
         if pruned_N is not None:
-            row_grads = row_gradients(pruned_N, problem, statistics, plan.rows, kept)
-        del kept, problem, statistics
-        am_grads: Sequence[Tensor | None] = (None, None)
+            rows = row_gradients(pruned_N, joiner, statistics, plan.chunks, workspace)
+        del workspace, statistics
+        am, lm = None, None
         if simple_N is not None and ctx.simple_inputs is not None:
+            lengths = (joiner.logit_lengths, joiner.target_lengths)
+            gx, gy, *_ = simple_state
             am, lm, parts = ctx.simple_inputs
-            gx, gy = saved[20 + INPUTS :]
-            am_grads = simple_gradient(simple_N, gx, gy, am, lm, parts, *where, plan.simple)
+            am, lm = simple_gradient(
+                simple_N, gx, gy, am, lm, parts, joiner.targets, *lengths, plan.simple
+            )
         elif simple_N is not None:
             factor = simple_N[:, None, None]
-            am_grads = tuple(
-                torch.mul(unit, factor, out=torch.empty_like(unit)) for unit in (unit_am, unit_lm)
+            am, lm = (
+                torch.mul(unit, factor, out=torch.empty_like(unit))
+                for unit in (simple_state.am, simple_state.lm)
             )
 
-        wanted = ctx.needs_input_grad
-        results: list[Tensor | None] = [None] * (INPUTS)
-        sides = (
-            (0, encoder, ((AM, am_grads[0], am_weight), (ENCODER, row_grads[0], encoder_weight))),
-            (1, predictor, ((LM, am_grads[1], lm_weight), (DECODER, row_grads[1], decoder_weight))),
-        )
-        for side, x_NLI, branches in sides:
-            x_RI = x_NLI.flatten(0, 1)
-            flat = [
-                (layer, grad.to(plan.dtype).flatten(0, 1), weight)
-                for layer, grad, weight in branches
+        wanted = dict(zip(StepInputs._fields, ctx.needs_input_grad, strict=False))
+        joiner_am, joiner_lm = (None, None) if rows is None else (rows.am, rows.lm)
+        found: dict[str, Tensor] = {}
+        for side, x_NLI, branches in (
+            ("encoder", factors.encoder, {"am": am, "encoder": joiner_am}),
+            ("predictor", factors.predictor, {"lm": lm, "decoder": joiner_lm}),
+        ):
+            grads = {
+                layer: grad.to(plan.dtype).flatten(0, 1)
+                for layer, grad in branches.items()
                 if grad is not None
-            ]
-            if wanted[side] and flat:
-                results[side] = _input_gradient(flat, inputs[side])
-            for layer, grad_RO, _ in flat:
-                first = 2 + 2 * layer
-                if wanted[first] or wanted[first + 1]:
-                    results[first : first + 2] = weight_gradients(grad_RO, x_RI, layers[layer])
-        first = 2 + 2 * OUTPUT
-        for at, grad in ((first, row_grads[2]), (first + 1, row_grads[3])):
-            if grad is not None and wanted[at]:
-                size = inputs[at].shape[0]
-                results[at] = grad[:size].to(inputs[at].dtype)
-        return (*results, None, None)
+            }
+            if wanted[side] and grads:
+                weights = [getattr(factors, f"{layer}_weight") for layer in grads]
+                found[side] = _input_gradient(grads.values(), weights, getattr(inputs, side))
+            for layer, grad_RO in grads.items():
+                weight, bias = f"{layer}_weight", f"{layer}_bias"
+                if wanted[weight] or wanted[bias]:
+                    found[weight], found[bias] = weight_gradients(
+                        grad_RO, x_NLI.flatten(0, 1), getattr(layers, layer)
+                    )
+        if rows is not None:
+            V, dtype = plan.chunks.vocabulary, inputs.output_weight.dtype
+            found["output_weight"] = rows.weight[:V].to(dtype)
+            found["output_bias"] = rows.bias[:V].to(inputs.output_bias.dtype)
+        return (*map(found.get, StepInputs._fields), None, None)
 
 
 def _upstream(
-    total: Tensor | None,
-    scale: float,
-    own: Tensor | None,
-    batch: int,
-    plan: StepPlan,
-    dtype: torch.dtype,
+    total: Tensor | None, scale: float, own: Tensor | None, joiner: JoinerInputs, plan: StepPlan
 ) -> Tensor | None:
-    """What reaches each utterance of one loss, (N,): by the total, and by itself; None for
-    nothing."""
+    """The gradient of each utterance's loss (N,), by way of the total and by itself; None for
+    none."""
+    batch = joiner.targets.shape[0]
     share = 1 / batch if plan.reduction == "mean" else 1.0
-    parts = ((total, scale * share), (own, share))
-    terms = [x.expand(batch) * factor for x, factor in parts if x is not None]
-    if not terms:
-        return None
-    return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).to(dtype)
+    terms = [
+        x.expand(batch) * factor
+        for x, factor in ((total, scale * share), (own, share))
+        if x is not None
+    ]
+    return sum(terms[1:], terms[0]).to(accumulator(plan.dtype)) if terms else None
 
 
-def _input_gradient(branches: list[tuple[int, Tensor, Tensor]], like: Tensor) -> Tensor:
+def _input_gradient(grads_RO: Iterable[Tensor], weights: Sequence[Tensor], like: Tensor) -> Tensor:
     """The sum of grad weight over the layers that read one input, in its shape and dtype."""
-    dtype = torch.promote_types(branches[0][1].dtype, like.dtype)
-    total = like.new_empty(like.shape, dtype=dtype)
-    for number, (_, grad_RO, weight) in enumerate(branches):
+    total = like.new_empty(like.shape, dtype=torch.promote_types(weights[0].dtype, like.dtype))
+    for number, (grad_RO, weight) in enumerate(zip(grads_RO, weights, strict=True)):
         multiply_into(total.view(-1, like.shape[-1]), grad_RO, weight, add=number > 0)
     return total.to(like.dtype)
 
 
-def pruned_step(
-    encoder_NTE: Tensor,
-    predictor_NUP: Tensor,
-    layers: list[Tensor],
-    utterances: Utterances,
-    plan: StepPlan,
-) -> StepLosses:
-    """Losses that are differentiable in both inputs and in all layers.
+def pruned_step(inputs: StepInputs, utterances: Utterances, plan: StepPlan) -> StepLosses:
+    """Losses that are differentiable in all inputs.
 
-    layers: weight and bias of the projections of am, lm, encoder and predictor, and of the output
-    layer. utterances: lengths on the CPU, or int32 on the step's device.
+    utterances: lengths on the CPU, or int32 on the step's device.
     """
-    inputs = (encoder_NTE, predictor_NUP, *layers)
     function = NativeStep if takes_native_step(inputs, plan) else _PrunedStep
     return StepLosses(*function.apply(*inputs, utterances, plan))  # type: ignore[no-untyped-call]

@@ -1,66 +1,66 @@
-"""The compiled library's pruned step: its calls, and the memory that they are given.
+"""The compiled library's pruned step: its ops, and the memory that Python allocates for them.
 
 Axes as in pruned_step.py, which says what is computed and is the reference; W = U+1, V' = V rounded
 up.
 
-Python allocates a few pieces of memory, whose sizes and inner layout the library knows
-(csrc/cuda/step/step_layout.cuh), so that an out-of-memory keeps its type; the library casts the
-weights, calls the kernels of the other ops and cuBLAS one after the other, and waits for nothing.
+Python allocates a few pieces of memory, so that running out of memory raises torch's own error. The
+library answers how large they are, divides them (csrc/cuda/step/step_layout.cuh), casts the weights
+and calls the kernels of the other ops and cuBLAS one after the other, without waiting.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from functools import lru_cache
+import operator
+import struct
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import LIBRARY, accumulator
+from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.simple.simple_products import exp_layout
-from pruned_rnnt.ops.step.step_plan import AM, DECODER, ENCODER, LM, OUTPUT, StepPlan
+from pruned_rnnt.ops.step.linear_layers import padded_width
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-_REDUCED = {"none": 0, "sum": 1, "mean": 2}
-_UNKNOWN = (0,) * 4
-
-# sizes: StepSizes and room for Memory, int64; scales: StepScales, float64; both on the CPU, as
-# tensors: lists of numbers take longer to pass. layers: weight and bias of five layers; lengths: on
-# the CPU (int32, int64) if rows are packed, else int32 beside the rest. saved, work: uint8 memory,
-# of the sizes that pruned_step_bytes fills in, which may set chunk_rows to more.
-# -> gx, gy (N,T,W) acc, start (N,T) int32, total and parts: the weighted sum of the two losses
-# and the losses, (N) and (2,N), or reduced, () and (2), then with the three of each utterance in
-# each (3,N). With at_once also what rows_backward does.
-LIBRARY.define("pruned_step_bytes(Tensor(a!) sizes) -> ()")
+# fields: StepArguments and StepMemory as int64 on the CPU; a tensor, because a list of numbers
+# takes longer to pass. pruned_step_fields returns their names and types in the order of
+# csrc/cuda/step/step_fields.cuh; pruned_step_layout fills in those of StepMemory.
+LIBRARY.define("pruned_step_fields() -> str")
+LIBRARY.define("pruned_step_layout(Tensor(a!) fields) -> ()")
+# layers: weight and bias of five layers; lengths: on the CPU (int32, int64) if rows are packed,
+# else int32 on the device. saved, work: uint8 memory. -> gx, gy (N,T,W) acc, start (N,T) int32;
+# total and parts: the weighted sum of the two losses and the losses, (N) and (2,N), or reduced, ()
+# and (2), then with the three of each utterance in utterance_losses (3,N). With grads_in_forward
+# also what pruned_step_rows_backward computes.
 LIBRARY.define(
     "pruned_step_forward(Tensor encoder, Tensor predictor, Tensor[] layers, Tensor targets, "
-    "Tensor logit_lengths, Tensor target_lengths, Tensor sizes, Tensor scales, Tensor(a!) saved, "
+    "Tensor logit_lengths, Tensor target_lengths, Tensor fields, Tensor(a!) saved, "
     "Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, Tensor(f!) total, "
-    "Tensor(g!) parts, Tensor(h!)? each, Tensor(i!)? sums) -> ()"
+    "Tensor(g!) parts, Tensor(h!)? utterance_losses, Tensor(i!)? sums) -> ()"
 )
 # The gradients of total and of the two losses, None for none -> in saved what layers_backward
-# takes; sums, acc: the gradients of the output layer's weight (V',D) and bias (V'). work as the
+# reads; sums, acc: the gradients of the output layer's weight (V',D) and bias (V'). work as the
 # forward has left it.
 LIBRARY.define(
     "pruned_step_rows_backward(Tensor? grad_total, Tensor? grad_simple, Tensor? grad_pruned, "
-    "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor start, Tensor sizes, "
-    "Tensor scales, Tensor(a!) saved, Tensor(b!) work, Tensor(c!) sums) -> ()"
+    "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor start, Tensor fields, "
+    "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) sums) -> ()"
 )
 # -> gradients of the inputs in their dtype, of the weights (V'+D,E) and (V'+D,P) of the two layers
-# that read each in theirs, None for what is not wanted; and in sums, behind the output layer's, of
-# the biases (V'+D), acc, of each.
+# that read each input in their dtype, None for what is not wanted; and in sums, behind the output
+# layer's, of the biases (V'+D), acc, of each.
 LIBRARY.define(
-    "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor sizes, "
+    "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor fields, "
     "Tensor(a!) saved, Tensor(b!)? grad_encoder, Tensor(c!)? grad_predictor, "
     "Tensor(d!)? encoder_weights, Tensor(e!)? predictor_weights, Tensor(f!) sums) -> ()"
 )
 _ops = torch.ops.pruned_rnnt
 
 
-class StepSizes(NamedTuple):
-    """The integers of a step, in the order of csrc/cuda/step/step_sizes.cuh."""
+class StepArguments(NamedTuple):
+    """The fields of csrc/cuda/step/step_fields.cuh that Python fills in, by name."""
 
     N: int
     T: int
@@ -70,8 +70,9 @@ class StepSizes(NamedTuple):
     D: int
     V: int
     S: int
+    padded_V: int
     rows: int
-    chunk_rows: int
+    least_chunk_rows: int
     hidden_rows: int
     blank: int
     rnnt_type: int
@@ -79,185 +80,220 @@ class StepSizes(NamedTuple):
     activation: int
     exact_bounds: bool
     differentiable: bool
-    reduced: int
-    split: bool
+    grads_in_forward: bool
+    packed: bool
     cast_encoder: bool
     cast_predictor: bool
+    reduction: int
     dtype: int
-    packed: bool
-    at_once: bool
-
-
-class StepScales(NamedTuple):
-    """The floating-point options, in the order of csrc/cuda/step/step_sizes.cuh."""
-
-    lm_only: float
+    exp_dtype: int
+    sum_dtype: int
+    exp_split: bool
+    exp_multiple: int
+    weight_parts: int
+    lm_only_scale: float
     delay_penalty: float
     fastemit_lambda: float
     clamp: float
-    simple: float
-    pruned: float
+    simple_scale: float
+    pruned_scale: float
 
 
-def _sizes(inputs: Sequence[Tensor], packed: bool, at_once: bool, plan: StepPlan) -> StepSizes:
-    encoder, predictor = inputs[:2]
-    batch, frames, encoder_dim = encoder.shape
-    rows = plan.rows
-    return StepSizes(
-        N=batch,
-        T=frames,
-        W=predictor.shape[1],
-        E=encoder_dim,
-        P=predictor.shape[2],
-        D=inputs[2 + 2 * OUTPUT].shape[1],
-        V=rows.vocabulary,
-        S=rows.columns,
-        rows=rows.cuts[-1],
-        chunk_rows=rows.cuts[1],
-        hidden_rows=rows.hidden_rows,
-        blank=plan.simple.blank,
-        rnnt_type=plan.simple.rnnt_type,
-        mode=rows.options.normalization,
-        activation=rows.activation,
-        exact_bounds=plan.exact_bounds,
-        differentiable=plan.differentiable,
-        reduced=_REDUCED[plan.reduction],
-        split=exp_layout(plan.dtype, encoder.device).split,
-        cast_encoder=encoder.dtype != plan.dtype,
-        cast_predictor=predictor.dtype != plan.dtype,
-        dtype=_TYPES[plan.dtype],
-        packed=packed,
-        at_once=at_once,
-    )
+class StepMemory(NamedTuple):
+    """The fields that the library fills in: bytes of saved and work, elements of sums."""
+
+    chunk_rows: int = 0
+    saved_bytes: int = 0
+    work_bytes: int = 0
+    sums_size: int = 0
 
 
-class Memory(NamedTuple):
-    """What pruned_step_bytes fills in: bytes, elements of sums, and V'."""
+class StepCall(NamedTuple):
+    """arguments, and fields: the memory in which Python and the library share them. is_reduced:
+    whether the losses are. acc: the dtype of sums."""
 
-    saved: int
-    work: int
-    sums: int
-    padded_vocabulary: int
-
-
-@lru_cache(maxsize=16)
-def _scale_tensor(scales: StepScales) -> Tensor:
-    """The same few, once the warm-up is over."""
-    return torch.tensor(scales, dtype=torch.float64, device="cpu")
-
-
-class Told(NamedTuple):
-    """What the library is told about a step beside tensors on its device; acc: dtype of sums."""
-
-    sizes: StepSizes
-    memory: Memory
-    numbers: Tensor
-    scales: Tensor
+    arguments: StepArguments
+    memory: StepMemory
+    fields: Tensor
+    is_reduced: bool
     acc: torch.dtype
 
 
-def told_of(inputs: Sequence[Tensor], packed: bool, at_once: bool, plan: StepPlan) -> Told:
-    sizes = _sizes(inputs, packed, at_once, plan)
-    options = plan.rows.options
-    scales = StepScales(
-        plan.simple.lm_only_scale,
-        options.delay_penalty,
-        options.fastemit_lambda,
-        options.clamp,
-        plan.simple_scale,
-        plan.pruned_scale,
+class _FieldTable:
+    """How the library stores the fields of a step.
+
+    Raises:
+        ImportError: its fields are not those of StepArguments and StepMemory.
+    """
+
+    def __init__(self) -> None:
+        try:
+            description: str = _ops.pruned_step_fields.default()
+        except NotImplementedError:
+            description = ""
+        kinds = dict(field.split(":") for field in description.split())
+        ours = [*StepArguments._fields, *StepMemory._fields]
+        if kinds.keys() != set(ours):
+            raise ImportError(
+                "pruned_rnnt's CUDA library was built from another version of the source: the "
+                f"fields {sorted(kinds.keys() ^ set(ours))} of its pruned step and of the package "
+                "differ. Build and install the package again."
+            )
+        names = list(kinds)
+        self._values = {name: kind.split(",") for name, kind in kinds.items() if len(kind) > 1}
+        self._packing = struct.Struct("".join("d" if kinds[x] == "d" else "q" for x in names))
+        self._in_order = operator.itemgetter(*map(ours.index, names))
+        self._memory = operator.itemgetter(*map(names.index, StepMemory._fields))
+
+    def choice(self, field: str, value: object) -> int:
+        return self._values[field].index(str(value).removeprefix("torch."))
+
+    def call(self, arguments: StepArguments, plan: StepPlan) -> StepCall:
+        """With the memory that the library asks for."""
+        shared = bytearray(self._packing.size)
+        self._packing.pack_into(shared, 0, *self._in_order((*arguments, *StepMemory())))
+        fields = torch.frombuffer(shared, dtype=torch.int64)
+        _ops.pruned_step_layout.default(fields)
+        memory = StepMemory(*self._memory(self._packing.unpack(shared)))
+        is_reduced = plan.reduction != "none"
+        return StepCall(arguments, memory, fields, is_reduced, accumulator(plan.dtype))
+
+
+# None without the library. Importing the package fails if the library is of another version.
+_FIELDS = _FieldTable() if has_native_kernel("pruned_step_forward", "cuda") else None
+
+
+def has_native_step() -> bool:
+    return _FIELDS is not None
+
+
+def step_call(
+    inputs: StepInputs, *, packed: bool, grads_in_forward: bool, plan: StepPlan
+) -> StepCall:
+    assert _FIELDS is not None
+    batch, frames, encoder_dim = inputs.encoder.shape
+    chunks, simple, options = plan.chunks, plan.simple, plan.chunks.options
+    exponentials = exp_layout(plan.dtype, inputs.encoder.device)
+    arguments = StepArguments(
+        N=batch,
+        T=frames,
+        W=inputs.predictor.shape[1],
+        E=encoder_dim,
+        P=inputs.predictor.shape[2],
+        D=inputs.output_weight.shape[1],
+        V=chunks.vocabulary,
+        S=chunks.columns,
+        padded_V=padded_width(chunks.vocabulary, plan.dtype),
+        rows=chunks.rows,
+        least_chunk_rows=chunks.largest,
+        hidden_rows=chunks.hidden_rows,
+        blank=simple.blank,
+        rnnt_type=simple.rnnt_type,
+        mode=options.normalization,
+        activation=chunks.activation,
+        exact_bounds=plan.exact_bounds,
+        differentiable=plan.differentiable,
+        grads_in_forward=grads_in_forward,
+        packed=packed,
+        cast_encoder=inputs.encoder.dtype != plan.dtype,
+        cast_predictor=inputs.predictor.dtype != plan.dtype,
+        reduction=_FIELDS.choice("reduction", plan.reduction),
+        dtype=_FIELDS.choice("dtype", plan.dtype),
+        exp_dtype=_FIELDS.choice("exp_dtype", exponentials.dtype),
+        sum_dtype=_FIELDS.choice("sum_dtype", exponentials.sum_dtype),
+        exp_split=exponentials.split,
+        exp_multiple=exponentials.multiple,
+        weight_parts=exponentials.weight_parts,
+        lm_only_scale=simple.lm_only_scale,
+        delay_penalty=options.delay_penalty,
+        fastemit_lambda=options.fastemit_lambda,
+        clamp=options.clamp,
+        simple_scale=plan.simple_scale,
+        pruned_scale=plan.pruned_scale,
     )
-    # One memory for Python and the library.
-    values = array("q", (*sizes, *_UNKNOWN))
-    numbers = torch.frombuffer(values, dtype=torch.int64)
-    _ops.pruned_step_bytes.default(numbers)
-    return Told(
-        sizes,
-        Memory(*values[len(sizes) :]),
-        numbers,
-        _scale_tensor(scales),
-        accumulator(plan.dtype),
-    )
+    return _FIELDS.call(arguments, plan)
 
 
-class Losses(NamedTuple):
-    """total () or (N,), parts (2,) or (2,N), each (3,N) where these are reduced, gx, gy (N,T,W),
-    start (N,T); then what a backward pass spends: memory, and sums where it has begun."""
+class StepBuffers(NamedTuple):
+    """uint8 memory that forward leaves for backward: saved, and work, which holds the last chunk
+    until pruned_step_rows_backward has read it."""
 
-    total: Tensor
-    parts: Tensor
-    each: Tensor | None
-    gx: Tensor
-    gy: Tensor
-    start: Tensor
     saved: Tensor
     work: Tensor
-    sums: Tensor | None
 
 
-def losses_of(inputs: list[Tensor], where: Sequence[Tensor], told: Told) -> Losses:
-    sizes, memory, _, _, acc = told
-    saved = inputs[0].new_empty(memory.saved, dtype=torch.uint8)
-    work = saved.new_empty(memory.work)
-    gx, gy = saved.new_empty((2, sizes.N, sizes.T, sizes.W), dtype=acc).unbind()
-    start = saved.new_empty((sizes.N, sizes.T), dtype=torch.int32)
-    shape = () if sizes.reduced else (sizes.N,)
+def forward(
+    inputs: StepInputs, targets_and_lengths: Sequence[Tensor], call: StepCall
+) -> tuple[StepLosses, StepBuffers, Tensor | None]:
+    """The losses, the buffers, and with grads_in_forward the sums that rows_backward writes."""
+    encoder, predictor, *layers = inputs
+    arguments, memory, fields, _, acc = call
+    N, T, W = arguments.N, arguments.T, arguments.W
+    saved = encoder.new_empty(memory.saved_bytes, dtype=torch.uint8)
+    work = saved.new_empty(memory.work_bytes)
+    gx, gy = saved.new_empty((2, N, T, W), dtype=acc).unbind()
+    start = saved.new_empty((N, T), dtype=torch.int32)
+    shape = () if call.is_reduced else (N,)
     total = saved.new_empty(shape, dtype=acc)
     parts = saved.new_empty((2, *shape), dtype=acc)
-    each = saved.new_empty((3, sizes.N), dtype=acc) if sizes.reduced else None
-    sums = saved.new_empty(memory.sums, dtype=acc) if sizes.at_once else None
+    utterance_losses = saved.new_empty((3, N), dtype=acc) if call.is_reduced else None
+    sums = saved.new_empty(memory.sums_size, dtype=acc) if arguments.grads_in_forward else None
+    outputs = (gx, gy, start, total, parts, utterance_losses, sums)
     _ops.pruned_step_forward.default(
-        inputs[0],
-        inputs[1],
-        inputs[2:],
-        *where,
-        told.numbers,
-        told.scales,
-        saved,
-        work,
-        gx,
-        gy,
-        start,
-        total,
-        parts,
-        each,
-        sums,
+        encoder, predictor, layers, *targets_and_lengths, fields, saved, work, *outputs
     )
-    return Losses(total, parts, each, gx, gy, start, saved, work, sums)
+    simple, pruned = parts.unbind()
+    losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses)
+    return losses, StepBuffers(saved, work), sums
 
 
 def rows_backward(
     upstream: Sequence[Tensor | None],
-    where: Sequence[Tensor],
+    targets_and_lengths: Sequence[Tensor],
     start: Tensor,
-    told: Told,
-    saved: Tensor,
-    work: Tensor,
-    sums: Tensor,
-) -> None:
-    """What losses_of has not done yet where gradients are not made at once."""
+    call: StepCall,
+    buffers: StepBuffers,
+) -> Tensor:
+    """The sums, for the gradients of the three losses; what forward does with grads_in_forward."""
+    sums = buffers.saved.new_empty(call.memory.sums_size, dtype=call.acc)
+    contiguous = [None if x is None else x.contiguous() for x in upstream]
     _ops.pruned_step_rows_backward.default(
-        *upstream, *where, start, told.numbers, told.scales, saved, work, sums
+        *contiguous, *targets_and_lengths, start, call.fields, *buffers, sums
     )
+    return sums
 
 
-# Arguments of the two layers that read the encoder, and of those that read the predictor.
-_OF_SIDES = [
-    [2 + 2 * layer + i for layer in layers for i in range(2)]
-    for layers in ((AM, ENCODER), (LM, DECODER))
-]
+class LayerGradients(NamedTuple):
+    """Gradients of the two inputs, and (V'+D,E) and (V'+D,P) of the weights of the two layers that
+    read each; None for what is not wanted."""
+
+    encoder: Tensor | None
+    predictor: Tensor | None
+    encoder_weights: Tensor | None
+    predictor_weights: Tensor | None
 
 
-def layer_gradients(
-    inputs: list[Tensor], told: Told, saved: Tensor, sums: Tensor, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """Of the inputs (2), of the weights of the layers that read them (2), sums: as
-    pruned_step_layers_backward says."""
-    outputs = told.memory.padded_vocabulary + told.sizes.D
-    sides = inputs[:2]
-    results = [torch.empty_like(x) if wanted[i] else None for i, x in enumerate(sides)]
-    for own, x in zip(_OF_SIDES, sides, strict=True):
-        is_wanted = any(wanted[i] for i in own)
-        results.append(inputs[2].new_empty((outputs, x.shape[2])) if is_wanted else None)
-    _ops.pruned_step_layers_backward.default(*sides, told.numbers, saved, *results, sums)
-    return [*results, sums]
+def layers_backward(
+    inputs: StepInputs, call: StepCall, saved: Tensor, sums: Tensor, wanted: Mapping[str, bool]
+) -> LayerGradients:
+    """wanted: by the name of the input. Adds the gradients of the biases to sums."""
+    outputs = call.arguments.padded_V + call.arguments.D
+
+    def input_gradient(name: str, x: Tensor) -> Tensor | None:
+        return torch.empty_like(x) if wanted[name] else None
+
+    def weights_gradient(x: Tensor, *layers: str) -> Tensor | None:
+        if not any(wanted[f"{layer}_{kind}"] for layer in layers for kind in ("weight", "bias")):
+            return None
+        return inputs.am_weight.new_empty((outputs, x.shape[2]))
+
+    gradients = LayerGradients(
+        input_gradient("encoder", inputs.encoder),
+        input_gradient("predictor", inputs.predictor),
+        weights_gradient(inputs.encoder, "am", "encoder"),
+        weights_gradient(inputs.predictor, "lm", "decoder"),
+    )
+    _ops.pruned_step_layers_backward.default(
+        inputs.encoder, inputs.predictor, call.fields, saved, *gradients, sums
+    )
+    return gradients

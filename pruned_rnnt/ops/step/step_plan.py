@@ -1,4 +1,4 @@
-"""What a pruned step is told, beside tensors; its two implementations share it.
+"""Inputs, options and results of a pruned step; its two implementations share them.
 
 Axes as in pruned_step.py.
 """
@@ -8,26 +8,53 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from pruned_rnnt.ops.joiner.fused_joiner import RowPlan
+from pruned_rnnt.ops.joiner.fused_joiner import ChunkPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
-# The five layers, each by weight and bias, in the order of the arguments.
-AM, LM, ENCODER, DECODER, OUTPUT = range(5)
-LAYERS = 5
-# Differentiable arguments: encoder and predictor, and two for each layer.
-INPUTS = 2 + 2 * LAYERS
+
+class StepInputs(NamedTuple):
+    """The differentiable arguments: encoder (N,T,E), predictor (N,U+1,P), and weight and bias of
+    the five layers: am (V,E), lm (V,P), encoder (D,E), decoder (D,P) and output (V,D)."""
+
+    encoder: Tensor
+    predictor: Tensor
+    am_weight: Tensor
+    am_bias: Tensor
+    lm_weight: Tensor
+    lm_bias: Tensor
+    encoder_weight: Tensor
+    encoder_bias: Tensor
+    decoder_weight: Tensor
+    decoder_bias: Tensor
+    output_weight: Tensor
+    output_bias: Tensor
 
 
 class StepPlan(NamedTuple):
-    """dtype: of all products. differentiable: whether a backward pass may come. rows: how the rows
-    of the band are worked through. reduction: `mean`, `sum` or `none`, of all three losses."""
+    """dtype: of all products. differentiable: whether a backward pass may follow. chunks: how the
+    rows of the band are divided. reduction: `mean`, `sum` or `none`, of all three losses."""
 
     dtype: torch.dtype
     differentiable: bool
     simple: SimpleOptions
-    rows: RowPlan
+    chunks: ChunkPlan
     exact_bounds: bool
     simple_scale: float
     pruned_scale: float
     reduction: str
+
+
+class StepLosses(NamedTuple):
+    """total = simple_scale simple + pruned_scale pruned, all three (N,) or (); emit and blank
+    occupancy (N,T,U+1) and the start of the band (N,T); and if the losses are reduced, the three
+    losses of each utterance (3,N), in the same order, without gradients."""
+
+    total: Tensor
+    simple: Tensor
+    pruned: Tensor
+    emit_occupancy: Tensor
+    blank_occupancy: Tensor
+    start: Tensor
+    utterance_losses: Tensor | None
