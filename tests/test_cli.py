@@ -15,7 +15,6 @@ import pytest
 import soundfile
 import torch
 from rich.console import Console
-from tiny_corpus import make_corpus, tiny_overrides
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
@@ -26,6 +25,7 @@ from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks.registry import load_experiment
+from tests.tiny_corpus import make_corpus, tiny_overrides
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.kernels.available import use_kernels
+
 
 def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype of autocast on x's device; without autocast, that of the weight."""
@@ -28,6 +30,14 @@ def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None)
     """
     dtype = compute_dtype(x_NTE, convolution.weight)
     assert convolution.bias is not None
+    if torch.is_grad_enabled() and use_kernels(x_NTE, convolution.weight):
+        mixed_NTE: Tensor = _FusedDepthwise.apply(  # type: ignore[no-untyped-call]
+            x_NTE.to(dtype),
+            convolution.weight.to(dtype),
+            convolution.bias.to(dtype),
+            int(convolution.padding[0]) if padding is None else padding,
+        )
+        return mixed_NTE
     mixed_NE1T: Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
         x_NTE.to(dtype).transpose(1, 2).unsqueeze(2),
         convolution.weight.to(dtype).unsqueeze(2),
@@ -83,3 +93,25 @@ class _Depthwise(torch.autograd.Function):
                 [True, True, True],
             )
         return grad_x, grad_weight, grad_bias, None
+
+
+class _FusedDepthwise(torch.autograd.Function):
+    """By our kernels, which read frames as the other modules store them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+        from pruned_rnnt.model.kernels.convolution import depthwise as fused_depthwise
+
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.padding = padding
+        return fused_depthwise(x, weight, bias, padding)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        from pruned_rnnt.model.kernels.convolution import depthwise_backward
+
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = depthwise_backward(x, weight, grad.contiguous(), ctx.padding)
+        return of_x, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None

@@ -58,7 +58,3 @@ class JoinedFrames:
 def should_avoid_cudnn_replanning(x: Tensor) -> bool:
     """True if cuDNN would re-plan convolutions for x's shape (CUDA, not under torch.compile)."""
     return x.is_cuda and not torch.compiler.is_compiling()
-
-
-# The Zipformer's embedding imports this name.
-pays = should_avoid_cudnn_replanning

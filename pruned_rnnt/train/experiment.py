@@ -30,6 +30,8 @@ class TrainConfig:
     precision: dtype of matrix products; float16 scales the loss to avoid underflow.
     compile_encoder: compile the encoder (a Conformer) with torch.compile, for any length; the
         first steps then take minutes. Checkpoints are the same with and without it.
+    fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
+        compile them for the device; `off` with plain torch.
     average_decay: decay of the running average of parameters; 0 switches it off.
     log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
         (log_every: at least 1). A run also ends with a validation. Each validation saves a
@@ -49,6 +51,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile_encoder: bool = False
+    fused_kernels: Literal["auto", "off"] = "auto"
     average_decay: float = 0.99
     log_every: int = 20
     validate_every: int = 0

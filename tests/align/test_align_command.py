@@ -141,7 +141,7 @@ def test_windows_of_long_audio_keep_all_frames(run: Path, tmp_path: Path) -> Non
     [
         (["a.wav"], "goes with its --text"),
         (["--text", "red"], "goes with its --text"),
-        (["a.wav", "b.wav", "--text", "red"], "one audio file"),
+        (["a.wav", "b.wav", "--text", "red"], "an audio file goes with its --text"),
         (["a.wav", "--text", "red", "--split", "test"], "cannot go with an audio file"),
     ],
 )

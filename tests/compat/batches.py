@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from lattice_paths import joiner_log_probs, log_total
 from torch import Tensor
+
+from tests.lattice_paths import joiner_log_probs, log_total
 
 # One utterance is full, one is shorter in both axes, one has no symbols, one has a single frame.
 LENGTHS = [(4, 3), (3, 2), (4, 0), (1, 1)]

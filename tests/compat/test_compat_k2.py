@@ -89,7 +89,7 @@ def smoothed_rows(am: Tensor, lm: Tensor, l_scale: float, a_scale: float) -> Ten
 
 def smoothed_oracle(data, rnnt_type: str, l_scale: float, a_scale: float) -> tuple[Tensor, ...]:
     """(losses, px, py) with px (N, S, T), py (N, S + 1, T) leaves of the graph of losses."""
-    from lattice_paths import log_total
+    from tests.lattice_paths import log_total
 
     rows = smoothed_rows(data.am, data.lm, l_scale, a_scale)
     index = torch.nn.functional.pad(data.targets, (0, 1), value=BLANK)

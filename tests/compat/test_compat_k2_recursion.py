@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from lattice_paths import joiner_log_probs, log_total
 from torch import Tensor
 
 from pruned_rnnt.compat import k2
 from tests.compat.batches import BLANK, LENGTHS, UPSTREAM, batch
+from tests.lattice_paths import joiner_log_probs, log_total
 
 TYPES = ["regular", "modified", "constrained"]
 

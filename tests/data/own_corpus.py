@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from recorded_speech import write_audio
-
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from tests.data.recorded_speech import write_audio
 
 COUNT = 12
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from spoken_corpus import noise
 
 from pruned_rnnt.data.audio.waveform import resample
+from tests.data.spoken_corpus import noise
 
 TEXTS = ("turn on the light", "stop now", "one two three four", "go")
 

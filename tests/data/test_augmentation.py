@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from spoken_corpus import noise
 
 from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.input.augmentation import (
@@ -19,6 +18,7 @@ from pruned_rnnt.data.input.augmentation import (
     stretch_time,
     warp_frequency,
 )
+from tests.data.spoken_corpus import noise
 
 EVERYTHING = AugmentationConfig(
     tempo=0.2, frequency_warp=0.2, tilt_db=6.0, volume_db=6.0, noise_probability=0.7

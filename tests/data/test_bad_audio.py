@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import MonoCut, Recording
-from recorded_speech import text_of, truncate, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
@@ -21,6 +20,7 @@ from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from tests.data.recorded_speech import text_of, truncate, write_audio
 
 COUNT = 12
 

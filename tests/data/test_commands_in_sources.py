@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from lhotse import Recording, SupervisionSegment
-from recorded_speech import write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from tests.data.recorded_speech import write_audio
 
 COUNT = 6
 

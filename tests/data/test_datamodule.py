@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_corpus
 import torch
 from lhotse import CutSet
-from spoken_corpus import TEXTS, make_corpus
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text, encoder_frames
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from tests import tiny_corpus
+from tests.data.spoken_corpus import TEXTS, make_corpus
 
 TRAIN = 40
 PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
-from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.own_sources import open_source
+from tests.data.own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
+from tests.data.recorded_speech import text_of, write_audio
 
 TEXTS = Counter(text_of(i) for i in range(COUNT))
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import MonoCut, Recording
-from recorded_speech import write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.audio_stream import audio_blocks
@@ -18,6 +17,7 @@ from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from tests.data.recorded_speech import write_audio
 
 READERS = (read_audio, lambda path: np.concatenate(list(audio_blocks(path, 0.1))))
 

@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-from own_corpus import prepare
-from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.lm_texts import TextFiles
+from tests.data.own_corpus import prepare
+from tests.data.recorded_speech import text_of, write_audio
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_speech import write_audio
-from spoken_corpus import make_corpus
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from scripts import loader_speed
+from tests.data.recorded_speech import write_audio
+from tests.data.spoken_corpus import make_corpus
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

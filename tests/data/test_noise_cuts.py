@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from lhotse import CutSet
-from own_corpus import prepare
-from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, read_cuts
+from tests.data.own_corpus import prepare
+from tests.data.recorded_speech import text_of, write_audio
 
 
 @pytest.fixture(scope="module")

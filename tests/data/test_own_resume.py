@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
-from recorded_speech import text_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.shard_writer import Shard, ShardResult, write_shard
+from tests.data.own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
+from tests.data.recorded_speech import text_of
 
 # Of thirteen rows by threes: eleven for training, and one each for dev and test.
 SHARDS = 6

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from lhotse import Recording, SupervisionSegment
-from recorded_speech import text_of, write_audio
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
+from tests.data.recorded_speech import text_of, write_audio
 
 
 def entries_of(path: Path) -> list[CorpusEntry]:

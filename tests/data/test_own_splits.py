@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
-from recorded_speech import text_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from tests.data.own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
+from tests.data.recorded_speech import text_of
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from spoken_corpus import make_corpus
 
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
+from tests.data.spoken_corpus import make_corpus
 
 
 def test_folder_can_be_moved(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from own_corpus import COUNT, all_texts, path_of, prepare, write_mixed_audio
-from recorded_speech import text_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from tests.data.own_corpus import COUNT, all_texts, path_of, prepare, write_mixed_audio
+from tests.data.recorded_speech import text_of
 
 
 @pytest.fixture(scope="module")

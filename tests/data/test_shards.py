@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lhotse import CutSet
-from recorded_speech import text_of, truncate, write_audio
 from rich.console import Console
-from shard_ranks import batches, data_of
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
@@ -23,6 +21,8 @@ from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.shar_members import with_shar_audio
 from pruned_rnnt.data.input.split_summary import show_split
+from tests.data.recorded_speech import text_of, truncate, write_audio
+from tests.data.shard_ranks import batches, data_of
 
 COUNT = 50
 PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))

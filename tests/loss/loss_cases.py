@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from lattice_paths import joiner_log_probs, log_total
 from torch import Tensor
+
+from tests.lattice_paths import joiner_log_probs, log_total
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RNNT_TYPES = ["regular", "modified", "constrained", "rna"]

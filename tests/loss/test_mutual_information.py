@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from lattice_paths import log_total
 from torch import Tensor
 
 import pruned_rnnt
+from tests.lattice_paths import log_total
 from tests.loss.loss_cases import DEVICES, RNNT_TYPES, has_path
 
 # [u_begin, t_begin, u_end, t_end] inside U = 4, T = 5.

@@ -96,7 +96,9 @@ def test_training_gradients_equal_those_of_the_cpu(
     """
     monkeypatch.setattr(Clock, "chance", lambda clock, probability: probability > 0.0)
     # On both devices balancers shall see utterances one after the other, as on a GPU.
-    monkeypatch.setattr("pruned_rnnt.model.zipformer.embedding.pays", lambda x: True)
+    monkeypatch.setattr(
+        "pruned_rnnt.model.zipformer.embedding.should_avoid_cudnn_replanning", lambda x: True
+    )
     low = dtype == torch.bfloat16
     here = sine_encoder(dataclasses.replace(TINY, dropout_scale=0.0)).train()
     batch, lengths, _ = ragged_batch([90, 61], garbage=0.0)

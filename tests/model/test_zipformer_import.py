@@ -135,7 +135,7 @@ def test_averages(tmp_path: Path) -> None:
     assert whole["w"].tolist() == [3.0, 3.0]
     # 400 steps sum to 1200, the first 100 to 200: the last 300 have a mean of 10 / 3.
     assert read_icefall(late, since=early)["w"].tolist() == pytest.approx([10 / 3] * 2)
-    with pytest.raises(ValueError, match="is of step 100, needs a later one than 400"):
+    with pytest.raises(ValueError, match="is of step 100, needs a step after 400"):
         read_icefall(early, since=late)
     plain = tmp_path / "pretrained.pt"
     torch.save({"model": {"module.w": torch.ones(2)}}, plain)

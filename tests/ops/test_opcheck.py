@@ -17,7 +17,7 @@ def fused_calls() -> Iterator[tuple[str, list, dict]]:
     factors = [torch.randn(shape) for shape in ((2, 3, 5), (2, 3, 5), (8, 5), (8,))]
     inputs = [*factors, batch.targets, batch.logit_lengths, batch.target_lengths, None, None]
     shared = {"frames": 3, "columns": 3, "chunk_offsets": [0, 12, 18], "vocabulary": 6}
-    shared |= {"activation": 1, "blank": 0, "normaliser": 0}
+    shared |= {"activation": 1, "blank": 0, "normalization": 0}
     shared |= {
         name: torch.full((12, x), float("nan")) for name, x in (("hidden", 5), ("logits", 8))
     }

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import corpus_layouts
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
@@ -16,6 +15,7 @@ from pruned_rnnt.data.input.filters import FilterConfig, cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe
 from pruned_rnnt.train.experiment import ExperimentConfig
+from tests.recipes import corpus_layouts
 
 
 def prepare(name: str, source: Path, output: Path, *options: str) -> PreparedFolder:

@@ -8,11 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from processes import start
-
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.train.processes import start
 
 _SECONDS_OF_A_SYNC = 0.02
 # Matches a checkpoint that is being written.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
@@ -18,6 +17,7 @@ from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import log_file, read_metrics
 from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment
 
 
 @pytest.fixture(scope="module")

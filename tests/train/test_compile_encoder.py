@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from run_files import losses_of
-from tiny_corpus import make_corpus, tiny_experiment
 from torch import nn
 
 from pruned_rnnt.config import load_config
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.run_files import losses_of
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from failures import FailInBackward, SlowGradient, run_out_of_memory
-from processes import run_ranks
-from tiny_corpus import make_corpus, tiny_experiment
 from torch import Tensor, nn
 
 from pruned_rnnt.data.input.batch import Batch, pad_features, pad_targets
@@ -20,6 +17,9 @@ from pruned_rnnt.train.engine.gradients import SummedGradients
 from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.failures import FailInBackward, SlowGradient, run_out_of_memory
+from tests.train.processes import run_ranks
 
 pytestmark = pytest.mark.slow
 

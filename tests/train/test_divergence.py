@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_ranks
 from test_bad_steps import spoil_batches
-from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
@@ -16,6 +14,8 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.train.processes import run_ranks
 
 SAVING = ("train.save_every=1", "train.validate_every=99", "train.keep_last=3")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from failures import run_out_of_memory
-from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
@@ -17,6 +15,8 @@ from pruned_rnnt.model.transducer_model import ModelLosses
 from pruned_rnnt.train.tasks import dry_run
 from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.train.failures import run_out_of_memory
 
 
 @pytest.fixture(scope="module")

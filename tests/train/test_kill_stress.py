@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kill_loop import results, train_through_deaths
-from run_files import checkpoint_of
-from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.kill_loop import results, train_through_deaths
+from tests.train.run_files import checkpoint_of
 
 pytestmark = pytest.mark.slow
 

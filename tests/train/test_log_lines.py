@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tiny_corpus import make_corpus, tiny_overrides
+from tests.tiny_corpus import make_corpus, tiny_overrides
 
 # lhotse logs with these functions, which add a handler to a root logger that has none.
 PROGRAM = """

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 
 import pytest
-from run_files import losses_of
-from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.run_files import losses_of
 
 pytestmark = pytest.mark.slow
 

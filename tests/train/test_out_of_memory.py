@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from failures import FailInBackward, run_out_of_memory
-from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
@@ -23,6 +21,8 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.train.failures import FailInBackward, run_out_of_memory
 
 
 @pytest.fixture(scope="module")

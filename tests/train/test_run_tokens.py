@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from tests.tiny_corpus import make_corpus, tiny_overrides
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from processes import run_ranks
-from run_files import losses_of
-from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED
@@ -22,6 +19,9 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.train.processes import run_ranks
+from tests.train.run_files import losses_of
 
 pytestmark = pytest.mark.slow
 

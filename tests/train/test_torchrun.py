@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_ranks
-from run_files import Killed, checkpoint_of, killed_at, losses_of
-from tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
 
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.train.processes import run_ranks
+from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from run_files import Killed, checkpoint_of, killed_at, losses_of
-from tiny_corpus import make_corpus, tiny_experiment
 
 from pruned_rnnt.config import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from failures import run_out_of_memory
-from kill_loop import results
-from processes import run_ranks
-from run_files import Killed, checkpoint_of
-from tiny_corpus import make_corpus, tiny_experiment
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
@@ -26,6 +21,11 @@ from pruned_rnnt.train.engine.log import RunLog, read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from pruned_rnnt.train.tasks.validate import ValidationReport, band_masses, validate
+from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.failures import run_out_of_memory
+from tests.train.kill_loop import results
+from tests.train.processes import run_ranks
+from tests.train.run_files import Killed, checkpoint_of
 
 
 @pytest.fixture(scope="module")

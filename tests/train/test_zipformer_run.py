@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_corpus import make_corpus, tiny_overrides
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.train.run import load_model, run_config
+from tests.tiny_corpus import make_corpus, tiny_overrides
 
 pytestmark = pytest.mark.slow
 

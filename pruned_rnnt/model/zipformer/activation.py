@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.ops.common.library import accumulator
 
 Kind = Literal["L", "R"]
@@ -81,15 +82,43 @@ class Swoosh(nn.Module):
 class _Swoosh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: Kind) -> Tensor:
+        ctx.kind, ctx.fused = kind, use_kernels(x)
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.swoosh import swoosh_forward
+
+            x = _dense(x)
+            ctx.save_for_backward(x)
+            return swoosh_forward(x, None, _constants(kind), x.dtype)
         ctx.save_for_backward(x)
-        ctx.kind = kind
         return _Moved(x, kind).activated(None, x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.swoosh import swoosh_backward
+
+            return swoosh_backward(x, None, _ordered_like(grad, x), _constants(ctx.kind))[0], None
         return _Moved(x, ctx.kind).times_slope(grad), None
+
+
+def _constants(kind: Kind) -> tuple[float, float, float]:
+    """Shift, offset and slope."""
+    return _SHIFT[kind], _OFFSET[kind], _SLOPE
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x without gaps in memory, in its own order of axes if that is one of the usual two."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    return x.contiguous()
+
+
+def _ordered_like(grad: Tensor, x: Tensor) -> Tensor:
+    if grad.stride() == x.stride():
+        return grad
+    return torch.empty_like(x, dtype=grad.dtype).copy_(grad)
 
 
 class SwooshLinear(nn.Module):
@@ -126,23 +155,35 @@ class _SwooshLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Kind
     ) -> Tensor:
         dtype = compute_dtype(x, weight)
+        ctx.kind, ctx.dtype, ctx.fused = kind, dtype, use_kernels(x)
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.swoosh import swoosh_forward
+
+            x = x.contiguous()
+            hidden = swoosh_forward(x, mask, _constants(kind), dtype)
+        else:
+            hidden = _Moved(x, kind).activated(mask, dtype)
         ctx.save_for_backward(x, weight, mask)
-        ctx.kind, ctx.dtype = kind, dtype
-        hidden = _Moved(x, kind).activated(mask, dtype)
         return functional.linear(hidden, weight.to(dtype), bias.to(dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, mask = ctx.saved_tensors
-        moved = _Moved(x, ctx.kind)
-        hidden = moved.activated(mask, ctx.dtype)
         rows = grad.flatten(0, -2)
         grad_hidden = grad @ weight.to(ctx.dtype)
-        if mask is not None:
-            grad_hidden = grad_hidden * mask
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.swoosh import swoosh_backward
+
+            constants = _constants(ctx.kind)
+            grad_x, hidden = swoosh_backward(x, mask, grad_hidden, constants, ctx.dtype)
+            assert hidden is not None
+        else:
+            moved = _Moved(x, ctx.kind)
+            hidden = moved.activated(mask, ctx.dtype)
+            grad_x = moved.times_slope(grad_hidden if mask is None else grad_hidden * mask)
         return (
-            moved.times_slope(grad_hidden),
+            grad_x,
             (rows.t() @ hidden.flatten(0, -2)).to(weight.dtype),
             rows.sum(dim=0, dtype=weight.dtype),
             None,

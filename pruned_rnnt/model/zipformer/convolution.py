@@ -6,11 +6,14 @@ a chunk, G = C + P, B chunks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
@@ -59,12 +62,38 @@ class ConvolutionModule(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """(N, T, E), and the gated frames to be handed on (a causal module's alone)."""
         # The upper half of the projection is the gate.
-        gated_NTE = functional.glu(self.balancer1(self.in_proj(x_NTE))) * frames.real_NT1
+        gated_NTE = gate(self.balancer1(self.in_proj(x_NTE)), frames.real_NT1)
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
             mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
         else:
             mixed_NTE = depthwise(self.depthwise_conv, gated_NTE)
         return self.out_proj(self.whiten(self.balancer2(mixed_NTE))), past_NPE
+
+
+def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
+    """The lower half of the channels times the sigmoid of the upper, zero beyond the length."""
+    if not (torch.is_grad_enabled() and x_NTC.requires_grad and use_kernels(x_NTC)):
+        return functional.glu(x_NTC) * real_NT1
+    gated_NTE: Tensor = _Gate.apply(x_NTC, real_NT1)  # type: ignore[no-untyped-call]
+    return gated_NTE
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, real: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.convolution import gate as fused_gate
+
+        x, real = x.contiguous(), real.contiguous()
+        ctx.save_for_backward(x, real)
+        return fused_gate(x, real)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        from pruned_rnnt.model.kernels.convolution import gate_backward
+
+        x, real = ctx.saved_tensors
+        return gate_backward(x, real, grad.contiguous()), None
 
 
 class ChunkCausalConvolution(nn.Module):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.joined_frames import JoinedFrames, pays
+from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.joined_frames import JoinedFrames, should_avoid_cudnn_replanning
 from pruned_rnnt.model.zipformer.activation import Swoosh
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient
@@ -38,6 +39,38 @@ def embedding_length(lengths: Tensor) -> Tensor:
     return ((lengths - (RECEPTIVE_FIELD - EMBEDDING_RATE)) // EMBEDDING_RATE).clamp(min=0)
 
 
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d whose maps on a GPU are in the order (N, T, F, C): there its matrix units work."""
+
+    def forward(self, x_NCTF: Tensor) -> Tensor:
+        weight = self.weight
+        if should_avoid_cudnn_replanning(x_NCTF):
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        maps_NCTF: Tensor = self._conv_forward(x_NCTF, weight, self.bias)
+        return maps_NCTF
+
+
+class FirstConv2d(nn.Conv2d):
+    """nn.Conv2d of one channel with 3 x 3 weights; on a GPU a matrix product of all windows.
+
+    cuDNN's kernels for one channel take longer than the rest of the embedding.
+    """
+
+    def forward(self, x_N1TF: Tensor) -> Tensor:
+        if not should_avoid_cudnn_replanning(x_N1TF):
+            return super().forward(x_N1TF)
+        assert self.bias is not None
+        margin = int(self.padding[1])
+        x_NTF = functional.pad(
+            x_N1TF.squeeze(1).to(compute_dtype(x_N1TF, self.weight)), [margin] * 2
+        )
+        windows = x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
+        # Rows of 16 numbers instead of 9: products want them aligned.
+        windows = functional.pad(windows, (0, 7))
+        weight = functional.pad(self.weight.flatten(1), (0, 7))
+        return functional.linear(windows, weight, self.bias).permute(0, 3, 1, 2)
+
+
 class Embedding(nn.Module):
     """(N, T, F) -> (N, T', E).
 
@@ -51,15 +84,15 @@ class Embedding(nn.Module):
         self.clock = clock
         first, second, third = _CHANNELS
         self.conv = nn.Sequential(
-            nn.Conv2d(1, first, 3, padding=(0, 1)),
+            FirstConv2d(1, first, 3, padding=(0, 1)),
             # Its weights see every feature of every frame: too much for float16.
             ScaleGradient(0.2),
             Balancer(clock, channel_axis=1, max_abs=1.0),
             Swoosh("R"),
-            nn.Conv2d(first, second, 3, stride=2),
+            Conv2d(first, second, 3, stride=2),
             Balancer(clock, channel_axis=1, max_abs=4.0),
             Swoosh("R"),
-            nn.Conv2d(second, third, 3, stride=(1, 2)),
+            Conv2d(second, third, 3, stride=(1, 2)),
             Balancer(clock, channel_axis=1, max_abs=4.0),
             Swoosh("R"),
         )
@@ -79,7 +112,7 @@ class Embedding(nn.Module):
             past_NCTF: (N, C, 3, F') maps before those of a chunk of a stream, whose last three
                 maps only serve the frames before them; None for whole utterances.
         """
-        if past_NCTF is None and pays(features_NTF):
+        if past_NCTF is None and should_avoid_cudnn_replanning(features_NTF):
             batch, frames, _ = features_NTF.shape
             count = (frames - RECEPTIVE_FIELD) // EMBEDDING_RATE + 1
             joined = JoinedFrames(batch, frames, EMBEDDING_RATE, RECEPTIVE_FIELD)

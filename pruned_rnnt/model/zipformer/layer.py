@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.attention import (
     AttentionWeights,
@@ -188,19 +189,35 @@ class Bypass(nn.Module):
         self.bypass_scale = nn.Parameter(torch.full((dim,), 0.5))
 
     def forward(
-        self, before_NTE: Tensor, after_NTE: Tensor, keep_N11: Tensor | None = None
+        self,
+        before_NTE: Tensor,
+        after_NTE: Tensor,
+        keep_N11: Tensor | None = None,
+        *,
+        rate: int = 1,
     ) -> Tensor:
-        """`keep_N11` is multiplied with the scale."""
+        """`keep_N11` is multiplied with the scale.
+
+        `after_NTE` has (N, T / rate, E): each of its frames stands for `rate` frames.
+        """
         if not torch.is_grad_enabled():
+            after_NTE = _repeated(after_NTE, rate)
             scale = self.bypass_scale if keep_N11 is None else self.bypass_scale * keep_N11
             return torch.lerp(before_NTE, after_NTE, scale)
         limits = None
         if self.training:
             limits = draw_limits(self.clock, self.clock.read(_BYPASS_LOW), 1.0)
         mixed_NTE: Tensor = _Bypass.apply(  # type: ignore[no-untyped-call]
-            before_NTE, after_NTE, self.bypass_scale, keep_N11, limits
+            before_NTE, after_NTE, self.bypass_scale, keep_N11, limits, rate
         )
         return mixed_NTE
+
+
+def _repeated(x_NTE: Tensor, rate: int) -> Tensor:
+    """Every frame `rate` times."""
+    if rate == 1:
+        return x_NTE
+    return x_NTE.unsqueeze(2).expand(-1, -1, rate, -1).flatten(1, 2)
 
 
 class _Bypass(torch.autograd.Function):
@@ -212,21 +229,42 @@ class _Bypass(torch.autograd.Function):
         scale: Tensor,
         keep: Tensor | None,
         limits: Limits | None,
+        rate: int,
     ) -> Tensor:
+        ctx.limits, ctx.rate = limits, rate
+        ctx.fused = use_kernels(before, after) and before.dtype == after.dtype
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.stream import bypass
+
+            before, after = before.contiguous(), after.contiguous()
+            ctx.save_for_backward(before, after, scale, keep)
+            return bypass(before, after, scale, keep, rate=rate)
         ctx.save_for_backward(before, after, scale, keep)
-        ctx.limits = limits
+        after = _repeated(after, rate)
         return torch.lerp(before, after, scale if keep is None else scale * keep)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         before, after, scale, keep = ctx.saved_tensors
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.stream import bypass_backward
+
+            of_before, of_after, of_scale = bypass_backward(
+                before, after, scale, keep, grad.contiguous(), rate=ctx.rate
+            )
+            of_scale = lead_back(of_scale.to(scale.dtype), scale, ctx.limits)
+            return of_before, of_after, of_scale, None, None, None
+        after = _repeated(after, ctx.rate)
         of_after = grad * (scale if keep is None else scale * keep)
         of_scale = (after - before).mul_(grad)
         if keep is not None:
             of_scale = of_scale.sum(dim=1, keepdim=True).mul_(keep)
-        of_scale = of_scale.sum(dim=(0, 1))
-        return grad - of_after, of_after, lead_back(of_scale, scale, ctx.limits), None, None
+        of_scale = lead_back(of_scale.sum(dim=(0, 1)), scale, ctx.limits)
+        of_before = grad - of_after
+        if ctx.rate > 1:
+            of_after = of_after.unflatten(1, (-1, ctx.rate)).sum(dim=2)
+        return of_before, of_after, of_scale, None, None, None
 
 
 def _branch_balancer(clock: Clock, min_abs: Schedule, max_abs: float) -> Balancer:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.gradient import Limits, draw_limits, lead_back
 from pruned_rnnt.model.zipformer.schedule import Clock
 
@@ -53,6 +54,15 @@ class _BiasNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, bias: Tensor, log_scale: Tensor, limits: Limits | None
     ) -> Tensor:
+        ctx.fused = use_kernels(x)
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.norm import bias_norm
+
+            x = x.contiguous()
+            normed, factor = bias_norm(x, bias, log_scale)
+            ctx.save_for_backward(x, bias, log_scale, factor)
+            ctx.limits = limits
+            return normed
         factor, norm = _factor(x, bias, log_scale)
         ctx.save_for_backward(x, bias, log_scale, factor, norm)
         ctx.limits = limits
@@ -61,6 +71,15 @@ class _BiasNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.norm import bias_norm_backward
+
+            x, bias, log_scale, factor = ctx.saved_tensors
+            of_x, of_bias, of_scale = bias_norm_backward(
+                x, bias, log_scale, factor, grad.contiguous()
+            )
+            of_scale = lead_back(of_scale.to(log_scale.dtype), log_scale, ctx.limits)
+            return of_x, of_bias.to(bias.dtype), of_scale, None
         x, bias, log_scale, factor, norm = ctx.saved_tensors
         product = (grad * x).sum(dim=-1, keepdim=True).mul_(factor)
         through_size = (bias - x).mul_(product / norm.square())

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model.kernels.available import use_kernels
+
 
 def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
     """x, and x for each of so many modules."""
@@ -66,7 +68,11 @@ class _Add(torch.autograd.Function):
         ctx: Any, x: Tensor, branch: Tensor, keep: Tensor | None, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(keep)
-        ctx.dtype = branch.dtype
+        ctx.dtype, ctx.fused = branch.dtype, use_kernels(x, branch)
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.stream import add
+
+            return add(x.contiguous(), branch.contiguous(), keep, dtype)
         total = x + branch if keep is None else torch.addcmul(x, branch, keep)
         return total, None if dtype is None else total.to(dtype)
 
@@ -76,6 +82,12 @@ class _Add(torch.autograd.Function):
         ctx: Any, grad: Tensor, of_reader: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
         (keep,) = ctx.saved_tensors
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.stream import add_backward
+
+            if of_reader is not None:
+                of_reader = of_reader.contiguous()
+            return *add_backward(grad.contiguous(), of_reader, keep, ctx.dtype), None, None
         if of_reader is not None:
             grad = grad + of_reader
         if keep is None:

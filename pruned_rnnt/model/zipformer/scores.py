@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.ops.common.library import accumulator
 
@@ -97,9 +98,20 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:
+        weights: Tensor
+        ctx.fused = use_kernels(scores)
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
+
+            if by_distance is not None:
+                by_distance = by_distance.contiguous()
+            weights = fused_softmax(scores.contiguous(), by_distance, blocked, _BLOCKED_SCORE)
+            ctx.save_for_backward(weights, blocked)
+            ctx.distances = None if by_distance is None else by_distance.shape
+            return weights
         total = scores.clone() if by_distance is None else _total(scores, by_distance)
         total = total.masked_fill_(blocked, _BLOCKED_SCORE)
-        weights: Tensor = torch.ops.aten._softmax(total, -1, False)
+        weights = torch.ops.aten._softmax(total, -1, False)
         ctx.save_for_backward(weights, blocked)
         ctx.distances = None if by_distance is None else by_distance.shape
         return weights
@@ -108,6 +120,11 @@ class _MaskedSoftmax(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         weights, blocked = ctx.saved_tensors
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.softmax import masked_softmax_backward
+
+            has_distance = ctx.distances is not None
+            return *masked_softmax_backward(weights, grad.contiguous(), blocked, has_distance), None
         through = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
         through = through.masked_fill_(blocked, 0.0)
         if ctx.distances is None:

@@ -196,8 +196,7 @@ class DownsampledStack(nn.Module):
         slow_NTE, new_states = self.encoder(
             self.downsample(x_NTE, lengths_N), frames, mask_N1E, layer_masks, states
         )
-        repeated_NTE = slow_NTE.repeat_interleave(self.rate, dim=1)
-        return self.out_combiner(x_NTE, repeated_NTE), new_states
+        return self.out_combiner(x_NTE, slow_NTE, rate=self.rate), new_states
 
 
 class Downsample(nn.Module):

@@ -86,9 +86,16 @@ class _Whiten(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         dtype = accumulator(x.dtype)
         rows_RGC = x.reshape(-1, ctx.groups, x.size(-1) // ctx.groups)
-        rows_RGC = rows_RGC - rows_RGC.mean(dim=0, keepdim=True, dtype=dtype)
-        rows_GRC = rows_RGC.transpose(0, 1)
-        scatter_GCC = rows_GRC.mT @ rows_GRC
+        mean_1GC = rows_RGC.mean(dim=0, keepdim=True, dtype=dtype)
+        # In half precision on a GPU, the matrix units multiply, and sum in float32.
+        in_half = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+        if in_half:
+            centred_RGC = torch.empty_like(rows_RGC)
+            rows_GRC = torch.sub(rows_RGC, mean_1GC, out=centred_RGC).transpose(0, 1)
+            scatter_GCC = torch.bmm(rows_GRC.mT, rows_GRC, out_dtype=torch.float32)
+        else:
+            rows_GRC = (rows_RGC - mean_1GC).transpose(0, 1)
+            scatter_GCC = rows_GRC.mT @ rows_GRC
         diagonal_GC = scatter_GCC.diagonal(dim1=1, dim2=2)
         trace = diagonal_GC.sum().add_(_TINY)
         # m, and the metric times the mean of the diagonals of S_g.
@@ -96,9 +103,12 @@ class _Whiten(torch.autograd.Function):
         torch.ge(centre, trace * (ctx.limit / x.size(-1)), out=ctx.over_limit)
         # Now X_g^T X_g - m I.
         diagonal_GC.sub_(centre)
+        if in_half:
+            # The push is scaled below in any case; so scaled its factor is within float16.
+            scatter_GCC = (scatter_GCC / trace).to(x.dtype)
         push = (rows_GRC @ scatter_GCC).transpose(0, 1).reshape(x.shape)
         factor = torch.linalg.vector_norm(grad, dtype=dtype) / (
-            torch.linalg.vector_norm(push).add_(_TINY)
+            torch.linalg.vector_norm(push, dtype=dtype).add_(_TINY)
         )
         pushed = torch.empty_like(grad)
         torch.addcmul(grad, push, factor.mul_(ctx.over_limit), value=ctx.strength, out=pushed)

@@ -16,6 +16,7 @@ from pruned_rnnt import backend_summary
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.model.kernels.available import kernel_report, set_mode
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker
@@ -69,6 +70,7 @@ class Trainer:
         self.console = console or Console()
         if config.train.threads > 0:
             torch.set_num_threads(config.train.threads)
+        set_mode(config.train.fused_kernels)
         # All processes start from the same parameters, but drop out different units.
         seed_everything(config.train.seed)
         device = pick_device(config.train, self.ranks.local_rank)
@@ -273,5 +275,7 @@ class Trainer:
             self.stepper.device,
             self.ranks.world_size,
         )
-        device = self.stepper.device.type
-        logger.info("kernels of the losses on %s: %s", device, backend_summary(device))
+        device = self.stepper.device
+        logger.info("kernels of the losses on %s: %s", device.type, backend_summary(device.type))
+        if device.type == "cuda":
+            logger.info(kernel_report(device))

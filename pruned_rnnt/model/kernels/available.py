@@ -1,0 +1,66 @@
+"""Whether the fused kernels run, and what the log says about it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+MODES = ("auto", "off")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Triton's interpreter runs kernels on the CPU, for development.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_mode = "auto"
+
+
+def use_kernels(*tensors: Tensor) -> bool:
+    """True if fused kernels take these tensors, False if plain torch has to."""
+    if _mode == "off" or torch.compiler.is_compiling():
+        return False
+    if not all(
+        (x.is_cuda or _INTERPRETED) and x.dtype in _DTYPES and x.numel() > 0 for x in tensors
+    ):
+        return False
+    return not _obstacle()
+
+
+def set_mode(mode: str) -> None:
+    """`auto`: fused kernels wherever they can run. `off`: plain torch everywhere.
+
+    Raises:
+        ValueError: another mode.
+    """
+    global _mode
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}, needs to be one of {', '.join(MODES)}")
+    _mode = mode
+
+
+def kernel_report(device: torch.device) -> str:
+    """One line for the log: whether fused kernels run on a device, and if not, why."""
+    if _mode == "off":
+        return "fused encoder kernels: off"
+    if device.type != "cuda":
+        return f"fused encoder kernels: not used on {device.type}"
+    obstacle = _obstacle()
+    return f"fused encoder kernels: {f'not used, {obstacle}' if obstacle else 'used'}"
+
+
+@cache
+def _obstacle() -> str:
+    """Why no kernel can run in this process; empty if kernels run."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        from pruned_rnnt.model.kernels.swoosh import swoosh_forward
+
+        device = "cpu" if _INTERPRETED else "cuda"
+        swoosh_forward(torch.zeros(1, device=device), None, (4.0, 0.035, 0.08), torch.float32)
+    # Triton compiles when it is first used, which needs a C compiler and writable folders.
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return f"Triton cannot compile them here ({reason[:100]})"
+    return ""

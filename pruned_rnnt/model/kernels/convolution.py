@@ -1,0 +1,252 @@
+"""The gate and the depthwise convolution of a convolution module, frames first.
+
+    gated[n, t, e] = a[n, t, e] * sigmoid(b[n, t, e]) * real[n, t]      (a, b) = x[n, t, :]
+    out[n, t, e]   = bias[e] + sum_k weight[e, k] * x[n, t + k - P, e],  zero outside 0 .. T - 1
+
+Axes: N sequences, T frames, E channels, K kernel size, P padding; T' = T + P + P' - K + 1 frames of
+the output. A program takes a tile of frames and channels, and reads it K times from cache:
+
+            E ->
+    t - P   . . . .
+       |    [ tile ]     of BLOCK_T frames and BLOCK_E channels
+    t + K   . . . .
+
+torch's kernels want the frames next to each other, so that x and its gradient are copied twice.
+Gradients of weight and bias are sums over frames in a fixed order, so results are reproducible.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+
+_TILE = 2048
+# Frames whose sum one program writes.
+_SUMMED = 256
+
+
+@kernel("rows")
+def _gate_kernel(
+    x_ptr, real_ptr, out_ptr, rows, E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.arange(0, BLOCK_E)
+    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    real = tl.load(real_ptr + row, mask=row < rows, other=0)
+    place = row[:, None] * (2 * E) + channel[None, :]
+    value = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(x_ptr + place + E, mask=inside, other=0.0).to(tl.float32)
+    out = tl.where((real != 0)[:, None], value * tl.sigmoid(gate), 0.0)
+    out_place = row[:, None] * E + channel[None, :]
+    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("rows")
+def _gate_backward_kernel(
+    x_ptr,
+    real_ptr,
+    grad_ptr,
+    grad_x_ptr,
+    rows,
+    E: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.arange(0, BLOCK_E)
+    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    real = tl.load(real_ptr + row, mask=row < rows, other=0)
+    place = row[:, None] * (2 * E) + channel[None, :]
+    value = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    open_share = tl.sigmoid(tl.load(x_ptr + place + E, mask=inside, other=0.0).to(tl.float32))
+    grad_place = row[:, None] * E + channel[None, :]
+    grad = tl.load(grad_ptr + grad_place, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.where((real != 0)[:, None], grad, 0.0)
+    of_value = grad * open_share
+    of_gate = of_value * value * (1.0 - open_share)
+    tl.store(grad_x_ptr + place, of_value.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    tl.store(grad_x_ptr + place + E, of_gate.to(grad_x_ptr.dtype.element_ty), mask=inside)
+
+
+def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
+    """(N, T, 2 E) -> (N, T, E); `real_NT1` is bool; both contiguous."""
+    out = x_NTC.new_empty((*x_NTC.shape[:-1], x_NTC.size(-1) // 2))
+    width = out.size(-1)
+    rows = out.numel() // width
+    block_e = power_of_two(width)
+    block_r = max(_TILE // block_e, 1)
+    _gate_kernel(
+        (divide_up(rows, block_r),),
+        x_NTC,
+        real_NT1.view(torch.uint8),
+        out,
+        rows,
+        width,
+        block_r,
+        block_e,
+    )
+    return out
+
+
+def gate_backward(x_NTC: Tensor, real_NT1: Tensor, grad_NTE: Tensor) -> Tensor:
+    """The gradient of x."""
+    grad_x = torch.empty_like(x_NTC)
+    width = grad_NTE.size(-1)
+    rows = grad_NTE.numel() // width
+    block_e = power_of_two(width)
+    block_r = max(_TILE // block_e, 1)
+    _gate_backward_kernel(
+        (divide_up(rows, block_r),),
+        x_NTC,
+        real_NT1.view(torch.uint8),
+        grad_NTE,
+        grad_x,
+        rows,
+        width,
+        block_r,
+        block_e,
+    )
+    return grad_x
+
+
+@kernel("frames", "out_frames", "shift")
+def _depthwise_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    frames,
+    out_frames,
+    shift,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    STEP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """out[t] = bias + sum_k weight[k] * x[t + STEP * k + shift], for STEP = 1 or -1."""
+    sequence = tl.program_id(2).to(tl.int64)
+    frame = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    channel = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    has_channel = channel < E
+    total = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + channel, mask=has_channel, other=0.0).to(tl.float32)[None, :]
+    x_ptr += sequence * frames * E
+    for k in range(K):
+        source = frame + STEP * k + shift
+        inside = ((source >= 0) & (source < frames))[:, None] & has_channel[None, :]
+        x = tl.load(x_ptr + source[:, None] * E + channel[None, :], mask=inside, other=0.0)
+        weight = tl.load(weight_ptr + channel * K + k, mask=has_channel, other=0.0)
+        total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
+    inside = (frame < out_frames)[:, None] & has_channel[None, :]
+    place = (sequence * out_frames + frame)[:, None] * E + channel[None, :]
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("frames", "out_frames", "padding")
+def _depthwise_weight_kernel(
+    x_ptr,
+    grad_ptr,
+    of_weight_ptr,
+    of_bias_ptr,
+    frames,
+    out_frames,
+    padding,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    SUMMED: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """of_weight[k] = sum_t grad[t] * x[t + k - P] over SUMMED frames of one sequence."""
+    sequence = tl.program_id(2).to(tl.int64)
+    first = tl.program_id(0) * SUMMED
+    channel = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    has_channel = channel < E
+    k = tl.arange(0, BLOCK_K)
+    of_weight = tl.zeros((BLOCK_K, BLOCK_E), dtype=tl.float32)
+    of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    x_ptr += sequence * frames * E
+    grad_ptr += sequence * out_frames * E
+    for turn in range(SUMMED):
+        frame = first + turn
+        counts = has_channel & (frame < out_frames)
+        grad = tl.load(grad_ptr + frame * E + channel, mask=counts, other=0.0).to(tl.float32)
+        source = frame + k - padding
+        inside = ((source >= 0) & (source < frames))[:, None] & has_channel[None, :]
+        x = tl.load(x_ptr + source[:, None] * E + channel[None, :], mask=inside, other=0.0)
+        of_weight += x.to(tl.float32) * grad[None, :]
+        of_bias += grad
+    part = sequence * tl.num_programs(0) + tl.program_id(0)
+    place = (part * K + k)[:, None] * E + channel[None, :]
+    tl.store(of_weight_ptr + place, of_weight, mask=(k < K)[:, None] & has_channel[None, :])
+    tl.store(of_bias_ptr + part * E + channel, of_bias, mask=has_channel)
+
+
+def depthwise(x_NTE: Tensor, weight_E1K: Tensor, bias_E: Tensor, padding: int) -> Tensor:
+    """(N, T, E) -> (N, T', E) with `padding` zeros at both ends; all contiguous, of one dtype."""
+    batch, frames, width = x_NTE.shape
+    size = weight_E1K.size(2)
+    out = x_NTE.new_empty((batch, frames + 2 * padding - size + 1, width))
+    _convolve(x_NTE, weight_E1K, bias_E, out, shift=-padding, step=1)
+    return out
+
+
+def depthwise_backward(
+    x_NTE: Tensor, weight_E1K: Tensor, grad_NTE: Tensor, padding: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x and, in float32, of the weight (E, 1, K) and the bias."""
+    batch, frames, width = x_NTE.shape
+    size, out_frames = weight_E1K.size(2), grad_NTE.size(1)
+    grad_x = torch.empty_like(x_NTE)
+    _convolve(grad_NTE, weight_E1K, None, grad_x, shift=padding, step=-1)
+    parts = divide_up(out_frames, _SUMMED)
+    of_weight = x_NTE.new_empty((batch * parts, size, width), dtype=torch.float32)
+    of_bias = x_NTE.new_empty((batch * parts, width), dtype=torch.float32)
+    block_e = 64
+    _depthwise_weight_kernel(
+        (parts, divide_up(width, block_e), batch),
+        x_NTE,
+        grad_NTE,
+        of_weight,
+        of_bias,
+        frames,
+        out_frames,
+        padding,
+        width,
+        size,
+        _SUMMED,
+        power_of_two(size),
+        block_e,
+    )
+    return grad_x, of_weight.sum(dim=0).t().unsqueeze(1), of_bias.sum(dim=0)
+
+
+def _convolve(
+    x_NTE: Tensor, weight_E1K: Tensor, bias_E: Tensor | None, out_NTE: Tensor, shift: int, step: int
+) -> None:
+    batch, frames, width = x_NTE.shape
+    block_e = 64
+    block_t = _TILE // block_e
+    grid = (divide_up(out_NTE.size(1), block_t), divide_up(width, block_e), batch)
+    _depthwise_kernel(
+        grid,
+        x_NTE,
+        weight_E1K,
+        bias_E,
+        out_NTE,
+        frames,
+        out_NTE.size(1),
+        shift,
+        width,
+        weight_E1K.size(2),
+        step,
+        bias_E is not None,
+        block_t,
+        block_e,
+    )

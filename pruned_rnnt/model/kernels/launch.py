@@ -1,0 +1,86 @@
+"""Launching a Triton kernel in few microseconds.
+
+Triton binds, checks and hashes all arguments at every call, which takes the host several times as
+long as torch takes for an op. Here the compiled kernel is looked up by what Triton specialises on:
+dtypes, alignment of pointers, divisibility of integers, and constants.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+_ALIGNMENT = 16
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Kernel:
+    """A Triton function with a table of what was compiled of it.
+
+    Args:
+        function: the Python function.
+        unspecialised: names of integers for whose values no code is compiled apart.
+    """
+
+    def __init__(self, function: Callable[..., Any], unspecialised: tuple[str, ...]) -> None:
+        self._jit = triton.jit(function, do_not_specialize=list(unspecialised))
+        self._compiled: dict[Any, Any] = {}
+        names = list(self._jit.arg_names)
+        self._plain = frozenset(names.index(name) for name in unspecialised)
+        self._constant = frozenset(getattr(self._jit, "constexprs", ()))
+
+    def __call__(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
+        """Launch on the current stream. Arguments are all of the function's, in its order."""
+        if _INTERPRETED:
+            self._jit[grid](*arguments)
+            return
+        device = torch.cuda.current_device()
+        parts: list[Any] = [device, num_warps]
+        for index, value in enumerate(arguments):
+            if isinstance(value, Tensor):
+                parts.append((value.dtype, value.data_ptr() % _ALIGNMENT))
+            elif index in self._constant or value is None or isinstance(value, float):
+                parts.append(value)
+            elif index not in self._plain:
+                parts.append((value % _ALIGNMENT == 0, value == 1, value >= 2**31))
+            else:
+                parts.append(value >= 2**31)
+        key = tuple(parts)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self._jit[grid](*arguments, num_warps=num_warps)
+            return
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        compiled.run(
+            x,
+            y,
+            z,
+            stream,
+            compiled.function,
+            compiled.packed_metadata,
+            None,
+            None,
+            None,
+            *arguments,
+        )
+
+
+def kernel(*unspecialised: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Decorator: the Triton function as a `Kernel`."""
+    return lambda function: Kernel(function, unspecialised)
+
+
+def divide_up(count: int, size: int) -> int:
+    """How many pieces of `size` hold `count`. (triton.cdiv takes the host ten times as long.)"""
+    return -(-count // size)
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,173 @@
+"""Attention weights from scores: distances aligned, blocked frames left out, softmax, one pass.
+
+    weights[t, s] = softmax_s( scores[t, s] + by_distance[t, T - t + s] ),  blocked s left out
+
+Axes: N sequences, H heads, T frames, S frames seen, R = S + T distances. One program takes one row
+t of one head, whose S columns it holds in registers:
+
+    by_distance row t  | . . . . . . . . . . . . |    R columns
+                              |<----- S ----->|       of which row t reads those from T - t on
+
+torch takes three kernels forward and four backward, over tensors of S and of R columns.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import kernel, power_of_two
+
+
+@kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
+def _forward_kernel(
+    scores_ptr,
+    distance_ptr,
+    blocked_ptr,
+    weights_ptr,
+    heads,
+    frames,
+    seen,
+    blocked_n,
+    blocked_t,
+    BLOCKED_SCORE: tl.constexpr,
+    HAS_DISTANCE: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    frame = tl.program_id(0)
+    pair = tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, BLOCK_S)
+    inside = column < seen
+    row = pair * frames + frame
+    score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0)
+    # As the twin does, the sum is rounded to the dtype of the scores.
+    if HAS_DISTANCE:
+        first = row * (seen + frames) + frames - frame
+        distance = tl.load(distance_ptr + first + column, mask=inside, other=0.0)
+        score = (score.to(tl.float32) + distance.to(tl.float32)).to(scores_ptr.dtype.element_ty)
+    score = score.to(tl.float32)
+    sequence = pair // heads
+    blocked = tl.load(
+        blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
+    )
+    score = tl.where(blocked != 0, BLOCKED_SCORE, score)
+    score = tl.where(inside, score, float("-inf"))
+    exponential = tl.exp(score - tl.max(score, axis=0))
+    weight = exponential / tl.sum(exponential, axis=0)
+    place = weights_ptr + row * seen + column
+    tl.store(place, weight.to(weights_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
+def _backward_kernel(
+    weights_ptr,
+    grad_ptr,
+    blocked_ptr,
+    of_scores_ptr,
+    of_distance_ptr,
+    heads,
+    frames,
+    seen,
+    blocked_n,
+    blocked_t,
+    HAS_DISTANCE: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    frame = tl.program_id(0)
+    pair = tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, BLOCK_S)
+    inside = column < seen
+    row = pair * frames + frame
+    weight = tl.load(weights_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
+    sequence = pair // heads
+    blocked = tl.load(
+        blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
+    )
+    through = weight * (grad - tl.sum(weight * grad, axis=0))
+    through = tl.where(blocked != 0, 0.0, through).to(of_scores_ptr.dtype.element_ty)
+    tl.store(of_scores_ptr + row * seen + column, through, mask=inside)
+    if HAS_DISTANCE:
+        # Columns outside of those that the row reads have no gradient.
+        distances = seen + frames
+        first = frames - frame
+        place = of_distance_ptr + row * distances
+        every = tl.arange(0, BLOCK_R)
+        outside = (every < first) | (every >= first + seen)
+        tl.store(
+            place + every,
+            tl.zeros((BLOCK_R,), dtype=of_distance_ptr.dtype.element_ty),
+            mask=outside & (every < distances),
+        )
+        tl.store(place + first + column, through, mask=inside)
+
+
+def masked_softmax(
+    scores_NHTS: Tensor, by_distance_NHTR: Tensor | None, blocked: Tensor, blocked_score: float
+) -> Tensor:
+    """The weights, (N, H, T, S), in the dtype of the scores; float32 inside.
+
+    Args:
+        scores_NHTS, by_distance_NHTR: contiguous.
+        blocked: bool (N, 1, 1, S) or (N, 1, T, S), contiguous.
+    """
+    batch, heads, frames, seen = scores_NHTS.shape
+    weights = torch.empty_like(scores_NHTS)
+    block_s = power_of_two(seen)
+    _forward_kernel(
+        (frames, batch * heads),
+        scores_NHTS,
+        by_distance_NHTR,
+        blocked.view(torch.uint8),
+        weights,
+        heads,
+        frames,
+        seen,
+        *_blocked_strides(blocked),
+        blocked_score,
+        by_distance_NHTR is not None,
+        block_s,
+        num_warps=_warps(block_s),
+    )
+    return weights
+
+
+def masked_softmax_backward(
+    weights_NHTS: Tensor, grad_NHTS: Tensor, blocked: Tensor, has_distance: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scores and of the distances; all arguments contiguous."""
+    batch, heads, frames, seen = weights_NHTS.shape
+    of_scores = torch.empty_like(weights_NHTS)
+    of_distance = None
+    if has_distance:
+        of_distance = weights_NHTS.new_empty((batch, heads, frames, seen + frames))
+    block_s = power_of_two(seen)
+    _backward_kernel(
+        (frames, batch * heads),
+        weights_NHTS,
+        grad_NHTS,
+        blocked.view(torch.uint8),
+        of_scores,
+        of_distance,
+        heads,
+        frames,
+        seen,
+        *_blocked_strides(blocked),
+        has_distance,
+        block_s,
+        power_of_two(seen + frames),
+        num_warps=_warps(block_s),
+    )
+    return of_scores, of_distance
+
+
+def _blocked_strides(blocked: Tensor) -> tuple[int, int]:
+    """Elements between sequences and between frames; 0 along an axis of one element."""
+    sequences, frames = (blocked.stride(axis) if blocked.size(axis) > 1 else 0 for axis in (0, 2))
+    return sequences, frames
+
+
+def _warps(columns: int) -> int:
+    return max(min(columns // 256, 8), 1)

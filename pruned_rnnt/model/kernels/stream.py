@@ -1,0 +1,292 @@
+"""The residual stream of a layer: sums and bypasses, each one pass over memory.
+
+Axes: N sequences, T frames, E channels; a row is one frame of one sequence.
+
+    add      total = x + branch * keep,  read = total in the dtype of the next module
+    bypass   out = before + (after - before) * scale * keep
+
+The stream x is as wide as the parameters (float32), branches and what modules read are in the dtype
+of autocast. Sums over rows, for gradients of parameters, are made in two steps in a fixed order:
+every program writes the sum of its rows, and torch adds these up. So results are reproducible.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+
+_TILE = 4096
+# Programs that share the sums over rows.
+_PARTS = 264
+
+
+@kernel()
+def _add_kernel(
+    x_ptr,
+    branch_ptr,
+    keep_ptr,
+    total_ptr,
+    read_ptr,
+    count,
+    per_sequence,
+    HAS_KEEP: tl.constexpr,
+    HAS_READ: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    branch = tl.load(branch_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_KEEP:
+        branch *= tl.load(keep_ptr + place // per_sequence, mask=inside, other=0.0).to(tl.float32)
+    total = x + branch
+    tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=inside)
+    if HAS_READ:
+        tl.store(read_ptr + place, total.to(read_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel()
+def _add_backward_kernel(
+    grad_ptr,
+    of_read_ptr,
+    keep_ptr,
+    grad_x_ptr,
+    grad_branch_ptr,
+    count,
+    per_sequence,
+    HAS_READ: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_READ:
+        grad += tl.load(of_read_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x_ptr + place, grad.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    if HAS_KEEP:
+        grad *= tl.load(keep_ptr + place // per_sequence, mask=inside, other=0.0).to(tl.float32)
+    tl.store(grad_branch_ptr + place, grad.to(grad_branch_ptr.dtype.element_ty), mask=inside)
+
+
+def add(
+    x_NTE: Tensor, branch_NTE: Tensor, keep_N11: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """x + branch * keep in the dtype of x, and the same in `dtype` unless that is None.
+
+    All contiguous; `keep_N11` has one number for each sequence.
+    """
+    total = torch.empty_like(x_NTE)
+    read = None if dtype is None else torch.empty_like(x_NTE, dtype=dtype)
+    count = x_NTE.numel()
+    _add_kernel(
+        (divide_up(count, _TILE),),
+        x_NTE,
+        branch_NTE,
+        keep_N11,
+        total,
+        read,
+        count,
+        count // x_NTE.size(0),
+        keep_N11 is not None,
+        read is not None,
+        _TILE,
+    )
+    return total, read
+
+
+def add_backward(
+    grad_NTE: Tensor, of_read_NTE: Tensor | None, keep_N11: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, in `dtype`, of the branch.
+
+    Args:
+        grad_NTE: of the total. of_read_NTE: of its copy for the next module, if there is one.
+    """
+    grad_x = grad_NTE if of_read_NTE is None else torch.empty_like(grad_NTE)
+    grad_branch = torch.empty_like(grad_NTE, dtype=dtype)
+    count = grad_NTE.numel()
+    _add_backward_kernel(
+        (divide_up(count, _TILE),),
+        grad_NTE,
+        of_read_NTE,
+        keep_N11,
+        grad_x,
+        grad_branch,
+        count,
+        count // grad_NTE.size(0),
+        of_read_NTE is not None,
+        keep_N11 is not None,
+        _TILE,
+    )
+    return grad_x, grad_branch
+
+
+@kernel("rows", "frames", "slow_frames")
+def _bypass_kernel(
+    before_ptr,
+    after_ptr,
+    scale_ptr,
+    keep_ptr,
+    out_ptr,
+    rows,
+    frames,
+    slow_frames,
+    RATE: tl.constexpr,
+    E: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.arange(0, BLOCK_E)
+    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    place = row[:, None] * E + channel[None, :]
+    sequence = row // frames
+    slow = sequence * slow_frames + (row - sequence * frames) // RATE
+    before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    after = tl.load(after_ptr + slow[:, None] * E + channel[None, :], mask=inside, other=0.0)
+    scale = tl.load(scale_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
+    if HAS_KEEP:
+        keep = tl.load(keep_ptr + sequence, mask=row < rows, other=0.0).to(tl.float32)
+        scale = scale * keep[:, None]
+    out = before + (after.to(tl.float32) - before) * scale
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("slow_rows", "frames", "slow_frames", "turns")
+def _bypass_backward_kernel(
+    before_ptr,
+    after_ptr,
+    scale_ptr,
+    keep_ptr,
+    grad_ptr,
+    grad_before_ptr,
+    grad_after_ptr,
+    parts_ptr,
+    slow_rows,
+    frames,
+    slow_frames,
+    turns,
+    RATE: tl.constexpr,
+    E: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """A program takes every gridDim-th tile of slow rows, with the RATE frames of each."""
+    channel = tl.arange(0, BLOCK_E)
+    scale = tl.load(scale_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
+    of_scale = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    for turn in range(turns):
+        tile = turn * tl.num_programs(0) + tl.program_id(0)
+        slow = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+        inside = (slow < slow_rows)[:, None] & (channel < E)[None, :]
+        sequence = slow // slow_frames
+        first = sequence * frames + (slow - sequence * slow_frames) * RATE
+        slow_place = slow[:, None] * E + channel[None, :]
+        after = tl.load(after_ptr + slow_place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_KEEP:
+            keep = tl.load(keep_ptr + sequence, mask=slow < slow_rows, other=0.0).to(tl.float32)
+            kept = scale * keep[:, None]
+        else:
+            kept = scale
+        total = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
+        product = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
+        for frame in range(RATE):
+            place = (first + frame)[:, None] * E + channel[None, :]
+            grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            through = grad * kept
+            rest = (grad - through).to(grad_before_ptr.dtype.element_ty)
+            tl.store(grad_before_ptr + place, rest, mask=inside)
+            total += through
+            product += grad * (after - before)
+        tl.store(
+            grad_after_ptr + slow_place, total.to(grad_after_ptr.dtype.element_ty), mask=inside
+        )
+        if HAS_KEEP:
+            product *= keep[:, None]
+        of_scale += tl.sum(product, axis=0)
+    tl.store(parts_ptr + tl.program_id(0) * E + channel, of_scale, mask=channel < E)
+
+
+def bypass(
+    before_NTE: Tensor,
+    after_NTE: Tensor,
+    scale_E: Tensor,
+    keep_N11: Tensor | None,
+    *,
+    rate: int = 1,
+) -> Tensor:
+    """before + (after - before) * scale * keep.
+
+    Args:
+        after_NTE: (N, T / rate, E); each of its frames stands for `rate` frames.
+    """
+    batch, frames, width = before_NTE.shape
+    out = torch.empty_like(before_NTE)
+    block_e = power_of_two(width)
+    block_r = max(_TILE // block_e, 1)
+    rows = batch * frames
+    _bypass_kernel(
+        (divide_up(rows, block_r),),
+        before_NTE,
+        after_NTE,
+        scale_E,
+        keep_N11,
+        out,
+        rows,
+        frames,
+        after_NTE.size(1),
+        rate,
+        width,
+        keep_N11 is not None,
+        block_r,
+        block_e,
+    )
+    return out
+
+
+def bypass_backward(
+    before_NTE: Tensor,
+    after_NTE: Tensor,
+    scale_E: Tensor,
+    keep_N11: Tensor | None,
+    grad_NTE: Tensor,
+    *,
+    rate: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of before, after and, in float32, scale."""
+    batch, frames, width = before_NTE.shape
+    grad_before, grad_after = torch.empty_like(before_NTE), torch.empty_like(after_NTE)
+    block_e = power_of_two(width)
+    block_r = max(_TILE // 2 // block_e, 1)
+    slow_rows = batch * after_NTE.size(1)
+    tiles = divide_up(slow_rows, block_r)
+    parts = min(tiles, _PARTS)
+    of_scale = before_NTE.new_empty((parts, width), dtype=torch.float32)
+    _bypass_backward_kernel(
+        (parts,),
+        before_NTE,
+        after_NTE,
+        scale_E,
+        keep_N11,
+        grad_NTE,
+        grad_before,
+        grad_after,
+        of_scale,
+        slow_rows,
+        frames,
+        after_NTE.size(1),
+        divide_up(tiles, parts),
+        rate,
+        width,
+        keep_N11 is not None,
+        block_r,
+        block_e,
+    )
+    return grad_before, grad_after, of_scale.sum(dim=0)

@@ -1,0 +1,165 @@
+"""SwooshL and SwooshR with a mask: forward in one pass, backward in one.
+
+    swoosh(x)  = log(1 + exp(x - shift)) - 0.08 x - offset
+    swoosh'(x) = 1 / (1 + exp(shift - x)) - 0.08
+
+Axes: N sequences, T frames, C channels; rows are N * T frames. A program takes a tile:
+
+          C ->
+    row   [ . . . . ]   BLOCK_C channels
+     |    [ . . . . ]   of BLOCK_R rows, all of their channels if C <= BLOCK_C
+
+torch takes three kernels forward and eight backward, most of them through float32 copies of x.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+
+_TILE, _FLAT = 4096, 512
+
+
+@triton.jit
+def _softplus(x):
+    # log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), which cannot overflow.
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@kernel("frames", "mask_stride")
+def _forward_kernel(
+    x_ptr,
+    mask_ptr,
+    out_ptr,
+    count,
+    frames,
+    mask_stride,
+    channels: tl.constexpr,
+    SHIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    SLOPE: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    place = row[:, None] * channels + channel[None, :]
+    inside = (channel < channels)[None, :] & (place < count)
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    value = _softplus(x - SHIFT) - SLOPE * x - OFFSET
+    if HAS_MASK:
+        of_mask = (row // frames)[:, None] * mask_stride + channel[None, :]
+        value *= tl.load(mask_ptr + of_mask, mask=inside, other=0.0)
+    tl.store(out_ptr + place, value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("frames", "mask_stride")
+def _backward_kernel(
+    x_ptr,
+    mask_ptr,
+    grad_ptr,
+    hidden_ptr,
+    grad_x_ptr,
+    count,
+    frames,
+    mask_stride,
+    channels: tl.constexpr,
+    SHIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    SLOPE: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_HIDDEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    place = row[:, None] * channels + channel[None, :]
+    inside = (channel < channels)[None, :] & (place < count)
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_MASK:
+        of_mask = (row // frames)[:, None] * mask_stride + channel[None, :]
+        mask = tl.load(mask_ptr + of_mask, mask=inside, other=0.0)
+        grad *= mask
+    if HAS_HIDDEN:
+        value = _softplus(x - SHIFT) - SLOPE * x - OFFSET
+        if HAS_MASK:
+            value *= mask
+        tl.store(hidden_ptr + place, value.to(hidden_ptr.dtype.element_ty), mask=inside)
+    grad_x = grad * (tl.sigmoid(x - SHIFT) - SLOPE)
+    tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+
+
+def swoosh_forward(
+    x: Tensor,
+    mask_N1C: Tensor | None,
+    constants: tuple[float, float, float],
+    dtype: torch.dtype,
+) -> Tensor:
+    """swoosh(x) * mask in `dtype`.
+
+    Args:
+        x: (N, ..., C), dense in any memory order; contiguous if there is a mask.
+        mask_N1C: (N, 1, C) float32, the same for all frames of a sequence; the channels may be a
+            slice of a wider tensor.
+        constants: shift, offset and slope.
+    """
+    out = torch.empty_like(x, dtype=dtype)
+    grid, sizes, blocks = _tiles(x, mask_N1C)
+    _forward_kernel(grid, x, mask_N1C, out, *sizes, *constants, mask_N1C is not None, *blocks)
+    return out
+
+
+def swoosh_backward(
+    x: Tensor,
+    mask_N1C: Tensor | None,
+    grad: Tensor,
+    constants: tuple[float, float, float],
+    hidden_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """grad * mask * swoosh'(x) in the dtype of x, and swoosh(x) * mask in `hidden_dtype` if given.
+
+    Args:
+        x, mask_N1C, constants: as of `swoosh_forward`.
+        grad: of swoosh(x) * mask, in the memory order of x.
+    """
+    grad_x = torch.empty_like(x)
+    hidden = None if hidden_dtype is None else torch.empty_like(x, dtype=hidden_dtype)
+    grid, sizes, blocks = _tiles(x, mask_N1C)
+    _backward_kernel(
+        grid,
+        x,
+        mask_N1C,
+        grad,
+        hidden,
+        grad_x,
+        *sizes,
+        *constants,
+        mask_N1C is not None,
+        hidden is not None,
+        *blocks,
+    )
+    return grad_x, hidden
+
+
+def _tiles(
+    x: Tensor, mask_N1C: Tensor | None
+) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
+    """The grid; elements, frames, elements between masks, channels; rows and channels of a tile."""
+    count = x.numel()
+    # Without a mask any split of the memory into rows will do.
+    channels = _FLAT if mask_N1C is None else x.size(-1)
+    rows = divide_up(count, channels)
+    frames, mask_stride = 1, 0
+    if mask_N1C is not None:
+        frames, mask_stride = rows // x.size(0), mask_N1C.stride(0)
+    block_c = min(power_of_two(channels), _FLAT)
+    block_r = max(_TILE // block_c, 1)
+    grid = (divide_up(rows, block_r), divide_up(channels, block_c))
+    return grid, (count, frames, mask_stride, channels), (block_r, block_c)

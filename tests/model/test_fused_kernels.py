@@ -1,0 +1,216 @@
+"""Fused kernels of the encoder against plain torch in float64, and a Zipformer with and without."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.kernels import available
+from pruned_rnnt.model.zipformer import Zipformer
+from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
+from pruned_rnnt.model.zipformer.convolution import gate
+from pruned_rnnt.model.zipformer.layer import Bypass
+from pruned_rnnt.model.zipformer.norm import BiasNorm
+from pruned_rnnt.model.zipformer.residual import add_branch
+from pruned_rnnt.model.zipformer.schedule import Clock
+from pruned_rnnt.model.zipformer.scores import masked_softmax
+from tests.model.zipformer_tiny import CAUSAL, TINY
+
+pytestmark = pytest.mark.gpu
+
+# Sequences and frames: one frame, no multiple of anything, longer than a tile.
+SHAPES = ((1, 1), (3, 37), (2, 1031))
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+@pytest.fixture(autouse=True)
+def mode() -> Iterator[None]:
+    available.set_mode("auto")
+    yield
+    available.set_mode("auto")
+
+
+def check(function: Function, *inputs: Tensor, tolerance: float = 2e-6) -> None:
+    """Values and gradients in float32 with kernels, against those in float64 without."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [
+            x.to("cuda", dtype).requires_grad_() if x.is_floating_point() else x.cuda()
+            for x in inputs
+        ]
+        outputs = function(*leaves)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        torch.manual_seed(7)
+        weights = [torch.randn(x.shape, dtype=torch.float64).cuda().to(dtype) for x in outputs]
+        total = sum((x * weight).sum() for x, weight in zip(outputs, weights, strict=True))
+        wanted = [x for x in leaves if x.requires_grad]
+        gradients = torch.autograd.grad(total, wanted)
+        results.append([x.double() for x in (*outputs, *gradients)])
+    for fused, plain in zip(*results, strict=True):
+        assert (fused - plain).norm() <= tolerance * (plain.norm() + 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["L", "R"])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_swoosh_linear(kind: Kind, batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    layer = SwooshLinear(48, 20, kind, 1.0).cuda()
+    x = 5 * torch.randn(batch, frames, 48)
+    # A slice of a wider mask, as layers get it.
+    mask = (torch.rand(batch, 1, 100) > 0.3).float()[..., 10:58] / 0.7
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        layer._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
+        return layer(x, mask.cuda())
+
+    check(run, x, torch.randn(20, 48), torch.randn(20))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 7, 3), (2, 8, 33, 19)])
+def test_swoosh_of_maps_in_either_memory_order(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = 5 * torch.randn(shape)
+    check(Swoosh("R"), x)
+    check(lambda x: Swoosh("L")(x.contiguous(memory_format=torch.channels_last)), x)
+
+
+def test_swoosh_of_extreme_values_is_finite() -> None:
+    x = torch.tensor([-1e30, -100.0, 0.0, 100.0, 1e30], device="cuda").requires_grad_()
+    y = Swoosh("L")(x)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_add_branch(keep: bool, batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    kept = (torch.rand(batch, 1, 1) > 0.4).float().cuda()
+
+    def run(x: Tensor, branch: Tensor) -> Tensor:
+        return add_branch(x, branch, kept.to(x.dtype) if keep else None)[0]
+
+    check(run, torch.randn(batch, frames, 24), torch.randn(batch, frames, 24))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("rate", [1, 4])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_bypass(keep: bool, rate: int, batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    bypass = Bypass(Clock(), 20).cuda().eval()
+    kept = (torch.rand(batch, 1, 1) > 0.4).float().cuda()
+
+    def run(before: Tensor, after: Tensor, scale: Tensor) -> Tensor:
+        bypass._parameters["bypass_scale"] = scale  # type: ignore[assignment]
+        return bypass(before, after, kept.to(before.dtype) if keep else None, rate=rate)
+
+    check(
+        run,
+        torch.randn(batch, frames * rate, 20),
+        torch.randn(batch, frames, 20),
+        torch.randn(20),
+    )
+
+
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_bias_norm(batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    norm = BiasNorm(Clock(), 20).cuda().eval()
+
+    def run(x: Tensor, bias: Tensor, log_scale: Tensor) -> Tensor:
+        norm._parameters.update(bias=bias, log_scale=log_scale)  # type: ignore[dict-item]
+        return norm(x)
+
+    check(run, torch.randn(batch, frames, 20), torch.randn(20), torch.tensor(0.7), tolerance=5e-6)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("distances", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "frames", "past"), [(1, 1, 0), (2, 37, 0), (3, 20, 45), (1, 700, 0)]
+)
+def test_masked_softmax(chunked: bool, distances: bool, batch: int, frames: int, past: int) -> None:
+    torch.manual_seed(0)
+    seen = past + frames
+    lengths = torch.randint(1, seen + 1, (batch,))
+    blocked = (torch.arange(seen) >= lengths[:, None])[:, None, None]
+    if chunked:
+        blocked = blocked | (torch.arange(seen) // 8 > (torch.arange(frames)[:, None] + past) // 8)
+
+    def run(scores: Tensor, by_distance: Tensor | None = None) -> Tensor:
+        return masked_softmax(scores, by_distance, blocked.cuda())
+
+    scores = 3 * torch.randn(batch, 2, frames, seen)
+    by_distance = [3 * torch.randn(batch, 2, frames, seen + frames)] if distances else []
+    check(run, scores, *by_distance)
+
+
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_gate(batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    lengths = torch.randint(1, frames + 1, (batch, 1))
+    real = (torch.arange(frames) < lengths).unsqueeze(-1).cuda()
+    check(lambda x: gate(x, real), torch.randn(batch, frames, 40))
+
+
+@pytest.mark.parametrize(("size", "padding"), [(3, 1), (31, 15), (16, 0), (31, 0)])
+@pytest.mark.parametrize(("batch", "frames"), [(1, 31), (3, 77), (2, 1031)])
+def test_depthwise(size: int, padding: int, batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv1d(72, 72, size, groups=72, padding=padding).cuda()
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        convolution._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
+        return depthwise(convolution, x)
+
+    check(run, torch.randn(batch, frames, 72), torch.randn(72, 1, size), torch.randn(72))
+
+
+def training_pass(
+    mode: str, causal: bool, lengths: list[int], precision: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Output and all gradients of a Zipformer in training mode."""
+    available.set_mode(mode)
+    torch.manual_seed(0)
+    encoder = Zipformer(dataclasses.replace(CAUSAL if causal else TINY)).cuda().train()
+    encoder.set_step(100.0)
+    features = torch.randn(len(lengths), max(lengths), TINY.num_mel_bins, device="cuda")
+    torch.manual_seed(1)
+    with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+        encoded, _ = encoder(features, torch.tensor(lengths))
+    torch.manual_seed(2)
+    encoded.backward(torch.randn_like(encoded))
+    gradients = [p.grad.flatten() for p in encoder.parameters() if p.grad is not None]
+    return encoded.detach(), torch.cat(gradients)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[9], [61, 40, 9], [475, 211]])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [(torch.float32, 1e-4), (torch.bfloat16, 3e-2), (torch.float16, 5e-3)],
+)
+def test_zipformer_trains_the_same_with_and_without(
+    causal: bool,
+    lengths: list[int],
+    precision: torch.dtype,
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Whether a balancer pushes up or down is a question of rounding near its limits.
+    monkeypatch.setattr(Clock, "chance", lambda self, probability: probability >= 1.0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain, of_plain = training_pass("off", causal, lengths, precision)
+    fused, of_fused = training_pass("auto", causal, lengths, precision)
+    assert (fused - plain).norm() <= tolerance * plain.norm()
+    assert (of_fused - of_plain).norm() <= tolerance * of_plain.norm()
+    again, _ = training_pass("auto", causal, lengths, precision)
+    assert torch.equal(fused, again)
