@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pruned_rnnt import ctc_loss
 from pruned_rnnt.decode.search.greedy import GreedySearch
+from pruned_rnnt.model.kernels.available import MODES, kernel_report, set_mode
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import BLANK, ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer import SIZES
@@ -225,6 +226,7 @@ def measure(model: TransducerModel, options: argparse.Namespace) -> list[dict[st
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "fused_kernels": kernel_report(device),
     }
     return [
         about | train_row(model, batch, options.repeats, options.precision, options.at_step),
@@ -241,6 +243,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="utterances of a greedy batch")
     parser.add_argument("--precision", choices=list(_DTYPES), default="bfloat16")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--fused-kernels", choices=MODES, default="auto", help="as in training")
     parser.add_argument("--at-step", type=int, default=20000, help="step of the schedules")
     return parser.parse_args(arguments)
 
@@ -248,6 +251,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = parse()
     torch.manual_seed(0)
+    set_mode(options.fused_kernels)
     predictor = PredictorConfig(dim=512)
     config = ModelConfig(encoder=SIZES[options.size], predictor=predictor, joiner_dim=512)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_encoders import tiny_zipformer
 
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from scripts.zipformer_step import measure, parse
+from tests.tiny_models import tiny_zipformer
 
 CONFIG = ModelConfig(
     encoder=tiny_zipformer(causal=False), predictor=PredictorConfig(dim=8), joiner_dim=8
