@@ -206,7 +206,7 @@ def test_zipformer_trains_the_same_with_and_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Whether a balancer pushes up or down is a question of rounding near its limits.
-    monkeypatch.setattr(Clock, "chance", lambda self, probability: probability >= 1.0)
+    monkeypatch.setattr(Clock, "bernoulli", lambda self, probability: probability >= 1.0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, of_plain = training_pass("off", causal, lengths, precision)
     fused, of_fused = training_pass("auto", causal, lengths, precision)

@@ -1,4 +1,4 @@
-"""What is added to a layer: activations, and what is left out of it."""
+"""Activations, masks, and branches of a layer, against reference computations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pruned_rnnt.model.zipformer.activation import (
 )
 from pruned_rnnt.model.zipformer.layer import Bypass
 from pruned_rnnt.model.zipformer.masks import (
-    NOTHING_LEFT_OUT,
-    draw_layer_masks,
+    NO_MASKS,
     dropout_mask,
     keep_mask,
+    sample_layer_masks,
 )
 from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
@@ -27,7 +27,7 @@ from tests.model.zipformer_tiny import randoms
 
 
 @pytest.mark.parametrize(("kind", "shift", "offset"), [("L", 4.0, 0.035), ("R", 1.0, 0.313261687)])
-def test_swoosh(kind: Kind, shift: float, offset: float) -> None:
+def test_swoosh_values_and_gradients(kind: Kind, shift: float, offset: float) -> None:
     x = torch.linspace(-30, 60, 91, dtype=torch.float64)
     expected = [math.log1p(math.exp(v - shift)) - 0.08 * v - offset for v in x.tolist()]
     torch.testing.assert_close(swoosh(x, kind), torch.tensor(expected, dtype=x.dtype))
@@ -38,7 +38,7 @@ def test_swoosh(kind: Kind, shift: float, offset: float) -> None:
 
 @pytest.mark.parametrize("kind", ["L", "R"])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_swoosh_linear_equals_its_three_steps(kind: Kind, dropout: float) -> None:
+def test_swoosh_linear_equals_separate_ops(kind: Kind, dropout: float) -> None:
     layer = SwooshLinear(6, 4, kind, initial_scale=0.5).double()
     x, upstream = randoms(2, 7, 6).mul(3).requires_grad_(), randoms(2, 7, 4, seed=1)
     torch.manual_seed(3)
@@ -60,8 +60,8 @@ def test_swoosh_linear_equals_its_three_steps(kind: Kind, dropout: float) -> Non
 
 
 @pytest.mark.parametrize("kind", ["L", "R"])
-def test_swoosh_in_low_precision_is_rounded_once(kind: Kind) -> None:
-    """Whatever the size of x, where differences of large terms could lose the result."""
+def test_swoosh_in_bfloat16_is_rounded_once(kind: Kind) -> None:
+    """Also for large x, where a difference of large terms could lose precision."""
     x = torch.linspace(-60, 80, 561).bfloat16().requires_grad_()
     twin = x.detach().double().requires_grad_()
     activated, expected = Swoosh(kind)(x), swoosh(twin, kind)
@@ -73,7 +73,7 @@ def test_swoosh_in_low_precision_is_rounded_once(kind: Kind) -> None:
     torch.testing.assert_close(x.grad, twin.grad.bfloat16(), rtol=4e-3, atol=1e-6)
 
 
-def test_masks_of_sequences() -> None:
+def test_dropout_mask_and_keep_mask() -> None:
     x = torch.zeros(400, 3, 2)
     torch.manual_seed(0)
     dropped = dropout_mask(400, 2, 0.25, x.device)
@@ -89,25 +89,25 @@ def test_masks_of_sequences() -> None:
     assert keep_mask(x, 0.0) is None
 
 
-def test_masks_of_layers() -> None:
+def test_layer_masks_have_the_requested_rates() -> None:
     torch.manual_seed(0)
     skips = [(0.0, 0.5, 0.0, 0.1, 0.0, 1.0), (0.9, 0.0, 0.0, 0.0, 0.2, 0.0)]
-    masks = draw_layer_masks(skips, [(2, 3, 4), (5, 6, 7)], 0.5, torch.zeros(500, 8, 2))
-    for of_layer, shares, widths in zip(masks, skips, [(2, 3, 4), (5, 6, 7)], strict=True):
-        for mask, share in zip(of_layer[:6], shares, strict=True):
-            assert (mask is None) == (share == 0.0)
+    masks = sample_layer_masks(skips, [(2, 3, 4), (5, 6, 7)], 0.5, torch.zeros(500, 8, 2))
+    for of_layer, rates, widths in zip(masks, skips, [(2, 3, 4), (5, 6, 7)], strict=True):
+        for mask, rate in zip(of_layer[:6], rates, strict=True):
+            assert (mask is None) == (rate == 0.0)
             if mask is not None:
                 assert mask.shape == (500, 1, 1)
-                assert mask.mean().item() == pytest.approx(1 - share, abs=0.07)
+                assert mask.mean().item() == pytest.approx(1 - rate, abs=0.07)
         for hidden, width in zip(of_layer[6:], widths, strict=True):
             assert hidden is not None
             assert hidden.shape == (500, 1, width)
             assert hidden.unique().tolist() == [0.0, 2.0]
-    nothing = draw_layer_masks([(0.0,) * 6] * 2, [(2, 3, 4)] * 2, 0.0, torch.zeros(5, 8, 2))
-    assert nothing == [NOTHING_LEFT_OUT] * 2
+    nothing = sample_layer_masks([(0.0,) * 6] * 2, [(2, 3, 4)] * 2, 0.0, torch.zeros(5, 8, 2))
+    assert nothing == [NO_MASKS] * 2
 
 
-def test_branches_and_bypasses_of_kept_sequences() -> None:
+def test_branch_and_bypass_with_skipped_sequences() -> None:
     x, branch, keep = randoms(3, 4, 2), randoms(3, 4, 2, seed=1), torch.tensor([1.0, 0.0, 1.0])
     leaves = (x.requires_grad_(), branch.requires_grad_())
     keep_N11 = keep.double().view(3, 1, 1)
@@ -129,7 +129,7 @@ def test_branches_and_bypasses_of_kept_sequences() -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("read", [True, False])
-def test_a_stream_read_in_low_precision(kept: bool, read: bool) -> None:
+def test_residual_stream_under_autocast(kept: bool, read: bool) -> None:
     x, branch = (randoms(3, 4, 2, seed=seed).float().requires_grad_() for seed in (0, 1))
     low_branch = branch.bfloat16()
     keep = torch.tensor([1.0, 0.0, 1.0]).view(3, 1, 1) if kept else None
@@ -142,7 +142,7 @@ def test_a_stream_read_in_low_precision(kept: bool, read: bool) -> None:
     expected = x + low_branch * scale
     assert torch.equal(total, expected)
     assert torch.equal(reader, expected.to(reader.dtype))
-    # Gradients of bfloat16 that are exact, so that sums of them are.
+    # These gradients are exact in bfloat16, and so are their sums.
     (total + 2.0 * reader + 4.0 * readers[0] + 8.0 * readers[1]).sum().backward()
     assert x.grad is not None
     assert branch.grad is not None

@@ -1,4 +1,4 @@
-"""The encoder: known values, sizes, and what a frame may depend on."""
+"""The encoder: known values, parameter counts, and the frames that an output depends on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from pruned_rnnt.model.zipformer import (
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder, sine_features
 
 # Computed by an independent float32 implementation of the published model from the sine weights
-# and 131 sine features: every fifth channel of all frames, flattened, and
-# of these every 19th, eleven in all.
+# and 131 sine features: every fifth channel of all frames, flattened, and every 19th value of it.
 KNOWN = [
     (
         TINY,
@@ -56,7 +55,7 @@ def test_known_values(
     assert encoded.square().sum().item() == pytest.approx(sum_of_squares, rel=1e-5)
 
 
-# Published counts of the whole transducer with 500 symbols, and of its causal form where known.
+# Published parameter counts of the whole transducer with 500 symbols.
 COUNTS = [
     ("small", False, 23_285_615),
     ("medium", False, 65_549_011),
@@ -75,9 +74,9 @@ def test_parameter_counts(size: str, causal: bool, published: int) -> None:
     predictor = symbols * width + width * 4 * 2
     joiner = (dim + 1) * width + (width + 1) * width + (width + 1) * symbols
     simple = (dim + 1) * symbols + (width + 1) * symbols
-    # The published models have a vector in every layer which nothing uses.
-    idle = sum(layers * dim for layers, dim in zip(config.layers, config.dims, strict=True))
-    assert ours + predictor + joiner + simple + idle == published
+    # The published models have an unused vector in every layer.
+    unused = sum(layers * dim for layers, dim in zip(config.layers, config.dims, strict=True))
+    assert ours + predictor + joiner + simple + unused == published
 
 
 CHUNKINGS = [
@@ -103,11 +102,11 @@ def test_batch_equals_single_utterances(config: ZipformerConfig, chunking: dict[
 
 @pytest.mark.parametrize("chunk_size", [8, 16, 32])
 @torch.inference_mode()
-def test_causal_encoder_sees_no_later_chunk(chunk_size: int) -> None:
+def test_causal_encoder_ignores_later_chunks(chunk_size: int) -> None:
     encoder = sine_encoder(CAUSAL)
     features, length = sine_features(263), torch.tensor([263])
     before, _ = encoder(features, length, chunk_size=chunk_size, left_context=32)
-    # The first chunks see these features and those of three more frames of the embedding.
+    # Feature frames of the first 64 embedding frames and of three more as context.
     seen = 2 * 64 + 13
     features[:, seen:] = 7.0
     after, _ = encoder(features, length, chunk_size=chunk_size, left_context=32)
@@ -120,7 +119,7 @@ def test_causal_encoder_sees_no_later_chunk(chunk_size: int) -> None:
 
 @torch.inference_mode()
 def test_left_context_limits_the_past() -> None:
-    """Only convolutions carry what attention no longer sees, and these fade."""
+    """Older frames have an effect only through convolutions, and it fades."""
     encoder = sine_encoder(dataclasses.replace(CAUSAL, layers=(1, 1, 1, 1), kernel_sizes=(3,) * 4))
     features, length = sine_features(1031), torch.tensor([1031])
     near, _ = encoder(features, length, chunk_size=8, left_context=16)
@@ -134,7 +133,7 @@ def test_left_context_limits_the_past() -> None:
 
 
 @torch.inference_mode()
-def test_evaluation_is_deterministic_and_keeps_lengths_on_their_device() -> None:
+def test_evaluation_is_deterministic() -> None:
     encoder = sine_encoder(CAUSAL)
     batch, lengths, _ = ragged_batch([60, 44])
     once, _ = encoder(batch, lengths)
@@ -175,7 +174,7 @@ def test_device_equals_cpu(config: ZipformerConfig, dtype: torch.dtype | None) -
         assert difference < (1e-3 if dtype is None else 0.05) * exact[n, :count].std()
 
 
-def test_configuration_survives_a_file() -> None:
+def test_configuration_round_trip() -> None:
     config = dataclasses.replace(SIZES["small"], causal=True, chunk_sizes=(16, -1))
     assert from_dict(ZipformerConfig, to_dict(config)) == config
 
@@ -191,12 +190,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG)
-def test_wrong_configurations(changes: dict[str, object], message: str) -> None:
+def test_invalid_configurations_raise(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         zipformer_config("medium", **changes)
 
 
-def test_wrong_calls() -> None:
+def test_invalid_calls_raise() -> None:
     with pytest.raises(ValueError, match="'huge', needs one of small, medium, large"):
         zipformer_config("huge")
     encoder = Zipformer(TINY)
@@ -211,8 +210,8 @@ def test_wrong_calls() -> None:
 
 
 @torch.inference_mode()
-def test_features_are_centred_where_asked() -> None:
-    """A constant is subtracted, or each utterance's own mean; padding is not seen."""
+def test_feature_norm() -> None:
+    """`fixed` subtracts a constant, `utterance` the mean without padding."""
     batch, lengths, _ = ragged_batch([60, 41])
     plain = sine_encoder(TINY)(batch, lengths)[0]
     fixed = sine_encoder(dataclasses.replace(TINY, feature_norm="fixed"))

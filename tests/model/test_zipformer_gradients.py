@@ -1,4 +1,4 @@
-"""The parts with gradients of their own, each against what it is defined by."""
+"""Modules with custom gradients, each against its definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pruned_rnnt.model.zipformer import gradient, scores
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock
-from pruned_rnnt.model.zipformer.whiten import Whiten, refresh
+from pruned_rnnt.model.zipformer.whiten import Whiten, update_probabilities
 from tests.model.zipformer_tiny import randoms
 
 BALANCERS = [
@@ -55,7 +55,7 @@ def test_balancer_adds_the_gradient_of_its_penalty(limits: dict[str, float], axi
     assert (size > 0).sum() >= 2
 
 
-def test_balancer_of_the_upper_half() -> None:
+def test_balancer_upper_half() -> None:
     x, upstream = randoms(5, 9, 6).add(1.0), randoms(5, 9, 6, seed=1)
     grads = []
     for upper_half, channels in ((True, slice(None)), (False, slice(3, None))):
@@ -69,7 +69,7 @@ def test_balancer_of_the_upper_half() -> None:
     assert not torch.equal(grads[1], upstream[..., 3:])
 
 
-def test_balancer_of_a_constant_channel_is_finite() -> None:
+def test_balancer_gradient_of_constant_channel_is_finite() -> None:
     leaf = torch.zeros(4, 3).index_fill_(1, torch.tensor([1]), 2.0).requires_grad_()
     Balancer(Clock(), probability=1.0)(leaf).backward(torch.ones(4, 3))
     assert leaf.grad is not None
@@ -103,15 +103,15 @@ def test_whiten_adds_the_gradient_of_its_metric(groups: int, limit: float) -> No
     assert bool(whiten.over_limit) == bool(metric > limit) == (limit == 1.5)
 
 
-def test_whiten_looks_more_often_while_over_its_limit() -> None:
+def test_whiten_runs_more_often_while_over_its_limit() -> None:
     within, over = Whiten(Clock(), 2.0), Whiten(Clock(), 2.0)
     within.over_limit.fill_(False)
-    refresh([within, over])
+    update_probabilities([within, over])
     assert (within.probability, over.probability) == (0.025, 0.25)
     assert "over_limit" in over.state_dict()
 
 
-def test_bias_norm() -> None:
+def test_bias_norm_values_and_gradients() -> None:
     norm = BiasNorm(Clock(), 5).double()
     norm.bias.data = randoms(5, seed=2)
     norm.eval()
@@ -166,17 +166,17 @@ def test_masked_softmax_equals_torch(with_distances: bool, past: int) -> None:
     torch.testing.assert_close(weights, plainly(low.double()).bfloat16(), rtol=8e-3, atol=1e-6)
 
 
-def test_gradients_are_limited() -> None:
+def test_limit_gradients() -> None:
     clock = Clock()
-    clock.chance = lambda probability: probability > 0  # type: ignore[method-assign]
+    clock.bernoulli = lambda probability: probability > 0  # type: ignore[method-assign]
     value = torch.tensor([0.1, 0.1, 0.5, 0.5, 1.2, 1.2])
     upstream = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
-    limits = gradient.draw_limits(clock, 0.2, 1.0)
-    limited = gradient.lead_back(upstream, value, limits)
+    limits = gradient.sample_limits(clock, 0.2, 1.0)
+    limited = gradient.grad_towards_limits(upstream, value, limits)
     assert limited.tolist() == [-1.0, -1.0, 1.0, -1.0, 1.0, 1.0]
-    assert gradient.lead_back(upstream, value, None) is upstream
+    assert gradient.grad_towards_limits(upstream, value, None) is upstream
     large = torch.tensor([-30.0, -20.0, 20.0, 30.0]).view(1, 1, 1, 4).requires_grad_()
-    # Whatever the scale of the loss, the penalty is as large as the mean gradient.
+    # The penalty is as large as the mean gradient at any scale of the loss.
     for scale, more in ((1.0, None), (1e-6, None), (1.0, torch.zeros(1, 1, 1, 5))):
         large.grad = None
         sums, rest = scores.limit_scores(large, more, clock)

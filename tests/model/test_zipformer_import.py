@@ -1,4 +1,4 @@
-"""Models of icefall's recipe, imported."""
+"""Import of models of icefall's Zipformer recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SYMBOLS, WIDTH = 11, 8
 
 
 class Transducer(nn.Module):
-    """Parts named as in the package's model."""
+    """A model whose parts have the names of `TransducerModel`."""
 
     def __init__(self, config: ZipformerConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Transducer(nn.Module):
 
 
 def recipe_parameters(config: ZipformerConfig) -> dict[str, Tensor]:
-    """What the recipe saves for such a model, with the names that it has."""
+    """The parameters of such a model with the recipe's names, as the recipe saves them."""
     encoder = sine_encoder(config)
     dim = config.output_dim
     parameters = {name: value.detach().clone() for name, value in encoder.named_parameters()}
@@ -62,7 +62,7 @@ def recipe_parameters(config: ZipformerConfig) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("config", [TINY, CAUSAL])
-def test_whole_model(config: ZipformerConfig, tmp_path: Path) -> None:
+def test_import_of_a_whole_model(config: ZipformerConfig, tmp_path: Path) -> None:
     theirs = recipe_parameters(config)
     torch.save({"model": theirs}, tmp_path / "pretrained.pt")
     model = Transducer(config)
@@ -82,7 +82,7 @@ def test_whole_model(config: ZipformerConfig, tmp_path: Path) -> None:
     assert torch.equal(model.ctc_head.weight, theirs["ctc_output.1.weight"])
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_import_reports_mismatches() -> None:
     theirs = recipe_parameters(TINY)
     theirs["attention_decoder.embed.weight"] = torch.zeros(3)
     theirs["encoder_embed.out.bias"] = torch.zeros(17)
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert torch.equal(model.encoder.encoder_embed.out.bias, kept)
 
 
-def test_encoder_alone() -> None:
+def test_import_of_the_encoder_only() -> None:
     encoder = Zipformer(TINY)
     imported = import_icefall(recipe_parameters(TINY), encoder)
     assert not imported.missing
@@ -127,7 +127,7 @@ def epoch_file(path: Path, model: float, average: float, step: int) -> Path:
     return path
 
 
-def test_averages(tmp_path: Path) -> None:
+def test_read_averaged_model(tmp_path: Path) -> None:
     early = epoch_file(tmp_path / "epoch-1.pt", model=9.0, average=2.0, step=100)
     late = epoch_file(tmp_path / "epoch-3.pt", model=9.0, average=3.0, step=400)
     whole = read_icefall(late)
@@ -144,7 +144,7 @@ def test_averages(tmp_path: Path) -> None:
         read_icefall(plain, since=early)
 
 
-def test_files_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_raise(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="has no `model`"):
         read_icefall(tmp_path / "list.pt")

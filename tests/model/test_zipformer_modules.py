@@ -1,4 +1,4 @@
-"""The parts, each against what it is defined by."""
+"""Schedules, positions and downsampling, each against its definition."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ def test_schedules(schedule: Schedule, values: list[tuple[float, float]]) -> Non
     clock = Clock()
     for step, value in values:
         clock.step = step
-        assert clock.read(schedule) == pytest.approx(value)
-    assert clock.read(0.25) == 0.25
+        assert clock.value(schedule) == pytest.approx(value)
+    assert clock.value(0.25) == 0.25
 
 
-def test_chance() -> None:
+def test_bernoulli() -> None:
     clock = Clock()
     torch.manual_seed(1)
-    assert not any(clock.chance(0.0) for _ in range(9))
-    assert all(clock.chance(1.0) for _ in range(9))
-    assert 0.2 < sum(clock.chance(0.3) for _ in range(900)) / 900 < 0.4
+    assert not any(clock.bernoulli(0.0) for _ in range(9))
+    assert all(clock.bernoulli(1.0) for _ in range(9))
+    assert 0.2 < sum(clock.bernoulli(0.3) for _ in range(900)) / 900 < 0.4
 
 
-def test_draws_begin_anew_with_each_batch() -> None:
-    """So that the generator's state before a batch is all that there is to save."""
+def test_start_batch_discards_samples() -> None:
+    """Then the generator's state before a batch is the only random state to save."""
     clock, outcomes = Clock(), []
     for earlier in (3, 700):
         torch.manual_seed(1)
-        [clock.chance(0.5) for _ in range(earlier)]
+        [clock.bernoulli(0.5) for _ in range(earlier)]
         torch.manual_seed(2)
         clock.start_batch()
-        outcomes.append([clock.chance(0.5) for _ in range(600)])
+        outcomes.append([clock.bernoulli(0.5) for _ in range(600)])
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][:88] != outcomes[0][512:]
 
 
-def test_positions_enter_by_distance() -> None:
-    """Scores of attention by hand: query . key + position query . projected encoding of s - t."""
+def test_attention_uses_relative_positions() -> None:
+    """Against loops: query . key + position query . projected encoding of s - t."""
     heads, count = 2, 5
     weights = AttentionWeights(Clock(), 8, heads, 3, 2, 6).double().eval()
     weights.linear_pos.weight.data = randoms(4, 6, seed=4)
@@ -74,15 +74,15 @@ def test_positions_enter_by_distance() -> None:
         torch.testing.assert_close(got[0, head], scores.softmax(dim=-1))
 
 
-def test_encodings_of_positions() -> None:
+def test_relative_position_encodings() -> None:
     dim = 8
     encodings = relative_positions(3, 4, dim, torch.zeros(0))
     assert encodings.shape == (3 + 4 + 4, dim)
     for row, distance in enumerate(range(-7, 4)):
-        pressed = math.copysign(
+        compressed = math.copysign(
             math.sqrt(dim) * math.log(1 + abs(distance) / math.sqrt(dim)), distance
         )
-        angle = math.atan(2 * math.pi * pressed / dim)
+        angle = math.atan(2 * math.pi * compressed / dim)
         expected = [f(angle * k) for k in range(1, dim // 2 + 1) for f in (math.cos, math.sin)]
         expected[-1] = 1.0
         torch.testing.assert_close(encodings[row], torch.tensor(expected))

@@ -1,4 +1,4 @@
-"""A stream of chunks gives what the whole utterance gives."""
+"""Streaming: a stream of chunks has the output of the whole utterance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK_SIZES = [size for size in CAUSAL.chunk_sizes if size > 0]
 
 
 def chunks_of(batch: Tensor, chunk_size: int, garbage: float = 1e3) -> list[tuple[int, Tensor]]:
-    """(begin, chunk) of a batch, the last ones filled with garbage."""
+    """(begin, chunk) pairs of a batch; the last chunks are filled up with garbage."""
     window = 2 * chunk_size + 13
     chunks = []
     for begin in range(0, batch.size(1), 2 * chunk_size):
@@ -57,7 +57,7 @@ def test_stream_equals_whole_utterance(
 
 
 @torch.inference_mode()
-def test_whole_chunks_need_no_lengths() -> None:
+def test_lengths_default_to_full_chunks() -> None:
     encoder = sine_encoder(CAUSAL)
     batch, _, _ = ragged_batch([16 * 5 + 13])
     whole, _ = encoder(batch, torch.tensor([batch.size(1)]), chunk_size=8, left_context=16)
@@ -73,8 +73,8 @@ def test_whole_chunks_need_no_lengths() -> None:
 
 
 @torch.inference_mode()
-def test_streams_join_and_part() -> None:
-    """A stream that joins a batch late, and is parted from it again, gives what it gives alone."""
+def test_streams_can_be_joined_and_separated() -> None:
+    """A stream that joins a batch late and leaves it early has the same output as alone."""
     encoder = sine_encoder(CAUSAL)
     _, lengths, singles = ragged_batch([160, 160])
     alone = run_stream(encoder, singles[1], lengths[1:], 16, 32)
@@ -103,7 +103,7 @@ def _stack(one: ZipformerState, other: ZipformerState) -> ZipformerState:
 
 
 @torch.inference_mode()
-def test_wrapper_counts_encoder_frames() -> None:
+def test_streaming_encoder_equals_streaming_forward() -> None:
     encoder = sine_encoder(CAUSAL)
     stream = StreamingZipformer(encoder, chunk_size=4, left_frames=8)
     assert (stream.shift, stream.input_frames) == (16, 29)
@@ -117,7 +117,7 @@ def test_wrapper_counts_encoder_frames() -> None:
 
 
 @torch.inference_mode()
-def test_streaming_graph_can_be_exported() -> None:
+def test_streaming_encoder_can_be_exported() -> None:
     encoder = sine_encoder(CAUSAL)
     stream = StreamingZipformer(encoder, chunk_size=8, left_frames=16)
     chunk, state = torch.randn(2, stream.input_frames, TINY.num_mel_bins), stream.start(2)
@@ -129,8 +129,8 @@ def test_streaming_graph_can_be_exported() -> None:
 
 
 @torch.inference_mode()
-def test_graph_of_whole_utterances_can_be_exported() -> None:
-    """For any number of utterances and of frames from 17 on."""
+def test_offline_encoder_can_be_exported() -> None:
+    """With dynamic numbers of utterances and frames (from 17)."""
     encoder = sine_encoder(TINY)
     axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
     batch, lengths, _ = ragged_batch([97, 90])
@@ -145,7 +145,7 @@ def test_graph_of_whole_utterances_can_be_exported() -> None:
         assert torch.equal(frames, expected_frames)
 
 
-def test_wrong_calls() -> None:
+def test_invalid_calls_raise() -> None:
     with pytest.raises(ValueError, match="not causal"):
         Zipformer(TINY).streaming_init_states(1)
     encoder = Zipformer(CAUSAL)

@@ -1,4 +1,4 @@
-"""Training: exact continuation, a gradient for every parameter, schedules in effect."""
+"""Training: exact resumption, a gradient for every parameter, schedules, casts."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def optimiser_of(encoder: Zipformer) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("config", [TINY, CAUSAL])
-def test_a_run_continues_exactly(config: ZipformerConfig) -> None:
-    """What is saved is the state dicts, torch's generator and the step."""
+def test_training_resumes_exactly(config: ZipformerConfig) -> None:
+    """From the state dicts, the state of torch's generator and the step."""
     torch.manual_seed(0)
     encoder = Zipformer(config).train()
     optimiser = optimiser_of(encoder)
@@ -74,7 +74,7 @@ def test_a_run_continues_exactly(config: ZipformerConfig) -> None:
 
 @pytest.mark.parametrize("config", [TINY, CAUSAL])
 def test_every_parameter_has_a_gradient_on_every_batch(config: ZipformerConfig) -> None:
-    """Whatever is skipped, distributed training must find all of them in the graph."""
+    """Distributed training needs all of them in the graph, also if branches are skipped."""
     torch.manual_seed(2)
     encoder = Zipformer(config).train()
     batch, lengths, _ = ragged_batch([40, 31, 40])
@@ -87,8 +87,8 @@ def test_every_parameter_has_a_gradient_on_every_batch(config: ZipformerConfig) 
             assert parameter.grad.isfinite().all(), name
 
 
-def test_training_is_noisier_early() -> None:
-    """Two passes over one batch differ by the skips and dropout, whose rates fall."""
+def test_outputs_vary_more_early_in_training() -> None:
+    """Passes over one batch differ by skips and dropout, whose rates decrease."""
     encoder = Zipformer(TINY).train()
     batch, lengths, _ = ragged_batch([60] * 8)
     spread = []
@@ -101,7 +101,7 @@ def test_training_is_noisier_early() -> None:
     assert spread[0] > 1.2 * spread[1] > 0
 
 
-def test_set_step_tells_whiteners_how_often_to_look() -> None:
+def test_set_step_updates_whiten_probabilities() -> None:
     encoder = Zipformer(TINY)
     whiteners = [module for module in encoder.modules() if isinstance(module, Whiten)]
     for index, whitener in enumerate(whiteners):
@@ -111,8 +111,8 @@ def test_set_step_tells_whiteners_how_often_to_look() -> None:
     assert {whitener.probability for whitener in whiteners[1::2]} == {0.025}
 
 
-def test_a_sequence_without_its_branches() -> None:
-    """Only the first feed-forward module is never left out."""
+def test_layer_with_all_branches_skipped() -> None:
+    """Only the first feed-forward module is never skipped."""
     layer = layer_module.ZipformerLayer(Clock(), TINY.stack(0), causal=False, skip=0.0).train()
     begin = torch.randn(2, 6, TINY.dims[0])
     positions = relative_positions(0, 6, TINY.position_dim, begin)
@@ -133,7 +133,7 @@ def test_a_sequence_without_its_branches() -> None:
     assert not torch.equal(out, clean)
 
 
-def test_copies_have_a_clock_of_their_own() -> None:
+def test_deepcopy_has_its_own_clock() -> None:
     encoder = Zipformer(TINY)
     other = copy.deepcopy(encoder)
     other.set_step(7)
@@ -143,20 +143,20 @@ def test_copies_have_a_clock_of_their_own() -> None:
 
 
 def bypasses(encoder: Zipformer) -> list[Any]:
-    """Of whole layers."""
+    """The bypasses of whole layers."""
     return [module for name, module in encoder.named_modules() if name.endswith(".bypass")]
 
 
-def test_layers_come_in_one_after_the_other() -> None:
+def test_warm_up_phases_layers_in_one_by_one() -> None:
     skips = [module.skip for module in bypasses(Zipformer(TINY))]
     begins = [skip.points[0] for skip in skips]
     ends = [skip.points[1] for skip in skips]
-    share = TINY.warm_up_steps / 5
+    phase = TINY.warm_up_steps / 5
     assert [step for step, _ in begins] == [
-        pytest.approx(share * at) for at in (1.0, 2.0, 2.5, 3.0, 4.0)
+        pytest.approx(phase * at) for at in (1.0, 2.0, 2.5, 3.0, 4.0)
     ]
     assert [step for step, _ in ends] == [
-        pytest.approx(share * at) for at in (2.0, 2.5, 3.0, 4.0, 5.0)
+        pytest.approx(phase * at) for at in (2.0, 2.5, 3.0, 4.0, 5.0)
     ]
     assert {value for _, value in begins} == {0.5}
     assert [value for _, value in ends] == [
@@ -180,17 +180,16 @@ def test_training_under_autocast(dtype: torch.dtype) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-def test_parameters_are_cast_at_once_and_given_back() -> None:
-    """The same numbers as by autocast itself; the layer's own parameters when that is done."""
+def test_joint_cast_equals_autocast_and_restores_parameters() -> None:
     encoder = Zipformer(TINY).eval()
     batch, lengths, _ = ragged_batch([50, 41])
     own = dict(encoder.named_parameters())
     results = []
-    for at_once in (True, False):
+    for joint in (True, False):
         encoder.zero_grad()
         for module in encoder.modules():
-            if isinstance(module, layer_module.ZipformerLayer) and not at_once:
-                module._cast = JointCast([])
+            if isinstance(module, layer_module.ZipformerLayer) and not joint:
+                module._joint_cast = JointCast([])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             encoded, _ = encoder(batch, lengths)
         assert all(own[name] is parameter for name, parameter in encoder.named_parameters())
@@ -198,13 +197,13 @@ def test_parameters_are_cast_at_once_and_given_back() -> None:
         gradients = [parameter.grad for parameter in own.values() if parameter.grad is not None]
         assert {gradient.dtype for gradient in gradients} == {torch.float32}
         results.append((encoded, gradients))
-    (at_once, gradients), (one_by_one, expected) = results
-    assert torch.equal(at_once, one_by_one)
+    (encoded, gradients), (encoded_by_autocast, expected) = results
+    assert torch.equal(encoded, encoded_by_autocast)
     for got, want in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=0.05, atol=0.01 * float(want.abs().max()))
 
 
-def test_parameters_are_given_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_cast_restores_parameters_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Zipformer(TINY).train()
     batch, lengths, _ = ragged_batch([50, 41])
 
@@ -219,11 +218,13 @@ def test_parameters_are_given_back_after_an_error(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_training_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a scaled loss, as float16 needs; and the same numbers twice."""
+def test_training_on_gpu_is_reproducible(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a scaled loss, as float16 needs."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     batch, lengths, _ = ragged_batch([50, 44])
-    seen = []
+    runs = []
     for _ in range(2):
         torch.manual_seed(4)
         encoder = Zipformer(CAUSAL).train().cuda()
@@ -234,23 +235,23 @@ def test_training_on_the_device(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
             (encoded.square().mean() * 256).backward()
         gradients = [parameter.grad for parameter in encoder.parameters()]
         assert all(gradient.isfinite().all() for gradient in gradients)
-        seen.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert torch.equal(seen[0], seen[1])
+        runs.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert torch.equal(runs[0], runs[1])
 
 
-def test_all_schedules_go_with_the_warm_up() -> None:
+def test_schedules_scale_with_the_warm_up() -> None:
     quick = Zipformer(dataclasses.replace(TINY, warm_up_steps=100, dropout_scale=0.5))
     quick.set_step(50)
-    assert quick.clock.read(ramp(0.0, 1.0, 4000)) == pytest.approx(0.5)
-    assert quick.clock.share(layer_module.DROPOUT) == pytest.approx(0.5 * 0.28)
+    assert quick.clock.value(ramp(0.0, 1.0, 4000)) == pytest.approx(0.5)
+    assert quick.clock.dropout_rate(layer_module.DROPOUT) == pytest.approx(0.5 * 0.28)
     assert [module.skip for module in bypasses(quick)] == [
         module.skip for module in bypasses(Zipformer(TINY))
     ]
 
 
-def test_nothing_is_left_out_at_a_dropout_scale_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then draws of batches alone make training differ: without these it is as evaluation."""
-    monkeypatch.setattr(Clock, "chance", lambda clock, probability: False)
+def test_dropout_scale_zero_disables_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without random decisions per batch, training then equals evaluation."""
+    monkeypatch.setattr(Clock, "bernoulli", lambda clock, probability: False)
     batch, lengths, _ = ragged_batch([60, 41])
     for scale, same in ((0.0, True), (0.2, False)):
         encoder = Zipformer(dataclasses.replace(TINY, dropout_scale=scale)).train()
@@ -261,6 +262,6 @@ def test_nothing_is_left_out_at_a_dropout_scale_of_zero(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("changes", [{"warm_up_steps": 0}, {"dropout_scale": 1.5}])
-def test_schedules_that_cannot_be(changes: dict[str, Any]) -> None:
+def test_invalid_schedules_raise(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         dataclasses.replace(TINY, **changes)

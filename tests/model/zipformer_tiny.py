@@ -1,4 +1,4 @@
-"""A Zipformer that is small in every dimension, with weights and features that need no seed."""
+"""A tiny Zipformer with deterministic weights and features, and random test tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAUSAL = dataclasses.replace(TINY, causal=True)
 
 
 def sine_encoder(config: ZipformerConfig) -> Zipformer:
-    """In evaluation mode; parameter number k in the order of names is a sine with phase k."""
+    """An encoder in evaluation mode; the k-th parameter by name is a sine with phase k."""
     encoder = Zipformer(config)
     for order, (_, parameter) in enumerate(sorted(encoder.named_parameters())):
         wave = torch.sin(0.7 * torch.arange(parameter.numel(), dtype=torch.float64) + order)
@@ -44,7 +44,7 @@ def sine_encoder(config: ZipformerConfig) -> Zipformer:
 
 
 def sine_features(num_frames: int, num_bins: int = TINY.num_mel_bins) -> Tensor:
-    """(1, T, F), about as large as log-mel energies."""
+    """(1, T, F), in the range of log-mel energies."""
     frame_T1 = torch.arange(num_frames, dtype=torch.float64).unsqueeze(1)
     bin_F = torch.arange(num_bins, dtype=torch.float64)
     features_TF = 3.0 * torch.sin(0.11 * frame_T1 + 0.5 * bin_F) + torch.cos(frame_T1 * bin_F) - 4.0
@@ -62,6 +62,6 @@ def ragged_batch(lengths: list[int], garbage: float = 50.0) -> tuple[Tensor, Ten
 
 
 def randoms(*shape: int, seed: int = 0) -> Tensor:
-    """Normal, in float64."""
+    """Normally distributed, in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Fused Triton kernels of the encoders' training step.
 
-Each has a plain torch twin in the module that calls it. `available.use_kernels` chooses:
-the kernels on CUDA where Triton is installed (torch's CUDA wheels for Linux bring it), the twins
-everywhere else, under torch.compile, and in float64.
+The module that calls a kernel also has an implementation in plain torch. `available.use_kernels`
+chooses: kernels on CUDA if Triton is installed (torch's CUDA wheels for Linux include it), and
+plain torch on other devices, under torch.compile, and in float64.
 """

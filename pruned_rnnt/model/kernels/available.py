@@ -1,4 +1,4 @@
-"""Whether the fused kernels run, and what the log says about it."""
+"""Choice between the fused kernels and plain torch, and its line in the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _mode = "auto"
 
 
 def use_kernels(*tensors: Tensor) -> bool:
-    """True if fused kernels take these tensors, False if plain torch has to."""
+    """True if fused kernels can process these tensors, False if plain torch must."""
     if _mode == "off" or torch.compiler.is_compiling():
         return False
     if not all(
@@ -31,7 +31,7 @@ def set_mode(mode: str) -> None:
     """`auto`: fused kernels wherever they can run. `off`: plain torch everywhere.
 
     Raises:
-        ValueError: another mode.
+        ValueError: the mode is none of these.
     """
     global _mode
     if mode not in MODES:
@@ -40,7 +40,7 @@ def set_mode(mode: str) -> None:
 
 
 def kernel_report(device: torch.device) -> str:
-    """One line for the log: whether fused kernels run on a device, and if not, why."""
+    """A line for the log: whether fused kernels run on the device, and if not, why not."""
     if _mode == "off":
         return "fused encoder kernels: off"
     if device.type != "cuda":
@@ -51,7 +51,7 @@ def kernel_report(device: torch.device) -> str:
 
 @cache
 def _obstacle() -> str:
-    """Why no kernel can run in this process; empty if kernels run."""
+    """The reason why no kernel can run in this process; empty if kernels run."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     try:
@@ -59,7 +59,7 @@ def _obstacle() -> str:
 
         device = "cpu" if _INTERPRETED else "cuda"
         swoosh_forward(torch.zeros(1, device=device), None, (4.0, 0.035, 0.08), torch.float32)
-    # Triton compiles when it is first used, which needs a C compiler and writable folders.
+    # Triton compiles a kernel at its first call, which needs a C compiler and writable folders.
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return f"Triton cannot compile them here ({reason[:100]})"

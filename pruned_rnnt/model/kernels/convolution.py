@@ -1,4 +1,4 @@
-"""The gate and the depthwise convolution of a convolution module, frames first.
+"""The gate and the depthwise convolution of a convolution module, for (N, T, E) tensors.
 
     gated[n, t, e] = a[n, t, e] * sigmoid(b[n, t, e]) * real[n, t]      (a, b) = x[n, t, :]
     out[n, t, e]   = bias[e] + sum_k weight[e, k] * x[n, t + k - P, e],  zero outside 0 .. T - 1
@@ -11,8 +11,8 @@ the output. A program takes a tile of frames and channels, and reads it K times 
        |    [ tile ]     of BLOCK_T frames and BLOCK_E channels
     t + K   . . . .
 
-torch's kernels want the frames next to each other, so that x and its gradient are copied twice.
-Gradients of weight and bias are sums over frames in a fixed order, so results are reproducible.
+torch's kernels need contiguous frames (N, E, T), which takes two copies of x and of its gradient.
+Gradients of weight and bias are summed over frames in a fixed order, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 
 _TILE = 2048
-# Frames whose sum one program writes.
+# Frames over which one program sums.
 _SUMMED = 256
 
 

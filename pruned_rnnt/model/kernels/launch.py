@@ -1,8 +1,8 @@
-"""Launching a Triton kernel in few microseconds.
+"""Launches of Triton kernels that take the host a few microseconds.
 
 Triton binds, checks and hashes all arguments at every call, which takes the host several times as
-long as torch takes for an op. Here the compiled kernel is looked up by what Triton specialises on:
-dtypes, alignment of pointers, divisibility of integers, and constants.
+long as a torch op. This launcher looks up the compiled kernel by the properties that Triton
+specialises on: dtypes, alignment of pointers, divisibility of integers, and constants.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Kernel:
-    """A Triton function with a table of what was compiled of it.
+    """A Triton function with a table of its compiled variants.
 
     Args:
         function: the Python function.
-        unspecialised: names of integers for whose values no code is compiled apart.
+        unspecialised: names of integers on whose values Triton does not specialise.
     """
 
     def __init__(self, function: Callable[..., Any], unspecialised: tuple[str, ...]) -> None:
@@ -35,7 +35,7 @@ class Kernel:
         self._constant = frozenset(getattr(self._jit, "constexprs", ()))
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
-        """Launch on the current stream. Arguments are all of the function's, in its order."""
+        """Launch on the current stream, with all arguments of the function in its order."""
         if _INTERPRETED:
             self._jit[grid](*arguments)
             return
@@ -72,12 +72,12 @@ class Kernel:
 
 
 def kernel(*unspecialised: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Decorator: the Triton function as a `Kernel`."""
+    """Decorator that makes a `Kernel` of a Triton function."""
     return lambda function: Kernel(function, unspecialised)
 
 
 def divide_up(count: int, size: int) -> int:
-    """How many pieces of `size` hold `count`. (triton.cdiv takes the host ten times as long.)"""
+    """count / size, rounded up. (triton.cdiv takes the host ten times as long.)"""
     return -(-count // size)
 
 

@@ -10,8 +10,8 @@ Axes: E channels; a row is one frame of one sequence. A program takes a tile of 
     row   [ . . . . ]   all channels, in registers,
      |    [ . . . . ]   of BLOCK_R rows
 
-For the sums over rows every program writes that of its own rows, and torch adds these up in a fixed
-order, so results are reproducible.
+For sums over rows, each program writes the sum of its own rows. torch adds these in a fixed order,
+so results are reproducible.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Attention weights from scores: distances aligned, blocked frames left out, softmax, one pass.
+"""Attention weights from scores in one pass: alignment of distances, masking, softmax.
 
-    weights[t, s] = softmax_s( scores[t, s] + by_distance[t, T - t + s] ),  blocked s left out
+    weights[t, s] = softmax_s( scores[t, s] + by_distance[t, T - t + s] )    over s not blocked
 
-Axes: N sequences, H heads, T frames, S frames seen, R = S + T distances. One program takes one row
-t of one head, whose S columns it holds in registers:
+Axes: N sequences, H heads, T frames, S frames attended to, R = S + T distances. One program takes
+one row t of one head, with its S columns in registers:
 
     by_distance row t  | . . . . . . . . . . . . |    R columns
-                              |<----- S ----->|       of which row t reads those from T - t on
+                              |<----- S ----->|       of which row t reads S from T - t on
 
 torch takes three kernels forward and four backward, over tensors of S and of R columns.
 """
@@ -41,7 +41,7 @@ def _forward_kernel(
     inside = column < seen
     row = pair * frames + frame
     score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0)
-    # As the twin does, the sum is rounded to the dtype of the scores.
+    # The sum is rounded to the dtype of the scores, as in plain torch.
     if HAS_DISTANCE:
         first = row * (seen + frames) + frames - frame
         distance = tl.load(distance_ptr + first + column, mask=inside, other=0.0)

@@ -1,13 +1,14 @@
-"""The residual stream of a layer: sums and bypasses, each one pass over memory.
+"""The residual stream of a layer: sums and bypasses, each in one pass over memory.
 
 Axes: N sequences, T frames, E channels; a row is one frame of one sequence.
 
     add      total = x + branch * keep,  read = total in the dtype of the next module
     bypass   out = before + (after - before) * scale * keep
 
-The stream x is as wide as the parameters (float32), branches and what modules read are in the dtype
-of autocast. Sums over rows, for gradients of parameters, are made in two steps in a fixed order:
-every program writes the sum of its rows, and torch adds these up. So results are reproducible.
+The stream x has the dtype of the parameters (float32); branches and the copies that modules read
+have the dtype of autocast. Gradients of parameters are sums over rows in two steps in a fixed
+order, so that results are reproducible: each program writes the sum of its rows, and torch adds
+these.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def add(
 ) -> tuple[Tensor, Tensor | None]:
     """x + branch * keep in the dtype of x, and the same in `dtype` unless that is None.
 
-    All contiguous; `keep_N11` has one number for each sequence.
+    All tensors are contiguous; `keep_N11` has one number for each sequence.
     """
     total = torch.empty_like(x_NTE)
     read = None if dtype is None else torch.empty_like(x_NTE, dtype=dtype)
@@ -104,7 +105,8 @@ def add_backward(
     """Gradients of x and, in `dtype`, of the branch.
 
     Args:
-        grad_NTE: of the total. of_read_NTE: of its copy for the next module, if there is one.
+        grad_NTE: gradient of the total.
+        of_read_NTE: gradient of the copy for the next module, if there is one.
     """
     grad_x = grad_NTE if of_read_NTE is None else torch.empty_like(grad_NTE)
     grad_branch = torch.empty_like(grad_NTE, dtype=dtype)
@@ -177,7 +179,7 @@ def _bypass_backward_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """A program takes every gridDim-th tile of slow rows, with the RATE frames of each."""
+    """A program takes every num_programs-th tile of slow rows, with the RATE frames of each."""
     channel = tl.arange(0, BLOCK_E)
     scale = tl.load(scale_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
     of_scale = tl.zeros((BLOCK_E,), dtype=tl.float32)
@@ -225,7 +227,7 @@ def bypass(
     """before + (after - before) * scale * keep.
 
     Args:
-        after_NTE: (N, T / rate, E); each of its frames stands for `rate` frames.
+        after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
     """
     batch, frames, width = before_NTE.shape
     out = torch.empty_like(before_NTE)

@@ -26,7 +26,7 @@ _TILE, _FLAT = 4096, 512
 
 @triton.jit
 def _softplus(x):
-    # log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), which cannot overflow.
+    # max(x, 0) + log(1 + exp(-|x|)) equals log(1 + exp(x)) and cannot overflow.
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
@@ -151,7 +151,7 @@ def swoosh_backward(
 def _tiles(
     x: Tensor, mask_N1C: Tensor | None
 ) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
-    """The grid; elements, frames, elements between masks, channels; rows and channels of a tile."""
+    """The grid; elements, frames, stride of the mask, channels; rows and channels of a tile."""
     count = x.numel()
     # Without a mask any split of the memory into rows will do.
     channels = _FLAT if mask_N1C is None else x.size(-1)

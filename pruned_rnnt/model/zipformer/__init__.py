@@ -1,4 +1,4 @@
-"""Zipformer: an encoder whose stacks run at different rates."""
+"""Zipformer: an encoder whose stacks of layers run at different frame rates."""
 
 from pruned_rnnt.model.zipformer.config import (
     LARGE,

@@ -1,4 +1,4 @@
-"""Swoosh activations, and a linear layer which recomputes its activation in the backward pass.
+"""Swoosh activations, and a linear layer that recomputes its activation in the backward pass.
 
     SwooshL(x) = log(1 + exp(x - 4)) - 0.08 x - 0.035
     SwooshR(x) = log(1 + exp(x - 1)) - 0.08 x - 0.313261687         (arXiv 2310.11230, section 3.3)
@@ -20,23 +20,23 @@ from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.ops.common.library import accumulator
 
 Kind = Literal["L", "R"]
-# Where each bends, and what makes SwooshR(0) zero and SwooshL nearly so.
+# The offsets make SwooshR(0) zero and SwooshL(0) nearly zero.
 _SHIFT: dict[str, float] = {"L": 4.0, "R": 1.0}
 _OFFSET: dict[str, float] = {"L": 0.035, "R": 0.313261687}
 _SLOPE = 0.08
 
 
 def swoosh(x: Tensor, kind: Kind) -> Tensor:
-    """The activation, computed in float32 at least, returned in the dtype of x."""
+    """The activation, computed in at least float32 and returned in the dtype of x."""
     shifted = x.to(accumulator(x.dtype)) - _SHIFT[kind]
     value = functional.softplus(shifted) - (_OFFSET[kind] + _SLOPE * _SHIFT[kind])
     return value.add(shifted, alpha=-_SLOPE).to(x.dtype)
 
 
-class _Moved:
-    """swoosh(x) = log(exp(y) + exp(a)) - 0.08 y for y = x + a - shift, where `a` does the rest.
+class _LogSumSwoosh:
+    """swoosh(x) = log(exp(y) + exp(a)) - 0.08 y with y = x + a - shift; `a` includes the offset.
 
-    In training the number of kernels matters: so written there are three, casts included.
+    This form takes only three kernels, including casts; kernel launches cost time in training.
     """
 
     def __init__(self, x: Tensor, kind: Kind) -> None:
@@ -46,27 +46,27 @@ class _Moved:
         self.a = _constant(a, dtype, x.device)
         self.y = x + _constant(a - _SHIFT[kind], dtype, x.device)
 
-    def activated(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """swoosh(x), times the mask."""
+    def forward(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """swoosh(x) * mask in `dtype`."""
         log, out = torch.logaddexp(self.y, self.a), torch.empty_like(self.x, dtype=dtype)
         if mask is None:
             return torch.add(log, self.y, alpha=-_SLOPE, out=out)
         return torch.mul(log.add_(self.y, alpha=-_SLOPE), mask, out=out)
 
-    def times_slope(self, grad: Tensor) -> Tensor:
-        """grad * swoosh'(x), in the dtype of x; the last thing that can be asked for."""
-        steep = torch.ops.aten.softplus_backward(grad, self.y.sub_(self.a), 1.0, 20.0)
-        return torch.add(steep, grad, alpha=-_SLOPE, out=torch.empty_like(self.x))
+    def backward(self, grad: Tensor) -> Tensor:
+        """grad * swoosh'(x) in the dtype of x. Overwrites y: call this last."""
+        through_softplus = torch.ops.aten.softplus_backward(grad, self.y.sub_(self.a), 1.0, 20.0)
+        return torch.add(through_softplus, grad, alpha=-_SLOPE, out=torch.empty_like(self.x))
 
 
 @functools.cache
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(1,): unlike a number, it makes a sum with a narrower tensor one of its own dtype."""
+    """(1,); its sum with a tensor of a narrower dtype has `dtype`, unlike a sum with a number."""
     return torch.full((1,), value, dtype=dtype, device=device)
 
 
 class Swoosh(nn.Module):
-    """The activation as a module; keeps its input alone for the backward pass."""
+    """The activation as a module; saves only its input for the backward pass."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Swoosh(torch.autograd.Function):
             ctx.save_for_backward(x)
             return swoosh_forward(x, None, _constants(kind), x.dtype)
         ctx.save_for_backward(x)
-        return _Moved(x, kind).activated(None, x.dtype)
+        return _LogSumSwoosh(x, kind).forward(None, x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -100,7 +100,7 @@ class _Swoosh(torch.autograd.Function):
             from pruned_rnnt.model.kernels.swoosh import swoosh_backward
 
             return swoosh_backward(x, None, _ordered_like(grad, x), _constants(ctx.kind))[0], None
-        return _Moved(x, ctx.kind).times_slope(grad), None
+        return _LogSumSwoosh(x, ctx.kind).backward(grad), None
 
 
 def _constants(kind: Kind) -> tuple[float, float, float]:
@@ -109,7 +109,7 @@ def _constants(kind: Kind) -> tuple[float, float, float]:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """x without gaps in memory, in its own order of axes if that is one of the usual two."""
+    """x without gaps in memory: as it is if contiguous or channels last, else made contiguous."""
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return x
     return x.contiguous()
@@ -124,10 +124,10 @@ def _ordered_like(grad: Tensor, x: Tensor) -> Tensor:
 class SwooshLinear(nn.Module):
     """Swoosh, dropout, linear layer: (N, T, C) -> (N, T, output_dim).
 
-    Only the input is kept for the backward pass.
+    Saves only its input for the backward pass.
 
     Args:
-        initial_scale: of the initial weights, against those of nn.Linear.
+        initial_scale: factor on the initial weights of nn.Linear.
     """
 
     def __init__(self, input_dim: int, output_dim: int, kind: Kind, initial_scale: float) -> None:
@@ -137,7 +137,7 @@ class SwooshLinear(nn.Module):
         self.kind: Kind = kind
 
     def forward(self, x_NTC: Tensor, mask_N1C: Tensor | None = None) -> Tensor:
-        """The mask, from `dropout_mask`, is multiplied with what is activated."""
+        """`mask_N1C`, from `dropout_mask`, multiplies the activations."""
         if not torch.is_grad_enabled():
             hidden = swoosh(x_NTC, self.kind)
             if mask_N1C is not None:
@@ -162,7 +162,7 @@ class _SwooshLinear(torch.autograd.Function):
             x = x.contiguous()
             hidden = swoosh_forward(x, mask, _constants(kind), dtype)
         else:
-            hidden = _Moved(x, kind).activated(mask, dtype)
+            hidden = _LogSumSwoosh(x, kind).forward(mask, dtype)
         ctx.save_for_backward(x, weight, mask)
         return functional.linear(hidden, weight.to(dtype), bias.to(dtype))
 
@@ -179,9 +179,9 @@ class _SwooshLinear(torch.autograd.Function):
             grad_x, hidden = swoosh_backward(x, mask, grad_hidden, constants, ctx.dtype)
             assert hidden is not None
         else:
-            moved = _Moved(x, ctx.kind)
-            hidden = moved.activated(mask, ctx.dtype)
-            grad_x = moved.times_slope(grad_hidden if mask is None else grad_hidden * mask)
+            activation = _LogSumSwoosh(x, ctx.kind)
+            hidden = activation.forward(mask, ctx.dtype)
+            grad_x = activation.backward(grad_hidden if mask is None else grad_hidden * mask)
         return (
             grad_x,
             (rows.t() @ hidden.flatten(0, -2)).to(weight.dtype),
@@ -194,7 +194,7 @@ class _SwooshLinear(torch.autograd.Function):
 def scaled_linear(
     input_dim: int, output_dim: int, initial_scale: float = 1.0, bias: bool = True
 ) -> nn.Linear:
-    """nn.Linear with initial weights times `initial_scale` and biases within a tenth of it."""
+    """nn.Linear with weights times `initial_scale` and biases within 0.1 * initial_scale."""
     linear = nn.Linear(input_dim, output_dim, bias=bias)
     with torch.no_grad():
         linear.weight.mul_(initial_scale)

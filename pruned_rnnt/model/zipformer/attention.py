@@ -1,7 +1,7 @@
-"""Attention in two halves: weights, computed once a layer, and the modules which use them.
+"""Attention in two parts: the weights, computed once per layer, and the modules that use them.
 
-Axes: N batch, T frames, S frames seen, E encoder width, H heads, K width of a head of queries,
-P width of a head of positions, D width of a position's encoding, R relative positions, C channels.
+Axes: N batch, T frames, S frames attended to, E encoder width, H heads, K query width of a head,
+P position width of a head, D width of a position encoding, R relative positions, C channels.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
-# Share of the training batches on which positions are left out.
+# Fraction of the training batches on which the position term is left out.
 _POSITION_SKIP = ramp(0.5, 0.0, 4000)
 
 
 class AttentionWeights(nn.Module):
-    """softmax(query . key + position query . position), from one projection of the input.
+    """softmax(query . key + position query . position), with one projection of the input.
 
-    The usual division by sqrt(K) is in the initial weights.
+    The initial weights include the usual division by sqrt(K).
 
     Args:
         dim: E.
@@ -46,7 +46,7 @@ class AttentionWeights(nn.Module):
         self.split = [query_head_dim * heads, query_head_dim * heads, position_head_dim * heads]
         self.in_proj = scaled_linear(dim, sum(self.split), query_head_dim**-0.25)
         self.linear_pos = scaled_linear(position_dim, position_head_dim * heads, 0.05, bias=False)
-        # A constant added to all keys changes nothing, so nothing but this holds their bias.
+        # The softmax ignores a constant added to all keys, so only this balancer bounds their bias.
         self.balance_keys = Balancer(
             clock, min_positive=0.4, max_positive=0.6, min_abs=0.0, probability=0.025
         )
@@ -55,13 +55,13 @@ class AttentionWeights(nn.Module):
     def forward(
         self, x_NTE: Tensor, frames: Frames, past_NSC: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Weights (N, H, T, S), and the keys to be handed on."""
+        """Weights (N, H, T, S), and the keys for the next chunk of a stream."""
         query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
         key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
         query_NHTK, position_NHTP = self._heads(query), self._heads(position_query)
         by_distance_NHTR = None
-        if self.training and self.clock.chance(self.clock.read(_POSITION_SKIP)):
-            # The weights stay in the graph: distributed training wants a gradient of each.
+        if self.training and self.clock.bernoulli(self.clock.value(_POSITION_SKIP)):
+            # Distributed training needs a gradient of every parameter, so linear_pos stays used.
             scores = (query_NHTK + 0.0 * self.linear_pos.weight.sum()) @ self._heads(key).mT
         else:
             positions_HRP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
@@ -77,14 +77,14 @@ class AttentionWeights(nn.Module):
         return heads_NHTK
 
 
-def averaging_weights(weights_NTS: Tensor) -> Tensor:
-    """The same weight for every frame that is seen at all."""
-    seen = (weights_NTS > 0.0).to(weights_NTS.dtype)
-    return seen / seen.sum(dim=-1, keepdim=True)
+def uniform_weights(weights_NTS: Tensor) -> Tensor:
+    """Equal weights for all frames with a nonzero weight."""
+    attended = (weights_NTS > 0.0).to(weights_NTS.dtype)
+    return attended / attended.sum(dim=-1, keepdim=True)
 
 
 class SelfAttention(nn.Module):
-    """Values of each head under given weights, and a projection back to (N, T, E)."""
+    """Weighted sums of the values of each head, and a projection back to (N, T, E)."""
 
     def __init__(self, clock: Clock, dim: int, heads: int, value_head_dim: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x_NTE: Tensor, weights_NHTS: Tensor, past_NSC: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, T, E), and the values to be handed on."""
+        """(N, T, E), and the values for the next chunk of a stream."""
         value_NSC, past_NSC = extend(past_NSC, self.in_proj(x_NTE))
         value_NHSC = value_NSC.unflatten(-1, (weights_NHTS.size(1), -1)).transpose(1, 2)
         context_NTC = (weights_NHTS @ value_NHSC).transpose(1, 2).flatten(2)
@@ -103,7 +103,7 @@ class SelfAttention(nn.Module):
 
 
 class NonlinAttention(nn.Module):
-    """out(a * (W (tanh(b) * c))) with a, b, c from one projection and W the weights of one head."""
+    """out(a * (W (tanh(b) * c))); one projection gives a, b, c, and W are one head's weights."""
 
     def __init__(self, clock: Clock, dim: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class NonlinAttention(nn.Module):
     def forward(
         self, x_NTE: Tensor, weights_NTS: Tensor, past_NSC: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, T, E), and what the weights are applied to, to be handed on."""
+        """(N, T, E), and the frames tanh(b) * c for the next chunk of a stream."""
         squashed, value, gate = self.in_proj(x_NTE).chunk(3, dim=-1)
         mixed_NTC = self.whiten1(value) * torch.tanh(self.balancer(squashed))
         mixed_NSC, past_NSC = extend(past_NSC, mixed_NTC)

@@ -1,13 +1,13 @@
-"""Balancer: keeps the statistics of each channel within limits by bending the gradient.
+"""Balancer: keeps the statistics of each channel within limits by changing the gradient.
 
-The forward pass changes nothing. With mean m, standard deviation s and root mean square r of a
+The forward pass is the identity. With mean m, standard deviation s and root mean square r of a
 channel over all other axes, the backward pass adds to each gradient element its own magnitude
 times a small multiple of the gradient of
 
     |m/s - clamp(m/s, mean limits)| + |log(clamp(r, rms limits) / r)|
 
 normalised to a root mean square of one per channel (arXiv 2310.11230, section 3.4). Limits are
-given as the share of positive values and the mean absolute value, as for normal data.
+given as the fraction of positive values and the mean absolute value of normal data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 from pruned_rnnt.ops.common.library import accumulator
 
 _ABS_TO_RMS = math.sqrt(math.pi / 2)
-# Share of the batches on which a balancer acts, unless it says otherwise.
+# Default fraction of the batches on which a balancer acts.
 _PROBABILITY = ramp(0.5, 0.125, 8000)
 _STRENGTH = 0.04
 _TINY = 1e-20
@@ -33,8 +33,8 @@ class Balancer(nn.Module):
 
     Args:
         channel_axis: axis of the input with the channels.
-        upper_half: the upper half of the channels alone is meant.
-        min_positive, max_positive: limits on the share of positive values, 0 to 1.
+        upper_half: balance only the upper half of the channels.
+        min_positive, max_positive: limits on the fraction of positive values, 0 to 1.
         min_abs, max_abs: limits on the mean absolute value.
         probability: of acting on a batch.
     """
@@ -64,23 +64,23 @@ class Balancer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled() and x.requires_grad):
             return x
-        read = self.clock.read
-        if not self.clock.chance(read(self.probability)):
+        value = self.clock.value
+        if not self.clock.bernoulli(value(self.probability)):
             return x
         balanced: Tensor = _Balance.apply(  # type: ignore[no-untyped-call]
             x,
             self.channel_axis % x.dim(),
             self.upper_half,
-            (_mean_limit(read(self.min_positive)), _mean_limit(read(self.max_positive))),
-            (_ABS_TO_RMS * read(self.min_abs), _ABS_TO_RMS * read(self.max_abs)),
+            (_mean_limit(value(self.min_positive)), _mean_limit(value(self.max_positive))),
+            (_ABS_TO_RMS * value(self.min_abs), _ABS_TO_RMS * value(self.max_abs)),
         )
         return balanced
 
 
 def _mean_limit(positive: float) -> float:
-    """Mean over standard deviation for a share of positive values; crude at the ends, and finite.
+    """Mean / standard deviation for a fraction of positive values; rough but finite at 0 and 1.
 
-    The constant fits atanh to the inverse of the error function near zero, 1 / (sqrt(pi) ln 2).
+    The constant, 1 / (sqrt(pi) ln 2), fits atanh to the inverse of the error function.
     """
     balance, margin = 2.0 * positive - 1.0, 1e-10
     return 0.8139535143 * 0.5 * math.log((1.0 + balance + margin) / (1.0 - balance + margin))
@@ -112,7 +112,7 @@ class _Balance(torch.autograd.Function):
         index = (slice(None),) * ctx.channel_axis + (part,)
         x, of_part = x[index], grad[index]
         push = _push(x, ctx.channel_axis, ctx.mean_limits, ctx.rms_limits)
-        # Few passes: x is as large as activations get.
+        # x is as large as activations get, so this makes few passes over memory.
         torch.addcmul(of_part, push, of_part.abs(), value=_STRENGTH, out=balanced[index])
         return balanced, None, None, None, None
 
@@ -120,7 +120,7 @@ class _Balance(torch.autograd.Function):
 def _push(
     x: Tensor, channel_axis: int, mean_limits: tuple[float, float], rms_limits: tuple[float, float]
 ) -> Tensor:
-    """The gradient of the penalty, with a root mean square of one for each channel."""
+    """The gradient of the penalty, normalised to a root mean square of one for each channel."""
     axes = [axis for axis in range(x.dim()) if axis != channel_axis]
     dtype = accumulator(x.dtype)
     mean = x.mean(dim=axes, keepdim=True, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Casts under autocast in fewer kernels.
+"""Casts of many parameters under autocast in few kernels.
 
-Autocast casts each weight and each bias by a kernel of its own, and backward each of their
-gradients: a thousand launches a step, which take the host longer than their work takes a GPU.
+Autocast casts each weight and bias with its own kernel, and so does backward with the gradients.
+These are a thousand launches a step, which take the host longer than the casts take a GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 
 class JointCast:
-    """Lends modules their parameters in the dtype of autocast.
+    """Casts all parameters of some modules together to the dtype of autocast.
 
     Args:
-        modules: whose own parameters are meant, all of one dtype.
+        modules: their direct parameters are cast; these all have one dtype.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -28,26 +28,29 @@ class JointCast:
             for module in modules
             for name, parameter in module.named_parameters(recurse=False)
         ]
-        # Vectors last: sizes of matrices are multiples of what their products are aligned to.
+        # Vectors come last, because their sizes could break the alignment that matmuls need.
         slots.sort(key=lambda slot: slot[0])
         self._slots = [(module, name) for _, module, name in slots]
 
     @contextmanager
-    def lent(self, device: str) -> Iterator[None]:
-        """Inside, where autocast is on and gradients are wanted, the modules have the casts."""
-        wanted = torch.is_grad_enabled() and torch.is_autocast_enabled(device)
-        if not (self._slots and wanted):
+    def cast(self, device: str) -> Iterator[None]:
+        """Replaces the parameters by their casts inside the context.
+
+        Does nothing if autocast or gradients are off.
+        """
+        enabled = torch.is_grad_enabled() and torch.is_autocast_enabled(device)
+        if not (self._slots and enabled):
             yield
             return
-        own = [module._parameters[name] for module, name in self._slots]
+        originals = [module._parameters[name] for module, name in self._slots]
         casts = _JointCast.apply(  # type: ignore[no-untyped-call]
-            torch.get_autocast_dtype(device), *own
+            torch.get_autocast_dtype(device), *originals
         )
         self._set(casts)
         try:
             yield
         finally:
-            self._set(own)
+            self._set(originals)
 
     def _set(self, parameters: Iterable[Any]) -> None:
         for (module, name), parameter in zip(self._slots, parameters, strict=True):
@@ -58,15 +61,16 @@ class _JointCast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.dtype = parameters[0].dtype
-        return _cast(parameters, dtype)
+        return _cast_all(parameters, dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_cast(grads, ctx.dtype)
+        return None, *_cast_all(grads, ctx.dtype)
 
 
-def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _cast_all(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Views of one vector that holds all tensors in `dtype`."""
     vector = _flatten_dense_tensors(tensors).to(dtype)
     pieces: tuple[Tensor, ...] = _unflatten_dense_tensors(vector, tensors)
     return pieces

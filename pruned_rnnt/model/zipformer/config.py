@@ -13,14 +13,15 @@ from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
 OUTPUT_RATE = 2
-# Steps of the warm-up in the paper's recipe, by which all schedules are given.
+# Warm-up steps of the paper's recipe; all schedules are written for them.
 REFERENCE_WARM_UP = 4000
+# As a chunk size: the whole utterance. As a left context: all of the past.
 WHOLE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """What the layers of one stack have in common; see `ZipformerConfig`."""
+    """Sizes of the layers of one stack; see `ZipformerConfig`."""
 
     dim: int
     feedforward_dim: int
@@ -34,33 +35,33 @@ class StackConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ZipformerConfig(EncoderConfig):
-    """Sizes. Lists have one entry for each stack; empty ones are filled in as `size` has them.
+    """Settings of a Zipformer. Lists have one entry per stack; `size` fills in empty ones.
 
     size: small, medium and large are those of the paper (23, 65, 148 million parameters).
-    downsampling: rate of each stack, against the 20 ms frames of the embedding.
+    downsampling: factor of each stack, relative to the 20 ms frames of the embedding.
     layers: number of layers of each stack.
-    dims: width of each stack, multiples of 4.
+    dims: width of each stack; multiples of 4.
     feedforward_dims: inner width of the feed-forward modules of each stack.
-    heads: of the self-attention of each stack.
-    kernel_sizes: of the convolution modules of each stack, in frames of the stack; odd numbers.
-    query_head_dim, value_head_dim, position_head_dim: width of each attention head for queries and
+    heads: attention heads of each stack.
+    kernel_sizes: kernel size of the convolution modules of each stack, in frames of the stack; odd.
+    query_head_dim, value_head_dim, position_head_dim: widths of each attention head for queries and
         keys, for values, and for positions.
-    position_dim: width of the encoding of relative positions, an even number.
-    unmasked_dims: channels of each stack which are never masked in training.
-    warm_up_steps: steps of ten minutes of audio, over which the layers come in, the stacks one
-        after the other. All other schedules (dropout, skips, balancers, bypasses) stretch with
-        them: they take up to five times as long, more for the last traces of some.
-    dropout_scale: 0 to 1, of all shares which training leaves out: of channels, positions,
-        branches and layers. A small model with little data wants less than the whole.
-    feature_norm: what is subtracted from the features first: nothing (as icefall's models expect),
-        a constant, or the utterance's own mean. With nothing, what all frames have in common is
-        most of what the layers see, and takes the longer to be learned away the less data there is.
+    position_dim: width of the encodings of relative positions; an even number.
+    unmasked_dims: channels of each stack that training never masks.
+    warm_up_steps: number of steps (of ten minutes of audio each) over which the layers are phased
+        in, stack by stack. All other schedules (dropout, skips, balancers, bypasses) scale with
+        it; they take up to five times as long, a few of them longer.
+    dropout_scale: 0 to 1, a factor on all dropout rates: of channels, positions, branches and
+        layers. Use less than 1 for a small model with little data.
+    feature_norm: value that is subtracted from the features first: nothing (`none`, as icefall's
+        models expect), a constant (`fixed`), or the utterance's mean (`utterance`). With `none`,
+        the layers must learn to remove the mean of all frames, which takes longer with less data.
 
-    chunk_sizes, left_contexts: of a causal encoder, in frames of 20 ms: training draws how much is
-        seen together and how much before it from these for each batch (-1: the whole utterance, the
-        whole past).
-    chunk_size, left_context: of a causal encoder, in frames of 20 ms: the same for validation and
-        for decoding where decode.chunk and decode.left are 0.
+    chunk_sizes, left_contexts: of a causal encoder, in frames of 20 ms: training samples the chunk
+        size and the left context from these lists for each batch (-1: the whole utterance, all of
+        the past).
+    chunk_size, left_context: of a causal encoder, in frames of 20 ms: the values for validation,
+        and for decoding if decode.chunk and decode.left are 0.
     """
 
     kind: Literal["zipformer"] = "zipformer"
@@ -121,7 +122,7 @@ class ZipformerConfig(EncoderConfig):
             self.check_chunk_size(size)
 
     def check_chunk_size(self, size: int) -> None:
-        """Raises ValueError for a chunk which some stack would have to cut through."""
+        """Raises ValueError if a chunk is not a whole number of frames of every stack."""
         if size != WHOLE and (size < 1 or size % self.common_rate):
             raise ValueError(
                 f"chunk size is {size}, needs a multiple of {self.common_rate} (every rate of "
@@ -130,7 +131,7 @@ class ZipformerConfig(EncoderConfig):
 
     @property
     def common_rate(self) -> int:
-        """The fewest frames which are whole frames of every stack and of the output."""
+        """The fewest frames of 20 ms that make whole frames of every stack and of the output."""
         return math.lcm(OUTPUT_RATE, *self.downsampling)
 
     @property
@@ -192,7 +193,7 @@ def zipformer_config(size: str, **changes: Any) -> ZipformerConfig:
     """The configuration of a size of the paper (23, 65, 148 million parameters), with changes.
 
     Raises:
-        ValueError: a size other than `small`, `medium` and `large`.
+        ValueError: `size` is not `small`, `medium` or `large`.
     """
     if size not in SIZES:
         raise ValueError(f"size is {size!r}, needs one of {', '.join(SIZES)}")

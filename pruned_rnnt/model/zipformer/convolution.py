@@ -1,7 +1,7 @@
-"""The convolution module, and a depthwise convolution which is causal from chunk to chunk.
+"""The convolution module, and a depthwise convolution that is causal across chunks.
 
 Axes: N batch, T frames, E encoder width, K kernel size, P = K // 2 frames of the past, C frames of
-a chunk, G = C + P, B chunks.
+a chunk, G = C + P frames of a padded chunk, B chunks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class ConvolutionModule(nn.Module):
     Args:
         dim: E.
         kernel_size: K, odd.
-        causal: see no frame beyond the chunk, instead of K // 2 frames on both sides.
+        causal: use no frame beyond the chunk, instead of K // 2 frames on both sides.
     """
 
     def __init__(self, clock: Clock, dim: int, kernel_size: int, causal: bool) -> None:
         super().__init__()
         self.in_proj = nn.Linear(dim, 2 * dim)
-        # Large gates make sparse gradients, from which this module does not find its way.
+        # Large gate inputs saturate the sigmoid, and its sparse gradients cannot undo that.
         self.balancer1 = Balancer(
             clock,
             upper_half=True,
@@ -60,7 +60,7 @@ class ConvolutionModule(nn.Module):
     def forward(
         self, x_NTE: Tensor, frames: Frames, past_NPE: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, T, E), and the gated frames to be handed on (a causal module's alone)."""
+        """(N, T, E), and, if causal, the gated frames for the next chunk of a stream."""
         # The upper half of the projection is the gate.
         gated_NTE = gate(self.balancer1(self.in_proj(x_NTE)), frames.real_NT1)
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
@@ -71,7 +71,7 @@ class ConvolutionModule(nn.Module):
 
 
 def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
-    """The lower half of the channels times the sigmoid of the upper, zero beyond the length."""
+    """The lower half of the channels times the sigmoid of the upper half; zero in padding."""
     if not (torch.is_grad_enabled() and x_NTC.requires_grad and use_kernels(x_NTC)):
         return functional.glu(x_NTC) * real_NT1
     gated_NTE: Tensor = _Gate.apply(x_NTC, real_NT1)  # type: ignore[no-untyped-call]
@@ -97,11 +97,11 @@ class _Gate(torch.autograd.Function):
 
 
 class ChunkCausalConvolution(nn.Module):
-    """Depthwise: a causal convolution plus one within the chunk, which sees both sides.
+    """Sum of two depthwise convolutions: a causal one, and a centred one within each chunk.
 
-    The second one lacks its neighbours near the edges of a chunk; learned factors for the K
-    positions next to each edge make up for it. Where an utterance is one chunk, the chunk ends with
-    the utterance.
+    The centred one lacks neighbours near the edges of a chunk. Learned factors for the K positions
+    next to each edge compensate. If the whole utterance is one chunk, the chunk ends with the
+    utterance.
     """
 
     def __init__(self, dim: int, kernel_size: int) -> None:
@@ -111,13 +111,13 @@ class ChunkCausalConvolution(nn.Module):
         self.causal_conv = nn.Conv1d(dim, dim, past + 1, groups=dim)
         nn.init.uniform_(_bias(self.causal_conv), -0.1, 0.1)
         self.chunkwise_conv = nn.Conv1d(dim, dim, kernel_size, padding=past, groups=dim)
-        # For the first K frames of a chunk, and for the last K; added to a factor of one.
+        # For the first K and the last K frames of a chunk; the factor is one plus these.
         self.chunkwise_conv_scale = nn.Parameter(torch.zeros(2, dim, kernel_size))
 
     def forward(
         self, x_NTE: Tensor, frames: Frames, past_NPE: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, T, E), and the last P frames, where there was a past."""
+        """(N, T, E), and the last P frames if there was a past."""
         count = x_NTE.size(1)
         left = self.kernel_size // 2
         joined_NTE, past_NPE = extend(past_NPE, x_NTE)
@@ -131,9 +131,10 @@ class ChunkCausalConvolution(nn.Module):
         chunks = (count + chunk - 1) // chunk
         filled_NTE = functional.pad(x_NTE, (0, 0, 0, chunks * chunk - count))
         chunks_NBCE = filled_NTE.unflatten(1, (chunks, chunk))
-        # One convolution over chunks with zeros between them: many short ones are slow on a GPU.
-        apart_NBGE = functional.pad(chunks_NBCE, (0, 0, 0, left))
-        within = depthwise(self.chunkwise_conv, apart_NBGE.flatten(1, 2))
+        # One convolution over all chunks, with zeros between them: many short ones are slow on a
+        # GPU.
+        padded_NBGE = functional.pad(chunks_NBCE, (0, 0, 0, left))
+        within = depthwise(self.chunkwise_conv, padded_NBGE.flatten(1, 2))
         within_NBCE = within.unflatten(1, (chunks, chunk + left))[:, :, :chunk]
         size = torch.full((1,), chunk, device=x_NTE.device)
         within_NBCE = within_NBCE * self._factors(size, chunk)
@@ -145,7 +146,7 @@ class ChunkCausalConvolution(nn.Module):
         first_KE, last_KE = functional.pad(self.chunkwise_conv_scale, (0, 1)).transpose(1, 2)
         frame_T = torch.arange(count, device=sizes_N.device)
         from_end_NT = sizes_N[:, None] - frame_T
-        # Row K is zero: what lies further than K from the edge.
+        # Row K is zero: it is for frames further than K from the edge.
         of_first_T = frame_T.clamp(max=self.kernel_size)
         within = (from_end_NT >= 1) & (from_end_NT <= self.kernel_size)
         of_last_NT = torch.where(within, self.kernel_size - from_end_NT, self.kernel_size)

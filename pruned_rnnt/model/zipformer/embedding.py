@@ -1,11 +1,11 @@
-"""The embedding: features to frames of 20 ms, by convolutions (arXiv 2310.11230, section 3.1).
+"""The embedding: convolutions from features to frames of 20 ms (arXiv 2310.11230, section 3.1).
 
-Axes: N batch, T feature frames, T' frames after subsampling by two, F mel bins, F' bins of a map,
-C channels, E encoder width.
+Axes: N batch, T feature frames, T' frames after subsampling by two, F mel bins, F' bins of a
+feature map, C channels, E encoder width, L frames of joined utterances.
 
 Three convolutions over time and frequency, without padding in time, then a ConvNeXt block and a
-projection. Frame j of the maps sees features 2j .. 2j+8; the block sees three maps' frames more on
-both sides, zeros beyond the utterance.
+projection. Frame j of the feature maps depends on features 2j .. 2j+8; the block adds three frames
+of the maps on both sides, with zeros beyond the utterance.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
 EMBEDDING_RATE = 2
-# Features which the first frame of the maps sees, and so the shortest utterance there can be.
+# Feature frames that one frame of the maps depends on; shorter utterances have no frame.
 RECEPTIVE_FIELD = 9
-# Maps on either side of a frame that the ConvNeXt block sees.
+# Frames of the maps on either side of a frame that the ConvNeXt block uses.
 CONTEXT = 3
 _CHANNELS = (8, 32, 128)
 _SKIP_BLOCK = ramp(0.2, 0.015, 20000)
 
 
 def embedding_length(lengths: Tensor) -> Tensor:
-    """Frames of 20 ms of utterances with `lengths` features; 0 where there are too few."""
+    """Frames of 20 ms of utterances with `lengths` feature frames; 0 if too short."""
     return ((lengths - (RECEPTIVE_FIELD - EMBEDDING_RATE)) // EMBEDDING_RATE).clamp(min=0)
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d whose maps on a GPU are in the order (N, T, F, C): there its matrix units work."""
+    """nn.Conv2d that runs in the memory order (N, T, F, C) on a GPU, as tensor cores need."""
 
     def forward(self, x_NCTF: Tensor) -> Tensor:
         weight = self.weight
@@ -51,9 +51,9 @@ class Conv2d(nn.Conv2d):
 
 
 class FirstConv2d(nn.Conv2d):
-    """nn.Conv2d of one channel with 3 x 3 weights; on a GPU a matrix product of all windows.
+    """nn.Conv2d of one channel with 3 x 3 weights; on a GPU, a matrix product of all windows.
 
-    cuDNN's kernels for one channel take longer than the rest of the embedding.
+    cuDNN's kernels for one input channel take longer than the rest of the embedding.
     """
 
     def forward(self, x_N1TF: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class FirstConv2d(nn.Conv2d):
             x_N1TF.squeeze(1).to(compute_dtype(x_N1TF, self.weight)), [margin] * 2
         )
         windows = x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
-        # Rows of 16 numbers instead of 9: products want them aligned.
+        # Matrix products need aligned rows: 16 numbers instead of 9.
         windows = functional.pad(windows, (0, 7))
         weight = functional.pad(self.weight.flatten(1), (0, 7))
         return functional.linear(windows, weight, self.bias).permute(0, 3, 1, 2)
@@ -85,7 +85,7 @@ class Embedding(nn.Module):
         first, second, third = _CHANNELS
         self.conv = nn.Sequential(
             FirstConv2d(1, first, 3, padding=(0, 1)),
-            # Its weights see every feature of every frame: too much for float16.
+            # The weight gradients sum over all frames and bins, which could overflow float16.
             ScaleGradient(0.2),
             Balancer(clock, channel_axis=1, max_abs=1.0),
             Swoosh("R"),
@@ -105,12 +105,12 @@ class Embedding(nn.Module):
     def forward(
         self, features_NTF: Tensor, lengths_N: Tensor, past_NCTF: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Frames, and what the next chunk of a stream must be given.
+        """Frames, and `past_NCTF` for the next chunk of a stream.
 
         Args:
             lengths_N: real frames of the maps.
-            past_NCTF: (N, C, 3, F') maps before those of a chunk of a stream, whose last three
-                maps only serve the frames before them; None for whole utterances.
+            past_NCTF: (N, C, 3, F') frames of the maps before a chunk of a stream, whose last three
+                frames only give context to those before them; None for whole utterances.
         """
         if past_NCTF is None and should_avoid_cudnn_replanning(features_NTF):
             batch, frames, _ = features_NTF.shape
@@ -127,8 +127,8 @@ class Embedding(nn.Module):
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
         x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
         if self.training:
-            share = self.clock.share(DROPOUT)
-            mask_N1E = dropout_mask(x_NTE.size(0), x_NTE.size(-1), share, x_NTE.device)
+            rate = self.clock.dropout_rate(DROPOUT)
+            mask_N1E = dropout_mask(x_NTE.size(0), x_NTE.size(-1), rate, x_NTE.device)
             x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         return x_NTE, past_NCTF
 
@@ -139,7 +139,7 @@ def _real_frames(lengths_N: Tensor, count: int) -> Tensor:
 
 def _masked(maps_NCTF: Tensor, real: Tensor) -> Tensor:
     maps_NCTF = torch.where(real, maps_NCTF, 0.0)
-    # The wide depthwise convolution is several times as fast with channels last.
+    # The wide depthwise convolution is several times faster with channels last.
     return maps_NCTF.contiguous(memory_format=torch.channels_last)
 
 
@@ -168,21 +168,21 @@ class ConvNeXt(nn.Module):
     def forward(
         self, x_NCTF: Tensor, past_NCTF: Tensor | None, joined: JoinedFrames | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, C, T', F') -> the same, or three frames fewer where there is a past.
+        """(N, C, T', F') -> the same shape, or three frames fewer if there is a past.
 
-        Joined utterances (1, C, L, F') have zeros between them, at least three frames of them.
+        Joined utterances (1, C, L, F') have at least three frames of zeros between them.
         """
         if past_NCTF is None:
-            seen_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
+            padded_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
         else:
             joined_NCTF = torch.cat((past_NCTF, x_NCTF), dim=2)
             x_NCTF = x_NCTF[:, :, :-CONTEXT]
             past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
-            seen_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
-        hidden = self.pointwise_conv1(self.depthwise_conv(seen_NCTF))
+            padded_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
+        hidden = self.pointwise_conv1(self.depthwise_conv(padded_NCTF))
         branch = self.pointwise_conv2(self.activation(self.hidden_balancer(hidden)))
         if self.training:
-            skip = self.clock.share(_SKIP_BLOCK)
+            skip = self.clock.dropout_rate(_SKIP_BLOCK)
             keep = None
             if joined is None:
                 keep = keep_mask(branch, skip)

@@ -1,7 +1,7 @@
-"""What a layer must know of its frames: which are real, which see which, how far apart.
+"""Masks and relative positions of the frames of a stack.
 
 Axes: N batch, T frames at the rate of the stack, P cached frames of the past, S = P + T frames
-seen, R relative positions, D width of a position.
+attended to, R relative positions, D width of a position encoding.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Frames:
 
     lengths_N: real frames.
     real_NT1: bool, False beyond the length.
-    blocked: bool (N, 1, 1, S) or (N, 1, T, S), True where a frame (T) must not see another (S).
-    chunk_size: frames of a chunk, or None where an utterance is one chunk.
-    positions_RD: encodings of the distances -S .. T - 1 of a frame seen from a frame which sees.
+    blocked: bool (N, 1, 1, S) or (N, 1, T, S), True if frame T must not attend to frame S.
+    chunk_size: frames of a chunk, or None if an utterance is one chunk.
+    positions_RD: encodings of the distances -S .. T - 1 from a frame to a frame it attends to.
     """
 
     lengths_N: Tensor
@@ -33,10 +33,10 @@ class Frames:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
-    """How a causal encoder cuts utterances, in frames before any stack's downsampling.
+    """How a causal encoder divides utterances into chunks.
 
-    chunk_size: frames which are seen together, or None for the whole utterance.
-    left_chunks: chunks of the past which are seen; None: all.
+    chunk_size: frames of a chunk before any stack's downsampling; None: the whole utterance.
+    left_chunks: chunks of the past that a chunk attends to; None: all.
     """
 
     chunk_size: int | None = None
@@ -46,7 +46,7 @@ class Chunking:
 def frames_at_rate(
     lengths_N: Tensor, num_frames: int, rate: int, chunking: Chunking, positions_RD: Tensor
 ) -> Frames:
-    """Frames of whole utterances, of which the stack has one in `rate`.
+    """Frames of whole utterances at a stack that downsamples by `rate`.
 
     Args:
         lengths_N: at rate 1.
@@ -83,7 +83,7 @@ def stream_frames_at_rate(
     rate: int,
     positions_RD: Tensor,
 ) -> Frames:
-    """Frames of one chunk of every stream with its cached past.
+    """Frames of one chunk of every stream, with the cached past.
 
     Args:
         lengths_N: real frames of the chunk, at rate 1.
@@ -96,12 +96,12 @@ def stream_frames_at_rate(
     frames_T = torch.arange(count, device=lengths_N.device)
     frames_P = torch.arange(past, device=lengths_N.device)
     padding_NT = frames_T >= lengths_N[:, None]
-    unheard_NP = frames_P < past - processed_N[:, None] // rate
+    empty_NP = frames_P < past - processed_N[:, None] // rate
     zero = left_frames + chunk_size
     return Frames(
         lengths_N=lengths_N,
         real_NT1=~padding_NT.unsqueeze(-1),
-        blocked=torch.cat((unheard_NP, padding_NT), dim=1)[:, None, None],
+        blocked=torch.cat((empty_NP, padding_NT), dim=1)[:, None, None],
         chunk_size=count,
         positions_RD=positions_RD[zero - past - count : zero + count],
     )
@@ -110,14 +110,15 @@ def stream_frames_at_rate(
 def relative_positions(past: int, count: int, dim: int, like: Tensor) -> Tensor:
     """Encodings of the distances -(past + count) .. count - 1: (R, dim), in the dtype of `like`.
 
-    A distance is pressed into (-pi/2, pi/2), near zero in proportion, far off logarithmically. What
-    is returned are cosines and sines of the first dim / 2 multiples of that angle, in turn, with a
-    constant one in place of the last sine. Far distances thus differ little from their neighbours.
+    A distance is compressed to an angle in (-pi/2, pi/2), linearly near zero and logarithmically
+    beyond, so encodings of large distances differ little from their neighbours. The encoding holds
+    cosines and sines of the first dim / 2 multiples of the angle, interleaved, with a constant one
+    in place of the last sine.
     """
     distance = torch.arange(-(past + count), count, device=like.device, dtype=torch.float32)
-    bend = math.sqrt(dim)
-    pressed = bend * distance.sign() * ((distance.abs() + bend).log() - math.log(bend))
-    angle = (pressed * (2.0 * math.pi / dim)).atan()
+    knee = math.sqrt(dim)
+    compressed = knee * distance.sign() * ((distance.abs() + knee).log() - math.log(knee))
+    angle = (compressed * (2.0 * math.pi / dim)).atan()
     multiples = angle[:, None] * torch.arange(1, dim // 2 + 1, device=like.device)
     encodings_RD = torch.stack((multiples.cos(), multiples.sin()), dim=-1).flatten(1)
     ones_R1 = torch.ones_like(encodings_RD[:, :1])
@@ -125,7 +126,7 @@ def relative_positions(past: int, count: int, dim: int, like: Tensor) -> Tensor:
 
 
 def extend(past: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`new` (N, T, ...) behind `past` (N, P, ...), and the last P frames of both.
+    """`past` (N, P, ...) and `new` (N, T, ...) concatenated, and the last P frames of the result.
 
     Without a past: `new` itself, and None.
     """

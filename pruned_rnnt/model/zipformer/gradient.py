@@ -1,4 +1,4 @@
-"""Changes of the gradient on its way back."""
+"""Modules and functions that change gradients in the backward pass."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from pruned_rnnt.model.zipformer.schedule import Clock
 
-# Share of the batches on which parameters are limited.
+# Fraction of the batches on which the gradients of limited parameters change.
 _LIMIT_PROBABILITY = 0.6
-# (low, high) of a parameter's elements.
+# Lowest and highest value of a parameter's elements.
 Limits = tuple[float, float]
 
 
@@ -29,13 +29,13 @@ class ScaleGradient(nn.Module):
         return scaled
 
 
-def draw_limits(clock: Clock, low: float, high: float) -> Limits | None:
-    """For `lead_back`, on some of the batches; to be called in training alone."""
-    return (low, high) if clock.chance(_LIMIT_PROBABILITY) else None
+def sample_limits(clock: Clock, low: float, high: float) -> Limits | None:
+    """Limits for `grad_towards_limits` on a random part of the batches, else None; for training."""
+    return (low, high) if clock.bernoulli(_LIMIT_PROBABILITY) else None
 
 
-def lead_back(grad: Tensor, value: Tensor, limits: Limits | None) -> Tensor:
-    """The gradient of a parameter, which leads elements outside of the limits back in."""
+def grad_towards_limits(grad: Tensor, value: Tensor, limits: Limits | None) -> Tensor:
+    """The gradient of a parameter, with its sign set to move elements back within the limits."""
     if limits is None:
         return grad
     low, high = limits

@@ -1,6 +1,6 @@
 """One Zipformer layer (arXiv 2310.11230, figure 2).
 
-Axes: N batch, T frames, S frames seen, E encoder width, H heads.
+Axes: N batch, T frames, S frames attended to, E encoder width, H heads.
 
     weights  computed once, from the layer's input
     x += feedforward1;  x += nonlinear attention;  x += self-attention 1;  x += convolution 1
@@ -8,8 +8,7 @@ Axes: N batch, T frames, S frames seen, E encoder width, H heads.
     x += self-attention 2;  x += convolution 2;  x += feedforward3
     x = norm(x);  x = bypass from the input
 
-In training, branches and whole layers are left out for some of the sequences, often at first and
-then hardly at all.
+Training skips branches and whole layers for some of the sequences, often at first and rarely later.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from pruned_rnnt.model.zipformer.attention import (
     AttentionWeights,
     NonlinAttention,
     SelfAttention,
-    averaging_weights,
+    uniform_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.gradient import Limits, draw_limits, lead_back
-from pruned_rnnt.model.zipformer.masks import NOTHING_LEFT_OUT, LayerMasks
+from pruned_rnnt.model.zipformer.gradient import Limits, grad_towards_limits, sample_limits
+from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
@@ -41,12 +40,12 @@ from pruned_rnnt.model.zipformer.state import LayerState
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
 DROPOUT = ramp(0.3, 0.1, 20000)
-# Shares of the sequences which go without a branch, and of the batches with averaging weights.
+# Fractions of the sequences that skip a branch, and of the batches with uniform attention weights.
 _SKIP_ATTENTION = Schedule(((0, 0.2), (4000, 0.05), (16000, 0.0)))
 _SKIP_CONVOLUTION = _SKIP_ATTENTION
 _SKIP_FEEDFORWARD = Schedule(((0, 0.1), (4000, 0.01), (50000, 0.0)))
-_AVERAGING = ramp(0.25, 0.025, 4000)
-# A bypass begins as nearly the new value alone, so that every module has to learn something.
+_UNIFORM_WEIGHTS = ramp(0.25, 0.025, 4000)
+# A bypass starts close to the new value, so that every module has to learn something.
 _BYPASS_LOW = ramp(0.9, 0.2, 20000)
 
 
@@ -54,7 +53,7 @@ class ZipformerLayer(nn.Module):
     """(N, T, E) -> (N, T, E).
 
     Args:
-        skip: share of the sequences which go around the layer.
+        skip: fraction of the sequences that skip the layer in training.
     """
 
     def __init__(
@@ -93,21 +92,21 @@ class ZipformerLayer(nn.Module):
         )
         self.whiten = Whiten(clock, ramp(4.0, 12.0, 20000))
         self.hidden_dims = (hidden_dim * 3 // 4, hidden_dim, hidden_dim * 5 // 4)
-        self._cast = JointCast(
+        self._joint_cast = JointCast(
             module
             for module in self.modules()
             if isinstance(module, (nn.Linear, nn.Conv1d, SwooshLinear))
         )
 
     def skips(self) -> tuple[float, ...]:
-        """Shares of the sequences which go without what `LayerMasks` has, in its order."""
-        share = self.clock.share
-        convolution, feed_forward = share(_SKIP_CONVOLUTION), share(_SKIP_FEEDFORWARD)
+        """Skip probabilities of the branches and the layer, in the order of `LayerMasks`."""
+        rate = self.clock.dropout_rate
+        convolution, feed_forward = rate(_SKIP_CONVOLUTION), rate(_SKIP_FEEDFORWARD)
         return (
-            share(_SKIP_ATTENTION),
+            rate(_SKIP_ATTENTION),
             *(convolution, convolution),
             *(feed_forward, feed_forward),
-            share(self.bypass.skip),
+            rate(self.bypass.skip),
         )
 
     def forward(
@@ -115,24 +114,24 @@ class ZipformerLayer(nn.Module):
         x_NTE: Tensor,
         frames: Frames,
         state: LayerState | None,
-        masks: LayerMasks = NOTHING_LEFT_OUT,
+        masks: LayerMasks = NO_MASKS,
     ) -> tuple[Tensor, LayerState | None]:
-        """Frames through the layer, and the state behind them where there was one before."""
-        with self._cast.lent(x_NTE.device.type):
+        """The output frames, and the state for the next chunk if `state` is given."""
+        with self._joint_cast.cast(x_NTE.device.type):
             return self._forward(x_NTE, frames, state, masks)
 
     def _forward(
         self, x_NTE: Tensor, frames: Frames, state: LayerState | None, masks: LayerMasks
     ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
-        # Under autocast, modules read `in_NTE`, x in fewer bits.
-        begin_NTE, in_NTE, in_too_NTE = begin_stream(x_NTE, 2)
+        # `in_NTE` is x in the dtype of autocast, as the modules use it.
+        begin_NTE, in_NTE, in_copy_NTE = begin_stream(x_NTE, 2)
         weights_NHTS, keys = self.self_attn_weights(in_NTE, frames, past[0])
-        x_NTE, in_NTE = add_branch(begin_NTE, self.feed_forward1(in_too_NTE, masks.hidden1))
+        x_NTE, in_NTE = add_branch(begin_NTE, self.feed_forward1(in_copy_NTE, masks.hidden1))
 
         first_NTS = weights_NHTS[:, 0]
-        if self.training and self.clock.chance(self.clock.read(_AVERAGING)):
-            first_NTS = averaging_weights(first_NTS)
+        if self.training and self.clock.bernoulli(self.clock.value(_UNIFORM_WEIGHTS)):
+            first_NTS = uniform_weights(first_NTS)
         branch, nonlin = self.nonlin_attention(in_NTE, first_NTS, past[1])
         x_NTE, in_NTE = add_branch(x_NTE, self.balancer_na(branch), masks.attention)
         branch, values1 = self.self_attn1(in_NTE, weights_NHTS, past[2])
@@ -158,7 +157,7 @@ class ZipformerLayer(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Wide layer, SwooshL, dropout, back to E."""
+    """Projection to the hidden width, SwooshL, dropout, projection back to E."""
 
     def __init__(self, clock: Clock, dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -179,7 +178,7 @@ class Bypass(nn.Module):
     """before + (after - before) * scale, with a learned scale for each channel.
 
     Args:
-        skip: share of the sequences for which the scale is zero, in training.
+        skip: fraction of the sequences for which the scale is zero in training.
     """
 
     def __init__(self, clock: Clock, dim: int, skip: float | Schedule = 0.0) -> None:
@@ -196,9 +195,11 @@ class Bypass(nn.Module):
         *,
         rate: int = 1,
     ) -> Tensor:
-        """`keep_N11` is multiplied with the scale.
+        """(N, T, E) -> (N, T, E).
 
-        `after_NTE` has (N, T / rate, E): each of its frames stands for `rate` frames.
+        Args:
+            after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
+            keep_N11: multiplies the scale.
         """
         if not torch.is_grad_enabled():
             after_NTE = _repeated(after_NTE, rate)
@@ -206,7 +207,7 @@ class Bypass(nn.Module):
             return torch.lerp(before_NTE, after_NTE, scale)
         limits = None
         if self.training:
-            limits = draw_limits(self.clock, self.clock.read(_BYPASS_LOW), 1.0)
+            limits = sample_limits(self.clock, self.clock.value(_BYPASS_LOW), 1.0)
         mixed_NTE: Tensor = _Bypass.apply(  # type: ignore[no-untyped-call]
             before_NTE, after_NTE, self.bypass_scale, keep_N11, limits, rate
         )
@@ -214,7 +215,7 @@ class Bypass(nn.Module):
 
 
 def _repeated(x_NTE: Tensor, rate: int) -> Tensor:
-    """Every frame `rate` times."""
+    """Each frame `rate` times in a row."""
     if rate == 1:
         return x_NTE
     return x_NTE.unsqueeze(2).expand(-1, -1, rate, -1).flatten(1, 2)
@@ -253,14 +254,14 @@ class _Bypass(torch.autograd.Function):
             of_before, of_after, of_scale = bypass_backward(
                 before, after, scale, keep, grad.contiguous(), rate=ctx.rate
             )
-            of_scale = lead_back(of_scale.to(scale.dtype), scale, ctx.limits)
+            of_scale = grad_towards_limits(of_scale.to(scale.dtype), scale, ctx.limits)
             return of_before, of_after, of_scale, None, None, None
         after = _repeated(after, ctx.rate)
         of_after = grad * (scale if keep is None else scale * keep)
         of_scale = (after - before).mul_(grad)
         if keep is not None:
             of_scale = of_scale.sum(dim=1, keepdim=True).mul_(keep)
-        of_scale = lead_back(of_scale.sum(dim=(0, 1)), scale, ctx.limits)
+        of_scale = grad_towards_limits(of_scale.sum(dim=(0, 1)), scale, ctx.limits)
         of_before = grad - of_after
         if ctx.rate > 1:
             of_after = of_after.unflatten(1, (-1, ctx.rate)).sum(dim=2)
@@ -268,7 +269,7 @@ class _Bypass(torch.autograd.Function):
 
 
 def _branch_balancer(clock: Clock, min_abs: Schedule, max_abs: float) -> Balancer:
-    """For the output of a branch, seldom: what it is against is rare, and memory is not free."""
+    """Acts on few batches: it prevents a rare problem, and its saved input takes memory."""
     return Balancer(
         clock,
         min_positive=0.3,

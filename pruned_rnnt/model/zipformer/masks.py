@@ -1,8 +1,9 @@
-"""What training leaves out for some of the sequences: branches, layers, channels.
+"""Random masks of training: skipped branches and layers, dropout of channels.
 
 Axes: N batch, K masks, W channels of all masks together.
 
-Masks are drawn for all layers at once: one by one they take more launches than attention does.
+The masks of all layers are sampled together; one by one they would take more kernel launches than
+attention.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 
 
 class LayerMasks(NamedTuple):
-    """Of one layer; None where nothing is left out.
+    """Masks of one layer; None means that nothing is left out.
 
-    The first six (N, 1, 1), of 0 and 1, for branches and the whole layer. The last three
-    (N, 1, channels), of 0 and 1 / (1 - dropout), for the hidden layers of the feed-forward modules.
+    The first six, for branches and the whole layer, are (N, 1, 1) of 0 and 1. The last three, for
+    the hidden layers of the feed-forward modules, are (N, 1, channels) of 0 and 1 / (1 - dropout).
     """
 
     attention: Tensor | None = None
@@ -32,10 +33,10 @@ class LayerMasks(NamedTuple):
     hidden3: Tensor | None = None
 
 
-NOTHING_LEFT_OUT = LayerMasks()
+NO_MASKS = LayerMasks()
 
 
-def draw_layer_masks(
+def sample_layer_masks(
     skips: Sequence[Sequence[float]],
     widths: Sequence[Sequence[int]],
     dropout: float,
@@ -44,20 +45,20 @@ def draw_layer_masks(
     """Masks of all layers.
 
     Args:
-        skips: of each layer, shares of the sequences which are left out, in the order of the masks.
-        widths: of each layer, channels of the hidden layers.
-        dropout: share of these which is left out.
-        like: (N, ...), whose dtype the masks of branches have.
+        skips: for each layer, the skip probabilities in the order of the masks.
+        widths: for each layer, the channels of its hidden layers.
+        dropout: dropout rate of the hidden layers.
+        like: (N, ...) tensor whose dtype and device the masks of branches have.
     """
-    shares = [share for of_layer in skips for share in of_layer]
-    drawn = [index for index, share in enumerate(shares) if share > 0.0]
-    keeps: list[Tensor | None] = [None] * len(shares)
-    if drawn:
-        shares_K = torch.tensor([shares[index] for index in drawn])
-        shares_K = shares_K.to(like.device, non_blocking=True)
-        draws_KN11 = torch.rand((len(drawn), like.size(0), 1, 1), device=like.device)
-        keep_KN11 = (draws_KN11 >= shares_K[:, None, None, None]).to(like.dtype)
-        for index, keep_N11 in zip(drawn, keep_KN11.unbind(), strict=True):
+    rates = [rate for of_layer in skips for rate in of_layer]
+    active = [index for index, rate in enumerate(rates) if rate > 0.0]
+    keeps: list[Tensor | None] = [None] * len(rates)
+    if active:
+        rates_K = torch.tensor([rates[index] for index in active])
+        rates_K = rates_K.to(like.device, non_blocking=True)
+        uniform_KN11 = torch.rand((len(active), like.size(0), 1, 1), device=like.device)
+        keep_KN11 = (uniform_KN11 >= rates_K[:, None, None, None]).to(like.dtype)
+        for index, keep_N11 in zip(active, keep_KN11.unbind(), strict=True):
             keeps[index] = keep_N11
     flat_widths = [width for of_layer in widths for width in of_layer]
     hidden: Sequence[Tensor | None] = [None] * len(flat_widths)
@@ -67,12 +68,12 @@ def draw_layer_masks(
     return [
         LayerMasks(*of_keeps, *of_hidden)
         for of_keeps, of_hidden in zip(
-            _cut(keeps, len(skips)), _cut(hidden, len(skips)), strict=True
+            _split_evenly(keeps, len(skips)), _split_evenly(hidden, len(skips)), strict=True
         )
     ]
 
 
-def _cut(masks: Sequence[Tensor | None], parts: int) -> list[Sequence[Tensor | None]]:
+def _split_evenly(masks: Sequence[Tensor | None], parts: int) -> list[Sequence[Tensor | None]]:
     each = len(masks) // parts
     return [masks[each * part : each * (part + 1)] for part in range(parts)]
 
@@ -80,7 +81,7 @@ def _cut(masks: Sequence[Tensor | None], parts: int) -> list[Sequence[Tensor | N
 def dropout_mask(count: int, width: int, rate: float, device: torch.device) -> Tensor | None:
     """(N, 1, W) float32 of 0 and 1 / (1 - rate), the same for all frames of a sequence.
 
-    None where nothing is dropped.
+    None if the rate is 0.
     """
     if rate <= 0.0:
         return None
@@ -89,7 +90,7 @@ def dropout_mask(count: int, width: int, rate: float, device: torch.device) -> T
 
 
 def keep_mask(x: Tensor, skip: float) -> Tensor | None:
-    """(N, 1, ..) of 0 (for a share `skip`) and 1, in the dtype of x; None without any skipping."""
+    """(N, 1, ..) of 0 (with probability `skip`) and 1, in the dtype of x; None if `skip` is 0."""
     if skip <= 0.0:
         return None
     shape = (x.size(0),) + (1,) * (x.dim() - 1)

@@ -1,7 +1,7 @@
 """BiasNorm: x / RMS(x - bias) * exp(log_scale), over the last axis (arXiv 2310.11230, section 3.2).
 
-One learned scale for all channels keeps some information on the size of x, which layer
-normalisation takes away; the bias lets a large constant channel be left out of the size.
+One learned scale for all channels keeps some information on the norm of x, which layer
+normalisation removes; the bias can exclude a large constant channel from the norm.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels
-from pruned_rnnt.model.zipformer.gradient import Limits, draw_limits, lead_back
+from pruned_rnnt.model.zipformer.gradient import Limits, grad_towards_limits, sample_limits
 from pruned_rnnt.model.zipformer.schedule import Clock
 
 _LOG_SCALE_LIMIT = 1.5
 
 
 class BiasNorm(nn.Module):
-    """(..., dim) -> (..., dim), in the wider dtype of input and parameters."""
+    """(..., dim) -> (..., dim), in the promoted dtype of input and parameters."""
 
     def __init__(self, clock: Clock, dim: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class BiasNorm(nn.Module):
             return x * _factor(x, self.bias, self.log_scale)[0]
         limits = None
         if self.training:
-            limits = draw_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
+            limits = sample_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
         normed: Tensor = _BiasNorm.apply(  # type: ignore[no-untyped-call]
             x, self.bias, self.log_scale, limits
         )
@@ -48,7 +48,7 @@ def _factor(x: Tensor, bias: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]
 
 
 class _BiasNorm(torch.autograd.Function):
-    """Keeps x alone, where autograd would keep several tensors of its size."""
+    """Saves only x, whereas autograd would save several tensors of its size."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,7 @@ class _BiasNorm(torch.autograd.Function):
             of_x, of_bias, of_scale = bias_norm_backward(
                 x, bias, log_scale, factor, grad.contiguous()
             )
-            of_scale = lead_back(of_scale.to(log_scale.dtype), log_scale, ctx.limits)
+            of_scale = grad_towards_limits(of_scale.to(log_scale.dtype), log_scale, ctx.limits)
             return of_x, of_bias.to(bias.dtype), of_scale, None
         x, bias, log_scale, factor, norm = ctx.saved_tensors
         product = (grad * x).sum(dim=-1, keepdim=True).mul_(factor)
@@ -86,6 +86,6 @@ class _BiasNorm(torch.autograd.Function):
         return (
             torch.addcmul(through_size, grad, factor),
             through_size.flatten(0, -2).sum(dim=0).neg_(),
-            lead_back(product.sum(), log_scale, ctx.limits),
+            grad_towards_limits(product.sum(), log_scale, ctx.limits),
             None,
         )

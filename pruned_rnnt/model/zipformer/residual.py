@@ -1,7 +1,7 @@
-"""The residual stream of a layer, and what the layer's modules read of it under autocast.
+"""The residual stream of a layer, and its copies in the dtype of autocast.
 
-The stream is as wide as the parameters; modules read it in the dtype of autocast. One function
-makes both, forward and backward: with casts and sums apart there were twice the kernels.
+The stream has the dtype of the parameters; under autocast, modules read a copy in fewer bits. One
+autograd function makes both, which takes half the kernels of separate casts and sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pruned_rnnt.model.kernels.available import use_kernels
 
 
 def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
-    """x, and x for each of so many modules."""
+    """x, and a copy of x for each of `readers` modules."""
     dtype = _readers_dtype(x_NTE)
     if dtype is None:
         return (x_NTE,) * (1 + readers)
@@ -28,7 +28,7 @@ def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
 def add_branch(
     x_NTE: Tensor, branch_NTE: Tensor, keep_N11: Tensor | None = None, *, read: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """x + branch * keep in the dtype of x, and that for the next module if one is to read it."""
+    """x + branch * keep in the dtype of x, and, if `read`, the copy for the next module."""
     dtype = _readers_dtype(x_NTE) if read else None
     if dtype is None and keep_N11 is None:
         total_NTE = x_NTE + branch_NTE
@@ -40,7 +40,7 @@ def add_branch(
 
 
 def _readers_dtype(x: Tensor) -> torch.dtype | None:
-    """None where modules should read x itself: autocast is off, or casts without a gradient."""
+    """The dtype of autocast, or None if modules read x itself: autocast or gradients are off."""
     device = x.device.type
     if not (torch.is_grad_enabled() and torch.is_autocast_enabled(device)):
         return None

@@ -1,8 +1,8 @@
-"""Values which change over training, and the one clock they all read.
+"""Values that change during training, and the clock that evaluates them.
 
-Nothing here keeps state of its own but the clock's step, which the trainer sets before each batch:
-a resumed run that sets the same step sees the same values. Yes-or-no draws come from torch's CPU
-generator, so that its saved state is all that an exact continuation needs.
+The only state is the clock's step, which the trainer sets before each batch, so a resumed run has
+the same values at the same step. Random decisions come from torch's CPU generator, so an exact
+continuation needs no other random state.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Drawn at once.
-_DRAWS = 512
+# Random numbers sampled together.
+_SAMPLES = 512
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Schedule:
     """A piecewise linear function of the step, constant before its first and after its last point.
 
     Args:
-        points: (step, value) pairs with rising steps.
+        points: (step, value) pairs with increasing steps.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -31,8 +31,8 @@ class Schedule:
             if step <= after_step:
                 if after_step == before_step:
                     return after
-                share = max(step - before_step, 0.0) / (after_step - before_step)
-                return before + share * (after - before)
+                fraction = max(step - before_step, 0.0) / (after_step - before_step)
+                return before + fraction * (after - before)
             before_step, before = after_step, after
         return before
 
@@ -43,38 +43,39 @@ def ramp(start: float, end: float, steps: float, begin: float = 0.0) -> Schedule
 
 
 class Clock:
-    """The step of training, shared by all modules of one encoder; fractions are welcome.
+    """The training step, shared by all modules of one encoder; it may be a fraction.
 
     Args:
         speed: steps of the schedules for each step of training.
-        dropout_scale: of what `share` gives.
+        dropout_scale: factor on all dropout rates.
     """
 
     def __init__(self, *, speed: float = 1.0, dropout_scale: float = 1.0) -> None:
         self.step = 0.0
         self.speed = speed
         self.dropout_scale = dropout_scale
-        self._draws: list[float] = []
+        self._samples: list[float] = []
 
     def set_step(self, step: float) -> None:
         self.step = step * self.speed
 
-    def read(self, value: float | Schedule) -> float:
-        return value.at(self.step) if isinstance(value, Schedule) else value
+    def value(self, schedule: float | Schedule) -> float:
+        """The value at the current step."""
+        return schedule.at(self.step) if isinstance(schedule, Schedule) else schedule
 
-    def share(self, value: float | Schedule) -> float:
-        """A share of channels or sequences which training leaves out."""
-        return self.dropout_scale * self.read(value)
+    def dropout_rate(self, schedule: float | Schedule) -> float:
+        """The fraction of channels or sequences that training leaves out."""
+        return self.dropout_scale * self.value(schedule)
 
     def start_batch(self) -> None:
-        """Forget the draws that are left over, which no checkpoint holds."""
-        self._draws.clear()
+        """Discards unused random numbers, because checkpoints do not save them."""
+        self._samples.clear()
 
-    def chance(self, probability: float) -> bool:
-        """True with this probability; draws only where the answer is open."""
+    def bernoulli(self, probability: float) -> bool:
+        """True with this probability; 0 and 1 take no random number."""
         if probability <= 0.0 or probability >= 1.0:
             return probability >= 1.0
-        if not self._draws:
-            # Hundreds of modules ask on every batch: one by one that takes milliseconds.
-            self._draws = torch.rand(_DRAWS, device="cpu").tolist()
-        return self._draws.pop() < probability
+        if not self._samples:
+            # Hundreds of modules need one per batch; sampling them one by one takes milliseconds.
+            self._samples = torch.rand(_SAMPLES, device="cpu").tolist()
+        return self._samples.pop() < probability

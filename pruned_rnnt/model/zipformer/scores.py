@@ -1,6 +1,6 @@
-"""Attention scores to weights: distances aligned, what must not be seen left out.
+"""Attention weights from scores: alignment of relative positions, masking, softmax.
 
-Axes: N batch, H heads, T frames, S frames seen, R = S + T relative positions.
+Axes: N batch, H heads, T frames, S frames attended to, R = S + T relative positions.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.ops.common.library import accumulator
 
-# Low enough that its exponential is zero beside any real score, and within float16.
+# Low enough that its exponential is zero relative to any real score, and within float16.
 _BLOCKED_SCORE = -1000.0
-# Scores beyond this size are implausible, and a softmax of them has no gradient left.
+# Larger absolute scores are implausible and saturate the softmax, which then has no gradient.
 _SCORE_LIMIT = 25.0
-# Share of the batches on which that is acted against.
+# Fraction of the batches on which the gradient counteracts such scores.
 _PENALTY_PROBABILITY = 0.1
 
 
 def masked_softmax(scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:
-    """Softmax over the frames seen, computed in float32, kept in the dtype of the scores.
+    """Softmax over the S frames, computed in float32 and returned in the dtype of the scores.
 
-    What is blocked gets no weight, but where everything is.
+    Blocked frames have weight 0, except in a row whose frames are all blocked.
 
     Args:
         scores: (N, H, T, S).
-        by_distance: (N, H, T, R), to be aligned and added to them.
-        blocked: bool, broadcast over the scores.
+        by_distance: (N, H, T, R) scores by relative position, aligned and added to the scores.
+        blocked: bool, broadcast to the scores.
     """
     if not (torch.is_grad_enabled() and scores.requires_grad):
         total = _total(scores, by_distance)
@@ -44,14 +44,14 @@ def masked_softmax(scores: Tensor, by_distance: Tensor | None, blocked: Tensor) 
 def limit_scores(
     scores: Tensor, by_distance: Tensor | None, clock: Clock
 ) -> tuple[Tensor, Tensor | None]:
-    """The same two, with a gradient of average size against sums beyond 25.
+    """Adds a gradient against scores beyond +-25 to some of the batches; for training.
 
-    A penalty of fixed size would depend on how the loss is scaled: harmless beside the gradient of
-    a sum over a large batch, it is many times that of a mean over frames.
-
-    Acts on some of the batches, where it returns the sum; to be called in training alone.
+    On these batches it returns the sum of both scores and None, otherwise its two arguments. The
+    added gradient has the mean size of the incoming one, because the effect of a fixed penalty
+    would depend on the scale of the loss: negligible for a sum over a large batch, dominant for a
+    mean over frames.
     """
-    if not clock.chance(_PENALTY_PROBABILITY):
+    if not clock.bernoulli(_PENALTY_PROBABILITY):
         return scores, by_distance
     limited: Tensor = _LimitScores.apply(  # type: ignore[no-untyped-call]
         _total(scores, by_distance)
@@ -65,15 +65,15 @@ def _total(scores_NHTS: Tensor, by_distance_NHTR: Tensor | None) -> Tensor:
     return scores_NHTS + _align_distances(by_distance_NHTR, scores_NHTS.size(-1))
 
 
-def _align_distances(scores_NHTR: Tensor, seen: int) -> Tensor:
+def _align_distances(scores_NHTR: Tensor, width: int) -> Tensor:
     """(N, H, T, S + T), column r for distance r - S, to (N, H, T, S), column s for frame s.
 
-    Frame s is s - (S - T) - t away from frame t, so row t wants the columns from T - t on. Read
-    without its first T elements as rows which are one element shorter, the matrix has just that.
+    The distance from frame t to frame s is s - (S - T) - t, so row t needs S columns from T - t on.
+    A view that skips the first T elements and has rows of R - 1 elements starts each row there.
     """
     count = scores_NHTR.size(-2)
-    shorter_rows = scores_NHTR.flatten(-2)[..., count:].unflatten(-1, (count, seen + count - 1))
-    aligned_NHTS: Tensor = shorter_rows[..., :seen]
+    shorter_rows = scores_NHTR.flatten(-2)[..., count:].unflatten(-1, (count, width + count - 1))
+    aligned_NHTS: Tensor = shorter_rows[..., :width]
     return aligned_NHTS
 
 
@@ -94,7 +94,7 @@ class _LimitScores(torch.autograd.Function):
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """By torch's own kernels, which autocast would let write float32."""
+    """Calls aten's kernels directly, because softmax under autocast writes float32."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:

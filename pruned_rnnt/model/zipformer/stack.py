@@ -1,4 +1,4 @@
-"""Stacks of layers, each at its own rate.
+"""Stacks of layers, each at its own frame rate.
 
 Axes: N batch, T frames before downsampling, T' frames of the embedding (20 ms), D downsampling
 rate, E encoder width.
@@ -18,14 +18,14 @@ from pruned_rnnt.model.zipformer.config import (
 )
 from pruned_rnnt.model.zipformer.frames import Frames
 from pruned_rnnt.model.zipformer.layer import DROPOUT, Bypass, ZipformerLayer
-from pruned_rnnt.model.zipformer.masks import NOTHING_LEFT_OUT, LayerMasks, draw_layer_masks
+from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks, sample_layer_masks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.state import LayerState
 
 _POSITION_DROPOUT = 0.15
-# Share of the sequences whose upper channels are masked, half of them and the other half.
+# Probability that each of two random numbers masks upper channels of a sequence.
 _MASK_PROBABILITY = 0.125
-# Shares of the sequences which go around a layer before and after its warm-up.
+# Probabilities that a sequence skips a layer, before and after the layer's warm-up.
 _SKIP_BEFORE, _SKIP_AFTER = 0.5, 0.035
 
 
@@ -36,11 +36,11 @@ class Stacks(nn.Module):
         super().__init__()
         self.config = config
         self.clock = clock
-        share = REFERENCE_WARM_UP / (len(config.downsampling) + 1)
+        phase = REFERENCE_WARM_UP / (len(config.downsampling) + 1)
         self.encoders = nn.ModuleList()
         for index, rate in enumerate(config.downsampling):
-            # The embedding has the first share of the warm-up for itself.
-            warm_up = (share * (index + 1), share * (index + 2))
+            # The first phase of the warm-up belongs to the embedding.
+            warm_up = (phase * (index + 1), phase * (index + 2))
             stack = Stack(
                 clock, config.stack(index), config.layers[index], rate, warm_up, config.causal
             )
@@ -55,7 +55,7 @@ class Stacks(nn.Module):
     ) -> tuple[Tensor, list[LayerState]]:
         """(N, T', E of the first stack) -> (N, T' / 2, E of the widest).
 
-        Channels which the last stack does not have come from the last stack that has them.
+        Each channel comes from the last stack that has it.
         """
         config = self.config
         lengths_N = frames[1].lengths_N
@@ -83,28 +83,28 @@ class Stacks(nn.Module):
         return self.downsample_output(torch.cat(pieces, dim=-1), lengths_N), new_states
 
     def _layer_masks(self, x_NTE: Tensor) -> list[LayerMasks]:
-        """Of all layers, in the order in which they run."""
+        """Masks of all layers, in the order in which they run."""
         if not self.training:
-            return [NOTHING_LEFT_OUT] * sum(self.config.layers)
-        return draw_layer_masks(
+            return [NO_MASKS] * sum(self.config.layers)
+        return sample_layer_masks(
             [layer.skips() for layer in self._layers],
             [layer.hidden_dims for layer in self._layers],
-            self.clock.share(DROPOUT),
+            self.clock.dropout_rate(DROPOUT),
             x_NTE,
         )
 
     def _channel_masks(self, x_NTE: Tensor) -> list[Tensor | None]:
-        """(N, 1, E) for each stack: the upper channels of some sequences are zero in training.
+        """(N, 1, E) for each stack: training masks upper channels of some sequences.
 
-        Half of the channels that may be masked go first, the other half more often.
+        One random number per sequence masks all maskable channels, another their upper half.
         """
         config = self.config
         if not self.training:
             return [None] * len(config.dims)
-        masked = self.clock.share(_MASK_PROBABILITY)
-        draws_2N = torch.rand((2, x_NTE.size(0)), device=x_NTE.device) >= masked
-        keep_lower_N = draws_2N[0]
-        keep_upper_N = draws_2N.all(dim=0)
+        rate = self.clock.dropout_rate(_MASK_PROBABILITY)
+        keep_2N = torch.rand((2, x_NTE.size(0)), device=x_NTE.device) >= rate
+        keep_lower_N = keep_2N[0]
+        keep_upper_N = keep_2N.all(dim=0)
         channels = list(zip(config.dims, config.unmasked_dims, strict=True))
         masks: dict[tuple[int, int], Tensor] = {}
         for dim, unmasked in set(channels):
@@ -123,8 +123,8 @@ class Stack(nn.Module):
     """Layers of one width at one rate.
 
     Args:
-        rate: the stack's downsampling: the slower its frames, the more often a layer is skipped.
-        warm_up: steps of the clock between which the layers come in, one after the other.
+        rate: downsampling factor of the stack; a higher one skips layers more often.
+        warm_up: first and last step of the clock at which the layers are phased in, one by one.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class Stack(nn.Module):
         layer_masks: list[LayerMasks],
         states: tuple[LayerState, ...] | None,
     ) -> tuple[Tensor, list[LayerState]]:
-        """(N, T, E) -> (N, T, E); `mask_N1E` leaves channels out, before and after each layer."""
+        """(N, T, E) -> (N, T, E); `mask_N1E` masks channels before and after each layer."""
         if self.training:
-            frames = _with_dropped_positions(frames, self.clock.share(_POSITION_DROPOUT))
+            frames = _with_dropped_positions(frames, self.clock.dropout_rate(_POSITION_DROPOUT))
         x_NTE = _masked(x_NTE, mask_N1E)
         new_states = []
         for index, layer in enumerate(self.layers):
@@ -174,7 +174,7 @@ class Stack(nn.Module):
 
 
 class DownsampledStack(nn.Module):
-    """A stack at a lower rate, its output repeated and combined with the input."""
+    """A stack at a lower rate, whose output is upsampled and combined with the input."""
 
     def __init__(self, clock: Clock, stack: Stack, dim: int, rate: int) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class DownsampledStack(nn.Module):
         layer_masks: list[LayerMasks],
         states: tuple[LayerState, ...] | None,
     ) -> tuple[Tensor, list[LayerState]]:
-        """(N, T, E) -> (N, T, E), with lengths before and frames after downsampling."""
+        """(N, T, E) -> (N, T, E); `lengths_N` is before downsampling, `frames` after it."""
         slow_NTE, new_states = self.encoder(
             self.downsample(x_NTE, lengths_N), frames, mask_N1E, layer_masks, states
         )
@@ -200,10 +200,10 @@ class DownsampledStack(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Weighted mean of each D frames, with learned weights: (N, T, E) -> (N, T / D, E).
+    """Mean of each group of D frames with learned weights: (N, T, E) -> (N, T / D, E).
 
-    An utterance that ends within such a group gives its last frame the weights of the missing
-    ones, so that what lies beyond its end is never seen.
+    In a group that extends beyond the end of the utterance, the last real frame also gets the
+    weights of the missing frames, so that padding has no effect.
     """
 
     def __init__(self, rate: int) -> None:
@@ -214,7 +214,7 @@ class Downsample(nn.Module):
     def forward(self, x_NTE: Tensor, lengths_N: Tensor) -> Tensor:
         end_T = torch.arange(1, x_NTE.size(1) + 1, self.rate, device=x_NTE.device)
         frame_D = torch.arange(self.rate, device=x_NTE.device)
-        # Within each group: the last frame there is, and from where each frame is taken.
+        # Within each group: the index of the last real frame, and the source of each frame.
         last_NT = lengths_N[:, None] - end_T
         source_NTD = torch.minimum(frame_D, last_NT.unsqueeze(-1))
         taken_NTDD = source_NTD.unsqueeze(-1) == frame_D
@@ -225,9 +225,9 @@ class Downsample(nn.Module):
         return mean_NTE
 
 
-def _with_dropped_positions(frames: Frames, share: float) -> Frames:
-    """Dropout of the positions' encodings, drawn once for all layers of a stack."""
-    dropped_RD = functional.dropout(frames.positions_RD, share)
+def _with_dropped_positions(frames: Frames, rate: float) -> Frames:
+    """Dropout of the position encodings, sampled once for all layers of a stack."""
+    dropped_RD = functional.dropout(frames.positions_RD, rate)
     return Frames(
         lengths_N=frames.lengths_N,
         real_NT1=frames.real_NT1,
@@ -242,5 +242,5 @@ def _masked(x_NTE: Tensor, mask_N1E: Tensor | None) -> Tensor:
 
 
 def _to_width(x_NTE: Tensor, dim: int) -> Tensor:
-    """The first `dim` channels, or zeros behind those there are."""
+    """The first `dim` channels, padded with zeros if there are fewer."""
     return functional.pad(x_NTE, (0, dim - x_NTE.size(-1)))

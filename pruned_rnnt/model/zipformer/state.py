@@ -1,4 +1,4 @@
-"""What streams remember between chunks. Streams lie on axis 0 of every tensor.
+"""State of streams between chunks. Axis 0 of every tensor is the stream.
 
 Axes: N streams, P cached frames at the rate of a stack, K kernel size, E encoder width.
 """
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class LayerState(NamedTuple):
-    """Of one layer, at the rate of its stack.
+    """State of one layer, at the rate of its stack.
 
     keys: (N, P, heads * query_head_dim).
-    nonlin: (N, P, 3 E / 4), what the nonlinear attention applies its weights to.
+    nonlin: (N, P, 3 E / 4), input of the weighted sum in the nonlinear attention.
     values1, values2: (N, P, heads * value_head_dim).
     convolution1, convolution2: (N, K // 2, E), gated frames.
     """
@@ -28,11 +28,11 @@ class LayerState(NamedTuple):
 
 
 class ZipformerState(NamedTuple):
-    """Of the whole encoder.
+    """State of the whole encoder.
 
     embedding: (N, channels, 3, bins), maps before the convolution of the embedding.
-    layers: one each, in the order in which they run.
-    processed: (N,) int64, feature frames which the stream has moved on by.
+    layers: one entry per layer, in the order in which they run.
+    processed: (N,) int64, feature frames before the next chunk.
     """
 
     embedding: Tensor

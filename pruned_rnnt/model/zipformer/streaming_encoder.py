@@ -1,4 +1,4 @@
-"""A Zipformer set to one chunk size, with the interface of `StreamingConformer`.
+"""A Zipformer with a fixed chunk size, with the interface of `StreamingConformer`.
 
 Axes: N streams, T feature frames of a chunk, F mel bins, C encoder frames (40 ms) of a chunk,
 E encoder width.
@@ -19,15 +19,15 @@ class StreamingZipformer(StreamingEncoder):
     """Runs a causal Zipformer chunk by chunk.
 
     Args:
-        encoder: causal; it is used, not copied.
-        chunk_size: C; twice that must suit the stacks (a multiple of 8 in all sizes of the paper).
-        left_frames: encoder frames before the chunk that attention sees, of which the same holds.
+        encoder: a causal encoder; it is not copied.
+        chunk_size: C; 2 C must be a multiple of every stack's rate (8 for all sizes of the paper).
+        left_frames: encoder frames of left context in attention, with the same condition.
 
     Raises:
-        ValueError: an encoder which is not causal, or sizes which do not suit its stacks.
+        ValueError: the encoder is not causal, or a size does not fit its stacks.
 
     Attributes:
-        input_frames: feature frames of a chunk, 4 C + 13: the last 13 are looked at again by the
+        input_frames: feature frames of a chunk, 4 C + 13; the last 13 are also the first of the
             next chunk.
         shift: feature frames from one chunk to the next, 4 C.
     """
@@ -45,7 +45,7 @@ class StreamingZipformer(StreamingEncoder):
         self.input_frames = self.shift + RECEPTIVE_FIELD + EMBEDDING_RATE * (CONTEXT - 1)
 
     def start(self, streams: int) -> ZipformerState:
-        """The state of streams which have heard nothing yet."""
+        """The initial state of streams."""
         return self.encoder.streaming_init_states(streams, OUTPUT_RATE * self.left_frames)
 
     def forward(

@@ -1,14 +1,15 @@
-"""Whiten: keeps activations from collapsing to few directions by bending the gradient.
+"""Whiten: keeps activations from collapsing to few directions by changing the gradient.
 
 Axes: R rows (all frames of a batch), G groups of channels, C channels of a group.
 
-The forward pass changes nothing. For centred rows X_g of each group and S_g = X_g^T X_g,
+The forward pass is the identity. For centred rows X_g of each group and S_g = X_g^T X_g,
 
     metric = mean of the diagonals of S_g S_g / (mean of the diagonals of S_g)^2  >= 1,
 
-which is 1 when all directions have the same variance (arXiv 2310.11230, section 3.4). Where it is
-over the limit, its gradient, which points along X_g (S_g - m I) with m = the mean of the diagonals
-of S_g S_g over that of S_g, is added with `strength` times the norm of the incoming gradient.
+which is 1 if all directions have the same variance (arXiv 2310.11230, section 3.4). If it is over
+the limit, the backward pass adds its gradient, scaled to `strength` times the norm of the incoming
+gradient. Its direction is X_g (S_g - m I), where m is the mean of the diagonals of S_g S_g divided
+by that of S_g.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
 from pruned_rnnt.ops.common.library import accumulator
 
-# Share of the batches on which the metric is looked at: often while it is over the limit.
+# Fraction of the batches on which the metric is computed: higher while it is over the limit.
 _PROBABILITY_WITHIN, _PROBABILITY_OVER = 0.025, 0.25
 _TINY = 1e-20
 
@@ -29,13 +30,13 @@ _TINY = 1e-20
 class Whiten(nn.Module):
     """Identity with the gradient described above, on some of the batches; channels come last.
 
-    `over_limit` (a buffer, so that checkpoints hold it) is what the last look found. It is written
-    on the device in the backward pass and read by `refresh` alone, once a step, so that no forward
-    pass waits for the device.
+    `over_limit` is the result of the last check, in a buffer so that checkpoints save it. The
+    backward pass writes it on the device, and only `update_probabilities` reads it, once a step, so
+    that no forward pass waits for the device.
 
     Args:
-        limit: the metric that is tolerated.
-        strength: size of the added gradient against the incoming one.
+        limit: the highest metric without a penalty.
+        strength: norm of the added gradient relative to the incoming one.
         groups: G.
     """
 
@@ -55,17 +56,17 @@ class Whiten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled() and x.requires_grad):
             return x
-        if not self.clock.chance(self.probability):
+        if not self.clock.bernoulli(self.probability):
             return x
-        limit = self.clock.read(self.limit)
+        limit = self.clock.value(self.limit)
         whitened: Tensor = _Whiten.apply(  # type: ignore[no-untyped-call]
             x, self.over_limit, self.groups, limit, self.strength
         )
         return whitened
 
 
-def refresh(whiteners: list[Whiten]) -> None:
-    """Let each whitener look as often as its `over_limit` asks for: one copy from the device."""
+def update_probabilities(whiteners: list[Whiten]) -> None:
+    """Sets the probability of each module by its `over_limit`, with one copy from the device."""
     over = torch.stack([whitener.over_limit for whitener in whiteners]).tolist()
     for whitener, is_over in zip(whiteners, over, strict=True):
         whitener.probability = _PROBABILITY_OVER if is_over else _PROBABILITY_WITHIN
@@ -87,7 +88,7 @@ class _Whiten(torch.autograd.Function):
         dtype = accumulator(x.dtype)
         rows_RGC = x.reshape(-1, ctx.groups, x.size(-1) // ctx.groups)
         mean_1GC = rows_RGC.mean(dim=0, keepdim=True, dtype=dtype)
-        # In half precision on a GPU, the matrix units multiply, and sum in float32.
+        # In half precision on a GPU, tensor cores multiply and accumulate in float32.
         in_half = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
         if in_half:
             centred_RGC = torch.empty_like(rows_RGC)
@@ -98,13 +99,13 @@ class _Whiten(torch.autograd.Function):
             scatter_GCC = rows_GRC.mT @ rows_GRC
         diagonal_GC = scatter_GCC.diagonal(dim1=1, dim2=2)
         trace = diagonal_GC.sum().add_(_TINY)
-        # m, and the metric times the mean of the diagonals of S_g.
+        # m, which is also the metric times the mean of the diagonals of S_g.
         centre = torch.linalg.vector_norm(scatter_GCC).square_().div_(trace)
         torch.ge(centre, trace * (ctx.limit / x.size(-1)), out=ctx.over_limit)
         # Now X_g^T X_g - m I.
         diagonal_GC.sub_(centre)
         if in_half:
-            # The push is scaled below in any case; so scaled its factor is within float16.
+            # The scale of the push cancels below; this one keeps it within float16.
             scatter_GCC = (scatter_GCC / trace).to(x.dtype)
         push = (rows_GRC @ scatter_GCC).transpose(0, 1).reshape(x.shape)
         factor = torch.linalg.vector_norm(grad, dtype=dtype) / (

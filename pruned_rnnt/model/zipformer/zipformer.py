@@ -4,12 +4,12 @@ Axes: N batch, T feature frames, T' frames after the embedding (20 ms), T'' enco
 F mel bins, E encoder width.
 
 Parameters are named and shaped as in icefall's Zipformer recipe, whose models can be imported
-(`icefall_import`): a model which holds this encoder as `encoder` has that recipe's
-`encoder_embed.*` and `encoder.*` as `encoder.encoder_embed.*` and `encoder.encoder.*`.
+(`pruned_rnnt.interop.icefall`): in a model whose attribute `encoder` is this encoder, the recipe's
+`encoder_embed.*` and `encoder.*` are `encoder.encoder_embed.*` and `encoder.encoder.*`.
 
-What an utterance gives does not depend on what else is in the batch. For whole utterances alone in
-their batch the result is that of the recipe, but for utterances shorter than a chunk: these count
-as a chunk that is not full, as in a stream.
+The output of an utterance does not depend on the rest of the batch. A whole utterance alone in its
+batch has the same output as in that recipe, except if it is shorter than a chunk: it then counts as
+an incomplete chunk, as in a stream.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from pruned_rnnt.model.zipformer.frames import (
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.stack import Stacks
 from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
-from pruned_rnnt.model.zipformer.whiten import Whiten, refresh
+from pruned_rnnt.model.zipformer.whiten import Whiten, update_probabilities
 
 
 def subsampled_length(lengths: Tensor) -> Tensor:
-    """Encoder frames of utterances with `lengths` feature frames; 0 where there are too few."""
+    """Encoder frames of utterances with `lengths` feature frames; 0 if too short."""
     return (embedding_length(lengths) + 1) // OUTPUT_RATE
 
 
 class Zipformer(Encoder):
-    """Features to encoder frames."""
+    """Encodes log-mel features."""
 
     config: ZipformerConfig
     receptive_field = RECEPTIVE_FIELD
@@ -65,7 +65,7 @@ class Zipformer(Encoder):
         )
         self.encoder_embed = Embedding(self.clock, config.num_mel_bins, config.dims[0])
         self.encoder = Stacks(self.clock, config)
-        # Listed once: to look through all modules takes milliseconds.
+        # Collected once, because iterating over all modules takes milliseconds.
         self._whiteners = [module for module in self.modules() if isinstance(module, Whiten)]
 
     @property
@@ -86,10 +86,10 @@ class Zipformer(Encoder):
     def set_step(self, step: float) -> None:
         """As `Encoder.set_step`; may wait for the device.
 
-        The state of training is this step, the buffers in the state dict and torch's generators.
+        To resume exactly, restore this step, the state dict and the states of torch's generators.
         """
         self.clock.set_step(step)
-        refresh(self._whiteners)
+        update_probabilities(self._whiteners)
 
     def forward(
         self,
@@ -102,19 +102,19 @@ class Zipformer(Encoder):
         """Encode a batch.
 
         Args:
-            features_NTF: (N, T, F) log-mel energies; what lies beyond the length is ignored.
+            features_NTF: (N, T, F) log-mel energies; padding beyond the lengths is ignored.
             feature_lengths: (N,) integer, on any device.
-            chunk_size, left_context: of a causal encoder, in 20 ms frames (-1: all); None: drawn
-                from the configuration in training, else its chunk_size and left_context, or what
-                `set_chunks` said.
+            chunk_size, left_context: of a causal encoder, in 20 ms frames (-1: all). None: in
+                training, sampled from the lists in the configuration; otherwise the values of
+                `set_chunks` or of the configuration.
 
         Returns:
-            (N, T'', E) with T'' = ((T - 7) // 2 + 1) // 2, and the (N,) lengths in such frames,
-            where feature_lengths was.
+            (N, T'', E) with T'' = ((T - 7) // 2 + 1) // 2, and the (N,) lengths in such frames on
+            the device of feature_lengths.
 
         Raises:
-            ValueError: fewer than 9 frames, another number of bins than configured, a chunk size
-                which does not fit the stacks, or one for an encoder which is not causal.
+            ValueError: fewer than 9 frames, a number of bins that is not the configured one, a
+                chunk size that does not fit the stacks, or a chunk size for a non-causal encoder.
         """
         self._check_features(features_NTF)
         self.clock.start_batch()
@@ -133,7 +133,7 @@ class Zipformer(Encoder):
             for rate in {1, *self.config.downsampling}
         }
         encoded_NTE, _ = self.encoder(x_NTE, frames, None)
-        # Cut by a copy: a view would keep the padding, and bind an exported graph to this length.
+        # A copy: a view would keep the padding in memory, and tie an exported graph to this length.
         frame_T = torch.arange((num_frames + 1) // OUTPUT_RATE, device=x_NTE.device)
         encoded_NTE = encoded_NTE.index_select(1, frame_T)
         return encoded_NTE, subsampled_length(feature_lengths)
@@ -141,14 +141,14 @@ class Zipformer(Encoder):
     def streaming_init_states(
         self, streams: int, left_context: int | None = None
     ) -> ZipformerState:
-        """The state of streams which have heard nothing yet.
+        """The initial state of streams.
 
         Args:
-            left_context: frames of 20 ms before a chunk that attention sees, a multiple of the
-                largest downsampling; None: that of the configuration.
+            left_context: frames of 20 ms of left context in attention, a multiple of
+                `config.common_rate`; None: the value of the configuration.
 
         Raises:
-            ValueError: an encoder which is not causal, or such a left_context.
+            ValueError: the encoder is not causal, or left_context is no such multiple.
         """
         config = self.config
         self.check_causal()
@@ -183,22 +183,21 @@ class Zipformer(Encoder):
     ) -> tuple[Tensor, ZipformerState]:
         """Encode the next chunk of every stream.
 
-        With a chunk of C frames of 20 ms the result is that of `forward` with chunk_size = C and
-        the same left_context, where that is a multiple of C.
+        With a chunk of C frames of 20 ms the result equals that of `forward` with chunk_size = C
+        and the same left_context, if that is a multiple of C.
 
         Args:
-            features_NTF: (N, 2 C + 13, F), beginning state.processed frames into each stream; the
-                next chunk begins 2 C frames later.
-            state: from `streaming_init_states`, or from the chunk before.
-            lengths: (N,) feature frames that are real, where streams end within this chunk; None:
-                all are. Of the C / 2 encoder frames those beyond `subsampled_length(lengths)` mean
-                nothing.
+            features_NTF: (N, 2 C + 13, F) from frame state.processed of each stream; the next chunk
+                starts 2 C frames later.
+            state: from `streaming_init_states`, or from the previous chunk.
+            lengths: (N,) real feature frames, for streams that end within this chunk; None: all
+                frames are real. Ignore encoder frames beyond `subsampled_length(lengths)`.
 
         Returns:
             (N, C / 2, E), and the state for the next chunk.
 
         Raises:
-            ValueError: a number of feature frames that makes no chunk, or of bins.
+            ValueError: the number of feature frames makes no chunk, or that of bins is wrong.
         """
         config = self.config
         self._check_features(features_NTF)
@@ -247,13 +246,13 @@ class Zipformer(Encoder):
             if chunk_size not in (None, WHOLE) or left_context not in (None, WHOLE):
                 raise ValueError(
                     f"chunk_size is {chunk_size} and left_context is {left_context}, but the "
-                    "encoder is not causal and sees whole utterances"
+                    "encoder is not causal and needs whole utterances"
                 )
             return Chunking()
         if chunk_size is None:
-            chunk_size = _draw(config.chunk_sizes) if self.training else self.chunking[0]
+            chunk_size = _sample(config.chunk_sizes) if self.training else self.chunking[0]
         if left_context is None:
-            left_context = _draw(config.left_contexts) if self.training else self.chunking[1]
+            left_context = _sample(config.left_contexts) if self.training else self.chunking[1]
         config.check_chunk_size(chunk_size)
         if chunk_size == WHOLE:
             return Chunking()
@@ -262,9 +261,9 @@ class Zipformer(Encoder):
 
 
 def embedded_chunk(num_features: int) -> int:
-    """Frames of 20 ms which a chunk of a stream with so many feature frames gives."""
+    """Frames of 20 ms in a chunk of `num_features` feature frames of a stream."""
     return (num_features - RECEPTIVE_FIELD) // EMBEDDING_RATE + 1 - CONTEXT
 
 
-def _draw(choices: tuple[int, ...]) -> int:
+def _sample(choices: tuple[int, ...]) -> int:
     return choices[int(torch.randint(len(choices), (), device="cpu"))]
