@@ -344,7 +344,7 @@ def test_closed_output_is_no_error() -> None:
         (["model.predictor.dim=-4"], "model.predictor.dim is -4, needs a multiple of 4"),
         (["loss.s_range=0"], "loss.s_range is 0, needs at least 2"),
         (["loss.warm_up_steps=-1"], "loss.warm_up_steps is -1, needs at least 0"),
-        (["data.max_duration=0"], "data.max_duration is 0.0, needs seconds above 0"),
+        (["data.max_duration=0"], "data.max_duration must be above 0 seconds, got 0.0"),
         (["data.num_buckets=0"], "data.num_buckets is 0, needs at least 1"),
         (["data.num_workers=-1"], "data.num_workers is -1, needs at least 0"),
         (["data.prefetch_factor=0"], "data.prefetch_factor is 0, needs at least 1"),

@@ -58,7 +58,7 @@ def test_keys_have_meaning_unit_default_and_choices(
     assert main(["inspect", str(path), "--keys"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "  # seconds of speech in a training batch, padding not counted. (default: 60.0)\n"
+        "  # seconds of speech in a training batch, without padding. (default: 60.0)\n"
         "  max_duration: 300.0\n"
     ) in shown
     assert "One of adamw, scaled_adam. (default: adamw)\n  name: adamw\n" in shown
