@@ -204,7 +204,7 @@ def test_torch_file_round_trip(
         (["export", "RUN", "--format", "torch", "--int8"], EXIT_USAGE, "need --format onnx"),
         (["export", "RUN", "--verify", "absent.wav"], EXIT_USAGE, "not found: absent.wav"),
         (["export", "RUN", "decode.checkpoint=absent.pt"], EXIT_FAILED, "not found: absent.pt"),
-        (["export", "RUN", "decode.checkpoint=RUN/config.yaml"], EXIT_FAILED, "no checkpoint"),
+        (["export", "RUN", "decode.checkpoint=RUN/config.yaml"], EXIT_FAILED, "not a checkpoint"),
         (["transcribe", "/nowhere", "a.wav"], EXIT_USAGE, "nor an exported model at /nowhere"),
         (["transcribe", "RUN", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
         (["transcribe", "RUN", "RUN/config.yaml"], EXIT_FAILED, "cannot be read as audio"),
