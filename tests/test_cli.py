@@ -289,7 +289,7 @@ def test_checkpoint_of_another_model_is_refused(
     shutil.copytree(run, tmp_path / "run")
     train_tokenizer(["abc"], TokenizerConfig(kind="char")).save(tmp_path / "run/tokens")
     assert main(["transcribe", str(tmp_path / "run"), "a.wav"]) == EXIT_FAILED
-    assert "they are not of the same run" in capsys.readouterr().err
+    assert "they do not come from the same run" in capsys.readouterr().err
 
 
 def test_damaged_metrics_are_skipped(run: Path, tmp_path: Path) -> None:

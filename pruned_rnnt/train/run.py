@@ -93,7 +93,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     if len(tokenizer) != values["vocab_size"]:
         raise CheckpointError(
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
-            "they are not of the same run"
+            "they do not come from the same run"
         )
     model = TransducerModel(saved.model, values["vocab_size"], saved.loss)
     average = values["average"] if config.decode.use_average else None
