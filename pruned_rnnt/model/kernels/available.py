@@ -20,11 +20,14 @@ def use_kernels(*tensors: Tensor) -> bool:
     """True if fused kernels can process these tensors, False if plain torch must."""
     if _mode == "off" or torch.compiler.is_compiling():
         return False
-    if not all(
-        (x.is_cuda or _INTERPRETED) and x.dtype in _DTYPES and x.numel() > 0 for x in tensors
-    ):
+    if not all(_is_reachable(x) and x.dtype in _DTYPES and x.numel() > 0 for x in tensors):
         return False
     return not _obstacle()
+
+
+def _is_reachable(x: Tensor) -> bool:
+    # Triton launches on the current device, whatever the device of the tensors.
+    return _INTERPRETED or (x.is_cuda and x.device.index == torch.cuda.current_device())
 
 
 def set_mode(mode: str) -> None:
