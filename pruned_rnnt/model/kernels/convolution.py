@@ -21,7 +21,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two, row_tiles
 
 _TILE = 2048
 # Frames over which one program sums.
@@ -76,17 +76,16 @@ def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
     out = x_NTC.new_empty((*x_NTC.shape[:-1], x_NTC.size(-1) // 2))
     width = out.size(-1)
     rows = out.numel() // width
-    block_e = power_of_two(width)
-    block_r = max(_TILE // block_e, 1)
+    tiles = row_tiles(rows, width, _TILE)
     _gate_kernel(
-        (divide_up(rows, block_r),),
+        (tiles.number,),
         x_NTC,
         real_NT1.view(torch.uint8),
         out,
         rows,
         width,
-        block_r,
-        block_e,
+        tiles.rows,
+        tiles.channels,
     )
     return out
 
@@ -96,18 +95,17 @@ def gate_backward(x_NTC: Tensor, real_NT1: Tensor, grad_NTE: Tensor) -> Tensor:
     grad_x = torch.empty_like(x_NTC)
     width = grad_NTE.size(-1)
     rows = grad_NTE.numel() // width
-    block_e = power_of_two(width)
-    block_r = max(_TILE // block_e, 1)
+    tiles = row_tiles(rows, width, _TILE)
     _gate_backward_kernel(
-        (divide_up(rows, block_r),),
+        (tiles.number,),
         x_NTC,
         real_NT1.view(torch.uint8),
         grad_NTE,
         grad_x,
         rows,
         width,
-        block_r,
-        block_e,
+        tiles.rows,
+        tiles.channels,
     )
     return grad_x
 

@@ -20,7 +20,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, row_tiles
 
 _TILE = 4096
 # Programs that share the sums over rows.
@@ -100,10 +100,9 @@ def bias_norm(x: Tensor, bias_E: Tensor, log_scale: Tensor) -> tuple[Tensor, Ten
     rows = x.numel() // width
     out = torch.empty_like(x)
     factor = x.new_empty((rows,), dtype=torch.float32)
-    block_e = power_of_two(width)
-    block_r = max(_TILE // block_e, 1)
+    tiles = row_tiles(rows, width, _TILE)
     _norm_kernel(
-        (divide_up(rows, block_r),),
+        (tiles.number,),
         x,
         bias_E,
         log_scale,
@@ -111,8 +110,8 @@ def bias_norm(x: Tensor, bias_E: Tensor, log_scale: Tensor) -> tuple[Tensor, Ten
         factor,
         rows,
         width,
-        block_r,
-        block_e,
+        tiles.rows,
+        tiles.channels,
     )
     return out, factor
 
@@ -124,10 +123,8 @@ def bias_norm_backward(
     width = x.size(-1)
     rows = x.numel() // width
     grad_x = torch.empty_like(x)
-    block_e = power_of_two(width)
-    block_r = max(_TILE // 2 // block_e, 1)
-    tiles = divide_up(rows, block_r)
-    parts = min(tiles, _PARTS)
+    tiles = row_tiles(rows, width, _TILE // 2)
+    parts = min(tiles.number, _PARTS)
     of_bias = x.new_empty((parts, width), dtype=torch.float32)
     of_scale = x.new_empty((parts,), dtype=torch.float32)
     _norm_backward_kernel(
@@ -141,9 +138,9 @@ def bias_norm_backward(
         of_bias,
         of_scale,
         rows,
-        divide_up(tiles, parts),
+        divide_up(tiles.number, parts),
         width,
-        block_r,
-        block_e,
+        tiles.rows,
+        tiles.channels,
     )
     return grad_x, of_bias.sum(dim=0), of_scale.sum()

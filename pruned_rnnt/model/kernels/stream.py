@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, row_tiles
 
 _TILE = 4096
 # Programs that share the sums over rows.
@@ -231,11 +231,10 @@ def bypass(
     """
     batch, frames, width = before_NTE.shape
     out = torch.empty_like(before_NTE)
-    block_e = power_of_two(width)
-    block_r = max(_TILE // block_e, 1)
     rows = batch * frames
+    tiles = row_tiles(rows, width, _TILE)
     _bypass_kernel(
-        (divide_up(rows, block_r),),
+        (tiles.number,),
         before_NTE,
         after_NTE,
         scale_E,
@@ -247,8 +246,8 @@ def bypass(
         rate,
         width,
         keep_N11 is not None,
-        block_r,
-        block_e,
+        tiles.rows,
+        tiles.channels,
     )
     return out
 
@@ -265,11 +264,9 @@ def bypass_backward(
     """Gradients of before, after and, in float32, scale."""
     batch, frames, width = before_NTE.shape
     grad_before, grad_after = torch.empty_like(before_NTE), torch.empty_like(after_NTE)
-    block_e = power_of_two(width)
-    block_r = max(_TILE // 2 // block_e, 1)
     slow_rows = batch * after_NTE.size(1)
-    tiles = divide_up(slow_rows, block_r)
-    parts = min(tiles, _PARTS)
+    tiles = row_tiles(slow_rows, width, _TILE // 2)
+    parts = min(tiles.number, _PARTS)
     of_scale = before_NTE.new_empty((parts, width), dtype=torch.float32)
     _bypass_backward_kernel(
         (parts,),
@@ -284,11 +281,11 @@ def bypass_backward(
         slow_rows,
         frames,
         after_NTE.size(1),
-        divide_up(tiles, parts),
+        divide_up(tiles.number, parts),
         rate,
         width,
         keep_N11 is not None,
-        block_r,
-        block_e,
+        tiles.rows,
+        tiles.channels,
     )
     return grad_before, grad_after, of_scale.sum(dim=0)
