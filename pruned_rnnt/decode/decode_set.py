@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
@@ -113,10 +112,6 @@ class Decoded:
         return Transcript(
             id=self.id, reference=tuple(self.reference.split()), hypothesis=tuple(best.split())
         )
-
-    def symbol_times(self) -> list[float]:
-        """Seconds at which the symbols of the best hypothesis were emitted."""
-        return [frame * FRAME_SECONDS for frame in self.hypotheses[0].frames]
 
 
 @dataclass(frozen=True, kw_only=True)
