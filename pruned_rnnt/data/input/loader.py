@@ -15,6 +15,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.input.worker_signals import (
     WorkerDiedError,
+    WorkersDoneEvent,
     ignore_job_signals,
     sigterm_blocked,
 )
@@ -83,6 +84,11 @@ class BatchLoader:
         # Start the workers now, not with the first batch, because starting them uses random state.
         with sigterm_blocked():
             batches = iter(self._loader)
+        if self._loader.num_workers > 0:
+            workers: Any = (
+                batches  # The event is private to torch; both supported versions have it.
+            )
+            workers._workers_done_event = WorkersDoneEvent(workers._workers_done_event)
         return self._with_reports(batches)
 
     def _with_reports(self, batches: Iterator[Batch]) -> Iterator[Batch]:

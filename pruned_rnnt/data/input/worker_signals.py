@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType
+from typing import Any
 
 
 class WorkerDiedError(ChildProcessError):
@@ -64,6 +65,33 @@ def _end_with_the_parent(parent: int | None) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
+
+
+class WorkersDoneEvent:
+    """Replaces the event by which torch's DataLoader ends its workers, in the training process.
+
+    Every worker reads this event under a lock. One that is killed meanwhile never releases it, and
+    torch then waits for the lock without limit, also while it reports the death.
+
+    Args:
+        event: torch's event, which the workers keep.
+    """
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        # Only the training process sets the event, so it needs no lock to know its state.
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        # A live worker holds the lock for microseconds; after a second its holder must be dead.
+        # Any process may release a lock of multiprocessing.
+        self._event._cond.acquire(timeout=1.0)
+        self._event._cond.release()
+        self._event.set()
 
 
 @contextmanager
