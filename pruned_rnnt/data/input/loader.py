@@ -85,9 +85,7 @@ class BatchLoader:
         with sigterm_blocked():
             batches = iter(self._loader)
         if self._loader.num_workers > 0:
-            workers: Any = (
-                batches  # The event is private to torch; both supported versions have it.
-            )
+            workers: Any = batches
             workers._workers_done_event = WorkersDoneEvent(workers._workers_done_event)
         return self._with_reports(batches)
 
