@@ -44,7 +44,7 @@ from pruned_rnnt.train.engine.distributed import Ranks, process_group
 from pruned_rnnt.train.engine.task import Loader
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from pruned_rnnt.train.tasks.speech_task import SpeechTask, prepare_encoder
 
 WARM_UP = 2
 VOCABULARY = 500
@@ -138,8 +138,7 @@ class RandomTask(SpeechTask):
     ) -> None:
         self.config, self.ranks = config, ranks
         self.model = TransducerModel(config.model, VOCABULARY, config.loss).to(device)
-        if config.train.compile_encoder:
-            self.model.encoder.compile(dynamic=True)
+        prepare_encoder(self.model, config.train)
         self.loader = TimedBatches(batches)
 
     def train_loader(self) -> TimedBatches:  # type: ignore[override]

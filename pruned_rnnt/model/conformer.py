@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -128,13 +128,25 @@ class Conformer(Encoder):
         super().set_chunks(chunk, left)
         self.chunking = (chunk, left // chunk)
 
-    def forward(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_choices(self) -> dict[str, Any]:
+        config = self.config
+        if not (config.causal and config.chunk_sizes):
+            return {}
+        drawn = int(torch.randint(len(config.chunk_sizes), (), device="cpu"))
+        return {"chunk_size": config.chunk_sizes[drawn]}
+
+    def forward(
+        self, features_NTF: Tensor, feature_lengths: Tensor, *, chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Encode a batch.
 
         Args:
             features_NTF: (N, T, F) log-mel energies; frames beyond the length are ignored.
             feature_lengths: (N,) integer, on any device; if on the CPU, the output lengths are
                 too, and can be read without synchronising with the GPU.
+            chunk_size: of a causal encoder, in encoder frames. None: in training, sampled from the
+                sizes in the configuration if it has some; otherwise the value of `set_chunks` or of
+                the configuration.
 
         Returns:
             (N, T', E) with T' = (T - 7) // 4 + 1, and the (N,) lengths in encoder frames, on the
@@ -155,7 +167,7 @@ class Conformer(Encoder):
         frames = x_NTE.size(1)
         lengths_here = lengths.to(device)
         padding_NT1 = (torch.arange(frames, device=device) >= lengths_here[:, None]).unsqueeze(-1)
-        mask = attention_mask(lengths_here, frames, *self._chunking())
+        mask = attention_mask(lengths_here, frames, *self._chunking(chunk_size))
         dtype = compute_dtype(x_NTE, self.subsampling.projection.weight)
         if should_avoid_cudnn_replanning(x_NTE):
             mask = attention_bias(mask, dtype)
@@ -167,15 +179,14 @@ class Conformer(Encoder):
                 x_NTE = layer(x_NTE, padding_NT1, mask, angles)
         return x_NTE, lengths
 
-    def _chunking(self) -> tuple[int | None, int | None]:
+    def _chunking(self, chunk_size: int | None) -> tuple[int | None, int | None]:
         """The chunk size and the number of left chunks for this batch."""
         config = self.config
         if not config.causal:
             return None, None
-        if self.training and config.chunk_sizes:
-            drawn = int(torch.randint(len(config.chunk_sizes), (), device="cpu"))
-            return config.chunk_sizes[drawn], config.left_chunks
-        return self.chunking
+        if chunk_size is None and self.training:
+            chunk_size = self.draw_choices().get("chunk_size")
+        return self.chunking if chunk_size is None else (chunk_size, config.left_chunks)
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
         """The input of the first layer (N, T', E): normalised, subsampled features."""

@@ -64,6 +64,10 @@ class Encoder(nn.Module):
             step: number of earlier batches, counted as if each had ten minutes of audio.
         """
 
+    def draw_choices(self) -> dict[str, Any]:
+        """Random choices of a training batch that decide its kernels: arguments of `forward`."""
+        return {}
+
     def set_chunks(self, chunk: int, left: int) -> None:
         """Set the chunks of a causal encoder in evaluation mode, instead of the configured ones.
 

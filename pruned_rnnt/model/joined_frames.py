@@ -55,6 +55,17 @@ class JoinedFrames:
         return spread.view(1, 1, -1, 1)
 
 
+def channels_last(x_NCTF: Tensor) -> Tensor:
+    """x in the memory order (N, T, F, C), with the strides by which cuDNN recognises it.
+
+    A dimension of one element may have any stride, but cuDNN's check then fails and it copies.
+    """
+    x_NCTF = x_NCTF.contiguous(memory_format=torch.channels_last)
+    _, channels, frames, bins = x_NCTF.shape
+    strides = (channels * frames * bins, 1, channels * bins, channels)
+    return x_NCTF if x_NCTF.stride() == strides else x_NCTF.as_strided(x_NCTF.shape, strides)
+
+
 def should_avoid_cudnn_replanning(x: Tensor) -> bool:
     """True if cuDNN would re-plan convolutions for x's shape (CUDA, not under torch.compile)."""
     return x.is_cuda and not torch.compiler.is_compiling()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.ctc import ctc_loss
@@ -19,6 +20,7 @@ from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import Bounds, Occupancy
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.predictor import (
@@ -136,6 +138,7 @@ class TransducerModel(nn.Module):
     Attributes:
         batch_seconds: seconds of audio in a training step, over all processes; the encoder's
             schedules count steps of ten minutes.
+        encoder_graphs: if set, runs the encoder in training.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, loss: LossConfig | None = None):
@@ -145,6 +148,7 @@ class TransducerModel(nn.Module):
         self.loss_config = loss
         self.vocab_size = vocab_size
         self.batch_seconds = _REFERENCE_SECONDS
+        self.encoder_graphs: EncoderGraphs | None = None
         self.encoder = build_encoder(config.encoder)
         encoder_dim, predictor_dim = self.encoder.output_dim, config.predictor.dim
         self.predictor = _build_predictor(config.predictor, vocab_size)
@@ -199,7 +203,10 @@ class TransducerModel(nn.Module):
         """
         if self.training:
             self.encoder.set_step(step * self.batch_seconds / _REFERENCE_SECONDS)
-        encoded_NTE, frame_lengths = self.encode(features_NTF, feature_lengths)
+        if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
+            encoded_NTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
+        else:
+            encoded_NTE, frame_lengths = self.encode(features_NTF, feature_lengths)
         predicted_NUP = self.predictor.forward_targets(targets_NU)
         logit_lengths = frame_lengths.int()
         target_lengths = target_lengths.int()

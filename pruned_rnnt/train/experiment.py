@@ -32,6 +32,9 @@ class TrainConfig:
         first steps then take minutes. Checkpoints are the same with and without it.
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
         compile them for the device; `off` with plain torch.
+    cuda_graphs: `auto` launches the encoder's passes as CUDA graphs, which frees the GPU from
+        waiting for the host; a graph is captured when a batch has a new shape. `off` launches each
+        kernel by itself.
     average_decay: decay of the running average of parameters; 0 switches it off.
     log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
         (log_every: at least 1). A run also ends with a validation. Each validation saves a
@@ -52,6 +55,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile_encoder: bool = False
     fused_kernels: Literal["auto", "off"] = "auto"
+    cuda_graphs: Literal["auto", "off"] = "auto"
     average_decay: float = 0.99
     log_every: int = 20
     validate_every: int = 0

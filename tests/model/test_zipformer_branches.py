@@ -37,13 +37,13 @@ def test_swoosh_values_and_gradients(kind: Kind, shift: float, offset: float) ->
 
 
 @pytest.mark.parametrize("kind", ["L", "R"])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_swoosh_linear_equals_separate_ops(kind: Kind, dropout: float) -> None:
+@pytest.mark.parametrize("dropout", [None, 0.4])
+def test_swoosh_linear_equals_separate_ops(kind: Kind, dropout: float | None) -> None:
     layer = SwooshLinear(6, 4, kind, initial_scale=0.5).double()
     x, upstream = randoms(2, 7, 6).mul(3).requires_grad_(), randoms(2, 7, 4, seed=1)
     torch.manual_seed(3)
     mask = dropout_mask(2, 6, dropout, x.device)
-    assert (mask is None) == (dropout == 0.0)
+    assert (mask is None) == (dropout is None)
     out = layer(x, mask)
     hidden = swoosh(x, kind) if mask is None else swoosh(x, kind) * mask
     expected = nn.functional.linear(hidden, layer.weight, layer.bias)
@@ -81,29 +81,31 @@ def test_dropout_mask_and_keep_mask() -> None:
     assert dropped.shape == (400, 1, 2)
     torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 4 / 3]))
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.1)
-    assert dropout_mask(400, 2, 0.0, x.device) is None
+    assert dropout_mask(400, 2, None, x.device) is None
     kept = keep_mask(x, 0.25)
     assert kept is not None
     assert kept.shape == (400, 1, 1)
     assert kept.mean().item() == pytest.approx(0.75, abs=0.08)
-    assert keep_mask(x, 0.0) is None
+    assert keep_mask(x, None) is None
 
 
 def test_layer_masks_have_the_requested_rates() -> None:
     torch.manual_seed(0)
     skips = [(0.0, 0.5, 0.0, 0.1, 0.0, 1.0), (0.9, 0.0, 0.0, 0.0, 0.2, 0.0)]
-    masks = sample_layer_masks(skips, [(2, 3, 4), (5, 6, 7)], 0.5, torch.zeros(500, 8, 2))
-    for of_layer, rates, widths in zip(masks, skips, [(2, 3, 4), (5, 6, 7)], strict=True):
+    widths = [(2, 3, 4), (5, 6, 7)]
+    masks = sample_layer_masks(Clock(), skips, widths, 0.5, torch.zeros(500, 8, 2))
+    for of_layer, rates, hidden_widths in zip(masks, skips, widths, strict=True):
         for mask, rate in zip(of_layer[:6], rates, strict=True):
             assert (mask is None) == (rate == 0.0)
             if mask is not None:
                 assert mask.shape == (500, 1, 1)
                 assert mask.mean().item() == pytest.approx(1 - rate, abs=0.07)
-        for hidden, width in zip(of_layer[6:], widths, strict=True):
+        for hidden, width in zip(of_layer[6:], hidden_widths, strict=True):
             assert hidden is not None
             assert hidden.shape == (500, 1, width)
             assert hidden.unique().tolist() == [0.0, 2.0]
-    nothing = sample_layer_masks([(0.0,) * 6] * 2, [(2, 3, 4)] * 2, 0.0, torch.zeros(5, 8, 2))
+    none = [(0.0,) * 6] * 2
+    nothing = sample_layer_masks(Clock(), none, widths, 0.0, torch.zeros(5, 8, 2))
     assert nothing == [NO_MASKS] * 2
 
 

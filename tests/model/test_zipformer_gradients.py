@@ -179,8 +179,9 @@ def test_limit_gradients() -> None:
     # The penalty is as large as the mean gradient at any scale of the loss.
     for scale, more in ((1.0, None), (1e-6, None), (1.0, torch.zeros(1, 1, 1, 5))):
         large.grad = None
-        sums, rest = scores.limit_scores(large, more, clock)
+        sums, rest, switch = scores.limit_scores(large, more, clock)
         assert rest is None
+        assert switch is None
         sums.backward(scale * torch.tensor([0.0, 1.0, -3.0, 0.0]).view_as(large))
         assert large.grad is not None
         pushed = large.grad.flatten() / scale

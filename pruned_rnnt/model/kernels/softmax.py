@@ -9,15 +9,25 @@ one row t of one head, with its S columns in registers:
                               |<----- S ----->|       of which row t reads S from T - t on
 
 torch takes three kernels forward and four backward, over tensors of S and of R columns.
+
+A CUDA graph can also carry a penalty on scores beyond a limit, which the device switches on and off
+(see `limit_scores` in `pruned_rnnt.model.zipformer.scores`): the forward kernel then stores the
+side (-1, 0 or 1) on which each score is outside, and a last backward kernel adds this side times
+the mean absolute gradient. If the switch is 0, only the switch is read.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+
+# Rows of one program of the penalty.
+_ROWS = 16
 
 
 @kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
@@ -25,14 +35,18 @@ def _forward_kernel(
     scores_ptr,
     distance_ptr,
     blocked_ptr,
+    switch_ptr,
     weights_ptr,
+    side_ptr,
     heads,
     frames,
     seen,
     blocked_n,
     blocked_t,
     BLOCKED_SCORE: tl.constexpr,
+    LIMIT: tl.constexpr,
     HAS_DISTANCE: tl.constexpr,
+    HAS_SWITCH: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     frame = tl.program_id(0)
@@ -47,6 +61,11 @@ def _forward_kernel(
         distance = tl.load(distance_ptr + first + column, mask=inside, other=0.0)
         score = (score.to(tl.float32) + distance.to(tl.float32)).to(scores_ptr.dtype.element_ty)
     score = score.to(tl.float32)
+    # The first is a constant: without a switch, nothing is loaded.
+    if HAS_SWITCH:  # noqa: SIM102
+        if tl.load(switch_ptr) > 0.0:
+            side = (score > LIMIT).to(tl.int8) - (score < -LIMIT).to(tl.int8)
+            tl.store(side_ptr + row * seen + column, side, mask=inside)
     sequence = pair // heads
     blocked = tl.load(
         blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
@@ -66,12 +85,14 @@ def _backward_kernel(
     blocked_ptr,
     of_scores_ptr,
     of_distance_ptr,
+    sizes_ptr,
     heads,
     frames,
     seen,
     blocked_n,
     blocked_t,
     HAS_DISTANCE: tl.constexpr,
+    HAS_SIZES: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
@@ -89,6 +110,8 @@ def _backward_kernel(
     through = weight * (grad - tl.sum(weight * grad, axis=0))
     through = tl.where(blocked != 0, 0.0, through).to(of_scores_ptr.dtype.element_ty)
     tl.store(of_scores_ptr + row * seen + column, through, mask=inside)
+    if HAS_SIZES:
+        tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=0))
     if HAS_DISTANCE:
         # Columns outside of those that the row reads have no gradient.
         distances = seen + frames
@@ -104,14 +127,62 @@ def _backward_kernel(
         tl.store(place + first + column, through, mask=inside)
 
 
+@kernel("rows", "frames", "seen")
+def _penalty_kernel(
+    side_ptr,
+    switch_ptr,
+    total_size_ptr,
+    of_scores_ptr,
+    of_distance_ptr,
+    rows,
+    frames,
+    seen,
+    HAS_DISTANCE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    if tl.load(switch_ptr) > 0.0:
+        column = tl.arange(0, BLOCK_S)
+        mean = tl.load(total_size_ptr) / rows / seen
+        for index in range(ROWS):
+            row = tl.program_id(0).to(tl.int64) * ROWS + index
+            inside = (column < seen) & (row < rows)
+            place = row * seen + column
+            side = tl.load(side_ptr + place, mask=inside, other=0).to(tl.float32)
+            through = tl.load(of_scores_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            through = (through + side * mean).to(of_scores_ptr.dtype.element_ty)
+            tl.store(of_scores_ptr + place, through, mask=inside)
+            if HAS_DISTANCE:
+                first = row * (seen + frames) + frames - row % frames
+                tl.store(of_distance_ptr + first + column, through, mask=inside)
+
+
+class Penalty(NamedTuple):
+    """The penalty on scores beyond a limit.
+
+    switch: (1,) float32, 0 or 1.
+    side_NHTS: int8, written by the forward pass if the switch is on.
+    """
+
+    switch: Tensor
+    side_NHTS: Tensor
+
+
 def masked_softmax(
-    scores_NHTS: Tensor, by_distance_NHTR: Tensor | None, blocked: Tensor, blocked_score: float
+    scores_NHTS: Tensor,
+    by_distance_NHTR: Tensor | None,
+    blocked: Tensor,
+    *,
+    blocked_score: float,
+    penalty: Penalty | None = None,
+    score_limit: float = 0.0,
 ) -> Tensor:
     """The weights, (N, H, T, S), in the dtype of the scores; float32 inside.
 
     Args:
         scores_NHTS, by_distance_NHTR: contiguous.
         blocked: bool (N, 1, 1, S) or (N, 1, T, S), contiguous.
+        penalty: fills its `side_NHTS`, for scores beyond +-score_limit.
     """
     batch, heads, frames, seen = scores_NHTS.shape
     weights = torch.empty_like(scores_NHTS)
@@ -121,13 +192,17 @@ def masked_softmax(
         scores_NHTS,
         by_distance_NHTR,
         blocked.view(torch.uint8),
+        None if penalty is None else penalty.switch,
         weights,
+        None if penalty is None else penalty.side_NHTS,
         heads,
         frames,
         seen,
         *_blocked_strides(blocked),
         blocked_score,
+        score_limit,
         by_distance_NHTR is not None,
+        penalty is not None,
         block_s,
         num_warps=_warps(block_s),
     )
@@ -135,7 +210,12 @@ def masked_softmax(
 
 
 def masked_softmax_backward(
-    weights_NHTS: Tensor, grad_NHTS: Tensor, blocked: Tensor, has_distance: bool
+    weights_NHTS: Tensor,
+    grad_NHTS: Tensor,
+    blocked: Tensor,
+    *,
+    has_distance: bool,
+    penalty: Penalty | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the scores and of the distances; all arguments contiguous."""
     batch, heads, frames, seen = weights_NHTS.shape
@@ -143,6 +223,10 @@ def masked_softmax_backward(
     of_distance = None
     if has_distance:
         of_distance = weights_NHTS.new_empty((batch, heads, frames, seen + frames))
+    rows = batch * heads * frames
+    sizes = None
+    if penalty is not None:
+        sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
     block_s = power_of_two(seen)
     _backward_kernel(
         (frames, batch * heads),
@@ -151,15 +235,33 @@ def masked_softmax_backward(
         blocked.view(torch.uint8),
         of_scores,
         of_distance,
+        sizes,
         heads,
         frames,
         seen,
         *_blocked_strides(blocked),
         has_distance,
+        sizes is not None,
         block_s,
         power_of_two(seen + frames),
         num_warps=_warps(block_s),
     )
+    if penalty is not None and sizes is not None:
+        _penalty_kernel(
+            (divide_up(rows, _ROWS),),
+            penalty.side_NHTS,
+            penalty.switch,
+            sizes.sum(),
+            of_scores,
+            of_distance,
+            rows,
+            frames,
+            seen,
+            has_distance,
+            _ROWS,
+            block_s,
+            num_warps=_warps(block_s),
+        )
     return of_scores, of_distance
 
 

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.joined_frames import channels_last
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.zipformer.linear import (
+    bias_gradient,
+    scaled_linear,
+    weight_gradient,
+)
 from pruned_rnnt.ops.common.library import accumulator
 
 Kind = Literal["L", "R"]
@@ -111,7 +117,7 @@ def _constants(kind: Kind) -> tuple[float, float, float]:
 def _dense(x: Tensor) -> Tensor:
     """x without gaps in memory: as it is if contiguous or channels last, else made contiguous."""
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return x
+        return channels_last(x)
     return x.contiguous()
 
 
@@ -138,15 +144,23 @@ class SwooshLinear(nn.Module):
 
     def forward(self, x_NTC: Tensor, mask_N1C: Tensor | None = None) -> Tensor:
         """`mask_N1C`, from `dropout_mask`, multiplies the activations."""
-        if not torch.is_grad_enabled():
-            hidden = swoosh(x_NTC, self.kind)
-            if mask_N1C is not None:
-                hidden = (hidden * mask_N1C).to(hidden.dtype)
-            return functional.linear(hidden, self.weight, self.bias)
-        output: Tensor = _SwooshLinear.apply(  # type: ignore[no-untyped-call]
-            x_NTC, self.weight, self.bias, mask_N1C, self.kind
-        )
-        return output
+        return swoosh_linear(x_NTC, self.weight, self.bias, mask_N1C, self.kind)
+
+
+def swoosh_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask_N1C: Tensor | None, kind: Kind
+) -> Tensor:
+    """As `SwooshLinear`, with these parameters; without a mask, x may be (..., C)."""
+    assert bias is not None
+    if not torch.is_grad_enabled():
+        hidden = swoosh(x, kind)
+        if mask_N1C is not None:
+            hidden = (hidden * mask_N1C).to(hidden.dtype)
+        return functional.linear(hidden, weight, bias)
+    output: Tensor = _SwooshLinear.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, mask_N1C, kind
+    )
+    return output
 
 
 class _SwooshLinear(torch.autograd.Function):
@@ -170,7 +184,6 @@ class _SwooshLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, mask = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
         grad_hidden = grad @ weight.to(ctx.dtype)
         if ctx.fused:
             from pruned_rnnt.model.kernels.swoosh import swoosh_backward
@@ -184,20 +197,8 @@ class _SwooshLinear(torch.autograd.Function):
             grad_x = activation.backward(grad_hidden if mask is None else grad_hidden * mask)
         return (
             grad_x,
-            (rows.t() @ hidden.flatten(0, -2)).to(weight.dtype),
-            rows.sum(dim=0, dtype=weight.dtype),
+            weight_gradient(grad, hidden).to(weight.dtype),
+            bias_gradient(grad, weight.dtype),
             None,
             None,
         )
-
-
-def scaled_linear(
-    input_dim: int, output_dim: int, initial_scale: float = 1.0, bias: bool = True
-) -> nn.Linear:
-    """nn.Linear with weights times `initial_scale` and biases within 0.1 * initial_scale."""
-    linear = nn.Linear(input_dim, output_dim, bias=bias)
-    with torch.no_grad():
-        linear.weight.mul_(initial_scale)
-        if bias:
-            linear.bias.uniform_(-0.1 * initial_scale, 0.1 * initial_scale)
-    return linear

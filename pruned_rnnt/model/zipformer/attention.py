@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.activation import scaled_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
+from pruned_rnnt.model.zipformer.linear import Linear, scaled_linear
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
@@ -59,17 +59,23 @@ class AttentionWeights(nn.Module):
         query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
         key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
         query_NHTK, position_NHTP = self._heads(query), self._heads(position_query)
-        by_distance_NHTR = None
-        if self.training and self.clock.bernoulli(self.clock.value(_POSITION_SKIP)):
+        by_distance_NHTR, penalty_switch = None, None
+        skip = self.clock.choose(_POSITION_SKIP) if self.training else False
+        if skip is True:
             # Distributed training needs a gradient of every parameter, so linear_pos stays used.
             scores = (query_NHTK + 0.0 * self.linear_pos.weight.sum()) @ self._heads(key).mT
         else:
             positions_HRP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
+            if isinstance(skip, Tensor):
+                positions_HRP = positions_HRP * (1.0 - skip).to(positions_HRP.dtype)
             by_distance_NHTR = position_NHTP @ positions_HRP.permute(1, 2, 0)
             scores = query_NHTK @ self._heads(key).mT
         if self.training:
-            scores, by_distance_NHTR = limit_scores(scores, by_distance_NHTR, self.clock)
-        return masked_softmax(scores, by_distance_NHTR, frames.blocked), past_NSC
+            scores, by_distance_NHTR, penalty_switch = limit_scores(
+                scores, by_distance_NHTR, self.clock
+            )
+        weights_NHTS = masked_softmax(scores, by_distance_NHTR, frames.blocked, penalty_switch)
+        return weights_NHTS, past_NSC
 
     def _heads(self, x: Tensor) -> Tensor:
         """(N, T, H * K) -> (N, H, T, K)."""
@@ -77,10 +83,15 @@ class AttentionWeights(nn.Module):
         return heads_NHTK
 
 
-def uniform_weights(weights_NTS: Tensor) -> Tensor:
-    """Equal weights for all frames with a nonzero weight."""
+def uniform_weights(weights_NTS: Tensor, chosen: bool | Tensor) -> Tensor:
+    """If `chosen` (on the device, 1 instead of 0), equal weights for all frames with a weight."""
+    if chosen is False:
+        return weights_NTS
     attended = (weights_NTS > 0.0).to(weights_NTS.dtype)
-    return attended / attended.sum(dim=-1, keepdim=True)
+    uniform_NTS = attended / attended.sum(dim=-1, keepdim=True)
+    if chosen is True:
+        return uniform_NTS
+    return torch.where(chosen > 0.0, uniform_NTS, weights_NTS)
 
 
 class SelfAttention(nn.Module):
@@ -88,7 +99,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, clock: Clock, dim: int, heads: int, value_head_dim: int) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(dim, heads * value_head_dim)
+        self.in_proj = Linear(dim, heads * value_head_dim)
         self.out_proj = scaled_linear(heads * value_head_dim, dim, 0.05)
         self.whiten = Whiten(clock, ramp(7.5, 22.5, 20000))
 
@@ -108,7 +119,7 @@ class NonlinAttention(nn.Module):
     def __init__(self, clock: Clock, dim: int) -> None:
         super().__init__()
         hidden_dim = 3 * dim // 4
-        self.in_proj = nn.Linear(dim, 3 * hidden_dim)
+        self.in_proj = Linear(dim, 3 * hidden_dim)
         self.balancer = Balancer(
             clock,
             min_positive=ramp(0.25, 0.05, 20000),

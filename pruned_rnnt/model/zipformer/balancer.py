@@ -13,11 +13,13 @@ given as the fraction of positive values and the mean absolute value of normal d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.joined_frames import channels_last
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 from pruned_rnnt.ops.common.library import accumulator
 
@@ -26,6 +28,7 @@ _ABS_TO_RMS = math.sqrt(math.pi / 2)
 _PROBABILITY = ramp(0.5, 0.125, 8000)
 _STRENGTH = 0.04
 _TINY = 1e-20
+_INACTIVE = (0.0,) * 5
 
 
 class Balancer(nn.Module):
@@ -64,17 +67,35 @@ class Balancer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled() and x.requires_grad):
             return x
-        value = self.clock.value
-        if not self.clock.bernoulli(value(self.probability)):
+        axis = self.channel_axis % x.dim()
+        balanced: Tensor
+        if self.clock.recorder is not None:
+            settings = self.clock.recorder.add(self._settings, 5)
+            balanced = _SwitchedBalance.apply(  # type: ignore[no-untyped-call]
+                x, axis, self.upper_half, settings
+            )
+            return balanced
+        if not self.clock.bernoulli(self.clock.value(self.probability)):
             return x
-        balanced: Tensor = _Balance.apply(  # type: ignore[no-untyped-call]
-            x,
-            self.channel_axis % x.dim(),
-            self.upper_half,
+        balanced = _Balance.apply(  # type: ignore[no-untyped-call]
+            x, axis, self.upper_half, *self._limits()
+        )
+        return balanced
+
+    def _limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Limits of mean / standard deviation, and of the root mean square."""
+        value = self.clock.value
+        return (
             (_mean_limit(value(self.min_positive)), _mean_limit(value(self.max_positive))),
             (_ABS_TO_RMS * value(self.min_abs), _ABS_TO_RMS * value(self.max_abs)),
         )
-        return balanced
+
+    def _settings(self) -> Sequence[float]:
+        """Whether to act on this batch (0 or 1), and the limits."""
+        if not self.clock.bernoulli(self.clock.value(self.probability)):
+            return _INACTIVE
+        mean_limits, rms_limits = self._limits()
+        return (1.0, *mean_limits, *rms_limits)
 
 
 def _mean_limit(positive: float) -> float:
@@ -115,6 +136,31 @@ class _Balance(torch.autograd.Function):
         # x is as large as activations get, so this makes few passes over memory.
         torch.addcmul(of_part, push, of_part.abs(), value=_STRENGTH, out=balanced[index])
         return balanced, None, None, None, None
+
+
+class _SwitchedBalance(torch.autograd.Function):
+    """`_Balance` if `settings` on the device switch it on. Changes the gradient in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, channel_axis: int, upper_half: bool, settings: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.channel_axis, ctx.upper_half, ctx.settings = channel_axis, upper_half, settings
+        return x.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        from pruned_rnnt.model.kernels.balance import balance_gradient
+
+        (x,) = ctx.saved_tensors
+        x = x.movedim(ctx.channel_axis, -1)
+        grad = grad.movedim(ctx.channel_axis, -1).contiguous()
+        part = slice(x.size(-1) // 2 if ctx.upper_half else 0, None)
+        balance_gradient(x[..., part], grad[..., part], ctx.settings, _STRENGTH)
+        grad = grad.movedim(-1, ctx.channel_axis)
+        return channels_last(grad) if grad.dim() == 4 else grad, None, None, None
 
 
 def _push(

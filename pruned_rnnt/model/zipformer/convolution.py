@@ -17,6 +17,7 @@ from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
+from pruned_rnnt.model.zipformer.linear import Linear
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
@@ -32,7 +33,7 @@ class ConvolutionModule(nn.Module):
 
     def __init__(self, clock: Clock, dim: int, kernel_size: int, causal: bool) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(dim, 2 * dim)
+        self.in_proj = Linear(dim, 2 * dim)
         # Large gate inputs saturate the sigmoid, and its sparse gradients cannot undo that.
         self.balancer1 = Balancer(
             clock,

@@ -10,16 +10,23 @@ of the maps on both sides, with zeros beyond the utterance.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
-from pruned_rnnt.model.joined_frames import JoinedFrames, should_avoid_cudnn_replanning
-from pruned_rnnt.model.zipformer.activation import Swoosh
+from pruned_rnnt.model.joined_frames import (
+    JoinedFrames,
+    channels_last,
+    should_avoid_cudnn_replanning,
+)
+from pruned_rnnt.model.zipformer.activation import Swoosh, swoosh_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.gradient import ScaleGradient
+from pruned_rnnt.model.zipformer.gradient import ScaleGradient, own_gradient
 from pruned_rnnt.model.zipformer.layer import DROPOUT
+from pruned_rnnt.model.zipformer.linear import Linear, bias_gradient, linear, weight_gradient
 from pruned_rnnt.model.zipformer.masks import dropout_mask, keep_mask
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
@@ -50,6 +57,62 @@ class Conv2d(nn.Conv2d):
         return maps_NCTF
 
 
+class WideConv2d(Conv2d):
+    """Conv2d with its weight gradient as a matrix product of all windows, on a GPU.
+
+    cuDNN's weight gradient of the last strided convolution takes ten times as long.
+    """
+
+    def forward(self, x_NCTF: Tensor) -> Tensor:
+        if not (should_avoid_cudnn_replanning(x_NCTF) and torch.is_grad_enabled()):
+            return super().forward(x_NCTF)
+        dtype = compute_dtype(x_NCTF, self.weight)
+        maps_NCTF: Tensor = _WideConvolution.apply(  # type: ignore[no-untyped-call]
+            channels_last(x_NCTF.to(dtype)),
+            self.weight.to(dtype, memory_format=torch.channels_last),
+            self.bias if self.bias is None else self.bias.to(dtype),
+            self.stride,
+        )
+        return maps_NCTF
+
+
+class _WideConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride = stride
+        return functional.conv2d(x, weight, bias, stride)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad = channels_last(grad)
+        of_x, _, _ = torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            weight,
+            [weight.size(0)],
+            ctx.stride,
+            [0, 0],
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [True, False, False],
+        )
+        height, width = weight.shape[2:]
+        windows = x.movedim(1, -1).unfold(1, height, ctx.stride[0]).unfold(2, width, ctx.stride[1])
+        # (N, T', F', height, width, C), whose innermost pieces are contiguous in x.
+        windows = windows.movedim(3, -1).flatten(3)
+        grad_NTFC = grad.movedim(1, -1)
+        of_weight = weight_gradient(grad_NTFC, windows)
+        of_weight = of_weight.unflatten(1, (height, width, -1)).movedim(-1, 1)
+        return of_x, of_weight, bias_gradient(grad_NTFC, weight.dtype), None
+
+
 class FirstConv2d(nn.Conv2d):
     """nn.Conv2d of one channel with 3 x 3 weights; on a GPU, a matrix product of all windows.
 
@@ -68,7 +131,7 @@ class FirstConv2d(nn.Conv2d):
         # Matrix products need aligned rows: 16 numbers instead of 9.
         windows = functional.pad(windows, (0, 7))
         weight = functional.pad(self.weight.flatten(1), (0, 7))
-        return functional.linear(windows, weight, self.bias).permute(0, 3, 1, 2)
+        return channels_last(functional.linear(windows, weight, self.bias).permute(0, 3, 1, 2))
 
 
 class Embedding(nn.Module):
@@ -92,13 +155,13 @@ class Embedding(nn.Module):
             Conv2d(first, second, 3, stride=2),
             Balancer(clock, channel_axis=1, max_abs=4.0),
             Swoosh("R"),
-            Conv2d(second, third, 3, stride=(1, 2)),
+            WideConv2d(second, third, 3, stride=(1, 2)),
             Balancer(clock, channel_axis=1, max_abs=4.0),
             Swoosh("R"),
         )
         self.convnext = ConvNeXt(clock, third)
         self.state_shape = (third, CONTEXT, ((num_mel_bins - 1) // 2 - 1) // 2)
-        self.out = nn.Linear(third * self.state_shape[2], output_dim)
+        self.out = Linear(third * self.state_shape[2], output_dim)
         self.out_whiten = Whiten(clock, ramp(4.0, 8.0, 20000), strength=0.02)
         self.out_norm = BiasNorm(clock, output_dim)
 
@@ -127,7 +190,7 @@ class Embedding(nn.Module):
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
         x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
         if self.training:
-            rate = self.clock.dropout_rate(DROPOUT)
+            rate = self.clock.dropout_rate_on(DROPOUT, x_NTE.device)
             mask_N1E = dropout_mask(x_NTE.size(0), x_NTE.size(-1), rate, x_NTE.device)
             x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         return x_NTE, past_NCTF
@@ -140,7 +203,7 @@ def _real_frames(lengths_N: Tensor, count: int) -> Tensor:
 def _masked(maps_NCTF: Tensor, real: Tensor) -> Tensor:
     maps_NCTF = torch.where(real, maps_NCTF, 0.0)
     # The wide depthwise convolution is several times faster with channels last.
-    return maps_NCTF.contiguous(memory_format=torch.channels_last)
+    return channels_last(maps_NCTF)
 
 
 class ConvNeXt(nn.Module):
@@ -179,10 +242,9 @@ class ConvNeXt(nn.Module):
             x_NCTF = x_NCTF[:, :, :-CONTEXT]
             past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
             padded_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
-        hidden = self.pointwise_conv1(self.depthwise_conv(padded_NCTF))
-        branch = self.pointwise_conv2(self.activation(self.hidden_balancer(hidden)))
+        branch = self._pointwise(self.depthwise_conv(padded_NCTF))
         if self.training:
-            skip = self.clock.dropout_rate(_SKIP_BLOCK)
+            skip = self.clock.dropout_rate_on(_SKIP_BLOCK, branch.device)
             keep = None
             if joined is None:
                 keep = keep_mask(branch, skip)
@@ -193,4 +255,20 @@ class ConvNeXt(nn.Module):
                     keep = joined.spread(keep_N1.expand_as(of_each), branch.size(2))
             branch = branch if keep is None else branch * keep
         out_NCTF = self.out_balancer(x_NCTF + branch)
-        return self.out_whiten(out_NCTF.transpose(1, 3)).transpose(1, 3), past_NCTF
+        out_NCTF = self.out_whiten(out_NCTF.movedim(1, -1)).movedim(-1, 1)
+        if self.clock.recorder is not None:
+            # Others may hold the gradient of the output, which both of these change in place.
+            out_NCTF = own_gradient(out_NCTF)
+        return out_NCTF, past_NCTF
+
+    def _pointwise(self, x_NCTF: Tensor) -> Tensor:
+        """pointwise(SwooshL(pointwise(x)))."""
+        first, second = self.pointwise_conv1, self.pointwise_conv2
+        if not (torch.is_grad_enabled() and should_avoid_cudnn_replanning(x_NCTF)):
+            return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
+        # As linear layers over frames and bins, which do not store the activation for backward.
+        x_NTFC = channels_last(x_NCTF).movedim(1, -1)
+        hidden_NTFC = linear(x_NTFC, first.weight.flatten(1), first.bias)
+        hidden_NTFC = self.hidden_balancer(hidden_NTFC.movedim(-1, 1)).movedim(1, -1)
+        branch_NTFC = swoosh_linear(hidden_NTFC, second.weight.flatten(1), second.bias, None, "L")
+        return channels_last(branch_NTFC.movedim(-1, 1))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.schedule import Clock
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
 
 # Fraction of the batches on which the gradients of limited parameters change.
 _LIMIT_PROBABILITY = 0.6
-# Lowest and highest value of a parameter's elements.
-Limits = tuple[float, float]
+# Lowest and highest value of a parameter's elements; on the device, (2,) float32.
+Limits = tuple[float, float] | Tensor
 
 
 class ScaleGradient(nn.Module):
@@ -29,19 +30,48 @@ class ScaleGradient(nn.Module):
         return scaled
 
 
-def sample_limits(clock: Clock, low: float, high: float) -> Limits | None:
-    """Limits for `grad_towards_limits` on a random part of the batches, else None; for training."""
-    return (low, high) if clock.bernoulli(_LIMIT_PROBABILITY) else None
+def sample_limits(clock: Clock, low: float | Schedule, high: float) -> Limits | None:
+    """Limits for `grad_towards_limits` on a random part of the batches, else None; for training.
+
+    In a captured pass they are on the device, and infinite instead of None.
+    """
+
+    def sample() -> tuple[float, float]:
+        if clock.bernoulli(_LIMIT_PROBABILITY):
+            return clock.value(low), high
+        return -math.inf, math.inf
+
+    if clock.recorder is not None:
+        return clock.recorder.add(sample, 2)
+    limits = sample()
+    return None if limits[0] == -math.inf else limits
 
 
 def grad_towards_limits(grad: Tensor, value: Tensor, limits: Limits | None) -> Tensor:
     """The gradient of a parameter, with its sign set to move elements back within the limits."""
     if limits is None:
         return grad
-    low, high = limits
+    low, high = limits.unbind() if isinstance(limits, Tensor) else limits
     size = grad.abs()
     grad = torch.where(value > high, size, grad)
     return torch.where(value < low, size.neg_(), grad)
+
+
+def own_gradient(x: Tensor) -> Tensor:
+    """x; the modules before it get a copy of its gradient, which they may change in place."""
+    owned: Tensor = _OwnGradient.apply(x)  # type: ignore[no-untyped-call]
+    return owned
+
+
+class _OwnGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clone()
 
 
 class _ScaleGradient(torch.autograd.Function):

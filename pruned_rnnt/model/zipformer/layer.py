@@ -31,7 +31,13 @@ from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.gradient import Limits, grad_towards_limits, sample_limits
+from pruned_rnnt.model.zipformer.gradient import (
+    Limits,
+    grad_towards_limits,
+    own_gradient,
+    sample_limits,
+)
+from pruned_rnnt.model.zipformer.linear import Linear
 from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
@@ -98,15 +104,13 @@ class ZipformerLayer(nn.Module):
             if isinstance(module, (nn.Linear, nn.Conv1d, SwooshLinear))
         )
 
-    def skips(self) -> tuple[float, ...]:
+    def skips(self) -> tuple[float | Schedule, ...]:
         """Skip probabilities of the branches and the layer, in the order of `LayerMasks`."""
-        rate = self.clock.dropout_rate
-        convolution, feed_forward = rate(_SKIP_CONVOLUTION), rate(_SKIP_FEEDFORWARD)
         return (
-            rate(_SKIP_ATTENTION),
-            *(convolution, convolution),
-            *(feed_forward, feed_forward),
-            rate(self.bypass.skip),
+            _SKIP_ATTENTION,
+            *(_SKIP_CONVOLUTION, _SKIP_CONVOLUTION),
+            *(_SKIP_FEEDFORWARD, _SKIP_FEEDFORWARD),
+            self.bypass.skip,
         )
 
     def forward(
@@ -130,8 +134,8 @@ class ZipformerLayer(nn.Module):
         x_NTE, in_NTE = add_branch(begin_NTE, self.feed_forward1(in_copy_NTE, masks.hidden1))
 
         first_NTS = weights_NHTS[:, 0]
-        if self.training and self.clock.bernoulli(self.clock.value(_UNIFORM_WEIGHTS)):
-            first_NTS = uniform_weights(first_NTS)
+        if self.training:
+            first_NTS = uniform_weights(first_NTS, self.clock.choose(_UNIFORM_WEIGHTS))
         branch, nonlin = self.nonlin_attention(in_NTE, first_NTS, past[1])
         x_NTE, in_NTE = add_branch(x_NTE, self.balancer_na(branch), masks.attention)
         branch, values1 = self.self_attn1(in_NTE, weights_NHTS, past[2])
@@ -150,6 +154,9 @@ class ZipformerLayer(nn.Module):
         x_NTE, _ = add_branch(x_NTE, branch, masks.feed_forward3, read=False)
         x_NTE = self.bypass(begin_NTE, self.norm(self.balancer1(x_NTE)), masks.bypass)
         x_NTE = self.whiten(self.balancer2(x_NTE))
+        if self.clock.recorder is not None:
+            # Others may hold the gradient of the output, which both of these change in place.
+            x_NTE = own_gradient(x_NTE)
         if state is None:
             return x_NTE, None
         new = (keys, nonlin, values1, values2, convolution1, convolution2)
@@ -161,7 +168,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, clock: Clock, dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(dim, hidden_dim)
+        self.in_proj = Linear(dim, hidden_dim)
         self.hidden_balancer = Balancer(
             clock, min_positive=0.3, max_positive=1.0, min_abs=0.75, max_abs=5.0
         )
@@ -207,7 +214,7 @@ class Bypass(nn.Module):
             return torch.lerp(before_NTE, after_NTE, scale)
         limits = None
         if self.training:
-            limits = sample_limits(self.clock, self.clock.value(_BYPASS_LOW), 1.0)
+            limits = sample_limits(self.clock, _BYPASS_LOW, 1.0)
         mixed_NTE: Tensor = _Bypass.apply(  # type: ignore[no-untyped-call]
             before_NTE, after_NTE, self.bypass_scale, keep_N11, limits, rate
         )

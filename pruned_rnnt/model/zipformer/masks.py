@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
+
 
 class LayerMasks(NamedTuple):
     """Masks of one layer; None means that nothing is left out.
@@ -37,32 +39,40 @@ NO_MASKS = LayerMasks()
 
 
 def sample_layer_masks(
-    skips: Sequence[Sequence[float]],
+    clock: Clock,
+    skips: Sequence[Sequence[float | Schedule]],
     widths: Sequence[Sequence[int]],
-    dropout: float,
+    dropout: float | Schedule,
     like: Tensor,
 ) -> list[LayerMasks]:
     """Masks of all layers.
 
     Args:
-        skips: for each layer, the skip probabilities in the order of the masks.
+        clock: evaluates skip and dropout rates.
+        skips: for each layer, the skip rates in the order of the masks.
         widths: for each layer, the channels of its hidden layers.
         dropout: dropout rate of the hidden layers.
         like: (N, ...) tensor whose dtype and device the masks of branches have.
     """
     rates = [rate for of_layer in skips for rate in of_layer]
-    active = [index for index, rate in enumerate(rates) if rate > 0.0]
+    active = [
+        index
+        for index, rate in enumerate(rates)
+        if clock.dropout_scale > 0.0 and not clock.is_zero(rate)
+    ]
     keeps: list[Tensor | None] = [None] * len(rates)
     if active:
-        rates_K = torch.tensor([rates[index] for index in active])
-        rates_K = rates_K.to(like.device, non_blocking=True)
+        rates_K = clock.numbers(
+            lambda: [clock.dropout_rate(rates[index]) for index in active], like.device
+        )
         uniform_KN11 = torch.rand((len(active), like.size(0), 1, 1), device=like.device)
         keep_KN11 = (uniform_KN11 >= rates_K[:, None, None, None]).to(like.dtype)
         for index, keep_N11 in zip(active, keep_KN11.unbind(), strict=True):
             keeps[index] = keep_N11
     flat_widths = [width for of_layer in widths for width in of_layer]
     hidden: Sequence[Tensor | None] = [None] * len(flat_widths)
-    mask_N1W = dropout_mask(like.size(0), sum(flat_widths), dropout, like.device)
+    rate = clock.dropout_rate_on(dropout, like.device)
+    mask_N1W = dropout_mask(like.size(0), sum(flat_widths), rate, like.device)
     if mask_N1W is not None:
         hidden = mask_N1W.split(flat_widths, dim=-1)
     return [
@@ -78,20 +88,25 @@ def _split_evenly(masks: Sequence[Tensor | None], parts: int) -> list[Sequence[T
     return [masks[each * part : each * (part + 1)] for part in range(parts)]
 
 
-def dropout_mask(count: int, width: int, rate: float, device: torch.device) -> Tensor | None:
+def dropout_mask(
+    count: int, width: int, rate: float | Tensor | None, device: torch.device
+) -> Tensor | None:
     """(N, 1, W) float32 of 0 and 1 / (1 - rate), the same for all frames of a sequence.
 
-    None if the rate is 0.
+    None if the rate, of `Clock.dropout_rate_on`, is None.
     """
-    if rate <= 0.0:
+    if rate is None:
         return None
     kept_N1W = torch.rand((count, 1, width), device=device) >= rate
     return kept_N1W / (1.0 - rate)
 
 
-def keep_mask(x: Tensor, skip: float) -> Tensor | None:
-    """(N, 1, ..) of 0 (with probability `skip`) and 1, in the dtype of x; None if `skip` is 0."""
-    if skip <= 0.0:
+def keep_mask(x: Tensor, skip: float | Tensor | None) -> Tensor | None:
+    """(N, 1, ..) of 0 (with probability `skip`) and 1, in the dtype of x.
+
+    None if the rate, of `Clock.dropout_rate_on`, is None.
+    """
+    if skip is None:
         return None
     shape = (x.size(0),) + (1,) * (x.dim() - 1)
     return (torch.rand(shape, device=x.device) >= skip).to(x.dtype)

@@ -30,7 +30,7 @@ def add_branch(
 ) -> tuple[Tensor, Tensor]:
     """x + branch * keep in the dtype of x, and, if `read`, the copy for the next module."""
     dtype = _readers_dtype(x_NTE) if read else None
-    if dtype is None and keep_N11 is None:
+    if dtype is None and keep_N11 is None and not use_kernels(x_NTE, branch_NTE):
         total_NTE = x_NTE + branch_NTE
         return total_NTE, total_NTE
     both: tuple[Tensor, Tensor] = _Add.apply(  # type: ignore[no-untyped-call]

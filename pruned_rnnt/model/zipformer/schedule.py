@@ -7,12 +7,16 @@ continuation needs no other random state.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 # Random numbers sampled together.
 _SAMPLES = 512
+# Numbers that a captured pass can read; the largest Zipformer needs some thousands.
+_CAPACITY = 2**16
 
 
 @dataclass(frozen=True)
@@ -42,18 +46,61 @@ def ramp(start: float, end: float, steps: float, begin: float = 0.0) -> Schedule
     return Schedule(((begin, start), (steps, end)))
 
 
+class Recorder:
+    """The host's part of a captured training pass: numbers that its kernels read from the device.
+
+    A CUDA graph repeats kernels, but not the Python code that takes random decisions and evaluates
+    schedules. While a pass is captured, each piece of such code is added here, with the place on
+    the device where its numbers go. `refresh` runs all of them again, in the same order, before
+    each replay: so the same random numbers decide as in a pass that is not captured.
+
+    Attributes:
+        conditions: schedules; which kernels were captured depends on whether their values are 0.
+        program: what `refresh` runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._values_K = torch.zeros(_CAPACITY, device=device)
+        self._used = 0
+        self.program: list[Callable[[], Sequence[float]]] = []
+        self.conditions: dict[Schedule, None] = {}
+
+    def start(self) -> None:
+        """Begin the capture of another pass; the places on the device are used again."""
+        self._used, self.program = 0, []
+
+    def add(self, compute: Callable[[], Sequence[float]], count: int) -> Tensor:
+        """(count,) float32 on the device, which `refresh` fills with the numbers of `compute`."""
+        if self._used + count > _CAPACITY:
+            raise RuntimeError(f"a captured pass needs more than {_CAPACITY} numbers of the host")
+        self.program.append(compute)
+        self._used += count
+        return self._values_K[self._used - count : self._used]
+
+    def refresh(self, program: Sequence[Callable[[], Sequence[float]]]) -> None:
+        """Fill the numbers of a captured pass, without waiting for the device."""
+        values = [value for compute in program for value in compute()]
+        if values:
+            values_K = torch.tensor(values, pin_memory=self._values_K.is_cuda)
+            self._values_K[: len(values)].copy_(values_K, non_blocking=True)
+
+
 class Clock:
     """The training step, shared by all modules of one encoder; it may be a fraction.
 
     Args:
         speed: steps of the schedules for each step of training.
         dropout_scale: factor on all dropout rates.
+
+    Attributes:
+        recorder: takes the decisions of the pass that is being captured; None otherwise.
     """
 
     def __init__(self, *, speed: float = 1.0, dropout_scale: float = 1.0) -> None:
         self.step = 0.0
         self.speed = speed
         self.dropout_scale = dropout_scale
+        self.recorder: Recorder | None = None
         self._samples: list[float] = []
 
     def set_step(self, step: float) -> None:
@@ -67,6 +114,28 @@ class Clock:
         """The fraction of channels or sequences that training leaves out."""
         return self.dropout_scale * self.value(schedule)
 
+    def is_zero(self, schedule: float | Schedule) -> bool:
+        """Whether the value is zero; a captured pass holds only while the answer is the same."""
+        if self.recorder is not None and isinstance(schedule, Schedule):
+            self.recorder.conditions[schedule] = None
+        return self.value(schedule) == 0.0
+
+    def numbers(self, compute: Callable[[], Sequence[float]], device: torch.device) -> Tensor:
+        """The results of `compute` as float32 on the device."""
+        if self.recorder is not None:
+            return self.recorder.add(compute, len(compute()))
+        return torch.tensor(compute()).to(device, non_blocking=True)
+
+    def dropout_rate_on(
+        self, schedule: float | Schedule, device: torch.device
+    ) -> float | Tensor | None:
+        """As `dropout_rate`, but None for 0, and (1,) on the device if the pass is captured."""
+        if self.is_zero(schedule) or self.dropout_scale == 0.0:
+            return None
+        if self.recorder is None:
+            return self.dropout_rate(schedule)
+        return self.numbers(lambda: (self.dropout_rate(schedule),), device)
+
     def start_batch(self) -> None:
         """Discards unused random numbers, because checkpoints do not save them."""
         self._samples.clear()
@@ -75,7 +144,17 @@ class Clock:
         """True with this probability; 0 and 1 take no random number."""
         if probability <= 0.0 or probability >= 1.0:
             return probability >= 1.0
+        return self.uniform() < probability
+
+    def uniform(self) -> float:
+        """A random number in [0, 1)."""
         if not self._samples:
             # Hundreds of modules need one per batch; sampling them one by one takes milliseconds.
             self._samples = torch.rand(_SAMPLES, device="cpu").tolist()
-        return self._samples.pop() < probability
+        return self._samples.pop()
+
+    def choose(self, probability: float | Schedule) -> bool | Tensor:
+        """True with this probability; if the pass is captured, (1,) of 0 or 1 on the device."""
+        if self.recorder is None or self.is_zero(probability):
+            return self.bernoulli(self.value(probability))
+        return self.recorder.add(lambda: (float(self.bernoulli(self.value(probability))),), 1)

@@ -22,7 +22,12 @@ _SCORE_LIMIT = 25.0
 _PENALTY_PROBABILITY = 0.1
 
 
-def masked_softmax(scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:
+def masked_softmax(
+    scores: Tensor,
+    by_distance: Tensor | None,
+    blocked: Tensor,
+    penalty_switch: Tensor | None = None,
+) -> Tensor:
     """Softmax over the S frames, computed in float32 and returned in the dtype of the scores.
 
     Blocked frames have weight 0, except in a row whose frames are all blocked.
@@ -31,32 +36,38 @@ def masked_softmax(scores: Tensor, by_distance: Tensor | None, blocked: Tensor) 
         scores: (N, H, T, S).
         by_distance: (N, H, T, R) scores by relative position, aligned and added to the scores.
         blocked: bool, broadcast to the scores.
+        penalty_switch: (1,) float32 on the device; if it is 1, the effect of `limit_scores` is
+            added. Needs fused kernels.
     """
     if not (torch.is_grad_enabled() and scores.requires_grad):
         total = _total(scores, by_distance)
         return torch.where(blocked, _BLOCKED_SCORE, total).softmax(dim=-1).to(total.dtype)
     weights: Tensor = _MaskedSoftmax.apply(  # type: ignore[no-untyped-call]
-        scores, by_distance, blocked
+        scores, by_distance, blocked, penalty_switch
     )
     return weights
 
 
 def limit_scores(
     scores: Tensor, by_distance: Tensor | None, clock: Clock
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Adds a gradient against scores beyond +-25 to some of the batches; for training.
 
-    On these batches it returns the sum of both scores and None, otherwise its two arguments. The
+    Returns the arguments of `masked_softmax`: on these batches the sum of both scores and None,
+    otherwise the two scores; and the switch if the device decides whether this is such a batch. The
     added gradient has the mean size of the incoming one, because the effect of a fixed penalty
     would depend on the scale of the loss: negligible for a sum over a large batch, dominant for a
     mean over frames.
     """
-    if not clock.bernoulli(_PENALTY_PROBABILITY):
-        return scores, by_distance
+    chosen = clock.choose(_PENALTY_PROBABILITY)
+    if isinstance(chosen, Tensor):
+        return scores, by_distance, chosen
+    if not chosen:
+        return scores, by_distance, None
     limited: Tensor = _LimitScores.apply(  # type: ignore[no-untyped-call]
         _total(scores, by_distance)
     )
-    return limited, None
+    return limited, None, None
 
 
 def _total(scores_NHTS: Tensor, by_distance_NHTR: Tensor | None) -> Tensor:
@@ -97,15 +108,33 @@ class _MaskedSoftmax(torch.autograd.Function):
     """Calls aten's kernels directly, because softmax under autocast writes float32."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, by_distance: Tensor | None, blocked: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        by_distance: Tensor | None,
+        blocked: Tensor,
+        penalty_switch: Tensor | None,
+    ) -> Tensor:
         weights: Tensor
         ctx.fused = use_kernels(scores)
         if ctx.fused:
+            from pruned_rnnt.model.kernels.softmax import Penalty
             from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
 
             if by_distance is not None:
                 by_distance = by_distance.contiguous()
-            weights = fused_softmax(scores.contiguous(), by_distance, blocked, _BLOCKED_SCORE)
+            ctx.penalty = None
+            if penalty_switch is not None:
+                side = torch.empty(scores.shape, dtype=torch.int8, device=scores.device)
+                ctx.penalty = Penalty(penalty_switch, side)
+            weights = fused_softmax(
+                scores.contiguous(),
+                by_distance,
+                blocked,
+                blocked_score=_BLOCKED_SCORE,
+                penalty=ctx.penalty,
+                score_limit=_SCORE_LIMIT,
+            )
             ctx.save_for_backward(weights, blocked)
             ctx.distances = None if by_distance is None else by_distance.shape
             return weights
@@ -118,17 +147,23 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         weights, blocked = ctx.saved_tensors
         if ctx.fused:
             from pruned_rnnt.model.kernels.softmax import masked_softmax_backward
 
-            has_distance = ctx.distances is not None
-            return *masked_softmax_backward(weights, grad.contiguous(), blocked, has_distance), None
+            of_scores, of_distances = masked_softmax_backward(
+                weights,
+                grad.contiguous(),
+                blocked,
+                has_distance=ctx.distances is not None,
+                penalty=ctx.penalty,
+            )
+            return of_scores, of_distances, None, None
         through = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
         through = through.masked_fill_(blocked, 0.0)
         if ctx.distances is None:
-            return through, None, None
+            return through, None, None, None
         of_distances = through.new_zeros(ctx.distances)
         _align_distances(of_distances, through.size(-1)).copy_(through)
-        return through, of_distances, None
+        return through, of_distances, None, None

@@ -87,9 +87,10 @@ class Stacks(nn.Module):
         if not self.training:
             return [NO_MASKS] * sum(self.config.layers)
         return sample_layer_masks(
+            self.clock,
             [layer.skips() for layer in self._layers],
             [layer.hidden_dims for layer in self._layers],
-            self.clock.dropout_rate(DROPOUT),
+            DROPOUT,
             x_NTE,
         )
 

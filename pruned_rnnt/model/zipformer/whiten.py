@@ -14,6 +14,7 @@ by that of S_g.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ class Whiten(nn.Module):
     """Identity with the gradient described above, on some of the batches; channels come last.
 
     `over_limit` is the result of the last check, in a buffer so that checkpoints save it. The
-    backward pass writes it on the device, and only `update_probabilities` reads it, once a step, so
-    that no forward pass waits for the device.
+    backward pass writes it on the device. In a captured pass the device reads it; otherwise
+    `update_probabilities` does, once a step.
 
     Args:
         limit: the highest metric without a penalty.
@@ -56,13 +57,26 @@ class Whiten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and torch.is_grad_enabled() and x.requires_grad):
             return x
+        whitened: Tensor
+        if self.clock.recorder is not None:
+            settings = self.clock.recorder.add(self._settings, 3)
+            whitened = _SwitchedWhiten.apply(  # type: ignore[no-untyped-call]
+                x, self.over_limit, self.groups, settings, self.strength
+            )
+            return whitened
         if not self.clock.bernoulli(self.probability):
             return x
         limit = self.clock.value(self.limit)
-        whitened: Tensor = _Whiten.apply(  # type: ignore[no-untyped-call]
+        whitened = _Whiten.apply(  # type: ignore[no-untyped-call]
             x, self.over_limit, self.groups, limit, self.strength
         )
         return whitened
+
+    def _settings(self) -> Sequence[float]:
+        """Whether to act on this batch (0 or 1): if within the limit, if over it; and the limit."""
+        uniform = self.clock.uniform()
+        within, over = uniform < _PROBABILITY_WITHIN, uniform < _PROBABILITY_OVER
+        return (float(within), float(over), self.clock.value(self.limit))
 
 
 def update_probabilities(whiteners: list[Whiten]) -> None:
@@ -114,3 +128,28 @@ class _Whiten(torch.autograd.Function):
         pushed = torch.empty_like(grad)
         torch.addcmul(grad, push, factor.mul_(ctx.over_limit), value=ctx.strength, out=pushed)
         return pushed, None, None, None, None
+
+
+class _SwitchedWhiten(torch.autograd.Function):
+    """`_Whiten` if `settings` on the device switch it on. Changes the gradient in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, over_limit: Tensor, groups: int, settings: Tensor, strength: float
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.over_limit, ctx.groups = over_limit, groups
+        ctx.settings, ctx.strength = settings, strength
+        return x.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        from pruned_rnnt.model.kernels.whiten import whiten_gradient
+
+        (x,) = ctx.saved_tensors
+        grad = grad.contiguous()
+        whiten_gradient(
+            x, grad, ctx.settings, ctx.over_limit, groups=ctx.groups, strength=ctx.strength
+        )
+        return grad, None, None, None, None

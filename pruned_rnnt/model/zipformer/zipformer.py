@@ -14,6 +14,8 @@ an incomplete chunk, as in a stream.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -84,12 +86,20 @@ class Zipformer(Encoder):
         self.chunking = (OUTPUT_RATE * chunk, OUTPUT_RATE * left)
 
     def set_step(self, step: float) -> None:
-        """As `Encoder.set_step`; may wait for the device.
+        """As `Encoder.set_step`.
 
         To resume exactly, restore this step, the state dict and the states of torch's generators.
         """
         self.clock.set_step(step)
-        update_probabilities(self._whiteners)
+
+    def draw_choices(self) -> dict[str, Any]:
+        config = self.config
+        if not config.causal:
+            return {}
+        return {
+            "chunk_size": _sample(config.chunk_sizes),
+            "left_context": _sample(config.left_contexts),
+        }
 
     def forward(
         self,
@@ -117,7 +127,10 @@ class Zipformer(Encoder):
                 chunk size that does not fit the stacks, or a chunk size for a non-causal encoder.
         """
         self._check_features(features_NTF)
-        self.clock.start_batch()
+        if self.clock.recorder is None:
+            self.clock.start_batch()
+            if self.training and torch.is_grad_enabled():
+                update_probabilities(self._whiteners)
         chunking = self._chunking(chunk_size, left_context)
         lengths_N = feature_lengths.to(features_NTF.device)
         centred_NTF = centre_features(features_NTF, lengths_N, self.config.feature_norm)
@@ -249,10 +262,11 @@ class Zipformer(Encoder):
                     "encoder is not causal and needs whole utterances"
                 )
             return Chunking()
+        drawn = self.draw_choices() if self.training and chunk_size is None else {}
         if chunk_size is None:
-            chunk_size = _sample(config.chunk_sizes) if self.training else self.chunking[0]
+            chunk_size = drawn.get("chunk_size", self.chunking[0])
         if left_context is None:
-            left_context = _sample(config.left_contexts) if self.training else self.chunking[1]
+            left_context = drawn.get("left_context", self.chunking[1])
         config.check_chunk_size(chunk_size)
         if chunk_size == WHOLE:
             return Chunking()

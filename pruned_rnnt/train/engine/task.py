@@ -122,6 +122,9 @@ class Task(Protocol):
     def show(self, step: int, log: RunLog) -> None:
         """Log pictures and samples of a few validation utterances; called by one process."""
 
+    def notes(self) -> list[str]:
+        """Lines about the model for the log at the start."""
+
     def checkpoint_values(self) -> dict[str, Any]:
         """Values of a checkpoint, besides the states, that building the model needs."""
 

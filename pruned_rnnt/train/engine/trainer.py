@@ -16,7 +16,7 @@ from pruned_rnnt import backend_summary
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.folder_lock import exclusive_folder_lock
-from pruned_rnnt.model.kernels.available import kernel_report, set_mode
+from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker
@@ -277,5 +277,5 @@ class Trainer:
         )
         device = self.stepper.device
         logger.info("kernels of the losses on %s: %s", device.type, backend_summary(device.type))
-        if device.type == "cuda":
-            logger.info(kernel_report(device))
+        for note in self.task.notes():
+            logger.info(note)

@@ -154,6 +154,9 @@ class LanguageModelTask:
         self.model.train(was_training)
         log.text("valid/samples", step, "\n".join(lines))
 
+    def notes(self) -> list[str]:
+        return []
+
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": self.model.vocab_size}
 

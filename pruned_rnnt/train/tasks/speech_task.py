@@ -16,6 +16,8 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
+from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -23,7 +25,7 @@ from pruned_rnnt.train.engine.log import RunLog, log_info
 from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
 from pruned_rnnt.train.engine.trainer import Trainer
-from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.experiment import ExperimentConfig, TrainConfig
 from pruned_rnnt.train.tasks.pictures import (
     lattice_of_example,
     samples_as_markdown,
@@ -32,6 +34,25 @@ from pruned_rnnt.train.tasks.pictures import (
 from pruned_rnnt.train.tasks.validate import ValidationReport, validate
 
 logger = logging.getLogger(__name__)
+
+
+def prepare_encoder(model: TransducerModel, config: TrainConfig) -> None:
+    """Let the encoder run compiled or as CUDA graphs, as the configuration says."""
+    if config.compile_encoder:
+        # In place, so that the names of parameters in checkpoints stay the same.
+        model.encoder.compile(dynamic=True)
+    elif config.cuda_graphs == "auto" and not graph_obstacle(model.encoder):
+        model.encoder_graphs = EncoderGraphs(model.encoder)
+
+
+def graph_report(model: TransducerModel, config: TrainConfig) -> str:
+    """A line for the log: whether the encoder runs as CUDA graphs, and if not, why not."""
+    if model.encoder_graphs is not None:
+        return "CUDA graphs of the encoder: used"
+    if config.cuda_graphs == "off":
+        return "CUDA graphs of the encoder: off"
+    reason = "it is compiled" if config.compile_encoder else graph_obstacle(model.encoder)
+    return f"CUDA graphs of the encoder: not used, {reason}"
 
 
 class SpeechTask:
@@ -50,9 +71,7 @@ class SpeechTask:
         self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
-        if config.train.compile_encoder:
-            # In place, so that the names of parameters in checkpoints stay the same.
-            self.model.encoder.compile(dynamic=True)
+        prepare_encoder(self.model, config.train)
 
     def train_loader(self) -> BatchLoader:
         return self.data.train_loader()
@@ -143,6 +162,12 @@ class SpeechTask:
         if spectrogram is not None:
             log.figure("valid/spectrogram", step, spectrogram)
         log.text("valid/samples", step, samples_as_markdown(report.samples))
+
+    def notes(self) -> list[str]:
+        device = next(self.model.parameters()).device
+        if device.type != "cuda":
+            return []
+        return [kernel_report(device), graph_report(self.model, self.config.train)]
 
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": self.model.vocab_size}

@@ -1,0 +1,322 @@
+"""Training passes of an encoder as CUDA graphs: the host launches one graph instead of its kernels.
+
+A forward and backward pass of a large Zipformer is seven thousand kernels, which take the host
+longer to launch than a GPU to run. A graph repeats the kernels of one captured pass, so it holds
+for one shape. Batches are padded to few shapes, and each shape is captured when it first occurs:
+
+    batch (N, T, F)   padded to (N', T', F)     real lengths are on the device
+                       |
+    host decisions ->  forward graph  ->  encoder output, a buffer that all graphs share
+    (see `Recorder`)   backward graph ->  gradients, added to buffers that all graphs share
+
+All graphs take their memory from one pool, because only one runs at a time; the largest shape
+decides its size. Nothing in a replay waits for the device.
+
+Axes: N batch, T feature frames, F mel bins, E encoder width.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
+from pruned_rnnt.out_of_memory import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+# Batches of speech with bucketing take 50 to 80 shapes; the least recently used graph goes first.
+_MOST_GRAPHS = 160
+# Feature frames are padded to a multiple of this, larger counts to one 32nd to 64th more.
+_FRAME_STEP = 16
+_WARM_UP_FRAMES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Captured:
+    """The graphs of one shape.
+
+    forward, backward: the graphs.
+    program: the host decisions that the forward graph reads.
+    features_NTF, lengths_N: inputs of the forward graph.
+    encoded_NTE: its output; grad_NTE: the gradient of it, input of the backward graph.
+    """
+
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    program: Sequence[Callable[[], Sequence[float]]]
+    features_NTF: Tensor
+    lengths_N: Tensor
+    encoded_NTE: Tensor
+    grad_NTE: Tensor
+
+
+class EncoderGraphs:
+    """Calls an encoder in training by graphs; the result is that of the encoder itself.
+
+    Gradients of the encoder's parameters are written to their `grad`, added to what the backward
+    passes before wrote there, and not to other gradients. Hooks on parameters are not called.
+
+    Args:
+        encoder: on a CUDA device, in training mode whenever this object is called.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._parameters = [p for p in encoder.parameters() if p.requires_grad]
+        device = self._parameters[0].device
+        self._clock: Clock | None = getattr(encoder, "clock", None)
+        self._recorder = Recorder(device)
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
+        self._buffers: dict[str, Tensor] = {}
+        sizes = [p.numel() for p in self._parameters]
+        self._flat_grad = torch.zeros(sum(sizes), device=device)
+        self._grads = [
+            part.view_as(p)
+            for part, p in zip(self._flat_grad.split(sizes), self._parameters, strict=True)
+        ]
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._output_dtype: torch.dtype | None = None
+        self._failed = False
+
+    def __call__(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As the encoder's `forward`; the output can have more frames of padding.
+
+        The output is overwritten by the next call.
+        """
+        encoder = self._encoder
+        if self._failed or features_NTF.size(1) < encoder.receptive_field:
+            return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
+        if self._clock is not None:
+            self._clock.start_batch()
+        choices = encoder.draw_choices()
+        batch, frames, bins = features_NTF.shape
+        shape = (_round_up(batch, 1), _round_up(frames, _FRAME_STEP), bins)
+        key = (shape, tuple(choices.items()), torch.get_autocast_dtype("cuda"))
+        captured = self._graphs.get((key, self._conditions()))
+        if captured is None:
+            captured = self._capture(key, choices)
+        if captured is None:
+            return encoder(features_NTF, feature_lengths, **choices)  # type: ignore[no-any-return]
+        self._graphs.move_to_end((key, self._conditions()))
+        _fill(captured, features_NTF, feature_lengths)
+        self._recorder.refresh(captured.program)
+        encoded_NTE: Tensor = _Replay.apply(  # type: ignore[no-untyped-call]
+            self._anchor, self, captured, batch
+        )
+        return encoded_NTE, encoder.output_lengths(feature_lengths)
+
+    def _conditions(self) -> tuple[bool, ...]:
+        """What the captured kernels depend on besides the shape."""
+        if self._clock is None:
+            return ()
+        return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
+
+    def start_backward(self) -> None:
+        """Make the shared gradient buffers the gradients of the parameters."""
+        if self._parameters[0].grad is self._grads[0]:
+            return
+        self._flat_grad.zero_()
+        for parameter, grad in zip(self._parameters, self._grads, strict=True):
+            parameter.grad = grad
+
+    def _capture(self, key: Any, choices: dict[str, Any]) -> _Captured | None:
+        """The graphs of a shape; None if they cannot be captured, which is logged once."""
+        for attempt in range(2):
+            try:
+                captured = self._try_to_capture(key[0], choices)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    # The graphs of other shapes leave gaps in the pool.
+                    self._graphs.clear()
+                    torch.cuda.empty_cache()
+                    if attempt == 0:
+                        continue
+                    raise
+                self._failed = True
+                reason = str(error).splitlines()[0]
+                logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
+                return None
+            break
+        self._graphs[(key, self._conditions())] = captured
+        if len(self._graphs) > _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        return captured
+
+    def _try_to_capture(self, shape: tuple[int, int, int], choices: dict[str, Any]) -> _Captured:
+        batch, frames, bins = shape
+        if self._output_dtype is None:
+            self._warm_up(bins, choices)
+        assert self._output_dtype is not None
+        device = self._flat_grad.device
+        features_NTF = self._buffer("features", shape, torch.float32)
+        # Small and different for each graph, because a copy to it may still be under way.
+        lengths_N = torch.full((batch,), frames, dtype=torch.int64, device=device)
+        count = int(self._encoder.output_lengths(torch.tensor(frames)))
+        output = (batch, count, self._encoder.output_dim)
+        encoded_NTE = self._buffer("encoded", output, self._output_dtype)
+        grad_NTE = self._buffer("grad", output, self._output_dtype)
+        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with self._recording():
+            with _capturing(forward, self._pool, self._stream):
+                result_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
+                encoded_NTE.copy_(result_NTE.detach())
+            program = self._recorder.program
+            with _capturing(backward, self._pool, self._stream):
+                self._add_gradients(result_NTE, grad_NTE)
+        return _Captured(
+            forward=forward,
+            backward=backward,
+            program=program,
+            features_NTF=features_NTF,
+            lengths_N=lengths_N,
+            encoded_NTE=encoded_NTE,
+            grad_NTE=grad_NTE,
+        )
+
+    def _warm_up(self, bins: int, choices: dict[str, Any]) -> None:
+        """One pass over zeros, for what cannot be captured: libraries start, kernels compile."""
+        device = self._flat_grad.device
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with (
+            torch.random.fork_rng(devices=[device]),
+            torch.cuda.stream(self._stream),
+            self._recording(),
+        ):
+            features_NTF = torch.zeros((2, _WARM_UP_FRAMES, bins), device=device)
+            lengths_N = torch.full((2,), _WARM_UP_FRAMES, dtype=torch.int64, device=device)
+            encoded_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
+            self._add_gradients(encoded_NTE, torch.zeros_like(encoded_NTE))
+            self._output_dtype = encoded_NTE.dtype
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Let the device read the host's decisions; without autocast's cache of casts."""
+        device_dtype = torch.get_autocast_dtype("cuda")
+        enabled = torch.is_autocast_enabled("cuda")
+        self._recorder.start()
+        if self._clock is not None:
+            self._clock.recorder = self._recorder
+        try:
+            with (
+                torch.enable_grad(),
+                torch.autocast("cuda", device_dtype, enabled=enabled, cache_enabled=False),
+            ):
+                yield
+        finally:
+            if self._clock is not None:
+                self._clock.recorder = None
+
+    def _add_gradients(self, encoded_NTE: Tensor, grad_NTE: Tensor) -> None:
+        found = torch.autograd.grad(encoded_NTE, self._parameters, grad_NTE, allow_unused=True)
+        # With other strides than its total, torch adds each gradient by itself.
+        pairs = [
+            (total, grad.contiguous().view_as(total))
+            for total, grad in zip(self._grads, found, strict=True)
+            if grad is not None
+        ]
+        totals, grads = zip(*pairs, strict=True)
+        torch._foreach_add_(totals, grads)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The first elements of a buffer that grows; graphs keep the smaller ones they use."""
+        count = 1
+        for size in shape:
+            count *= size
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count:
+            # An eighth more, as batches of a run differ little in their number of frames.
+            device = self._flat_grad.device
+            buffer = torch.zeros(count + count // 8, dtype=dtype, device=device)
+            self._buffers[name] = buffer
+        return buffer[:count].view(shape)
+
+
+class _Replay(torch.autograd.Function):
+    """Replays the graphs of a shape; `anchor` makes autograd call the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, graphs: EncoderGraphs, captured: _Captured, batch: int
+    ) -> Tensor:
+        ctx.graphs, ctx.captured = graphs, captured
+        captured.forward.replay()
+        return captured.encoded_NTE[:batch]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_NTE: Tensor) -> tuple[None, None, None, None]:
+        captured: _Captured = ctx.captured
+        batch = grad_NTE.size(0)
+        captured.grad_NTE[:batch].copy_(grad_NTE)
+        captured.grad_NTE[batch:].zero_()
+        ctx.graphs.start_backward()
+        captured.backward.replay()
+        return None, None, None, None
+
+
+def _fill(captured: _Captured, features_NTF: Tensor, feature_lengths: Tensor) -> None:
+    """Copy a batch into the inputs of the graph.
+
+    Utterances beyond N repeat the first ones, so that statistics over the batch stay natural; their
+    gradient is zero.
+    """
+    batch, frames, _ = features_NTF.shape
+    target_NTF = captured.features_NTF
+    more = target_NTF.size(0) - batch
+    target_NTF[:, frames:].zero_()
+    target_NTF[:batch, :frames].copy_(features_NTF)
+    lengths_N = feature_lengths
+    if more:
+        target_NTF[batch:, :frames].copy_(features_NTF[:more])
+        lengths_N = torch.cat((feature_lengths, feature_lengths[:more]))
+    captured.lengths_N.copy_(lengths_N, non_blocking=True)
+
+
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """As torch.cuda.graph, without its garbage collection and its release of cached memory."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Relaxed: other threads, such as those of data loaders, may allocate and wait meanwhile.
+        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        try:
+            yield
+        except BaseException:
+            # The capture must end; its own error would hide the cause.
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _round_up(count: int, smallest: int) -> int:
+    """`count` or slightly more, so that only 32 results lie between powers of two."""
+    step = max(1 << max(count.bit_length() - 6, 0), smallest)
+    return -(-count // step) * step
+
+
+def graph_obstacle(encoder: nn.Module) -> str:
+    """The reason why the encoder's passes cannot be captured; empty if they can."""
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    if not parameters:
+        return "no parameter of the encoder is trained"
+    if parameters[0].device.type != "cuda":
+        return f"not on {parameters[0].device.type}"
+    from pruned_rnnt.model.kernels.available import use_kernels
+
+    if hasattr(encoder, "clock") and not use_kernels(parameters[0]):
+        return "they need the fused kernels"
+    return ""

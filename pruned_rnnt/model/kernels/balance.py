@@ -1,0 +1,192 @@
+"""The gradient of a balancer that the device switches on and off.
+
+    grad += strength * |grad| * (offset[c] + slope[c] * x)
+
+offset and slope are the normalised gradient of the balancer's penalty; they follow from the mean
+and the mean square of each channel c (see `pruned_rnnt.model.zipformer.balancer`).
+
+Axes: R rows (all frames of a batch), C channels, P parts of the rows. Three kernels:
+
+    sums          x (R, C) -> sums of x and of x^2 over each part, (P, 2, C)
+    coefficients  sums -> strength * offset and strength * slope, (2, C)
+    apply         grad (R, C) in place
+
+A CUDA graph always launches all three. `settings` on the device holds the switch (0 or 1), the
+limits of mean / standard deviation, and the limits of the root mean square; if the switch is 0,
+each kernel returns after reading it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.rows import as_rows
+
+SETTINGS = 5
+_TILE = 4096
+_WIDEST = 512
+# Programs that share the rows, of the sums and of the update.
+_PARTS, _PROGRAMS = 132, 528
+_TINY = 1e-20
+
+
+@kernel("rows", "x_stride", "turns")
+def _sums_kernel(
+    x_ptr,
+    settings_ptr,
+    sums_ptr,
+    rows,
+    x_stride,
+    turns,
+    C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    if tl.load(settings_ptr) > 0.0:
+        channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        first = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        second = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        for turn in range(turns):
+            tile = turn * tl.num_programs(0) + tl.program_id(0)
+            row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+            inside = (row < rows)[:, None] & (channel < C)[None, :]
+            place = row[:, None] * x_stride + channel[None, :]
+            x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            first += tl.sum(x, axis=0)
+            second += tl.sum(x * x, axis=0)
+        out = sums_ptr + tl.program_id(0) * 2 * C + channel
+        tl.store(out, first, mask=channel < C)
+        tl.store(out + C, second, mask=channel < C)
+
+
+@kernel("rows", "parts")
+def _coefficients_kernel(
+    sums_ptr,
+    settings_ptr,
+    out_ptr,
+    rows,
+    parts,
+    C: tl.constexpr,
+    STRENGTH: tl.constexpr,
+    TINY: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    if tl.load(settings_ptr) > 0.0:
+        channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+        inside = channel < C
+        mean = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        square = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        for part in range(parts):
+            place = sums_ptr + part * 2 * C + channel
+            mean += tl.load(place, mask=inside, other=0.0)
+            square += tl.load(place + C, mask=inside, other=0.0)
+        mean /= rows
+        square /= rows
+        rms = tl.sqrt(square)
+        to_unit = tl.rsqrt(tl.maximum(square - mean * mean, TINY))
+        ratio = mean * to_unit
+        # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
+        mean_side = tl.where(ratio > tl.load(settings_ptr + 2), 1.0, 0.0)
+        mean_side = tl.where(ratio < tl.load(settings_ptr + 1), -1.0, mean_side)
+        rms_side = tl.where(rms > tl.load(settings_ptr + 4), 1.0, 0.0)
+        rms_side = tl.where(rms < tl.load(settings_ptr + 3), -1.0, rms_side)
+        power = ratio * ratio + 1.0
+        offset = mean_side * power
+        slope = rms_side / power
+        to_size = tl.rsqrt(tl.maximum(offset * mean_side + slope * rms_side, TINY))
+        slope = (slope - mean_side * ratio) * to_unit * to_size
+        tl.store(out_ptr + channel, STRENGTH * offset * to_size, mask=inside)
+        tl.store(out_ptr + C + channel, STRENGTH * slope, mask=inside)
+
+
+@kernel("rows", "grad_stride", "x_stride", "turns")
+def _apply_kernel(
+    grad_ptr,
+    x_ptr,
+    coefficients_ptr,
+    settings_ptr,
+    rows,
+    grad_stride,
+    x_stride,
+    turns,
+    C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    if tl.load(settings_ptr) > 0.0:
+        channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        offset = tl.load(coefficients_ptr + channel, mask=channel < C, other=0.0)
+        slope = tl.load(coefficients_ptr + C + channel, mask=channel < C, other=0.0)
+        for turn in range(turns):
+            tile = turn * tl.num_programs(0) + tl.program_id(0)
+            row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+            inside = (row < rows)[:, None] & (channel < C)[None, :]
+            x = tl.load(
+                x_ptr + row[:, None] * x_stride + channel[None, :], mask=inside, other=0.0
+            ).to(tl.float32)
+            place = grad_ptr + row[:, None] * grad_stride + channel[None, :]
+            grad = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            grad += tl.abs(grad) * (offset[None, :] + slope[None, :] * x)
+            tl.store(place, grad.to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+def balance_gradient(x: Tensor, grad: Tensor, settings: Tensor, strength: float) -> None:
+    """Change `grad` in place if the switch is on.
+
+    Args:
+        x, grad: (..., C); `grad` has rows of one stride.
+        settings: (5,) float32: the switch, the lowest and highest mean / standard deviation, the
+            lowest and highest root mean square.
+    """
+    x_rows, grad_rows = as_rows(x), as_rows(grad)
+    rows, channels = x_rows.number, x.size(-1)
+    block_c = min(power_of_two(channels), _WIDEST)
+    block_r = max(_TILE // block_c, 1)
+    blocks = divide_up(channels, block_c)
+    tiles = divide_up(rows, block_r)
+    parts = min(tiles, _PARTS)
+    sums = torch.empty((parts, 2, channels), dtype=torch.float32, device=x.device)
+    _sums_kernel(
+        (parts, blocks),
+        x_rows.tensor,
+        settings,
+        sums,
+        rows,
+        x_rows.stride,
+        divide_up(tiles, parts),
+        channels,
+        block_r,
+        block_c,
+    )
+    coefficients = torch.empty((2, channels), dtype=torch.float32, device=x.device)
+    narrow = min(block_c, 64)
+    _coefficients_kernel(
+        (divide_up(channels, narrow),),
+        sums,
+        settings,
+        coefficients,
+        rows,
+        parts,
+        channels,
+        strength,
+        _TINY,
+        narrow,
+    )
+    programs = min(tiles, _PROGRAMS)
+    _apply_kernel(
+        (programs, blocks),
+        grad_rows.tensor,
+        x_rows.tensor,
+        coefficients,
+        settings,
+        rows,
+        grad_rows.stride,
+        x_rows.stride,
+        divide_up(tiles, programs),
+        channels,
+        block_r,
+        block_c,
+    )

@@ -1,0 +1,87 @@
+"""Sums over rows, in a fixed order: gradients of biases.
+
+    sums[c] = sum_r x[r, c]
+
+Axes: R rows, C channels, P parts of the rows. Two kernels: x (R, C) -> sums of each part (P, C),
+then the sum of these. torch's kernel takes several times as long for tall matrices.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.rows import as_rows
+
+_ROWS, _WIDTH = 32, 128
+# Programs that read x.
+_PROGRAMS = 528
+
+
+@kernel("rows", "stride", "turns")
+def _parts_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    stride,
+    turns,
+    C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+    for turn in range(turns):
+        tile = turn * tl.num_programs(0) + tl.program_id(0)
+        row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+        inside = (row < rows)[:, None] & (channel < C)[None, :]
+        place = row[:, None] * stride + channel[None, :]
+        total += tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    out = out_ptr + tl.program_id(0) * C + channel
+    tl.store(out, tl.sum(total, axis=0), mask=channel < C)
+
+
+@kernel("parts")
+def _total_kernel(
+    parts_ptr,
+    out_ptr,
+    parts,
+    C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    for start in range(0, parts, BLOCK_P):
+        part = start + tl.arange(0, BLOCK_P)
+        inside = (part < parts)[:, None] & (channel < C)[None, :]
+        place = part[:, None] * C + channel[None, :]
+        total += tl.load(parts_ptr + place, mask=inside, other=0.0)
+    tl.store(out_ptr + channel, tl.sum(total, axis=0), mask=channel < C)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """Sums of the channels of x (..., C) over all other axes, (C,) float32."""
+    rows, channels = as_rows(x), x.size(-1)
+    block_c = min(power_of_two(channels), _WIDTH)
+    blocks = divide_up(channels, block_c)
+    tiles = divide_up(rows.number, _ROWS)
+    parts = min(tiles, max(_PROGRAMS // blocks, 1))
+    of_parts = torch.empty((parts, channels), dtype=torch.float32, device=x.device)
+    _parts_kernel(
+        (parts, blocks),
+        rows.tensor,
+        of_parts,
+        rows.number,
+        rows.stride,
+        divide_up(tiles, parts),
+        channels,
+        _ROWS,
+        block_c,
+    )
+    out = torch.empty((channels,), dtype=torch.float32, device=x.device)
+    narrow = min(block_c, 32)
+    _total_kernel((divide_up(channels, narrow),), of_parts, out, parts, channels, 64, narrow)
+    return out

@@ -1,0 +1,350 @@
+"""The gradient of a whitener that the device switches on and off.
+
+For rows x_r of C channels of a group g, with mean m_g,
+
+    S_g   = sum_r (x_r - m_g)^T (x_r - m_g)                       (C, C)
+    trace = sum_g tr S_g,  centre = sum_g |S_g|^2 / trace
+    over  = centre >= trace * limit / (G C)
+    push  = (x - m_g) (S_g - centre I) / trace
+    grad += strength * |grad| / |push| * push                     if over
+
+Axes: R rows (all frames of a batch), G groups, C channels of a group, P parts of the rows. The
+kernels, of which each reads and writes:
+
+    scatter  x (R, G, C) -> x^T x and sums of x over each part, (P, G, C, C) and (P, G, C)
+    reduce   these -> S (G, C, C), means (G, C), and per program the sums of S^2 and of diagonals
+    decide   sums -> over, and (centre, 1 / trace, active)
+    push     x, S -> push (R, G, C), and per program the sums of push^2 and of grad^2
+    apply    grad (R, G, C) in place
+
+A CUDA graph always launches all five. `settings` on the device holds the switch for a whitener that
+was within its limit at its last check, the switch for one that was over, and the limit. If the
+switch is 0, each kernel returns after reading it; if the metric is within the limit, so do the last
+two.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel
+from pruned_rnnt.model.kernels.rows import as_rows
+
+SETTINGS = 3
+_BLOCK = 64
+_REDUCED = 1024
+_APPLIED = 4096
+_PROGRAMS = 528
+_TINY = 1e-20
+
+
+@triton.jit
+def _switch(settings_ptr, over_ptr):
+    """1 if this whitener acts on this batch; more often if it was over its limit last time."""
+    return tl.where(tl.load(over_ptr) != 0, tl.load(settings_ptr + 1), tl.load(settings_ptr))
+
+
+@kernel("rows", "x_stride", "part_rows")
+def _scatter_kernel(
+    x_ptr,
+    settings_ptr,
+    over_ptr,
+    scatter_ptr,
+    sums_ptr,
+    rows,
+    x_stride,
+    part_rows,
+    G: tl.constexpr,
+    C: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    if _switch(settings_ptr, over_ptr) > 0.0:
+        pair = tl.program_id(0)
+        part = tl.program_id(1)
+        group = tl.program_id(2)
+        left = (pair // BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+        right = (pair % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        sums = tl.zeros((BLOCK,), dtype=tl.float32)
+        begin = part.to(tl.int64) * part_rows
+        for start in range(0, part_rows, BLOCK):
+            row = begin + start + tl.arange(0, BLOCK)
+            place = x_ptr + row[:, None] * x_stride + group * C
+            real = (row < rows)[:, None]
+            x = tl.load(place + left[None, :], mask=real & (left < C)[None, :], other=0.0)
+            y = tl.load(place + right[None, :], mask=real & (right < C)[None, :], other=0.0)
+            total = tl.dot(tl.trans(x), y, total, input_precision=PRECISION)
+            sums += tl.sum(x.to(tl.float32), axis=0)
+        base = (part * G + group).to(tl.int64)
+        place = scatter_ptr + base * C * C + left[:, None] * C + right[None, :]
+        tl.store(place, total, mask=(left < C)[:, None] & (right < C)[None, :])
+        if pair % BLOCKS == 0:
+            tl.store(sums_ptr + base * C + left, sums, mask=left < C)
+
+
+@kernel("rows", "parts")
+def _reduce_kernel(
+    scatter_ptr,
+    sums_ptr,
+    settings_ptr,
+    over_ptr,
+    total_ptr,
+    means_ptr,
+    squares_ptr,
+    diagonals_ptr,
+    rows,
+    parts,
+    G: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if _switch(settings_ptr, over_ptr) > 0.0:
+        group = tl.program_id(1)
+        element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = element < C * C
+        left, right = element // C, element % C
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        of_left = tl.zeros((BLOCK,), dtype=tl.float32)
+        of_right = tl.zeros((BLOCK,), dtype=tl.float32)
+        for part in range(parts):
+            base = (part * G + group).to(tl.int64)
+            total += tl.load(scatter_ptr + base * C * C + element, mask=inside, other=0.0)
+            of_left += tl.load(sums_ptr + base * C + left, mask=inside, other=0.0)
+            of_right += tl.load(sums_ptr + base * C + right, mask=inside, other=0.0)
+        total -= of_left * (of_right / rows)
+        total = tl.where(inside, total, 0.0)
+        tl.store(total_ptr + group * C * C + element, total, mask=inside)
+        # Row 0 of the matrix has every channel on its right.
+        tl.store(means_ptr + group * C + right, of_right / rows, mask=inside & (left == 0))
+        program = group * tl.num_programs(0) + tl.program_id(0)
+        tl.store(squares_ptr + program, tl.sum(total * total, axis=0))
+        tl.store(diagonals_ptr + program, tl.sum(tl.where(left == right, total, 0.0), axis=0))
+
+
+@triton.jit
+def _sum_of(ptr, count, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        total += tl.load(ptr + place, mask=place < count, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@kernel("count")
+def _decide_kernel(
+    squares_ptr,
+    diagonals_ptr,
+    settings_ptr,
+    over_ptr,
+    decision_ptr,
+    count,
+    WIDTH: tl.constexpr,
+    TINY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    active = _switch(settings_ptr, over_ptr)
+    if active > 0.0:
+        trace = _sum_of(diagonals_ptr, count, BLOCK) + TINY
+        centre = _sum_of(squares_ptr, count, BLOCK) / trace
+        over = centre >= trace * (tl.load(settings_ptr + 2) / WIDTH)
+        tl.store(over_ptr, over.to(tl.uint8))
+        tl.store(decision_ptr, centre)
+        tl.store(decision_ptr + 1, 1.0 / trace)
+        active = tl.where(over, active, 0.0)
+    tl.store(decision_ptr + 2, active)
+
+
+@kernel("rows", "x_stride")
+def _push_kernel(
+    x_ptr,
+    grad_ptr,
+    total_ptr,
+    means_ptr,
+    decision_ptr,
+    push_ptr,
+    push_squares_ptr,
+    grad_squares_ptr,
+    rows,
+    x_stride,
+    G: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    if tl.load(decision_ptr + 2) > 0.0:
+        centre = tl.load(decision_ptr)
+        scale = tl.load(decision_ptr + 1)
+        group = tl.program_id(2)
+        row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        real = (row < rows)[:, None]
+        push = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for start in range(0, C, BLOCK):
+            channel = start + tl.arange(0, BLOCK)
+            x = tl.load(
+                x_ptr + row[:, None] * x_stride + group * C + channel[None, :],
+                mask=real & (channel < C)[None, :],
+                other=0.0,
+            )
+            mean = tl.load(means_ptr + group * C + channel, mask=channel < C, other=0.0)
+            centred = (x.to(tl.float32) - mean[None, :]).to(x_ptr.dtype.element_ty)
+            matrix = tl.load(
+                total_ptr + group * C * C + channel[:, None] * C + column[None, :],
+                mask=(channel < C)[:, None] & (column < C)[None, :],
+                other=0.0,
+            )
+            matrix -= tl.where(channel[:, None] == column[None, :], centre, 0.0)
+            matrix = (matrix * scale).to(x_ptr.dtype.element_ty)
+            push = tl.dot(centred, matrix, push, input_precision=PRECISION)
+        inside = real & (column < C)[None, :]
+        push = tl.where(inside, push, 0.0)
+        place = row[:, None] * (G * C) + group * C + column[None, :]
+        tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
+        grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        program = tl.program_id(0) * tl.num_programs(1) * G + tl.program_id(1) * G + group
+        tl.store(push_squares_ptr + program, tl.sum(tl.sum(push * push, axis=1), axis=0))
+        tl.store(grad_squares_ptr + program, tl.sum(tl.sum(grad * grad, axis=1), axis=0))
+
+
+@kernel("count", "programs", "turns")
+def _apply_kernel(
+    grad_ptr,
+    push_ptr,
+    push_squares_ptr,
+    grad_squares_ptr,
+    decision_ptr,
+    count,
+    programs,
+    turns,
+    STRENGTH: tl.constexpr,
+    TINY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if tl.load(decision_ptr + 2) > 0.0:
+        of_grad = tl.sqrt(_sum_of(grad_squares_ptr, programs, 1024))
+        factor = STRENGTH * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, 1024)) + TINY)
+        for turn in range(turns):
+            tile = turn * tl.num_programs(0) + tl.program_id(0)
+            place = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            push = tl.load(push_ptr + place, mask=place < count, other=0.0).to(tl.float32)
+            grad = tl.load(grad_ptr + place, mask=place < count, other=0.0).to(tl.float32)
+            grad += factor * push
+            tl.store(grad_ptr + place, grad.to(grad_ptr.dtype.element_ty), mask=place < count)
+
+
+def whiten_gradient(
+    x: Tensor, grad: Tensor, settings: Tensor, over_limit: Tensor, *, groups: int, strength: float
+) -> None:
+    """Change `grad` and `over_limit` in place if the switch is on.
+
+    Args:
+        x, grad: (..., G * C); `grad` is contiguous.
+        settings: (3,) float32: the switch after a check within the limit, the switch after one
+            over the limit, and the limit.
+        over_limit: () bool, the result of the last check.
+        groups: G.
+    """
+    rows = as_rows(x)
+    width = x.size(-1)
+    channels = width // groups
+    precision = "tf32x3" if x.dtype == torch.float32 else "ieee"
+    blocks = divide_up(channels, _BLOCK)
+    row_blocks = divide_up(rows.number, _BLOCK)
+    parts = max(min(_PROGRAMS // (blocks * blocks * groups), row_blocks), 1)
+    part_rows = divide_up(row_blocks, parts) * _BLOCK
+    over = over_limit.view(torch.uint8)
+
+    def floats(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=x.device)
+
+    scatter, sums = floats(parts, groups, channels, channels), floats(parts, groups, channels)
+    _scatter_kernel(
+        (blocks * blocks, parts, groups),
+        rows.tensor,
+        settings,
+        over,
+        scatter,
+        sums,
+        rows.number,
+        rows.stride,
+        part_rows,
+        groups,
+        channels,
+        blocks,
+        _BLOCK,
+        precision,
+    )
+    total, means = floats(groups, channels, channels), floats(groups, channels)
+    pieces = divide_up(channels * channels, _REDUCED)
+    squares, diagonals = floats(groups * pieces), floats(groups * pieces)
+    _reduce_kernel(
+        (pieces, groups),
+        scatter,
+        sums,
+        settings,
+        over,
+        total,
+        means,
+        squares,
+        diagonals,
+        rows.number,
+        parts,
+        groups,
+        channels,
+        _REDUCED,
+    )
+    decision = floats(3)
+    _decide_kernel(
+        (1,),
+        squares,
+        diagonals,
+        settings,
+        over,
+        decision,
+        groups * pieces,
+        width,
+        _TINY,
+        _REDUCED,
+    )
+    push = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
+    grid = (row_blocks, blocks, groups)
+    programs = row_blocks * blocks * groups
+    push_squares, grad_squares = floats(programs), floats(programs)
+    _push_kernel(
+        grid,
+        rows.tensor,
+        grad,
+        total,
+        means,
+        decision,
+        push,
+        push_squares,
+        grad_squares,
+        rows.number,
+        rows.stride,
+        groups,
+        channels,
+        _BLOCK,
+        precision,
+    )
+    tiles = divide_up(grad.numel(), _APPLIED)
+    shared = min(tiles, _PROGRAMS)
+    _apply_kernel(
+        (shared,),
+        grad,
+        push,
+        push_squares,
+        grad_squares,
+        decision,
+        grad.numel(),
+        programs,
+        divide_up(tiles, shared),
+        strength,
+        _TINY,
+        _APPLIED,
+    )

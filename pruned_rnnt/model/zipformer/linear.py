@@ -1,0 +1,72 @@
+"""Linear layers whose bias gradient takes few kernels.
+
+Axes: R rows (all frames of a batch), I and O channels of input and output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.kernels.available import use_kernels
+
+
+class Linear(nn.Linear):
+    """nn.Linear, with fused kernels in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's function of the same name, with fused kernels in training."""
+    if bias is None or not (torch.is_grad_enabled() and use_kernels(x, weight)):
+        return functional.linear(x, weight, bias)
+    dtype = compute_dtype(x, weight)
+    output: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+        x.to(dtype), weight.to(dtype), bias.to(dtype)
+    )
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, weight_gradient(grad, x), bias_gradient(grad, weight.dtype)
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """(O, I), the sum over all rows of grad (..., O) times x (..., I)."""
+    return grad.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """(O,), the sum over all rows of grad (..., O), computed in float32."""
+    if use_kernels(grad):
+        from pruned_rnnt.model.kernels.sums import column_sums
+
+        return column_sums(grad).to(dtype)
+    return grad.flatten(0, -2).sum(dim=0, dtype=dtype)
+
+
+def scaled_linear(
+    input_dim: int, output_dim: int, initial_scale: float = 1.0, bias: bool = True
+) -> Linear:
+    """A linear layer with weights times `initial_scale`, biases within 0.1 * initial_scale."""
+    linear = Linear(input_dim, output_dim, bias=bias)
+    with torch.no_grad():
+        linear.weight.mul_(initial_scale)
+        if bias:
+            linear.bias.uniform_(-0.1 * initial_scale, 0.1 * initial_scale)
+    return linear

@@ -1,0 +1,256 @@
+"""Encoders in CUDA graphs against the same encoders without, and the kernels that need graphs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.model import encoder_graphs
+from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs
+from pruned_rnnt.model.zipformer import Zipformer
+from pruned_rnnt.model.zipformer.balancer import Balancer, _mean_limit
+from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
+from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
+from pruned_rnnt.model.zipformer.whiten import Whiten
+from tests.model.zipformer_tiny import CAUSAL, TINY
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+
+
+def batch(lengths: list[int], bins: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(len(lengths), max(lengths), bins, generator=generator)
+    return features.cuda(), torch.tensor(lengths)
+
+
+def gradients(encoder: Encoder) -> Tensor:
+    return torch.cat(
+        [
+            torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+            for p in encoder.parameters()
+        ]
+    )
+
+
+def passes(
+    encoder: Encoder, use_graphs: bool, batches: list[list[int]], precision: torch.dtype
+) -> list[Tensor]:
+    """Output and gradients of each batch, all from the same random numbers."""
+    graphs = EncoderGraphs(encoder) if use_graphs else None
+    results = []
+    for index, lengths in enumerate(batches):
+        features, frame_counts = batch(lengths, encoder.config.num_mel_bins, index)
+        encoder.zero_grad(set_to_none=True)
+        encoder.set_step(100.0 * index)
+        torch.manual_seed(index)
+        with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+            encoded, out_lengths = (graphs or encoder)(features, frame_counts)
+        real = torch.arange(encoded.size(1)) < out_lengths[:, None]
+        wanted = encoded[real.cuda()]
+        generator = torch.Generator("cuda").manual_seed(1)
+        weights = torch.randn(wanted.shape, generator=generator, device="cuda")
+        (wanted * weights).sum().backward()
+        results += [wanted.detach().clone(), gradients(encoder).clone()]
+    return results
+
+
+# Shapes that need no padding draw the same random numbers with and without graphs.
+ON_GRID = [[64, 50, 9], [480, 211], [64, 33, 64], [480, 480]]
+
+
+def compare(encoder: Encoder, precision: torch.dtype, tolerance: float) -> None:
+    other = copy.deepcopy(encoder)
+    plain = passes(encoder, False, ON_GRID, precision)
+    graphed = passes(other, True, ON_GRID, precision)
+    for value, reference in zip(graphed, plain, strict=True):
+        assert (value - reference).norm() <= tolerance * reference.norm()
+    for value, reference in zip(other.buffers(), encoder.buffers(), strict=True):
+        assert torch.equal(value, reference)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)]
+)
+def test_zipformer_in_graphs_trains_as_without(
+    causal: bool, precision: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    compare(Zipformer(CAUSAL if causal else TINY).cuda().train(), precision, tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_conformer_in_graphs_trains_as_without(causal: bool) -> None:
+    torch.manual_seed(0)
+    config = ConformerConfig(
+        num_mel_bins=20, layers=2, dim=32, causal=causal, chunk_sizes=(4, 8) if causal else ()
+    )
+    compare(Conformer(config).cuda().train(), torch.float32, 1e-4)
+
+
+def test_padded_batches_have_the_output_of_their_utterances() -> None:
+    torch.manual_seed(0)
+    encoder = Zipformer(dataclasses.replace(TINY, dropout_scale=0.0)).cuda().train()
+    off_grid = [[61, 40, 9], [475] * 70]
+    plain = passes(copy.deepcopy(encoder), False, off_grid, torch.float32)[::2]
+    graphed = passes(encoder, True, off_grid, torch.float32)
+    for value, reference in zip(graphed[::2], plain, strict=True):
+        assert (value - reference).norm() <= 1e-4 * reference.norm()
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in graphed[1::2])
+
+
+def test_gradients_of_several_passes_are_added() -> None:
+    torch.manual_seed(0)
+    encoder = Zipformer(dataclasses.replace(TINY, dropout_scale=0.0)).cuda().train()
+    graphs = EncoderGraphs(encoder)
+    features, lengths = batch([64, 64], TINY.num_mel_bins, 0)
+    totals = []
+    for count in (1, 2):
+        encoder.zero_grad(set_to_none=True)
+        for _ in range(count):
+            torch.manual_seed(3)
+            graphs(features, lengths)[0].sum().backward()
+        totals.append(gradients(encoder).clone())
+    assert torch.allclose(totals[1], 2 * totals[0], rtol=1e-3, atol=1e-4 * float(totals[0].norm()))
+
+
+def test_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_graphs, "_MOST_GRAPHS", 2)
+    torch.manual_seed(0)
+    encoder = Zipformer(TINY).cuda().train()
+    graphs = EncoderGraphs(encoder)
+    for frames in (64, 80, 64, 96, 112, 64, 80):
+        encoded, _ = graphs(*batch([frames], TINY.num_mel_bins, 0))
+        encoded.sum().backward()
+    assert len(graphs._graphs) == 2
+    assert gradients(encoder).isfinite().all()
+
+
+def test_error_of_capture_is_logged_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    encoder = Zipformer(TINY).cuda().train()
+    graphs = EncoderGraphs(encoder)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a kernel that no graph can hold")
+
+    monkeypatch.setattr(graphs, "_try_to_capture", fail)
+    for _ in range(2):
+        encoded, _ = graphs(*batch([64], TINY.num_mel_bins, 0))
+        encoded.sum().backward()
+    assert gradients(encoder).any()
+    assert caplog.text.count("a kernel that no graph can hold") == 1
+
+
+def recorded(clock: Clock) -> Recorder:
+    clock.recorder = Recorder(DEVICE)
+    return clock.recorder
+
+
+def switched_gradient(
+    module: Balancer | Whiten, x: Tensor, grad: Tensor, settings: list[float]
+) -> Tensor:
+    """The gradient of x with these settings on the device."""
+    recorder = recorded(module.clock)
+    x = x.detach().requires_grad_()
+    y = module.train()(x)
+    recorder.refresh([lambda: settings])
+    y.backward(grad.clone())
+    assert x.grad is not None
+    return x.grad
+
+
+def plain_gradient(module: Balancer | Whiten, x: Tensor, grad: Tensor) -> Tensor:
+    x = x.detach().double().requires_grad_()
+    module.clock.bernoulli = lambda probability: True  # type: ignore[method-assign]
+    module.clock.recorder = None
+    module.train()(x).backward(grad.double())
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize("upper_half", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((1, 5, 12), -1), ((3, 37, 500), -1), ((2, 4001, 24), -1), ((1, 8, 77, 5), 1)],
+)
+def test_balancer_that_the_device_switches(
+    shape: tuple[int, ...], axis: int, upper_half: bool
+) -> None:
+    torch.manual_seed(0)
+    module = Balancer(
+        Clock(), channel_axis=axis, upper_half=upper_half, min_positive=0.45, max_positive=0.55
+    )
+    x = (
+        torch.randn(shape, device=DEVICE)
+        * torch.randn(shape[axis], device=DEVICE)
+        .exp()
+        .view([-1 if index == axis % len(shape) else 1 for index in range(len(shape))])
+        + 0.2
+    )
+    grad = torch.randn(shape, device=DEVICE)
+    settings = [1.0, _mean_limit(0.45), _mean_limit(0.55), *module._limits()[1]]
+    balanced = switched_gradient(module, x, grad, settings)
+    reference = plain_gradient(module, x, grad)
+    assert (balanced - reference).norm() <= 1e-4 * reference.norm()
+    assert not torch.equal(balanced, grad)
+    assert torch.equal(switched_gradient(module, x, grad, [0.0] * 5), grad)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(("batch", "frames", "width"), [(1, 3, 32), (3, 37, 144), (2, 4001, 256)])
+@pytest.mark.parametrize("limit", [1.01, 1e6])
+def test_whitener_that_the_device_switches(
+    groups: int, batch: int, frames: int, width: int, limit: float
+) -> None:
+    torch.manual_seed(0)
+    module = Whiten(Clock(), limit, groups=groups).cuda()
+    x = torch.randn(batch, frames, width, device=DEVICE) @ torch.randn(width, width, device=DEVICE)
+    x = x + 3.0
+    grad = torch.randn(batch, frames, width, device=DEVICE)
+    pushed = switched_gradient(module, x, grad, [0.0, 1.0, limit])
+    over = bool(module.over_limit)
+    module.over_limit.fill_(True)
+    reference = plain_gradient(module, x, grad)
+    assert bool(module.over_limit) == over == (limit < 2.0)
+    assert (pushed - grad - (reference - grad)).norm() <= 1e-3 * (reference - grad).norm() + 1e-6
+    # Within its limit, the whitener acts if the first number says so.
+    module.over_limit.fill_(False)
+    assert torch.equal(switched_gradient(module, x, grad, [0.0, 1.0, limit]), grad)
+    assert not bool(module.over_limit)
+    pushed_again = switched_gradient(module, x, grad, [1.0, 1.0, limit])
+    assert torch.equal(pushed_again, pushed)
+
+
+@pytest.mark.parametrize("distances", [False, True])
+@pytest.mark.parametrize("switch", [0.0, 1.0])
+def test_penalty_on_scores_that_the_device_switches(distances: bool, switch: float) -> None:
+    torch.manual_seed(0)
+    scores = 15 * torch.randn(2, 3, 37, 37, device=DEVICE)
+    by_distance = 15 * torch.randn(2, 3, 37, 74, device=DEVICE) if distances else None
+    blocked = (torch.arange(37) >= torch.tensor([[37], [20]]))[:, None, None].cuda()
+    grad = torch.randn(scores.shape, device=DEVICE)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        clock = Clock()
+        clock.bernoulli = lambda probability: switch > 0.0  # type: ignore[method-assign]
+        leaves = [x.to(dtype).requires_grad_() for x in (scores, by_distance) if x is not None]
+        if dtype == torch.float32:
+            recorder = recorded(clock)
+        arguments = limit_scores(leaves[0], leaves[1] if distances else None, clock)
+        if dtype == torch.float32:
+            recorder.refresh(recorder.program)
+        weights = masked_softmax(*arguments[:2], blocked, arguments[2])
+        results.append(torch.autograd.grad(weights, leaves, grad.to(dtype)))
+    for fused, plain in zip(*results, strict=True):
+        assert (fused - plain).norm() <= 1e-5 * plain.norm()
