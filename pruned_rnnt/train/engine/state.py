@@ -191,7 +191,7 @@ class TrainingState:
         for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
         self._load_model(values)
-        self.optimiser.load_state_dict(values["optimiser"])
+        self._load_optimiser(values["optimiser"])
         self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
         self._restore_position(values["sampler"], len(values["random"]), allow_changes)
@@ -219,6 +219,17 @@ class TrainingState:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run of another model, which this one cannot "
                 f"continue: choose another train.folder ({reason})"
+            ) from error
+
+    def _load_optimiser(self, values: dict[str, Any]) -> None:
+        """Load the optimiser's state; ConfigError if it is that of another optimiser."""
+        try:
+            self.optimiser.load_state_dict(values)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run with another optimiser than this "
+                f"{self.config.optimiser.name}, which cannot continue it: choose another "
+                f"train.folder ({error})"
             ) from error
 
     def _restore_position(

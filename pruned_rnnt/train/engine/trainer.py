@@ -83,7 +83,7 @@ class Trainer:
             self.task,
             self.optimiser,
             config.train,
-            clip_norm=config.optimiser.clip_norm,
+            clip_norm=config.optimiser.norm_limit,
             ranks=self.ranks,
         )
         decay = config.train.average_decay
