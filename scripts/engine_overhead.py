@@ -27,6 +27,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -168,7 +169,7 @@ def run_bare(trainer: Trainer, *, update: bool) -> None:
             losses = task.losses(batch.to(device), step)
         (losses.objective / task.size(batch).frames).backward()
         if update:
-            torch.nn.utils.clip_grad_norm_(stepper.parameters, stepper.clip_norm)
+            torch.nn.utils.clip_grad_norm_(stepper.parameters, stepper.clip_norm or math.inf)
             optimiser.step()
 
 

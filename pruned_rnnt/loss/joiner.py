@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_one_of
+from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 
@@ -21,6 +22,8 @@ class Joiner(nn.Module):
     Args:
         encoder_dim, predictor_dim, joiner_dim, vocab_size: E, P, D and V.
         activation: `tanh`, `relu` or `none`.
+        initial_scale: initial weights of the two projections as a fraction of torch's default;
+            biases start within a tenth of it. None keeps torch's default for both.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Joiner(nn.Module):
         joiner_dim: int,
         vocab_size: int,
         activation: str = "tanh",
+        initial_scale: float | None = None,
     ):
         super().__init__()
         check_one_of("activation", activation, ACTIVATIONS)
@@ -37,6 +41,9 @@ class Joiner(nn.Module):
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim)
         self.decoder_proj = nn.Linear(predictor_dim, joiner_dim)
         self.output_linear = nn.Linear(joiner_dim, vocab_size)
+        if initial_scale is not None:
+            for projection in (self.encoder_proj, self.decoder_proj):
+                scale_initial(projection, initial_scale)
 
     def forward(self, am: Tensor, lm: Tensor) -> Tensor:
         """am, lm (..., D) that broadcast, the projected inputs -> logits (..., V)."""

@@ -24,6 +24,7 @@ from pruned_rnnt.loss.checks import (
     check_shape,
     readable,
 )
+from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
@@ -41,9 +42,8 @@ from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.step.pruned_step import pruned_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepPlan
 
-# The initial weights of the simple loss's two projections, as a share of torch's default: their sum
-# should begin near the uniform distribution.
-_INITIAL_SHARE = 0.25
+# Of the simple loss's projections, because their sum should begin near the uniform distribution.
+_INITIAL_SCALE = 0.25
 
 
 class PrunedTransducerLoss(nn.Module):
@@ -124,10 +124,8 @@ class PrunedTransducerLoss(nn.Module):
         self.reduction = reduction
         self.simple_am_proj = nn.Linear(encoder_dim, vocab_size)
         self.simple_lm_proj = nn.Linear(predictor_dim, vocab_size)
-        with torch.no_grad():
-            for projection in (self.simple_am_proj, self.simple_lm_proj):
-                projection.weight.mul_(_INITIAL_SHARE)
-                projection.bias.mul_(_INITIAL_SHARE)
+        for projection in (self.simple_am_proj, self.simple_lm_proj):
+            scale_initial(projection, _INITIAL_SCALE)
 
     def scales(self, step: int) -> tuple[float, float]:
         """Scales of the simple and of the pruned loss after that many optimiser steps."""

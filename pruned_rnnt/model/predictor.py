@@ -12,7 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.schedule import Clock
+
 State = tuple[Tensor, ...]
+# Fraction of the training batches on which each balancer acts.
+_BALANCER_PROBABILITY = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +64,14 @@ class PredictorConfig(AnyPredictorConfig):
 
     kind: `stateless`, or `lstm` for the other predictor.
     context_size: number of previous symbols that are seen, 1 or 2.
+    balancers: in 5% of the training batches, the gradients of the embeddings and of the output also
+        push the mean absolute value of each channel to between 0.5 and 1, as in icefall's Zipformer
+        recipes: otherwise they may drift, which harms averaged parameters.
     """
 
     kind: Literal["stateless"] = "stateless"
     context_size: int = 2
+    balancers: bool = False
 
     def __post_init__(self) -> None:
         if self.context_size not in (1, 2):
@@ -91,6 +100,10 @@ class StatelessPredictor(Predictor):
             self.convolution = nn.Conv1d(
                 config.dim, config.dim, config.context_size, groups=config.dim // 4, bias=False
             )
+        self._clock = Clock()
+        probability = _BALANCER_PROBABILITY if config.balancers else 0.0
+        self.embedding_balancer = _balancer(self._clock, probability)
+        self.output_balancer = _balancer(self._clock, probability)
 
     def start_context(self, batch_size: int, device: torch.device) -> Tensor:
         """(N, C) int64: the context before the first symbol."""
@@ -100,8 +113,13 @@ class StatelessPredictor(Predictor):
 
     def forward(self, symbols_NL: Tensor) -> Tensor:
         """Output after each window of C symbols: (N, L) -> (N, L - C + 1, P)."""
+        return self._combined(self._embedded(symbols_NL))
+
+    def _embedded(self, symbols_NL: Tensor) -> Tensor:
         embedded_NLP: Tensor = self.embedding(symbols_NL.clamp(min=0))
-        embedded_NLP = embedded_NLP * (symbols_NL >= 0).unsqueeze(-1)
+        return embedded_NLP * (symbols_NL >= 0).unsqueeze(-1)
+
+    def _combined(self, embedded_NLP: Tensor) -> Tensor:
         if self.convolution is None:
             return embedded_NLP
         mixed_NPL = self.convolution(embedded_NLP.transpose(1, 2))
@@ -116,6 +134,24 @@ class StatelessPredictor(Predictor):
         return self(context_RC)[:, 0], (context_RC,)
 
     def forward_targets(self, targets_NU: Tensor) -> Tensor:
-        start_NC = self.start_context(targets_NU.size(0), targets_NU.device)
-        output: Tensor = self(torch.cat((start_NC, targets_NU.long()), dim=1))
+        self._clock.start_batch()
+        # The symbols before the start embed to zero; the balancer does not count them.
+        symbols_NL = nn.functional.pad(targets_NU.long(), (1, 0), value=self.blank)
+        embedded_NLP: Tensor = self.embedding_balancer(self._embedded(symbols_NL))
+        if self.convolution is None:
+            return embedded_NLP
+        padded_NLP = nn.functional.pad(embedded_NLP, (0, 0, self.context_size - 1, 0))
+        output: Tensor = self.output_balancer(self._combined(padded_NLP))
         return output
+
+
+def _balancer(clock: Clock, probability: float) -> Balancer:
+    """Limits the mean absolute value alone."""
+    return Balancer(
+        clock,
+        min_positive=0.0,
+        max_positive=1.0,
+        min_abs=0.5,
+        max_abs=1.0,
+        probability=probability,
+    )

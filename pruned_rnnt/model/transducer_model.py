@@ -29,7 +29,7 @@ from pruned_rnnt.model.predictor import (
     PredictorConfig,
     StatelessPredictor,
 )
-from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 BLANK = 0
 PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {
@@ -46,6 +46,9 @@ class ModelConfig:
     The `kind` of encoder and predictor chooses one of the classes in `kinds`.
 
     joiner_dim: width of the joiner, to which encoder and predictor output are projected.
+    joiner_initial_scale: initial weights of the joiner's two projections as a fraction of torch's
+        default, with biases within a tenth of it; null keeps torch's default for both. icefall's
+        recipes have 0.25.
     """
 
     encoder: EncoderConfig = field(
@@ -55,17 +58,19 @@ class ModelConfig:
         default_factory=PredictorConfig, metadata={"kinds": PREDICTOR_CONFIGS}
     )
     joiner_dim: int = 128
+    joiner_initial_scale: float | None = None
 
     def __post_init__(self) -> None:
-        check_at_least("model", self, joiner_dim=1)
+        check_at_least("model", self, joiner_dim=1, joiner_initial_scale=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """The training loss.
 
-    All fields except kind and ctc_scale are those of `pruned_rnnt.PrunedTransducerLoss`; with kind
-    `full`, only rnnt_type, delay_penalty, fastemit_lambda and hat are used.
+    All fields except kind and those of the CTC loss are options of
+    `pruned_rnnt.PrunedTransducerLoss`; with kind `full`, only rnnt_type, delay_penalty,
+    fastemit_lambda and hat are used.
 
     kind: `pruned` is the simple loss plus the pruned loss; `full` is the transducer loss over the
         whole lattice, for comparisons.
@@ -86,6 +91,7 @@ class LossConfig:
     exact_bounds: choose the band with the most probability by dynamic programming, instead of
         adjusting the best window of each frame.
     ctc_scale: factor of an auxiliary CTC loss; with 0, the model has no CTC head.
+    ctc_dropout: probability of dropping an input value of the CTC head in training.
     """
 
     kind: Literal["pruned", "full"] = "pruned"
@@ -101,12 +107,14 @@ class LossConfig:
     hat: bool = False
     exact_bounds: bool = False
     ctc_scale: float = 0.2
+    ctc_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         # In the other topologies a symbol needs two columns of one frame.
         columns = 1 if self.rnnt_type in ("modified", "rna") else 2
         check_at_least("loss", self, s_range=columns, warm_up_steps=0)
         check_at_least("loss", self, simple_scale=0, pruned_scale_start=0, ctc_scale=0)
+        check_fractions("loss", self, "ctc_dropout", below_one=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +160,14 @@ class TransducerModel(nn.Module):
         self.encoder = build_encoder(config.encoder)
         encoder_dim, predictor_dim = self.encoder.output_dim, config.predictor.dim
         self.predictor = _build_predictor(config.predictor, vocab_size)
-        self.joiner = Joiner(encoder_dim, predictor_dim, config.joiner_dim, vocab_size)
+        self.joiner = Joiner(
+            encoder_dim,
+            predictor_dim,
+            config.joiner_dim,
+            vocab_size,
+            initial_scale=config.joiner_initial_scale,
+        )
+        self.ctc_dropout = nn.Dropout(loss.ctc_dropout)
         self.ctc_head = nn.Linear(encoder_dim, vocab_size) if loss.ctc_scale > 0 else None
         self.pruned_loss = (
             PrunedTransducerLoss(
@@ -228,7 +243,7 @@ class TransducerModel(nn.Module):
             parts["full"] = total
         if self.ctc_head is not None:
             ctc_N = ctc_loss(
-                self.ctc_head(encoded_NTE),
+                self.ctc_head(self.ctc_dropout(encoded_NTE)),
                 targets_NU,
                 logit_lengths,
                 target_lengths,

@@ -42,6 +42,9 @@ class TrainConfig:
     picture_every: steps between pictures and decoded samples in TensorBoard, in addition to those
         of each validation; 0 for none in addition.
     keep_last, keep_best: number of checkpoints kept, the newest and those of lowest validation WER.
+    early_stopping_patience: training stops after this many consecutive validations without a new
+        lowest WER (of language models: perplexity); 0 never stops early. decode.checkpoint=best is
+        then the model to use.
     max_bad_steps: training stops after this many consecutive steps were skipped because of
         infinite or NaN values or lack of memory.
     threads: CPU threads of the training process; 0 leaves the choice to torch.
@@ -63,6 +66,7 @@ class TrainConfig:
     picture_every: int = 0
     keep_last: int = 3
     keep_best: int = 1
+    early_stopping_patience: int = 0
     max_bad_steps: int = 10
     threads: int = 0
 
@@ -70,7 +74,7 @@ class TrainConfig:
         positive = ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps")
         check_at_least("train", self, **dict.fromkeys(positive, 1))
         others = ("validate_every", "save_every", "picture_every", "keep_best", "threads")
-        check_at_least("train", self, **dict.fromkeys(others, 0))
+        check_at_least("train", self, **dict.fromkeys((*others, "early_stopping_patience"), 0))
         check_fractions("train", self, "average_decay", below_one=True)
 
 

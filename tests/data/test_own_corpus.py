@@ -207,6 +207,21 @@ def test_texts_are_normalised(audio: Path, tmp_path: Path) -> None:
     assert list(all_texts(folder).values()) == ["don't stop \u00e9cole"]
 
 
+def test_length_of_training_is_suggested_for_the_hours_with_all_speeds(
+    audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("".join(f"{path_of(audio, index)}\tyes\n" for index in range(4)))
+    everything = ["--dev-share", "0", "--test-share", "0"]
+    folder = prepare(table, tmp_path / "out", *everything, "--speeds", "0.9")
+    hours = sum(cut.duration for cut in folder.cuts("train")) / 3600
+    assert len(folder.cuts("train")) == 8
+    shown = capsys.readouterr().out
+    assert f"Settings for {hours:.3g} hours on one GPU: data.max_duration=60 " in shown
+    prepare(table, tmp_path / "test", "--only-test", "--tokenizer-from", str(folder.path))
+    assert "Settings for" not in capsys.readouterr().out
+
+
 def test_hints_about_texts_and_tokens(
     audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

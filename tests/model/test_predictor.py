@@ -61,3 +61,50 @@ def test_negative_symbols_embed_to_zero() -> None:
 def test_wrong_sizes_are_errors(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PredictorConfig(**changes)
+
+
+def test_balancers_change_gradients_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pruned_rnnt.model.predictor._BALANCER_PROBABILITY", 1.0)
+    torch.manual_seed(0)
+    balanced = StatelessPredictor(PredictorConfig(dim=8, balancers=True), 10)
+    plain = StatelessPredictor(PredictorConfig(dim=8), 10)
+    plain.load_state_dict(balanced.state_dict())
+    targets, slopes = torch.randint(0, 10, (3, 20)), torch.randn(3, 21, 8)
+
+    def gradients(predictor: StatelessPredictor) -> dict[str, torch.Tensor]:
+        predictor.zero_grad()
+        output = predictor.forward_targets(targets)
+        torch.testing.assert_close(output, plain.forward_targets(targets))
+        (output * slopes).sum().backward()
+        return {n: p.grad.clone() for n, p in predictor.named_parameters() if p.grad is not None}
+
+    expected = gradients(plain)
+    for name, gradient in gradients(balanced.eval()).items():
+        assert torch.equal(gradient, expected[name])
+    for name, gradient in gradients(balanced.train()).items():
+        assert (gradient - expected[name]).norm() > 1e-3 * expected[name].norm(), name
+
+
+def test_balancers_enlarge_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a loss that prefers no size, embeddings and output grow towards 0.5."""
+    monkeypatch.setattr("pruned_rnnt.model.predictor._BALANCER_PROBABILITY", 1.0)
+    torch.manual_seed(0)
+    targets = torch.randint(0, 10, (4, 50))
+
+    def sizes_after(*, balancers: bool) -> tuple[float, float]:
+        predictor = StatelessPredictor(PredictorConfig(dim=8, balancers=balancers), 10)
+        with torch.no_grad():
+            predictor.embedding.weight.mul_(0.1)
+        optimiser = torch.optim.Adam(predictor.parameters(), lr=3e-3)
+        for _ in range(400):
+            optimiser.zero_grad()
+            output = predictor.forward_targets(targets)
+            (output * torch.randn_like(output)).sum().backward()
+            optimiser.step()
+        sizes = predictor.embedding.weight, predictor.forward_targets(targets)
+        embedding, output = (float(values.detach().abs().mean()) for values in sizes)
+        return embedding, output
+
+    without, with_balancers = sizes_after(balancers=False), sizes_after(balancers=True)
+    assert with_balancers[0] > 0.3 > without[0]
+    assert with_balancers[1] > 2 * without[1]

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.model.transducer_model import (
+    LossConfig,
+    ModelConfig,
+    ModelLosses,
+    TransducerModel,
+)
 from tests.tiny_models import tiny_conformer, tiny_model
 
 VOCAB = 9
@@ -76,6 +81,38 @@ def test_scales_follow_the_step() -> None:
 def test_ctc_part_is_added_with_its_scale() -> None:
     losses = make_model(kind="full", ctc_scale=0.3).eval()(*make_batch(), 0)
     torch.testing.assert_close(losses.total, losses.parts["full"] + 0.3 * losses.parts["ctc"])
+
+
+def test_ctc_dropout_acts_in_training_alone() -> None:
+    model = make_model(kind="full", ctc_dropout=0.9)
+    batch = make_batch()
+    model.encoder.eval()
+    first, second = (model(*batch, 0).parts for _ in range(2))
+    assert not torch.equal(first["ctc"], second["ctc"])
+    torch.testing.assert_close(first["full"], second["full"])
+    model.eval()
+    assert torch.equal(model(*batch, 0).parts["ctc"], model(*batch, 0).parts["ctc"])
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0])
+def test_impossible_ctc_dropout_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=r"loss\.ctc_dropout"):
+        LossConfig(ctc_dropout=value)
+
+
+def test_initial_scale_of_the_joiner_is_that_of_its_projections() -> None:
+    encoder = tiny_conformer(num_mel_bins=20)
+    layers = {}
+    for scale in (None, 0.25):
+        torch.manual_seed(0)
+        config = ModelConfig(encoder=encoder, joiner_dim=64, joiner_initial_scale=scale)
+        layers[scale] = TransducerModel(config, VOCAB).joiner
+    for name in ("encoder_proj", "decoder_proj"):
+        default, scaled = (getattr(joiner, name) for joiner in layers.values())
+        torch.testing.assert_close(scaled.weight, 0.25 * default.weight)
+        assert 0.02 < scaled.bias.abs().max() <= 0.025
+    default, scaled = (joiner.output_linear for joiner in layers.values())
+    assert torch.equal(scaled.weight, default.weight)
 
 
 def test_wide_band_pruned_loss_is_the_full_loss() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import pickle
 import random
@@ -276,4 +277,5 @@ def test_counters_keep_their_names_in_checkpoints() -> None:
     saved = {"step": 7, "epoch": 1, "batch": 2, "bad_in_row": 3, "bad_steps": 4}
     counters = Counters.from_state_dict(saved)
     assert counters.consecutive_bad_steps == 3
-    assert counters.state_dict() == {**saved, "validation_due": False}
+    newer = {"validation_due": False, "best_score": math.inf, "validations_since_best": 0}
+    assert counters.state_dict() == {**saved, **newer}

@@ -16,23 +16,48 @@ def advance(model: nn.Module, optimiser: ScaledAdam, steps: range) -> list[torch
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
+            if step % 7 == 0:  # clipped, after the first ten steps
+                parameter.grad *= 50.0
         optimiser.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_loaded_state_replaces_the_present_one() -> None:
+@pytest.mark.parametrize(("steps", "more"), [(3, 3), (7, 8), (18, 5), (95, 20)])
+def test_loaded_state_replaces_the_present_one(steps: int, more: int) -> None:
+    """At a place between two changes of the sizes, and between two estimates of the median."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimiser = ScaledAdam(model.parameters(), lr=0.02)
-    advance(model, optimiser, range(3))
+    advance(model, optimiser, range(steps))
     saved = copy.deepcopy((model.state_dict(), optimiser.state_dict()))
-    expected = advance(model, optimiser, range(3, 6))
+    rest = range(steps, steps + more)
+    expected = advance(model, optimiser, rest)
     # Restored into an optimiser that is already in use.
     model.load_state_dict(saved[0])
     optimiser.load_state_dict(copy.deepcopy(saved[1]))
-    assert all(map(torch.equal, advance(model, optimiser, range(3, 6)), expected))
+    assert all(map(torch.equal, advance(model, optimiser, rest), expected))
     states = optimiser.state_dict()["state"]
-    assert [state["mean"].shape for state in states.values()] == [p.shape for p in expected]
-    assert {state["step"] for state in states.values()} == {6}
+    assert [state["change"].shape for state in states.values()] == [p.shape for p in expected]
+    assert optimiser.param_groups[0]["step"] == steps + more
+
+
+def test_state_of_an_older_version_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    optimiser = ScaledAdam(model.parameters())
+    state = optimiser.state_dict()
+    for of_parameter in state["state"].values():
+        of_parameter["mean"] = of_parameter.pop("change")
+    with pytest.raises(ValueError, match="not from this version's scaled_adam"):
+        ScaledAdam(model.parameters()).load_state_dict(state)
+
+
+def test_added_parameters_are_updated() -> None:
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    optimiser = ScaledAdam([first])
+    optimiser.add_param_group({"params": [second]})
+    first.grad, second.grad = torch.ones(3), torch.ones(2)
+    optimiser.step()
+    assert first.max() < 1
+    assert second.max() < 1
 
 
 def test_gradients_are_not_modified() -> None:
@@ -53,7 +78,7 @@ def test_updates_on_the_device_equal_those_of_the_cpu(monkeypatch: pytest.Monkey
     for device in ("cpu", "cuda"):
         model = nn.ParameterList([nn.Parameter(value.clone().to(device)) for value in values])
         optimiser = ScaledAdam(model.parameters(), lr=0.02)
-        for step in range(4):
+        for step in range(14):
             generator = torch.Generator().manual_seed(step)
             for parameter in model:
                 parameter.grad = torch.randn(parameter.shape, generator=generator).to(device)

@@ -125,6 +125,8 @@ def build_corpus(
                 if sum(lines_of_shard.values()) <= config.max_lines_in_memory:
                     _join_manifests(folder, split, lines_of_shard)
         report.splits.update(statistics.summaries())
+        copies = 1 + sum(1 / speed for speed in config.shard.speeds)
+        report.training_hours = copies * statistics.seconds["train"] / 3600
         report.skipped_counts.update(statistics.left_out)
         report.skipped = [
             SkippedFile(path=origin, reason=f"{reason} ({details})" if details else reason)

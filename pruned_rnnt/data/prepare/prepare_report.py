@@ -17,6 +17,7 @@ from rich.table import Table
 
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import write_report
+from pruned_rnnt.data.prepare.training_length import training_length
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 # The summary lists this many of the skipped files.
@@ -39,6 +40,8 @@ class PrepareReport:
     skipped_counts: counts by reason, if `skipped` holds examples only.
     train_options: settings that training needs for these data, as `section.key=value`.
     hints: advice about texts and tokens.
+    training_hours: hours of the train split with its copies at other speeds, for advice about the
+        length of training; 0 for none.
     """
 
     recipe: str
@@ -50,6 +53,7 @@ class PrepareReport:
     skipped_counts: Counter[str] = field(default_factory=Counter)
     train_options: tuple[str, ...] = ()
     hints: Sequence[str] = ()
+    training_hours: float = 0.0
 
     def add_split(self, name: str, cuts: Sequence[Any]) -> None:
         """Counts the utterances, hours, words and speakers of a split."""
@@ -99,6 +103,9 @@ class PrepareReport:
         for line in [*self._skipped_lines(output), *(f"Hint: {hint}" for hint in self.hints)]:
             console.print(line, markup=False, soft_wrap=True)
         console.print(self._next_command(output), markup=False, soft_wrap=True)
+        if self.training_hours > 0:
+            for line in training_length(self.training_hours).advice(self.training_hours):
+                console.print(line, markup=False, soft_wrap=True, highlight=False)
         if "train" in self.splits and "dev" not in self.splits:
             console.print("There is no dev split to validate on: set data.valid to another split")
 

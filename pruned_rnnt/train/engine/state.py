@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ _FREE_KEYS = (
     "train.save_every",
     "train.picture_every",
     "train.keep_",
+    "train.early_stopping_patience",
     "train.max_bad_steps",
 )
 
@@ -51,6 +53,8 @@ class Counters:
     consecutive_bad_steps, bad_steps: skipped steps since the last good one, and in total.
     validation_due: the validation of this step is not finished; true in a checkpoint that is
         written before it.
+    best_score: lowest score of a validation; infinite before the first.
+    validations_since_best: validations with a score after that one.
     """
 
     step: int = 0
@@ -59,6 +63,15 @@ class Counters:
     consecutive_bad_steps: int = 0
     bad_steps: int = 0
     validation_due: bool = False
+    best_score: float = math.inf
+    validations_since_best: int = 0
+
+    def add_score(self, score: float) -> None:
+        """Count a validation."""
+        if score < self.best_score:
+            self.best_score, self.validations_since_best = score, 0
+        else:
+            self.validations_since_best += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Values for a checkpoint."""
@@ -191,7 +204,7 @@ class TrainingState:
         for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
         self._load_model(values)
-        self.optimiser.load_state_dict(values["optimiser"])
+        self._load_optimiser(values["optimiser"])
         self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
         self._restore_position(values["sampler"], len(values["random"]), allow_changes)
@@ -219,6 +232,17 @@ class TrainingState:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run of another model, which this one cannot "
                 f"continue: choose another train.folder ({reason})"
+            ) from error
+
+    def _load_optimiser(self, values: dict[str, Any]) -> None:
+        """Load the optimiser's state; ConfigError if it is that of another optimiser."""
+        try:
+            self.optimiser.load_state_dict(values)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run with another optimiser than this "
+                f"{self.config.optimiser.name}, which cannot continue it: choose another "
+                f"train.folder ({error})"
             ) from error
 
     def _restore_position(

@@ -83,7 +83,7 @@ class Trainer:
             self.task,
             self.optimiser,
             config.train,
-            clip_norm=config.optimiser.clip_norm,
+            clip_norm=config.optimiser.norm_limit,
             ranks=self.ranks,
         )
         decay = config.train.average_decay
@@ -106,7 +106,8 @@ class Trainer:
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
 
     def run(self) -> Outcome:
-        """Train until `train.steps`, or until `stop_signals` receives a signal in some process.
+        """Train until `train.steps`, or until validations no longer improve for as long as
+        `train.early_stopping_patience`, or until `stop_signals` receives a signal in some process.
 
         Raises:
             TrainingStopped: training cannot continue.
@@ -127,7 +128,7 @@ class Trainer:
         config, counters = self.config.train, self.state.counters
         if counters.validation_due:
             self._validate_and_save()
-        while counters.step < config.steps:
+        while counters.step < config.steps and not self._stops_early():
             for batches in self._steps_of_epoch(stack):
                 self._set_learning_rate()
                 stop = self.stop_signals.received is not None or bool(self.groups.lost_worker)
@@ -147,11 +148,23 @@ class Trainer:
                         self._show()
                     if self._due(config.save_every):
                         self.state.save(self.checkpoints, score=None)
-                if at_end:
+                if at_end or self._stops_early():
                     break
             else:
                 self._end_epoch()
+        if counters.step < config.steps and self.ranks.is_first:
+            logger.info(
+                "training ends at step %d: no better validation than %.4f in the last %d",
+                counters.step,
+                counters.best_score,
+                counters.validations_since_best,
+            )
         return "finished"
+
+    def _stops_early(self) -> bool:
+        """Whether enough validations have passed without a better score."""
+        patience: int = self.config.train.early_stopping_patience
+        return 0 < patience <= self.state.counters.validations_since_best
 
     def _stop(self) -> Outcome:
         """Save between two steps, in all processes, as one of them was requested to stop."""
@@ -240,6 +253,8 @@ class Trainer:
         self.state.counters.validation_due = False
         if score is not None and not math.isfinite(score):
             score = None  # it cannot be compared
+        if score is not None:
+            self.state.counters.add_score(score)
         self.state.save(self.checkpoints, score=score)
 
     def _show(self) -> None:

@@ -22,8 +22,11 @@ class OptimiserConfig:
     betas: decay per step of the running means of the gradient and of its square.
     eps: added to the root of the latter, against division by zero.
     weight_decay: for adamw; applies to matrices, not to biases and norms.
-    clip_norm: limit of the norm of the whole gradient of the loss per frame; 0 switches clipping
-        off.
+    clip_norm: for adamw; limit of the norm of the whole gradient of the loss per frame; 0 switches
+        clipping off.
+    clip_scale: for scaled_adam; limit of the norm of the gradients, each times the root mean square
+        of its parameter, as a multiple of the median norm of the last 100 steps; 0 switches
+        clipping off.
     """
 
     name: Literal["adamw", "scaled_adam"] = "adamw"
@@ -32,6 +35,7 @@ class OptimiserConfig:
     eps: float = 1e-8
     weight_decay: float = 1e-2
     clip_norm: float = 1.0
+    clip_scale: float = 2.0
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "eps"):
@@ -39,7 +43,12 @@ class OptimiserConfig:
                 raise ValueError(f"optimiser.{name} is {getattr(self, name)}, needs > 0")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optimiser.betas is {list(self.betas)}, needs two of 0 <= x < 1")
-        check_at_least("optimiser", self, weight_decay=0, clip_norm=0)
+        check_at_least("optimiser", self, weight_decay=0, clip_norm=0, clip_scale=0)
+
+    @property
+    def norm_limit(self) -> float:
+        """The trainer's limit of the norm; 0 for none, as scaled_adam clips by itself."""
+        return self.clip_norm if self.name == "adamw" else 0.0
 
 
 def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
@@ -50,7 +59,13 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.name == "scaled_adam":
-        return ScaledAdam(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+        return ScaledAdam(
+            parameters,
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            clip_scale=config.clip_scale,
+        )
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
     optimiser = torch.optim.AdamW(

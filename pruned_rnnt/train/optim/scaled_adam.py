@@ -1,19 +1,30 @@
-"""ScaledAdam (Yao et al. 2023, "Zipformer", arXiv 2310.11230, section 3.5).
+"""ScaledAdam (Yao et al. 2023, "Zipformer", arXiv 2310.11230, section 3.5) as icefall trains it.
 
 Adam with steps proportional to the size of each parameter, so that one learning rate fits all of
 them. It learns the size of each parameter separately. With r the root mean square of a
-parameter, g its gradient, m and v Adam's moments (bias-corrected), one step is
+parameter and g its gradient after clipping, one step is
 
-    parameter -= lr * r * m / (sqrt(v) + eps)               change of direction
-    parameter *= 1 - size_lr * lr * m_s / (sqrt(v_s) + eps)  change of size
+    v      = beta2 * v + (1 - beta2) * g^2
+    change = beta1 * change + (1 - beta1) * (-lr * r * g / (sqrt(v) + eps) + growth * parameter)
+    parameter += change
 
-where the size moments m_s, v_s follow the scalar gradient sum(g * parameter): the derivative of
-the loss for multiplying the parameter by 1 + s. Outside [min_rms, max_rms] the size only changes
-towards this range.
+where v is corrected for its bias as in Adam, while `change` starts at zero without a correction,
+which makes the first steps short. Every fourth step measures r anew and has a growth other than
+zero: with s_1 to s_4 the scalar gradients sum(g * parameter) since the previous one, which are the
+derivatives of the loss for multiplying the parameter by 1 + x,
+
+    growth = -size_lr * lr * (s_1 + s_2 + s_3 + s_4) / (sqrt(v_s) + eps)
+
+with v_s the running mean of their mean square. A parameter of one element has the fixed r =
+size_lr, no growth, and values limited to [-max_scalar, max_scalar].
+
+Gradients are clipped by the norm of all g * r together, to clip_scale times the median of this norm
+over the last 100 steps; see `MedianClipping`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -21,33 +32,48 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-# Size of the vectors in which parameters are updated; about ten copies exist during an update.
+from pruned_rnnt.train.optim.median_clipping import MedianClipping
+
+# Size of the vectors in which parameters are updated; about six copies of one exist during an
+# update.
 _BUCKET_ELEMENTS = 2**24
+# Steps from one change of the sizes to the next.
+_SIZE_PERIOD = 4
+# Largest growth of a parameter by one change of its size, as a share of the parameter.
+_MAX_GROWTH = 0.1
+# From this value on, Adam's bias correction is left out.
+_NEGLIGIBLE_CORRECTION = 0.99
 
 
 class ScaledAdam(torch.optim.Optimizer):
     """The optimiser; the text of the module has its formulas.
 
+    A parameter without a gradient is updated as with a gradient of zero. No call waits for the
+    device.
+
     Args:
-        params: parameters or groups of them.
+        params: parameters or groups of them; each group is on one device and clipped by itself.
         lr: about 0.045 at the peak of the schedule.
-        betas: decay of the two moments; the size uses the second one for both of its moments.
-        size_lr: learning rate of the size, as a fraction of lr.
-        min_rms, max_rms: bounds on the root mean square of a parameter; a vector of one element is
-            treated as having a root mean square of at least scalar_rms.
+        betas: decay of the change and of the mean square of the gradient.
+        clip_scale: limit of the norm, in medians; 0 switches clipping off.
+        size_lr: learning rate of the size, and of parameters of one element, as a fraction of lr.
+        min_rms, max_rms: the step is at least lr times min_rms, sizes below min_rms do not change,
+            and no size grows beyond max_rms.
+        max_scalar: limit of the absolute value of a parameter of one element.
     """
 
     def __init__(
         self,
         params: Iterable[Tensor],
         *,
-        lr: float = 0.03,
+        lr: float = 0.045,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
+        clip_scale: float = 2.0,
         size_lr: float = 0.1,
         min_rms: float = 1e-5,
         max_rms: float = 3.0,
-        scalar_rms: float = 0.1,
+        max_scalar: float = 10.0,
     ) -> None:
         super().__init__(
             params,
@@ -55,35 +81,25 @@ class ScaledAdam(torch.optim.Optimizer):
                 "lr": lr,
                 "betas": tuple(betas),
                 "eps": eps,
+                "clip_scale": clip_scale,
                 "size_lr": size_lr,
                 "min_rms": min_rms,
                 "max_rms": max_rms,
-                "scalar_rms": scalar_rms,
+                "max_scalar": max_scalar,
+                "step": 0,
             },
         )
-        self._vectors: dict[Tensor, _Vectors] = {}
-        self._allocate()
+        # Allocated here, as an update that runs out of memory cannot be repeated.
+        self._groups = [_Group(group, self.state) for group in self.param_groups]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also called by `load_state_dict`."""
+        """Also called by `load_state_dict`.
+
+        Raises:
+            ValueError: the state is that of another optimiser.
+        """
         super().__setstate__(state)
-        self._vectors = {}
-        self._allocate()
-
-    def _allocate(self) -> None:
-        """Allocate all moments: an update that runs out of memory cannot be repeated."""
-        for group in self.param_groups:
-            for parameters in self._buckets(group["params"]):
-                self._vectors_of(parameters)
-
-    def _vectors_of(self, parameters: list[Tensor]) -> _Vectors:
-        """The vectors of these parameters, rebuilt after a change of grouping or state."""
-        vectors = self._vectors.get(parameters[0])
-        if vectors is None or not vectors.hold(parameters, self.state):
-            vectors = _Vectors(parameters, self.state)
-            for parameter in parameters:
-                self._vectors[parameter] = vectors
-        return vectors
+        self._groups = [_Group(group, self.state) for group in self.param_groups]
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -93,37 +109,43 @@ class ScaledAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient."""
+        """Update every parameter."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            with_gradient = [p for p in group["params"] if p.grad is not None]
-            for parameters in self._buckets(with_gradient):
-                _update(self._vectors_of(parameters), group)
+        for group in self._groups:
+            group.update()
         return loss
 
-    def _buckets(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-        """Lists of parameters with the same step, device and dtype, each at most a vector long."""
-        buckets: dict[tuple[torch.device, torch.dtype, int], list[list[Tensor]]] = {}
-        elements: dict[tuple[torch.device, torch.dtype, int], int] = {}
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:  # added later, or absent from a loaded state
-                state["step"] = 0
-                state["mean"] = torch.zeros_like(parameter)
-                state["square"] = torch.zeros_like(parameter)
-                state["size_mean"] = torch.zeros((), device=parameter.device)
-                state["size_square"] = torch.zeros((), device=parameter.device)
-            key = (parameter.device, parameter.dtype, state["step"])
-            several = buckets.setdefault(key, [[]])
-            if elements.get(key, 0) > _BUCKET_ELEMENTS:
-                several.append([])
-                elements[key] = 0
-            several[-1].append(parameter)
-            elements[key] = elements.get(key, 0) + parameter.numel()
-        return [bucket for several in buckets.values() for bucket in several]
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, which start as those of a new optimiser."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_groups"):  # not while torch's constructor adds the first ones
+            self._groups.append(_Group(self.param_groups[-1], self.state))
+
+
+class _Group:
+    """The vectors of a group of parameters, and their clipping."""
+
+    def __init__(self, options: dict[str, Any], state: dict[Tensor, Any]) -> None:
+        self.options = options
+        self.vectors = [_Vectors(bucket, state, options) for bucket in _buckets(options["params"])]
+        self.clipping = MedianClipping(options, options["params"][0].device)
+
+    def update(self) -> None:
+        gradients = [vectors.gradient() for vectors in self.vectors]
+        if self.options["clip_scale"] > 0:
+            squares = [
+                vectors.square_norm(gradient)
+                for vectors, gradient in zip(self.vectors, gradients, strict=True)
+            ]
+            factor = self.clipping.factor(torch.stack(squares).sum().sqrt_())
+            if factor is not None:
+                torch._foreach_mul_(gradients, factor)
+        for vectors, gradient in zip(self.vectors, gradients, strict=True):
+            vectors.update(gradient)
+        self.options["step"] += 1
 
 
 class _Vectors:
@@ -132,75 +154,127 @@ class _Vectors:
     A model has a thousand parameters, most of them small. Their optimiser states are views.
     """
 
-    def __init__(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> None:
+    def __init__(
+        self, parameters: list[Tensor], state: dict[Tensor, Any], options: dict[str, Any]
+    ) -> None:
         self.parameters = parameters
-        self.states = [state[parameter] for parameter in parameters]
-        self.sizes_P = torch.tensor([parameter.numel() for parameter in parameters]).to(
-            parameters[0].device, non_blocking=True
+        self.options = options
+        device = parameters[0].device
+        states = [state[parameter] for parameter in parameters]
+        for of_parameter, parameter in zip(states, parameters, strict=True):
+            _fill(of_parameter, parameter, options)
+        self.scalars = [parameter for parameter in parameters if parameter.numel() == 1]
+        sizes_P = torch.tensor([parameter.numel() for parameter in parameters])
+        self.sizes_P = sizes_P.to(device, non_blocking=True)
+        self.is_scalar_P = self.sizes_P == 1
+        self.change, self.square, self.rms_P, self.size_square_P = (
+            _vector([of_parameter[name] for of_parameter in states])
+            for name in ("change", "square", "rms", "size_square")
         )
-        self.mean, self.square, self.size_mean_P, self.size_square_P = (
-            _vector([state[name] for state in self.states])
-            for name in ("mean", "square", "size_mean", "size_square")
-        )
+        self.size_gradients_KP = torch.stack([each["size_gradients"] for each in states], dim=1)
         for name, pieces in (
-            ("mean", _unflatten_dense_tensors(self.mean, parameters)),
+            ("change", _unflatten_dense_tensors(self.change, parameters)),
             ("square", _unflatten_dense_tensors(self.square, parameters)),
-            ("size_mean", self.size_mean_P.unbind()),
+            ("rms", self.rms_P.unbind()),
             ("size_square", self.size_square_P.unbind()),
+            ("size_gradients", self.size_gradients_KP.unbind(dim=1)),
         ):
-            for of_parameter, piece in zip(self.states, pieces, strict=True):
+            for of_parameter, piece in zip(states, pieces, strict=True):
                 of_parameter[name] = piece
-        self._views = [of_parameter["mean"] for of_parameter in self.states]
+        self._measured_rms = self._each(self.rms_P.clamp(min=options["min_rms"]))
 
-    def hold(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
-        """Whether these are the parameters, and their moments are views of these vectors."""
-        return len(parameters) == len(self.parameters) and all(
-            one is other and state[one].get("mean") is view
-            for one, other, view in zip(parameters, self.parameters, self._views, strict=True)
-        )
+    def gradient(self) -> Tensor:
+        """The gradients as one vector of its own."""
+        return _vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
 
-    def sums(self, vector: Tensor) -> Tensor:
+    def square_norm(self, gradient: Tensor) -> Tensor:
+        """(): sum of the squares of gradient times root mean square of its parameter."""
+        return torch.dot(self._sums(gradient.square()), self.rms_P.square())
+
+    def update(self, gradient: Tensor) -> None:
+        """One step."""
+        step, lr, eps = (self.options[name] for name in ("step", "lr", "eps"))
+        beta1, beta2 = self.options["betas"]
+        values = _vector(self.parameters)
+        place = step % _SIZE_PERIOD
+        self.size_gradients_KP[place] = self._sums(values * gradient)
+        if place == _SIZE_PERIOD - 1:
+            self._measure(values)
+
+        self.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        correction = 1 - beta2 ** (step + 1)
+        if correction < _NEGLIGIBLE_CORRECTION:
+            spread = torch.div(self.square, correction).sqrt_()
+        else:
+            spread = self.square.sqrt()
+        direction = gradient.div_(spread.add_(eps))
+        self.change.mul_(beta1).addcmul_(direction, self._measured_rms, value=-lr * (1 - beta1))
+        if place == _SIZE_PERIOD - 1:
+            self.change.addcmul_(values, self._each(self._growth_P()), value=1 - beta1)
+
+        pieces = _unflatten_dense_tensors(self.change, self.parameters)
+        torch._foreach_add_(self.parameters, list(pieces))
+        if self.scalars:
+            torch._foreach_clamp_max_(self.scalars, self.options["max_scalar"])
+            torch._foreach_clamp_min_(self.scalars, -self.options["max_scalar"])
+
+    def _measure(self, values: Tensor) -> None:
+        rms_P = (self._sums(values.square()) / self.sizes_P).sqrt_()
+        torch.where(self.is_scalar_P, self.rms_P, rms_P, out=self.rms_P)
+        self._measured_rms = self._each(self.rms_P.clamp(min=self.options["min_rms"]))
+
+    def _growth_P(self) -> Tensor:
+        """(P,): change of the size of each parameter, as a share of it."""
+        options = self.options
+        beta2 = options["betas"][1] ** _SIZE_PERIOD
+        updates = (options["step"] + 1) // _SIZE_PERIOD
+        self.size_square_P.lerp_(self.size_gradients_KP.square().mean(dim=0), 1 - beta2)
+        spread_P = self.size_square_P.sqrt().add_(options["eps"])
+        rate = -options["size_lr"] * options["lr"] * math.sqrt(1 - beta2**updates)
+        growth_P = self.size_gradients_KP.sum(dim=0).div_(spread_P).mul_(rate)
+        stays_P = self.is_scalar_P | (self.rms_P < options["min_rms"])
+        growth_P = growth_P.masked_fill_(stays_P, 0.0).clamp_(-_MAX_GROWTH, _MAX_GROWTH)
+        return growth_P.minimum((options["max_rms"] - self.rms_P) / self.rms_P)
+
+    def _sums(self, vector: Tensor) -> Tensor:
         """Sums over the elements of each parameter, (P,) in float32."""
         return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
 
-    def each(self, values_P: Tensor) -> Tensor:
+    def _each(self, values_P: Tensor) -> Tensor:
         """Repeat the value of each parameter for all of its elements."""
-        return values_P.repeat_interleave(self.sizes_P, output_size=self.mean.numel())
+        return values_P.repeat_interleave(self.sizes_P, output_size=self.change.numel())
 
 
-def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
-    """One step of parameters with the same step count."""
-    for state in vectors.states:
-        state["step"] += 1
-    step, lr, eps = vectors.states[0]["step"], group["lr"], group["eps"]
-    beta1, beta2 = group["betas"]
-    correction1, correction2 = 1 - beta1**step, 1 - beta2**step
-    sizes_P = vectors.sizes_P
-    values = _vector(vectors.parameters)
-    gradient = _vector([p.grad for p in vectors.parameters if p.grad is not None])
+def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Lists of parameters of one device and dtype, each at most about a vector long."""
+    buckets: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}
+    for parameter in parameters:
+        several = buckets.setdefault((parameter.device, parameter.dtype), [[]])
+        if sum(p.numel() for p in several[-1]) > _BUCKET_ELEMENTS:
+            several.append([])
+        several[-1].append(parameter)
+    return [bucket for several in buckets.values() for bucket in several]
 
-    rms_P = (vectors.sums(values.square()) / sizes_P).sqrt_()
-    floor_P = torch.where(sizes_P == 1, group["scalar_rms"], group["min_rms"])
-    bounded_rms = vectors.each(rms_P.clamp(max=group["max_rms"]).maximum(floor_P))
-    size_gradient_P = vectors.sums(values * gradient)
 
-    # The gradient for the parameter measured in units of its own size.
-    scaled = gradient.mul_(bounded_rms)
-    mean = vectors.mean.lerp_(scaled, 1 - beta1)
-    square = vectors.square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
-    direction = (mean / correction1).div_((square / correction2).sqrt_().add_(eps))
-    change = direction.mul_(bounded_rms).mul_(-lr)
-
-    size_mean_P = vectors.size_mean_P.lerp_(size_gradient_P, 1 - beta2)
-    size_square_P = vectors.size_square_P.lerp_(size_gradient_P.square(), 1 - beta2)
-    size_step_P = (size_mean_P / correction2) / ((size_square_P / correction2).sqrt() + eps)
-    growth_P = (-lr * group["size_lr"] * size_step_P).clamp(-0.1, 0.1)
-    # Neither shrink below the floor nor grow beyond the ceiling.
-    stays_P = (sizes_P == 1) | ((rms_P < floor_P) & (growth_P < 0))
-    stays_P |= (rms_P > group["max_rms"]) & (growth_P > 0)
-    change.addcmul_(values, vectors.each(growth_P.masked_fill_(stays_P, 0.0)))
-    pieces = _unflatten_dense_tensors(change, vectors.parameters)
-    torch._foreach_add_(vectors.parameters, list(pieces))
+def _fill(state: dict[str, Any], parameter: Tensor, options: dict[str, Any]) -> None:
+    """Set the state of a parameter before its first step; ValueError for one of another kind."""
+    if "change" in state:
+        return
+    if state:
+        raise ValueError(
+            f"the saved optimiser state has {', '.join(map(str, state))} for each parameter, and "
+            "no change: it is not from this version's scaled_adam"
+        )
+    values = parameter.detach().float()
+    state["change"] = torch.zeros_like(parameter)
+    state["square"] = torch.zeros_like(parameter)
+    state["rms"] = (
+        values.square().mean().sqrt()
+        if parameter.numel() != 1
+        else torch.full((), options["size_lr"], device=parameter.device)
+    )
+    state["size_square"] = torch.zeros((), device=parameter.device)
+    state["size_gradients"] = torch.zeros(_SIZE_PERIOD, device=parameter.device)
 
 
 def _vector(tensors: list[Tensor]) -> Tensor:

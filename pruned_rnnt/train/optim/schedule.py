@@ -18,7 +18,8 @@ class ScheduleConfig:
         exponential: falls to final_scale at the last step by a constant factor per step.
         constant: stays at the full rate.
         eden: of the Zipformer paper (arXiv 2310.11230, equation 8), with eden_steps and
-            eden_epochs; the paper's warm-up starts at half the rate and takes 500 steps.
+            eden_epochs; icefall's warm-up takes 500 steps and starts at a tenth of the rate, the
+            paper's at half of it.
     warm_up_steps: steps from almost 0 (eden: eden_warm_up_start) to the full rate.
     final_scale: for cosine and exponential: fraction of the rate at the last step.
     eden_steps, eden_epochs: for eden: steps and epochs after which the rate begins to fall.
@@ -30,7 +31,7 @@ class ScheduleConfig:
     final_scale: float = 0.01
     eden_steps: float = 7500.0
     eden_epochs: float = 3.5
-    eden_warm_up_start: float = 0.5
+    eden_warm_up_start: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.final_scale <= 1:
@@ -39,6 +40,9 @@ class ScheduleConfig:
         for name in ("eden_steps", "eden_epochs"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"schedule.{name} is {getattr(self, name)}, needs > 0")
+        start = self.eden_warm_up_start
+        if not 0 < start <= 1:
+            raise ValueError(f"schedule.eden_warm_up_start is {start}, needs 0 < x <= 1")
 
 
 def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_steps: int) -> float:
@@ -46,8 +50,11 @@ def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_ste
     if config.kind == "eden":
         by_step = math.pow(1 + (step / config.eden_steps) ** 2, -0.25)
         by_epoch = math.pow(1 + (epoch / config.eden_epochs) ** 2, -0.25)
-        return _warm_up(step, config.warm_up_steps, config.eden_warm_up_start) * by_step * by_epoch
-    rising = _warm_up(step, config.warm_up_steps, 0.0)
+        done = min(1.0, step / config.warm_up_steps) if config.warm_up_steps > 0 else 1.0
+        rising = config.eden_warm_up_start + (1.0 - config.eden_warm_up_start) * done
+        return rising * by_step * by_epoch
+    # Above 0, as a rate of 0 would waste a step.
+    rising = min(1.0, (step + 1) / (config.warm_up_steps + 1))
     if config.kind == "constant" or step < config.warm_up_steps:
         return rising
     falling_steps = max(1, total_steps - config.warm_up_steps)
@@ -56,10 +63,3 @@ def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_ste
         return math.pow(config.final_scale, progress)
     half_cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return config.final_scale + (1 - config.final_scale) * half_cosine
-
-
-def _warm_up(step: int, steps: int, start: float) -> float:
-    """Linear from `start` to 1 in `steps` steps; above 0, as a rate of 0 would waste a step."""
-    if step >= steps:
-        return 1.0
-    return start + (1.0 - start) * (step + 1) / (steps + 1)

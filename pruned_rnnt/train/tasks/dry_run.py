@@ -111,7 +111,7 @@ class DryRun:
         self.device = pick_device(config.train)
         self.task = SpeechTask(config, Ranks(), self.device)
         optimiser = build_optimiser(self.task.model, config.optimiser)
-        clip_norm = config.optimiser.clip_norm
+        clip_norm = config.optimiser.norm_limit
         self.stepper = Stepper(
             self.task, optimiser, config.train, clip_norm=clip_norm, ranks=Ranks()
         )
