@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import pruned_rnnt
 from scripts.benchmark import training_tables
 from scripts.training_step.__main__ import main
 from scripts.training_step.batches import (
@@ -25,6 +27,7 @@ from scripts.training_step.kernels import Kernel, read_trace, short_name, union
 from scripts.training_step.report import kernel_table, table
 from scripts.training_step.session import imported
 from scripts.training_step.systems import ROOT, System, Worker, read_systems
+from scripts.training_step.worker import use_checkout
 
 TINY = [
     "--model=conformer",
@@ -175,6 +178,32 @@ def test_names_are_found_in_older_modules(monkeypatch: pytest.MonkeyPatch) -> No
         imported("Trainer")
 
 
+def test_an_editable_installation_of_another_checkout_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("wanted", "installed"):
+        (tmp_path / name / "pruned_rnnt").mkdir(parents=True)
+        (tmp_path / name / "pruned_rnnt" / "__init__.py").touch()
+
+    class Finder:
+        """As scikit-build-core's, for one folder."""
+
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def find_spec(self, name: str, path: object, target: object = None) -> Any:
+            return PathFinder.find_spec(name, [str(self.folder)])
+
+    installed, own = Finder(tmp_path / "installed"), Finder(tmp_path / "wanted")
+    monkeypatch.setattr(sys, "meta_path", [installed, own, PathFinder])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    use_checkout([str(tmp_path / "wanted"), "/more"])
+    assert sys.meta_path == [own, PathFinder]
+    assert sys.path[:2] == [str(tmp_path / "wanted"), "/more"]
+    with pytest.raises(SystemExit, match=f"{tmp_path} has no package pruned_rnnt"):
+        use_checkout([str(tmp_path)])
+
+
 def row(**changes: Any) -> dict[str, Any]:
     gpu = {"gpu_busy_ms": 80.0, "gpu_busy_share": 0.8, "kernels": 1234.0}
     memory = {"peak_allocated_gib": 2.25, "peak_reserved_gib": 3.0}
@@ -182,7 +211,7 @@ def row(**changes: Any) -> dict[str, Any]:
     known = {"device": "GPU", "torch": "2", "commit": "c", "date": "d", "parameters": 10**6}
     sizes = {"max_seconds": 551.0, "audio_seconds": 540.0, "batches": 3, "utterances": 4}
     times = {"step_ms": 100.0, "step_ms_range": [90.0, 110.0], "times_real_time": 5400.0}
-    rest = {"system": "this", "skipped_steps": 0, "overrides": []}
+    rest = {"system": "this", "losses": "native", "skipped_steps": 0, "overrides": []}
     return {**gpu, **memory, **model, **known, **sizes, **times, **rest, **changes}
 
 
@@ -238,6 +267,7 @@ def test_systems_train_on_the_same_batches(
         assert 1.0 < measured["audio_seconds"] <= 2.5
         assert measured["skipped_steps"] == 0
         assert measured["kernels"] is None
+        assert measured["losses"] == pruned_rnnt.backend_summary("cpu").split()[0]
     assert rows[0]["overrides"] == TINY[5:]
     assert rows[1]["overrides"][-1] == "optimiser.learning_rate=1e-9"
     lines = capsys.readouterr().out.splitlines()

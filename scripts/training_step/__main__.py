@@ -17,7 +17,9 @@ PRUNED_RNNT_LIBRARY_DIR of a system.
 
 Prints for each system: median, minimum and maximum over the turns of the time of a step; audio
 per second (times real time, without padding); and on a GPU the time of a step in which at least one
-kernel runs, its share of the step, the number of kernels, and the peak memory in GiB.
+kernel runs, its share of the step, the number of kernels, and the peak memory in GiB. `losses` is
+`native` if the losses have compiled kernels, else `fallback`; `skipped` counts steps without an
+update.
 
 Under torchrun it measures this version with several processes instead: see processes.py.
 """

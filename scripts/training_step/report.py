@@ -8,7 +8,8 @@ from typing import Any
 from scripts.training_step.kernels import Kernel, short_name
 
 _HEADER = ("system", "commit", "step ms", "min to max", "against", "real time")
-_GPU_HEADER = ("GPU busy ms", "share", "kernels", "GiB allocated", "GiB reserved", "skipped")
+_GPU_HEADER = ("GPU busy ms", "share", "kernels", "GiB allocated", "GiB reserved")
+_CHECKS = ("losses", "skipped")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -30,6 +31,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 _number(row["kernels"], ",.0f"),
                 _number(row["peak_allocated_gib"], ".1f"),
                 _number(row["peak_reserved_gib"], ".1f"),
+                row["losses"],
                 str(row["skipped_steps"]),
             ]
         )
@@ -39,7 +41,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"{first['batches']} batches of {first['audio_seconds']:.0f} s and "
         f"{first['utterances']:.0f} utterances, {first['device']}, torch {first['torch']}"
     )
-    return f"{conditions}\n\n{aligned([(*_HEADER, *_GPU_HEADER), *lines])}"
+    return f"{conditions}\n\n{aligned([(*_HEADER, *_GPU_HEADER, *_CHECKS), *lines])}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -197,13 +197,20 @@ class Session:
         return Profile(seconds, busy_seconds, kernels)
 
     def about(self) -> dict[str, Any]:
-        """Facts for the row: device, model, memory used so far, and skipped steps."""
+        """Facts for the row: device, model, memory used so far, and skipped steps.
+
+        `losses`: `native` or `fallback`, the kernels that compute them.
+        """
+        from pruned_rnnt import backend_report
+
+        losses = backend_report().partition(f"\n{self.device.type}: ")[2].split()[0]
         on_gpu = self.device.type == "cuda"
         peaks = (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
         allocated, reserved = (peak() / 2**30 if on_gpu else None for peak in peaks)
         return {
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",
             "torch": torch.__version__,
+            "losses": losses,
             "parameters": sum(p.numel() for p in self.trainer.model.parameters()),
             "peak_allocated_gib": allocated,
             "peak_reserved_gib": reserved,
