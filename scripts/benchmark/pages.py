@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
-from scripts.benchmark.training_tables import training_processes, training_step
+from scripts.benchmark.training_tables import loader, training_processes, training_step
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
@@ -126,6 +126,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu": lambda: comparison("cpu", ["step", "full", "simple"]),
     "training_step": training_step,
     "training_processes": training_processes,
+    "loader": loader,
     "decoding": decoding,
     "export": export,
 }

@@ -1,4 +1,7 @@
-"""Tables of training steps, from rows of scripts/training_step and of earlier measurements."""
+"""Tables of training steps and of loading their data.
+
+Training steps are rows of scripts/training_step, or until there are any of earlier measurements.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,25 @@ def training_processes() -> str:
             f"{row['side_by_side_efficiency']:.2f}",
         ]
         for row in newest.values()
+    ]
+    return markdown(header, lines) + provenance(newest.values())
+
+
+def loader() -> str:
+    """A table of the workers and cores that load a number of times real time."""
+    rows = read_rows("loader")
+    newest = {(row["storage"], row["features"], row["augmentation"]): row for row in rows}
+    header = ["storage", "features", "augmentation", "a worker", "training process"]
+    header += ["workers", "cores"]
+    lines = [
+        [
+            *case,
+            f"{row['worker']:,.0f}x",
+            f"{row['main']:,.0f}x",
+            f"{row['workers']} for {row['target']:,.0f}x",
+            f"{row['cores']:.1f}",
+        ]
+        for case, row in newest.items()
     ]
     return markdown(header, lines) + provenance(newest.values())
 
