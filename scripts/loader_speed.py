@@ -1,117 +1,180 @@
-"""Speed of one worker that makes batches: utterances per second, and times real time.
+"""Speed of the data loader, and the workers and cores that keep up with a training step.
 
-    OMP_NUM_THREADS=1 taskset -c 1 python -m scripts.loader_speed --data data/fsdd
+    python -m scripts.loader_speed --data data/own data/own_shar --workers 2
 
-Makes the batches of `--data` in this process, as a worker does, after a warm-up. Sampling is timed
-separately, since it runs in the training process. With `--workers` the whole loader is timed, too,
-for a training step that does nothing; only its wall-clock time is meaningful. On a busy machine,
-CPU time is the fairer measure, unless the loader waits for a disk.
+Loads whole epochs of the training split of each prepared folder, for a training step that does
+nothing, after an epoch that is not measured. On a busy machine the CPU time is the fairer measure,
+unless the loader waits for a disk: `worker` and `main` are seconds of audio per second of CPU time
+of one worker, and of the training process, which samples and receives the batches. `workers` is the
+number of workers, each on a core of its own, that load `--target` times real time, and `cores` what
+all processes together use then.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
+from scripts.benchmark.results import commit, machine
+
+AUGMENTATIONS = {
+    "none": AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False)),
+    "SpecAugment": AugmentationConfig(),
+}
+FEATURES = ("stored", "waveform")
+_COLUMNS = ("storage", "features", "augmentation", "clock", "worker", "main", "workers", "cores")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="prepared folder")
-    parser.add_argument("--split", default="train")
-    parser.add_argument("--max-duration", type=float, default=60.0, help="seconds in a batch")
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
-    parser.add_argument("--workers", type=int, default=0, help="also time the whole loader")
-    parser.add_argument("--profile", action="store_true", help="print a profile")
-    options = parser.parse_args()
-    print(f"{'':25} {'by the clock':>25} {'by CPU time of this process':>28}")
-    columns = f"{'utterances/s':>14} {'real time':>10}"
-    print(f"{'features':10} {'augmentation':14} {columns}    {columns}")
-    plain = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
-    for features in ("stored", "waveform"):
-        for name, augmentation in (("none", plain), ("SpecAugment", AugmentationConfig())):
+class Epochs(NamedTuple):
+    """Seconds: of audio, by the clock, and of CPU time of this process and of all workers."""
+
+    audio: float
+    clock: float
+    main: float
+    workers: float
+
+
+def load_epochs(loader: BatchLoader, first: int, count: int) -> Epochs:
+    """Load `count` whole epochs, from epoch `first`; start and end of the workers included."""
+    audio = 0.0
+    clock, main, workers = time.perf_counter(), time.process_time(), _seconds_of_ended_children()
+    for epoch in range(first, first + count):
+        loader.set_epoch(epoch)
+        # The workers have ended when the iteration ends.
+        audio += sum(sum(batch.durations) for batch in loader)
+    return Epochs(
+        audio=audio,
+        clock=time.perf_counter() - clock,
+        main=time.process_time() - main,
+        workers=_seconds_of_ended_children() - workers,
+    )
+
+
+def _seconds_of_ended_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def storage_of(module: DataModule) -> str:
+    """`shar` if the features or the audio of the training split are in tar files, else `files`."""
+    (cut,) = islice(module.folder.cuts(module.config.train, lazy=True), 1)
+    stored = module.config.features == "stored"
+    path = cut.features.storage_path if stored else cut.recording.sources[0].source
+    return "shar" if str(path).endswith(".tar") else "files"
+
+
+def measure(module: DataModule, epochs: int, target: float) -> dict[str, float]:
+    """The speeds of a row, as multiples of real time; the workers and cores for `target`."""
+    loader = module.train_loader()
+    load_epochs(loader, 0, 1)
+    done = load_epochs(loader, 1, epochs)
+    return {
+        "clock": done.audio / done.clock,
+        "worker": done.audio / done.workers,
+        "main": done.audio / done.main,
+        "target": target,
+        "workers": math.ceil(target * done.workers / done.audio),
+        "cores": target * (done.workers + done.main) / done.audio,
+    }
+
+
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    about = {
+        "machine": machine("cpu"),
+        "torch": torch.__version__,
+        "commit": commit(),
+        "date": date.today().isoformat(),
+        "measured_workers": options.workers,
+        "max_duration": options.max_duration,
+    }
+    for folder in options.data:
+        for features in options.features:
             config = DataConfig(
-                path=str(options.data),
+                path=str(folder),
                 train=options.split,
-                features=features,  # type: ignore[arg-type]
+                features=features,
                 max_duration=options.max_duration,
-                num_workers=0,
-                augmentation=augmentation,
+                num_workers=options.workers,
             )
             try:
-                loader = DataModule(config).train_loader()
+                DataModule(config).train_loader()
             except ValueError as error:
-                print(f"{features:10} {error}")
-                break
-            show = _profiled if options.profile else _measured
-            show(f"{features:10} {name:14}", _made_in_this_process(loader), options.seconds)
-            if options.workers > 0:
-                several = replace(config, num_workers=options.workers)
-                whole = DataModule(several).train_loader()
-                label = f"  {options.workers} workers, whole loader"
-                _measured(label, _endless(whole), options.seconds)
-    sampled = ((len(cuts), sum(cut.duration for cut in cuts)) for cuts in _sampled(loader))
-    _measured("sampling alone (main process)", sampled, options.seconds)
+                print(error)
+                continue
+            for name, augmentation in AUGMENTATIONS.items():
+                module = DataModule(replace(config, augmentation=augmentation))
+                if options.profile:
+                    profile(replace(module.config, num_workers=0))
+                kind = {"features": features, "augmentation": name, "storage": storage_of(module)}
+                yield {**about, **kind, **measure(module, options.epochs, options.target)}
 
 
-def _sampled(loader: BatchLoader) -> Iterator[Any]:
-    epoch = 0
-    while True:
-        loader.set_epoch(epoch)
-        yield from loader.sampler
-        epoch += 1
-
-
-def _made_in_this_process(loader: BatchLoader) -> Iterator[tuple[int, float]]:
-    """Batches of cuts drawn in advance, so that sampling is not in the time."""
-    drawn = list(islice(_sampled(loader), 200))
-    epoch = 0
-    while True:
-        for cuts in drawn:
-            batch = loader.dataset[(epoch, cuts)]
-            yield len(batch), sum(batch.durations)
-        epoch += 1
-
-
-def _endless(loader: BatchLoader) -> Iterator[tuple[int, float]]:
-    epoch = 0
-    while True:
-        loader.set_epoch(epoch)
-        for batch in loader:
-            yield len(batch), sum(batch.durations)
-        epoch += 1
-
-
-def _measured(label: str, made: Iterator[tuple[int, float]], seconds: float) -> None:
-    for _ in islice(made, 5):
-        pass
-    utterances, speech = 0, 0.0
-    started, cpu_started = time.perf_counter(), time.process_time()
-    while (taken := time.perf_counter() - started) < seconds:
-        count, duration = next(made)
-        utterances, speech = utterances + count, speech + duration
-    rates = [
-        f"{utterances / t:14,.0f} {speech / t:9,.0f}x"
-        for t in (taken, time.process_time() - cpu_started)
-    ]
-    print(f"{label:25} {'    '.join(rates)}")
-
-
-def _profiled(label: str, made: Iterator[tuple[int, float]], seconds: float) -> None:
+def profile(config: DataConfig) -> None:
+    """Print a profile of an epoch that this process loads without workers."""
     import cProfile
     import pstats
 
-    with cProfile.Profile() as profile:
-        _measured(label, made, seconds)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(18)
+    loader = DataModule(config).train_loader()
+    with cProfile.Profile() as profiler:
+        load_epochs(loader, 0, 1)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(18)
+
+
+def line(row: dict[str, Any]) -> str:
+    kind = [row[name] for name in ("storage", "features", "augmentation")]
+    speeds = [f"{row[name]:,.0f}x" for name in ("clock", "worker", "main")]
+    cells = [*kind, *speeds, row["workers"], f"{row['cores']:.1f}"]
+    return "".join(f"{cell:>13}" for cell in cells)
+
+
+def parser() -> argparse.ArgumentParser:
+    description, _, details = (__doc__ or "").partition("\n\n")
+    options = argparse.ArgumentParser(
+        prog="python -m scripts.loader_speed",
+        description=description,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_argument("--data", type=Path, nargs="+", required=True, help="prepared folders")
+    options.add_argument("--split", default="train")
+    options.add_argument("--features", nargs="+", choices=FEATURES, default=FEATURES)
+    options.add_argument("--max-duration", type=float, default=551.0, help="seconds in a batch")
+    options.add_argument("--workers", type=int, default=2, help="data.num_workers, at least 1")
+    options.add_argument("--epochs", type=int, default=1, help="measured epochs")
+    options.add_argument("--target", type=float, default=8000.0, help="times real time")
+    options.add_argument("--profile", action="store_true", help="print profiles of a worker's work")
+    options.add_argument("--json", type=Path, metavar="FILE", help="append the rows to FILE")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    options = parser().parse_args(arguments)
+    for name in ("workers", "epochs"):
+        if getattr(options, name) < 1:
+            parser().error(f"--{name} is {getattr(options, name)}, needs at least 1")
+    print("".join(f"{column:>13}" for column in _COLUMNS))
+    rows = []
+    for row in rows_of(options):
+        rows.append(row)
+        print(line(row), flush=True)
+        if options.json is not None:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    return rows
 
 
 if __name__ == "__main__":

@@ -12,20 +12,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-FOLDER = Path(__file__).parent / "results"
+from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
+from scripts.benchmark.training_tables import loader, training_processes, training_step
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
 OURS = "pruned_rnnt"
 _BLOCK = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-
-Row = dict[str, Any]
-
-
-def read_rows(table: str, folder: Path = FOLDER) -> list[Row]:
-    lines = (folder / f"{table}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.strip()]
 
 
 def newest_run(rows: Iterable[Row], case: str) -> dict[str, Row]:
@@ -54,23 +49,6 @@ def label(row: Row) -> str:
     if "bfloat16" in sizes or "tf32" in sizes:
         sizes = sizes.replace(" float32", "")
     return f"{kind.replace('_', ' ')}, {sizes}"
-
-
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    table = [header, ["---"] * len(header), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)
-
-
-def provenance(rows: Iterable[Row]) -> str:
-    """One sentence for each machine, version and commit with which the rows were measured."""
-    found = dict.fromkeys(
-        (row.get("machine") or row["device"], row["torch"], row["commit"], row["date"])
-        for row in rows
-    )
-    return "".join(
-        f"\nMeasured on {machine}, torch {torch}, commit {commit}, {date}."
-        for machine, torch, commit, date in found
-    ) + ("\n" if found else "")
 
 
 def comparison(table: str, kinds: Sequence[str]) -> str:
@@ -105,44 +83,6 @@ def launches() -> str:
         if row["launches"] is not None and "graph" not in row["system"]
     ]
     return markdown(["case", "system", "launches", "waits"], lines)
-
-
-def engine() -> str:
-    """A table of steps of the trainer and bare steps of its model."""
-    rows = [row for row in read_rows("engine") if "max_duration" in row]
-    header = ["GPUs", "audio a step and GPU", "bare step", "trainer's step", "overhead", "commit"]
-    lines = [
-        [
-            str(row["world_size"]),
-            f"{row['max_duration']:g} s",
-            f"{1000 * row['bare_step_seconds']:.0f} ms",
-            f"{1000 * row['engine_step_seconds']:.0f} ms",
-            f"{row['overhead']:.1%}",
-            row["commit"],
-        ]
-        for row in rows
-    ]
-    return markdown(header, lines) + f"\nMeasured on {rows[-1]['device']}.\n"
-
-
-def zipformer() -> str:
-    rows = [row for row in read_rows("zipformer") if row["row"] == "train"]
-    header = ["parameters", "audio", "step", "losses' share", "peak memory", "real time", "commit"]
-    lines = [
-        [
-            f"{row['parameters'] / 1e6:.0f} M",
-            f"{row['audio_seconds']:.0f} s",
-            f"{row['step_ms']:.0f} ms",
-            f"{row['losses_share']:.1%}",
-            f"{row['peak_gib']:.1f} GiB",
-            f"{row['times_real_time']:,.0f}x",
-            row["commit"],
-        ]
-        for row in rows
-    ]
-    return markdown(header, lines) + (
-        f"\nMeasured on {rows[-1]['device']}, torch {rows[-1]['torch']}, {rows[-1]['precision']}.\n"
-    )
 
 
 def decoding() -> str:
@@ -184,8 +124,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "cuda_parts": lambda: comparison("cuda", ["lattice", "bounds"]),
     "cuda_launches": launches,
     "cpu": lambda: comparison("cpu", ["step", "full", "simple"]),
-    "engine": engine,
-    "zipformer": zipformer,
+    "training_step": training_step,
+    "training_processes": training_processes,
+    "loader": loader,
     "decoding": decoding,
     "export": export,
 }

@@ -54,12 +54,12 @@ def machine(device: str) -> str:
     return f"{cores}-core {model} ({level}){used}"
 
 
-def commit() -> str:
-    """The commit of the working tree, with `+` if tracked files differ from it. In a copy without
-    git, the environment variable GIT_COMMIT."""
+def commit(folder: Path = FOLDER.parent) -> str:
+    """The commit of the working tree of `folder`, with `+` if tracked files differ from it. In a
+    copy without git, the environment variable GIT_COMMIT."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(FOLDER.parent), *arguments]
+        command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
     head = git("rev-parse", "--short", "HEAD")

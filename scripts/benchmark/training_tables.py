@@ -1,0 +1,141 @@
+"""Tables of training steps and of loading their data.
+
+Training steps are rows of scripts/training_step, or until there are any of earlier measurements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.benchmark.markdown import FOLDER, Row, markdown, provenance, read_rows
+
+
+def training_step() -> str:
+    """A table of whole training steps; until there are rows, that of an earlier measurement."""
+    rows = [row for row in _rows() if "world_size" not in row]
+    if not rows:
+        return _zipformer()
+    newest = {(*_case(row), row["system"]): row for row in rows}
+    header = ["model", "system", "audio", "step", "real time", "GPU busy", "kernels", "peak memory"]
+    lines = [
+        [
+            _model(row),
+            row["system"].replace("this", "pruned_rnnt"),
+            f"{row['audio_seconds']:.0f} s",
+            f"{row['step_ms']:.0f} ms",
+            f"{row['times_real_time']:,.0f}x",
+            _known(row["gpu_busy_ms"], ".0f", " ms"),
+            _known(row["kernels"], ",.0f", ""),
+            _known(row["peak_allocated_gib"], ".1f", " GiB"),
+        ]
+        for row in newest.values()
+    ]
+    return markdown(header, lines) + provenance(newest.values())
+
+
+def training_processes() -> str:
+    """A table of steps of several processes; until there are rows, an earlier measurement."""
+    rows = [row for row in _rows() if "world_size" in row]
+    if not rows:
+        return _engine()
+    newest = {(*_case(row), row["world_size"]): row for row in rows}
+    header = ["model", "processes", "audio a step and process", "alone", "together", "efficiency"]
+    header.append("without communication")
+    lines = [
+        [
+            _model(row),
+            str(row["world_size"]),
+            f"{row['audio_seconds']:.0f} s",
+            f"{row['alone_step_ms']:.0f} ms",
+            f"{row['together_step_ms']:.0f} ms",
+            f"{row['together_efficiency']:.2f}",
+            f"{row['side_by_side_efficiency']:.2f}",
+        ]
+        for row in newest.values()
+    ]
+    return markdown(header, lines) + provenance(newest.values())
+
+
+def loader() -> str:
+    """A table of the workers and cores that load a number of times real time."""
+    rows = read_rows("loader")
+    newest = {(row["storage"], row["features"], row["augmentation"]): row for row in rows}
+    header = ["storage", "features", "augmentation", "a worker", "training process"]
+    header += ["workers", "cores"]
+    lines = [
+        [
+            *case,
+            f"{row['worker']:,.0f}x",
+            f"{row['main']:,.0f}x",
+            f"{row['workers']} for {row['target']:,.0f}x",
+            f"{row['cores']:.1f}",
+        ]
+        for case, row in newest.items()
+    ]
+    return markdown(header, lines) + provenance(newest.values())
+
+
+def _rows() -> list[Row]:
+    return read_rows("training_step", FOLDER) if (FOLDER / "training_step.jsonl").exists() else []
+
+
+def _case(row: Row) -> tuple[Any, ...]:
+    names = ("device", "model", "causal", "ctc", "precision", "max_seconds")
+    return *(row[name] for name in names), *row["overrides"]
+
+
+def _model(row: Row) -> str:
+    kinds = {"causal": row["causal"], "CTC head": row["ctc"]}
+    words = [row["model"], *(kind for kind, has in kinds.items() if has), row["precision"]]
+    return ", ".join((*words, *row["overrides"]))
+
+
+def _known(value: float | None, form: str, unit: str) -> str:
+    return "-" if value is None else format(value, form) + unit
+
+
+def _engine() -> str:
+    """A table of steps of the trainer and bare steps of its model, and its explanation."""
+    rows = [row for row in read_rows("engine") if "max_duration" in row]
+    header = ["GPUs", "audio a step and GPU", "bare step", "trainer's step", "overhead", "commit"]
+    lines = [
+        [
+            str(row["world_size"]),
+            f"{row['max_duration']:g} s",
+            f"{1000 * row['bare_step_seconds']:.0f} ms",
+            f"{1000 * row['engine_step_seconds']:.0f} ms",
+            f"{row['overhead']:.1%}",
+            row["commit"],
+        ]
+        for row in rows
+    ]
+    return (
+        "With an earlier script: a step of the trainer compared with a bare step of the same\n"
+        "Conformer, which is forward, backward and optimiser without data loading, checks and\n"
+        "logging. A negative overhead is noise between runs.\n\n"
+    ) + f"{markdown(header, lines)}\nMeasured on {rows[-1]['device']}.\n"
+
+
+def _zipformer() -> str:
+    """A table of steps of Zipformers without the trainer, and its explanation."""
+    rows = [row for row in read_rows("zipformer") if row["row"] == "train"]
+    header = ["parameters", "audio", "step", "losses' share", "peak memory", "real time", "commit"]
+    lines = [
+        [
+            f"{row['parameters'] / 1e6:.0f} M",
+            f"{row['audio_seconds']:.0f} s",
+            f"{row['step_ms']:.0f} ms",
+            f"{row['losses_share']:.1%}",
+            f"{row['peak_gib']:.1f} GiB",
+            f"{row['times_real_time']:,.0f}x",
+            row["commit"],
+        ]
+        for row in rows
+    ]
+    about = (
+        "With an earlier script: forward, backward, clipping and update without the trainer, on\n"
+        "one batch, with the share of the losses.\n\n"
+    )
+    return f"{about}{markdown(header, lines)}" + (
+        f"\nMeasured on {rows[-1]['device']}, torch {rows[-1]['torch']}, {rows[-1]['precision']}.\n"
+    )
