@@ -316,6 +316,7 @@ def test_errors_of_files_are_one_line(
     assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
 
 
+@pytest.mark.slow
 def test_closed_output_is_no_error() -> None:
     command = [sys.executable, "-m", "pruned_rnnt", "inspect", "synthetic", "--keys"]
     done = subprocess.run(
