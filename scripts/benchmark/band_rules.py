@@ -24,7 +24,7 @@ import argparse
 import datetime
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ def lattices_of(
     encoder_NTE: Tensor,
     predictor_NUP: Tensor,
     targets_NU: Tensor,
-    lengths: tuple[Tensor, Tensor],
+    lengths: Iterable[Tensor],
     step: int,
 ) -> Lattices:
     """Lattices of a batch, after that many training steps."""
@@ -213,8 +213,7 @@ def planted_model(steps: int, noise: float) -> TrainedJoiner:
         encoder_NTE = encoder((frames + noise * torch.randn_like(frames)).transpose(1, 2))
         encoder_NTE = encoder_NTE.transpose(1, 2)
         predictor_NUP = predictor(nn.functional.pad(targets_NU.long(), (1, 0)))
-        frames_N, symbols_N = (torch.tensor([len(x) for x in rows]) for rows in (spoken, texts))
-        lengths = frames_N, symbols_N
+        lengths = (torch.tensor([len(x) for x in rows]) for rows in (spoken, texts))
         return lattices_of(criterion, encoder_NTE, predictor_NUP, targets_NU, lengths, step)
 
     for step in range(steps):
