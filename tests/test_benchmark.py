@@ -77,6 +77,7 @@ print(inputs.first.numel() * 4 / (1 << 20), measured.peak_mib)
 """
 
 
+@pytest.mark.slow
 def test_peak_memory_sees_what_a_step_allocates() -> None:
     # In a separate process, as memory that earlier tests have freed might be reused.
     done = subprocess.run(

@@ -21,6 +21,7 @@ from pruned_rnnt.ops.common.native import (
     has_native_kernel,
     library_folders,
 )
+from tests.torch_forks import run_with_torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,18 +32,6 @@ needs_build_backend = pytest.mark.skipif(
     importlib.util.find_spec("scikit_build_core") is None, reason="needs scikit-build-core"
 )
 needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    cleared = {k: v for k, v in os.environ.items() if not k.startswith("PRUNED_RNNT_")}
-    path = os.pathsep.join([str(ROOT), cleared.pop("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**cleared, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 REPORT = "import pruned_rnnt.ops; print(pruned_rnnt.ops.backend_report())"
@@ -93,18 +82,20 @@ def test_every_op_has_a_cpu_kernel() -> None:
 
 
 def test_fallback_is_used_on_request() -> None:
-    result = run_python(REPORT, PRUNED_RNNT_BACKEND="fallback")
+    result = run_with_torch(REPORT, PRUNED_RNNT_BACKEND="fallback")
     assert "cpu: fallback (PRUNED_RNNT_BACKEND=fallback)" in result.stdout, result.stderr
     assert cells(result.stdout, "log_probs") == ["fallback", "fallback"]
 
 
 def test_unknown_backend_is_refused() -> None:
-    result = run_python(REPORT, PRUNED_RNNT_BACKEND="fastest")
+    result = run_with_torch(REPORT, PRUNED_RNNT_BACKEND="fastest")
     assert "ValueError: PRUNED_RNNT_BACKEND must be one of" in result.stderr
 
 
 def test_native_on_request_raises_without_a_library(tmp_path: Path) -> None:
-    result = run_python(REPORT, PRUNED_RNNT_BACKEND="native", PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
+    result = run_with_torch(
+        REPORT, PRUNED_RNNT_BACKEND="native", PRUNED_RNNT_LIBRARY_DIR=str(tmp_path)
+    )
     assert f"ImportError: PRUNED_RNNT_BACKEND=native, but for cpu: no library in {tmp_path}" in (
         result.stderr
     )
@@ -112,13 +103,13 @@ def test_native_on_request_raises_without_a_library(tmp_path: Path) -> None:
 
 def test_missing_library_falls_back_with_the_build_note(tmp_path: Path) -> None:
     (tmp_path / "build_notes.txt").write_text("cpu: not built: no C++ compiler found\n")
-    result = run_python(REPORT, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
+    result = run_with_torch(REPORT, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
     assert "cpu: fallback (not built: no C++ compiler found)" in result.stdout, result.stderr
 
 
 def test_broken_library_falls_back_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "libpruned_rnnt_cpu.so").write_text("not a library")
-    result = run_python(REPORT, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
+    result = run_with_torch(REPORT, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
     assert cells(result.stdout, "log_probs")[0] == "fallback", result.stderr
     assert "does not load" in result.stdout
     assert "UserWarning: pruned_rnnt runs plain torch on cpu" in result.stderr
@@ -150,7 +141,7 @@ for call in (compiled, loss, compiled):
 def test_missing_library_is_warned_about_once_at_the_first_fallback(tmp_path: Path) -> None:
     """Not at import or while tracing, but in the first call, also of a compiled function."""
     (tmp_path / "build_notes.txt").write_text("cpu: not built: no C++ compiler found\n")
-    result = run_python(CALLS, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
+    result = run_with_torch(CALLS, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
     assert "plain torch" not in result.stderr
     traced, warning, *silent = result.stdout.splitlines()
     assert traced == "traced"
@@ -162,7 +153,7 @@ def test_missing_library_is_warned_about_once_at_the_first_fallback(tmp_path: Pa
 
 
 def test_requested_fallback_is_not_warned_about() -> None:
-    result = run_python(CALLS, PRUNED_RNNT_BACKEND="fallback")
+    result = run_with_torch(CALLS, PRUNED_RNNT_BACKEND="fallback")
     assert result.stdout.splitlines() == ["traced", "silent", "silent", "silent"], result.stderr
     assert "plain torch" not in result.stderr
 

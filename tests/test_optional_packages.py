@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -18,6 +17,7 @@ from pruned_rnnt.optional_packages import (
     missing_packages_named,
     require,
 )
+from tests.torch_forks import run_with_torch
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
@@ -57,9 +57,7 @@ def test_extras_equal_those_of_error_messages() -> None:
 
 def test_losses_need_no_optional_package() -> None:
     packages = [package for names in PACKAGES_OF_EXTRA.values() for package in names]
-    done = subprocess.run(
-        [sys.executable, "-c", LOSSES, *packages], capture_output=True, text=True, check=False
-    )
+    done = run_with_torch(LOSSES, *packages)
     losses, error = done.stdout.splitlines()
     assert losses == "torch.Size([2, 6, 5]) band_edge_mass", done.stderr
     # The package that is imported first.

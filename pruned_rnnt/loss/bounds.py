@@ -68,22 +68,13 @@ def prune_bounds(
         targets.zero_()
     sizes = checks.Sizes(batch, frames, columns - 1, 2)
     options = checks.check_options(1, 2, rnnt_type)
-    given = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*given, sizes, options, emit.device, "occupancy", validate)
-    utterances = checked.on_device()
-    lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
-    if checks.readable(validate, *lengths):
-        check_band_width(lengths, s_range, kind)
-    return chosen_bounds(occupancy, utterances, s_range, kind, exact)
-
-
-def chosen_bounds(
-    occupancy: Occupancy, utterances: Utterances, s_range: int, rnnt_type: int, exact: bool
-) -> Bounds:
-    """prune_bounds of checked arguments."""
+    batch_of = (targets, logit_lengths, target_lengths)
+    checked = checks.check_batch(*batch_of, sizes, options, emit.device, "occupancy", validate)
+    if checks.readable(validate, *checked.lengths):
+        check_band_width(checked.lengths, s_range, kind)
     emit, blank = (x.detach().contiguous() for x in occupancy)
-    lengths = (utterances.logit_lengths, utterances.target_lengths)
-    return Bounds(choose_bounds(emit, blank, *lengths, s_range, rnnt_type, exact), s_range)
+    lengths = checked.on_device().lengths
+    return Bounds(choose_bounds(emit, blank, *lengths, s_range, kind, exact), s_range)
 
 
 def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:
@@ -125,8 +116,8 @@ def check_bounds(
         raise ValueError(f"bounds.start is on {start.device} but logits on {device}")
     checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
-    lengths = (utterances.logit_lengths, utterances.target_lengths)
     if checks.readable(validate, start):
+        lengths = utterances.lengths
         n = checks.first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
         if n is not None:
             raise ValueError(

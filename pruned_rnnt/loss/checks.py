@@ -22,7 +22,6 @@ from pruned_rnnt.ops.common.saturated import as_int32
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 REDUCTIONS = ("none", "mean", "sum")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -175,7 +174,7 @@ def check_batch(
     logit_lengths: Tensor | None,
     target_lengths: Tensor | None,
     sizes: Sizes,
-    options: LossOptions | SimpleOptions,
+    options: LossOptions,
     device: torch.device,
     source: str,
     validate: bool = False,

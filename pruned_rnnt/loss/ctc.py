@@ -56,6 +56,5 @@ def ctc_loss(
     within = used < utterances.target_lengths[:, None]
     unused = 0 if options.blank else vocabulary - 1
     symbols = utterances.targets.long().masked_fill(~within, unused)
-    lengths = utterances.host_lengths or (utterances.logit_lengths, utterances.target_lengths)
-    texts = TargetsAndLengths(symbols, *(x.long() for x in lengths))
+    texts = TargetsAndLengths(symbols, *(x.long() for x in checked.lengths))
     return reduced(ctc_losses(logits, texts, options.blank), reduction)

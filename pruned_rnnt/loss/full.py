@@ -112,7 +112,6 @@ def loss_of_logits(
         rows = given_packed_rows(utterances, bounds, logits.shape[0], validate)
     else:
         start = None if bounds is None else bounds.start
-        lengths = (utterances.logit_lengths, utterances.target_lengths)
-        rows = LatticeRows(*lengths, start, None, *logits.shape[1:3])
+        rows = LatticeRows(*utterances.lengths, start, None, *logits.shape[1:3])
     flat = logits.contiguous().view(-1, vocabulary)
     return row_loss(flat, utterances.targets, rows, options, in_place)

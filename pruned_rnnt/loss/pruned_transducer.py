@@ -7,7 +7,6 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +23,21 @@ from pruned_rnnt.loss.checks import (
     check_shape,
     readable,
 )
+from pruned_rnnt.loss.full import check_logits, loss_of_logits
 from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
-from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
-from pruned_rnnt.loss.simple import check_simple_options
+from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.reduction import reduced
-from pruned_rnnt.ops.common.row_geometry import RowGeometry
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import chunk_plan, joiner_loss
+from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.joiner.log_probs import HAT
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.step.pruned_step import pruned_step
-from pruned_rnnt.ops.step.step_plan import StepInputs, StepPlan
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 # Of the simple loss's projections, because their sum should begin near the uniform distribution.
 _INITIAL_SCALE = 0.25
@@ -97,17 +94,10 @@ class PrunedTransducerLoss(nn.Module):
     ):
         super().__init__()
         check_reduction(reduction)
-        shared: dict[str, Any] = {
-            "blank": blank,
-            "vocabulary": vocab_size,
-            "rnnt_type": rnnt_type,
-            "delay_penalty": delay_penalty,
-            "fastemit_lambda": fastemit_lambda,
-        }
-        self.options = check_options(**shared, clamp=None, hat=hat)
-        self.simple_options = check_simple_options(
-            **shared, lm_only_scale=lm_only_scale, am_only_scale=am_only_scale
+        self.options = check_options(
+            blank, vocab_size, rnnt_type, delay_penalty, fastemit_lambda, hat=hat
         )
+        self.simple_options = check_scales(self.options, lm_only_scale, am_only_scale)
         check_s_range(s_range, self.options.rnnt_type)
         if isinstance(joiner, Joiner):
             check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
@@ -116,7 +106,6 @@ class PrunedTransducerLoss(nn.Module):
         self.predictor_dim = predictor_dim
         self.vocab_size = vocab_size
         self.s_range = s_range
-        self.rnnt_type = rnnt_type
         self.simple_scale = simple_scale
         self.pruned_scale_start = pruned_scale_start
         self.warm_up_steps = warm_up_steps
@@ -175,18 +164,42 @@ class PrunedTransducerLoss(nn.Module):
         )
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
+        scales = self.scales(step)
         inputs = self._step_inputs(encoder_out, predictor_out)
         if inputs is not None:
-            return self._in_one_step(inputs, utterances, step)
-        utterances = utterances.on_device()
-        lengths = (utterances.logit_lengths, utterances.target_lengths)
+            losses = pruned_step(inputs, utterances, self._step_plan(inputs, utterances, scales))
+        else:
+            losses = self._composed(encoder_out, predictor_out, utterances.on_device(), scales)
+        if losses.utterance_losses is not None:
+            by_utterance = UtteranceLosses(*losses.utterance_losses.unbind())
+        else:
+            of_each = (losses.total, losses.simple, losses.pruned)
+            by_utterance = UtteranceLosses(*(x.detach() for x in of_each))
+        return TransducerLosses(
+            loss=losses.total,
+            simple_loss=losses.simple,
+            pruned_loss=losses.pruned,
+            occupancy=Occupancy(losses.emit_occupancy, losses.blank_occupancy),
+            bounds=Bounds(losses.start, self.s_range),
+            simple_scale=scales[0],
+            pruned_scale=scales[1],
+            utterances=by_utterance,
+        )
+
+    def _composed(
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        utterances: Utterances,
+        scales: tuple[float, float],
+    ) -> StepLosses:
+        """The losses layer by layer, of any joiner and in torch.compile."""
         projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
         dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
         am, lm = (x.to(dtype).contiguous() for x in projected)
         simple_N, emit, blank = simple_loss(am, lm, utterances.tensors, self.simple_options)
-        rnnt_type, exact = self.options.rnnt_type, self.exact_bounds
-        start_NT = choose_bounds(emit, blank, *lengths, self.s_range, rnnt_type, exact)
-        bounds = Bounds(start_NT, self.s_range)
+        topology = (self.s_range, self.options.rnnt_type)
+        start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
         if isinstance(self.joiner, Joiner):
             pruned_N = joiner_loss(
                 self.joiner.encoder_proj(encoder_out),
@@ -203,18 +216,22 @@ class PrunedTransducerLoss(nn.Module):
             am_NTSE = encoder_out[:, :, None, :].expand(-1, -1, self.s_range, -1)
             lm_NTSP = gathered_band(predictor_out.contiguous(), start_NT, self.s_range)
             logits = self.joiner(am_NTSE, lm_NTSP)
-            pruned_N = self._loss_of_logits(logits, utterances, bounds)
-        simple_scale, pruned_scale = self.scales(step)
-        total_N = simple_scale * simple_N + pruned_scale * pruned_N
-        return TransducerLosses(
-            loss=reduced(total_N, self.reduction),
-            simple_loss=reduced(simple_N, self.reduction),
-            pruned_loss=reduced(pruned_N, self.reduction),
-            occupancy=Occupancy(emit, blank),
-            bounds=bounds,
-            simple_scale=simple_scale,
-            pruned_scale=pruned_scale,
-            utterances=UtteranceLosses(total_N.detach(), simple_N.detach(), pruned_N.detach()),
+            shape = (*start_NT.shape, self.s_range, self.vocab_size)
+            check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
+            check_logits(logits, "S", in_place=False)
+            bounds = Bounds(start_NT, self.s_range)
+            pruned_N = loss_of_logits(
+                logits, utterances.tensors, bounds, self.options, in_place=False, validate=False
+            )
+        total_N = scales[0] * simple_N + scales[1] * pruned_N
+        return StepLosses(
+            total=reduced(total_N, self.reduction),
+            simple=reduced(simple_N, self.reduction),
+            pruned=reduced(pruned_N, self.reduction),
+            emit_occupancy=emit,
+            blank_occupancy=blank,
+            start=start_NT,
+            utterance_losses=torch.stack([total_N, simple_N, pruned_N]).detach(),
         )
 
     def _step_inputs(self, encoder_out: Tensor, predictor_out: Tensor) -> StepInputs | None:
@@ -248,63 +265,28 @@ class PrunedTransducerLoss(nn.Module):
             weights += (weight, bias)
         return StepInputs(encoder_out, predictor_out, *weights)
 
-    def _in_one_step(
-        self, inputs: StepInputs, utterances: Utterances, step: int
-    ) -> TransducerLosses:
+    def _step_plan(
+        self, inputs: StepInputs, utterances: Utterances, scales: tuple[float, float]
+    ) -> StepPlan:
         assert isinstance(self.joiner, Joiner)
         dtype = product_dtype(*inputs)
         frames = inputs.encoder.shape[1]
-        simple_scale, pruned_scale = self.scales(step)
-        plan = StepPlan(
+        return StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
-            chunks=chunk_plan(
-                RowGeometry(None, None, frames, self.s_range),
+            joiner=joiner_plan(
                 utterances.band_rows(frames, self.s_range),
+                frames=frames,
+                columns=self.s_range,
                 logit_bytes=self.vocab_size * dtype.itemsize,
                 hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
-                host_lengths=None,
                 vocabulary=self.vocab_size,
                 activation=ACTIVATIONS[self.joiner.activation],
                 options=self.options,
             ),
             exact_bounds=self.exact_bounds,
-            simple_scale=simple_scale,
-            pruned_scale=pruned_scale,
+            simple_scale=scales[0],
+            pruned_scale=scales[1],
             reduction=self.reduction,
-        )
-        losses = pruned_step(inputs, utterances, plan)
-        if losses.utterance_losses is not None:
-            utterance_losses = UtteranceLosses(*losses.utterance_losses.unbind())
-        else:
-            per_utterance = (losses.total, losses.simple, losses.pruned)
-            utterance_losses = UtteranceLosses(*(x.detach() for x in per_utterance))
-        return TransducerLosses(
-            loss=losses.total,
-            simple_loss=losses.simple,
-            pruned_loss=losses.pruned,
-            occupancy=Occupancy(losses.emit_occupancy, losses.blank_occupancy),
-            bounds=Bounds(losses.start, self.s_range),
-            simple_scale=simple_scale,
-            pruned_scale=pruned_scale,
-            utterances=utterance_losses,
-        )
-
-    def _loss_of_logits(self, logits: Tensor, utterances: Utterances, bounds: Bounds) -> Tensor:
-        """Of a joiner of the caller's own, (N,)."""
-        shape = (*bounds.start.shape, self.s_range, self.vocab_size)
-        check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
-        return rnnt_loss_pruned(
-            logits,
-            utterances.targets,
-            bounds,
-            utterances.logit_lengths,
-            utterances.target_lengths,
-            blank=self.options.blank,
-            rnnt_type=self.rnnt_type,
-            delay_penalty=self.options.delay_penalty,
-            fastemit_lambda=self.options.fastemit_lambda,
-            hat=self.options.normalization == HAT,
-            reduction="none",
         )

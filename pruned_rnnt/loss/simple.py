@@ -11,7 +11,8 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss
 from pruned_rnnt.ops.common.reduction import reduced
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.simple.simple_log_probs import Scales
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
 
 
@@ -51,49 +52,24 @@ def rnnt_loss_simple(
         TypeError, ValueError: as rnnt_loss.
     """
     checks.check_am_lm(am, lm, "V")
-    options = check_simple_options(
-        blank, am.shape[2], rnnt_type, lm_only_scale, am_only_scale, delay_penalty, fastemit_lambda
-    )
-    checks.check_reduction(reduction)
     size, frames, vocabulary = am.shape
+    options = checks.check_options(blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda)
+    simple_options = check_scales(options, lm_only_scale, am_only_scale)
+    checks.check_reduction(reduction)
     sizes = checks.Sizes(size, frames, lm.shape[1] - 1, vocabulary)
     batch = (targets, logit_lengths, target_lengths)
     checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
-    loss, occupancy = checked_simple_loss(am, lm, checked.on_device(), options)
-    return SimpleLoss(reduced(loss, reduction), occupancy)
+    dtype = torch.promote_types(am.dtype, lm.dtype)
+    am, lm = (x.to(dtype).contiguous() for x in (am, lm))
+    loss, emit, blank_mass = simple_loss(am, lm, checked.on_device().tensors, simple_options)
+    return SimpleLoss(reduced(loss, reduction), Occupancy(emit, blank_mass))
 
 
-def check_simple_options(
-    blank: int,
-    vocabulary: int,
-    rnnt_type: str,
-    lm_only_scale: float,
-    am_only_scale: float,
-    delay_penalty: float,
-    fastemit_lambda: float,
-) -> SimpleOptions:
-    """The scalar arguments of the simple loss."""
+def check_scales(options: LossOptions, lm_only_scale: float, am_only_scale: float) -> SimpleOptions:
+    """The options of the simple loss, with its scales of smoothing."""
     if not (lm_only_scale >= 0 and am_only_scale >= 0 and lm_only_scale + am_only_scale <= 1):
         raise ValueError(
             f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
             "least 0 and together at most 1"
         )
-    common = checks.check_options(blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda)
-    return SimpleOptions(
-        blank=common.blank,
-        rnnt_type=common.rnnt_type,
-        lm_only_scale=float(lm_only_scale),
-        am_only_scale=float(am_only_scale),
-        delay_penalty=common.delay_penalty,
-        fastemit_lambda=common.fastemit_lambda,
-    )
-
-
-def checked_simple_loss(
-    am: Tensor, lm: Tensor, utterances: Utterances, options: SimpleOptions
-) -> SimpleLoss:
-    """rnnt_loss_simple of checked arguments, without reduction."""
-    dtype = torch.promote_types(am.dtype, lm.dtype)
-    am, lm = (x.to(dtype).contiguous() for x in (am, lm))
-    loss, emit, blank = simple_loss(am, lm, utterances.tensors, options)
-    return SimpleLoss(loss, Occupancy(emit, blank))
+    return SimpleOptions(options, Scales(options.blank, float(lm_only_scale), float(am_only_scale)))

@@ -24,8 +24,9 @@ import argparse
 import datetime
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,15 +62,38 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Lattices:
-    """A batch with the arguments of the losses (lengths (N,) int32), and its simple loss's
-    occupancy."""
+    """A batch with the arguments of the losses (lengths (N,) int32), the training loss, and the
+    simple loss's occupancy."""
 
     encoder_NTE: Tensor
     predictor_NUP: Tensor
     targets_NU: Tensor
     frames_N: Tensor
     symbols_N: Tensor
+    loss: Tensor
     occupancy: Occupancy
+
+
+def lattices_of(
+    criterion: pruned_rnnt.PrunedTransducerLoss,
+    encoder_NTE: Tensor,
+    predictor_NUP: Tensor,
+    targets_NU: Tensor,
+    lengths: Iterable[Tensor],
+    step: int,
+) -> Lattices:
+    """Lattices of a batch, after that many training steps."""
+    frames_N, symbols_N = (x.int() for x in lengths)
+    losses = criterion(encoder_NTE, predictor_NUP, targets_NU, frames_N, symbols_N, step)
+    return Lattices(
+        encoder_NTE=encoder_NTE,
+        predictor_NUP=predictor_NUP,
+        targets_NU=targets_NU,
+        frames_N=frames_N,
+        symbols_N=symbols_N,
+        loss=losses.loss,
+        occupancy=losses.occupancy,
+    )
 
 
 def window_scores(lattices: Lattices, s_range: int) -> Tensor:
@@ -108,19 +132,16 @@ def by_argmax(lattices: Lattices, s_range: int) -> Bounds:
     return band_of(window_scores(lattices, s_range).argmax(2), lattices, s_range)
 
 
-def by_library(exact: bool) -> Callable[[Lattices, int], Bounds]:
-    def bounds(lattices: Lattices, s_range: int) -> Bounds:
-        lengths = lattices.frames_N, lattices.symbols_N
-        return pruned_rnnt.prune_bounds(lattices.occupancy, *lengths, s_range, exact=exact)
-
-    return bounds
+def by_library(lattices: Lattices, s_range: int, *, exact: bool) -> Bounds:
+    lengths = lattices.frames_N, lattices.symbols_N
+    return pruned_rnnt.prune_bounds(lattices.occupancy, *lengths, s_range, exact=exact)
 
 
 RULES: dict[str, Callable[[Lattices, int], Bounds]] = {
     "first": by_first,
     "argmax": by_argmax,
-    "middle": by_library(exact=False),
-    "exact": by_library(exact=True),
+    "middle": partial(by_library, exact=False),
+    "exact": partial(by_library, exact=True),
 }
 
 
@@ -158,16 +179,8 @@ def from_run(run: Path) -> TrainedJoiner:
         for batch in DataModule(config.data).test_loader():
             encoder_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
             predictor_NUP = model.predictor.forward_targets(batch.targets_NU)
-            lengths = frames_N.int(), batch.target_lengths_N.int()
-            losses = criterion(encoder_NTE, predictor_NUP, batch.targets_NU, *lengths, 0)
-            yield Lattices(
-                encoder_NTE=encoder_NTE,
-                predictor_NUP=predictor_NUP,
-                targets_NU=batch.targets_NU,
-                frames_N=lengths[0],
-                symbols_N=lengths[1],
-                occupancy=losses.occupancy,
-            )
+            lengths = frames_N, batch.target_lengths_N
+            yield lattices_of(criterion, encoder_NTE, predictor_NUP, batch.targets_NU, lengths, 0)
 
     return TrainedJoiner(model.joiner, lattices())
 
@@ -192,7 +205,7 @@ def planted_model(steps: int, noise: float) -> TrainedJoiner:
     modules = nn.ModuleList([encoder, predictor, criterion])
     optimiser = torch.optim.Adam(modules.parameters(), lr=2e-3)
 
-    def batch(step: int) -> tuple[Lattices, Tensor]:
+    def batch(step: int) -> Lattices:
         texts = [torch.randint(1, vocabulary, (int(torch.randint(10, 41, ())),)) for _ in range(8)]
         spoken = [text.repeat_interleave(torch.randint(4, 10, text.shape)) for text in texts]
         targets_NU = nn.utils.rnn.pad_sequence(texts, batch_first=True).int()
@@ -200,32 +213,18 @@ def planted_model(steps: int, noise: float) -> TrainedJoiner:
         encoder_NTE = encoder((frames + noise * torch.randn_like(frames)).transpose(1, 2))
         encoder_NTE = encoder_NTE.transpose(1, 2)
         predictor_NUP = predictor(nn.functional.pad(targets_NU.long(), (1, 0)))
-        lengths = (
-            torch.tensor([len(x) for x in spoken], dtype=torch.int32),
-            torch.tensor([len(x) for x in texts], dtype=torch.int32),
-        )
-        losses = criterion(encoder_NTE, predictor_NUP, targets_NU, *lengths, step)
-        lattices = Lattices(
-            encoder_NTE=encoder_NTE,
-            predictor_NUP=predictor_NUP,
-            targets_NU=targets_NU,
-            frames_N=lengths[0],
-            symbols_N=lengths[1],
-            occupancy=losses.occupancy,
-        )
-        return lattices, losses.loss / int(lengths[1].sum())
+        lengths = (torch.tensor([len(x) for x in rows]) for rows in (spoken, texts))
+        return lattices_of(criterion, encoder_NTE, predictor_NUP, targets_NU, lengths, step)
 
     for step in range(steps):
-        _, loss = batch(step)
+        lattices = batch(step)
+        loss = lattices.loss / lattices.symbols_N.sum()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         if step % 100 == 0 or step + 1 == steps:
-            print(
-                f"step {step}: {float(loss.detach()):.3f} nats per symbol, simple and pruned",
-                flush=True,
-            )
-    return TrainedJoiner(joiner, (batch(steps)[0] for _ in range(25)))
+            print(f"step {step}: {loss.item():.3f} nats per symbol, simple and pruned", flush=True)
+    return TrainedJoiner(joiner, (batch(steps) for _ in range(25)))
 
 
 @torch.no_grad()
@@ -275,23 +274,16 @@ def main() -> None:
         "--steps", type=int, default=1500, help="training steps on synthetic utterances"
     )
     parser.add_argument(
-        "--noise",
-        type=float,
-        default=0.5,
-        help="standard deviation of the noise in synthetic utterances",
+        "--noise", type=float, default=0.5, help="standard deviation of the synthetic noise"
     )
     parser.add_argument("--s-range", type=int, nargs="+", default=[3, 5, 8])
     parser.add_argument("--keep", action="store_true", help="add the rows to the results folder")
     options = parser.parse_args()
-    planted = options.run == "planted"
-    name = (
-        f"planted, noise {options.noise}, {options.steps} steps"
-        if planted
-        else Path(options.run).name
-    )
-    trained = (
-        planted_model(options.steps, options.noise) if planted else from_run(Path(options.run))
-    )
+    if options.run == "planted":
+        name = f"planted, noise {options.noise}, {options.steps} steps"
+        trained = planted_model(options.steps, options.noise)
+    else:
+        name, trained = Path(options.run).name, from_run(Path(options.run))
     print("S  rule    tied frames  retained  pruned - full: mean  95%     largest")
     for row in measured(name, trained, options.s_range):
         print(

@@ -72,7 +72,7 @@ def test_noises_without_features_are_refused(root: Path, tmp_path: Path) -> None
     [
         ("noise.jsonl", b"junk\n", "noise.jsonl:1 is not a valid line of a lhotse manifest"),
         ("noise.jsonl", b"", "has no cuts"),
-        ("noise.jsonl.gz", gzip.compress(b"\n"), "has no cuts"),
+        ("noise.jsonl.gz", gzip.compress(b"\n", mtime=0), "has no cuts"),
         ("noise.jsonl.gz", b"junk\n", "is damaged after line 0"),
         ("noise.jsonl.gz", None, "no manifest of cuts at"),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from pruned_rnnt.data.prepare.speech_synthesis import (
     Voice,
     _word_starts,
 )
+from tests.torch_forks import run_with_torch
 
 _SCRIPT = """
 import hashlib
@@ -80,13 +79,9 @@ def test_output_rate(engine: SpeechEngine) -> None:
 
 @pytest.mark.slow
 def test_every_voice_is_the_same_in_every_process() -> None:
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    ]
-    assert digests[0] == digests[1]
+    one, other = (run_with_torch(_SCRIPT) for _ in range(2))
+    assert one.returncode == 0, one.stderr
+    assert one.stdout == other.stdout
 
 
 def test_errors(engine: SpeechEngine) -> None:

@@ -1,8 +1,6 @@
 """lattice_figure: contents and positions of the picture, no global state."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from matplotlib.patches import Polygon
 
 from pruned_rnnt.diagnostics import lattice_figure, viterbi_alignment
 from tests.lattice_paths import Band, Rows, posteriors, random_rows
+from tests.torch_forks import run_with_torch
 
 FRAMES = torch.tensor([4, 3])
 SYMBOLS = torch.tensor([3, 1])
@@ -101,7 +100,6 @@ def test_nan_and_bfloat16_are_drawn() -> None:
     assert image.get_array().max() == 0
 
 
-@pytest.mark.slow
 def test_pyplot_is_not_imported() -> None:
     code = (
         "import sys, torch; from pruned_rnnt.diagnostics import lattice_figure\n"
@@ -111,7 +109,8 @@ def test_pyplot_is_not_imported() -> None:
         "lattice_figure(rows).canvas.draw()\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = run_with_torch(code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_streaming_encoder(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(frames, 1), whole, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hat", "context_size"), [(False, 2), (True, 1)])
 def test_decoder_and_joiner(hat: bool, context_size: int, tmp_path: Path) -> None:
     model = make_model(hat=hat, context_size=context_size)
@@ -103,6 +104,7 @@ def test_decoder_and_joiner(hat: bool, context_size: int, tmp_path: Path) -> Non
         torch.testing.assert_close(logits.log_softmax(-1), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_torch_export_programs_accept_other_sizes(tmp_path: Path) -> None:
     model = make_model()
     for graph, inputs in (

@@ -51,6 +51,7 @@ def test_round_trip(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_recurrent_predictor_has_no_decoder_program(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """A decoder of an earlier export is deleted."""
     model = tiny_model(vocab_size=len(tokenizer), predictor=LstmPredictorConfig(dim=8))

@@ -107,7 +107,7 @@ def test_compiles_in_one_graph(name, device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["full", "module_fused"])
+@pytest.mark.parametrize("name", ["full", pytest.param("module_fused", marks=pytest.mark.slow)])
 def test_compiles_with_changing_shapes(name, device) -> None:
     """A second batch of another shape, for which torch makes sizes symbolic."""
     import pruned_rnnt

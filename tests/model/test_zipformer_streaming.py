@@ -116,6 +116,7 @@ def test_streaming_encoder_equals_streaming_forward() -> None:
     assert stream.output_length(torch.tensor([29, 9, 8])).tolist() == [4, 1, 0]
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_streaming_encoder_can_be_exported() -> None:
     encoder = sine_encoder(CAUSAL)
@@ -128,6 +129,7 @@ def test_streaming_encoder_can_be_exported() -> None:
     torch.testing.assert_close(encoded_state.layers[3].values1, expected_state.layers[3].values1)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_offline_encoder_can_be_exported() -> None:
     """With dynamic numbers of utterances and frames (from 17)."""

@@ -70,6 +70,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             assert torch.equal(left.nan_to_num(7), right.nan_to_num(7)), describe(call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_kernels_for_older_processors(capability) -> None:
     # The library selects the version of its loops when it is loaded.

@@ -7,29 +7,28 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from pruned_rnnt.ops.common.library import FALLBACKS
+from pruned_rnnt.ops.joiner.fused_log_probs import Chunks, JoinerInputs
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.joiner.log_probs import LOGITS
 from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, poison
 
 
-def fused_calls() -> Iterator[tuple[str, list, dict]]:
-    """Op, positional and named arguments: two chunks of a padded lattice, T = 3, U = 2, V = 6 in 8
-    columns, D = 5."""
+def fused_calls() -> Iterator[Call]:
+    """Two chunks of a padded lattice, T = 3, U = 2, V = 6 in 8 columns, D = 5."""
     batch = batch_of([3, 2], [2, 1], 6)
     factors = [torch.randn(shape) for shape in ((2, 3, 5), (2, 3, 5), (8, 5), (8,))]
-    inputs = [*factors, batch.targets, batch.logit_lengths, batch.target_lengths, None, None]
-    shared = {"frames": 3, "columns": 3, "chunk_offsets": [0, 12, 18], "vocabulary": 6}
-    shared |= {"activation": 1, "blank": 0, "normalization": 0}
-    shared |= {
-        name: torch.full((12, x), float("nan")) for name, x in (("hidden", 5), ("logits", 8))
-    }
-    rows = {name: torch.rand(18) for name in ("px", "py", "lse", "gx", "gy")}
-    log_probs = {name: rows[name] for name in ("px", "py", "lse")}
-    yield "fused_log_probs", inputs, shared | log_probs
-    statistics = {name: rows[name] for name in ("lse", "gx", "gy")}
-    options = {"fastemit_lambda": 0.0, "clamp": 0.0, "has_last_chunk": False, "hidden_rows": 6}
-    names = ("grad_am", "grad_lm", "grad_weight", "grad_bias")
-    sums = {name: torch.empty_like(x) for name, x in zip(names, factors, strict=True)}
-    upstream = {"grad_loss": torch.randn(2)}
-    yield "fused_log_probs_backward", inputs, shared | statistics | options | sums | upstream
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    inputs = JoinerInputs(*factors, batch.targets, *lengths, None, None)
+    chunks = Chunks(3, 3, [0, 12, 18], 6, ACTIVATIONS["tanh"], 0, LOGITS)
+    workspace = [poison(12, width, dtype=torch.float32) for width in (5, 8)]
+    rows = [poison(18, dtype=torch.float32) for _ in range(3)]
+    yield Call("fused_log_probs", (*inputs, *chunks), (*workspace, *rows))
+    fastemit_lambda, clamp, hidden_rows, has_last_chunk = 0.0, 0.0, 6, False
+    options = (fastemit_lambda, clamp, hidden_rows, has_last_chunk)
+    upstream, statistics = torch.randn(2), torch.rand(3, 18).unbind()
+    sums = [torch.empty_like(x) for x in factors]
+    arguments = (upstream, *inputs, *chunks, *statistics, *options)
+    yield Call("fused_log_probs_backward", arguments, (*workspace, *sums))
 
 
 def ctc_calls() -> Iterator[Call]:
@@ -44,20 +43,17 @@ def scale_calls() -> Iterator[Call]:
     yield Call("scale", (sources, torch.randn(3)), ([torch.empty_like(x) for x in sources],))
 
 
-def first_calls() -> dict[str, tuple[list, dict]]:
+def first_calls() -> dict[str, tuple]:
     torch.manual_seed(0)
-    found: dict[str, tuple[list, dict]] = {}
-    for calls in (all_calls(SHAPES[0], torch.float32), ctc_calls(), scale_calls()):
+    found: dict[str, tuple] = {}
+    for calls in (all_calls(SHAPES[0], torch.float32), fused_calls(), ctc_calls(), scale_calls()):
         for call in calls:
-            found.setdefault(call.op, ([*call.inputs, *call.outputs], {}))
-    found |= {op: (arguments, named) for op, arguments, named in fused_calls()}
+            found.setdefault(call.op, (*call.inputs, *call.outputs))
     return found
 
 
 @pytest.mark.parametrize("op", sorted(FALLBACKS))
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_opcheck(op, device) -> None:
-    arguments, named = tree_map_only(
-        torch.Tensor, lambda x: x.clone().to(device), first_calls()[op]
-    )
-    torch.library.opcheck(getattr(torch.ops.pruned_rnnt, op).default, tuple(arguments), named)
+    arguments = tree_map_only(torch.Tensor, lambda x: x.clone().to(device), first_calls()[op])
+    torch.library.opcheck(getattr(torch.ops.pruned_rnnt, op).default, arguments)

@@ -29,6 +29,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_divergence_keeps_good_checkpoints(
     corpus: Path, tmp_path: Path, log_every: int, capsys: pytest.CaptureFixture[str]
@@ -69,6 +70,7 @@ def test_broken_parameters_are_not_reported_as_bad_utterances(corpus: Path, tmp_
     assert not trainer.checkpoints.paths()
 
 
+@pytest.mark.slow
 def test_checkpoints_of_skipped_steps_displace_none(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_search_ends_if_nothing_or_everything_fits() -> None:
     assert search_largest(lambda value: True, 60.0, 500.0) == 960.0
 
 
+@pytest.mark.slow
 def test_find_max_duration_searches_by_memory(
     corpus: Path,
     tmp_path: Path,

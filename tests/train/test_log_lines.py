@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.tiny_corpus import make_corpus, tiny_overrides
 
 # lhotse logs with these functions, which add a handler to a root logger that has none.
@@ -26,6 +28,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 def test_no_log_line_is_printed_twice(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     settings = tiny_overrides(corpus, tmp_path / "run", "train.steps=2")

@@ -76,6 +76,7 @@ def check_skipped(corpus: Path, run: Path, seen: dict[int, Batch], *overrides: s
         assert shapes["lattice_nodes"] == utterances * frames * symbols
 
 
+@pytest.mark.slow
 def test_out_of_memory_step_is_reported_and_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,6 +85,7 @@ def test_resume_at_the_end_of_an_epoch(
     assert checkpoint_of(resumed.folder, 12) == checkpoint_of(straight.folder, 12)
 
 
+@pytest.mark.slow
 def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> None:
     often = tiny_experiment(corpus, tmp_path / "often", "train.validate_every=1")
     never = tiny_experiment(corpus, tmp_path / "never", "train.validate_every=100")
@@ -131,6 +132,7 @@ def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: 
     assert all(torch.equal(models[0][name], models[1][name]) for name in shared)
 
 
+@pytest.mark.slow
 def test_changed_configuration_is_named(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     speech_trainer(tiny_experiment(corpus, run, "train.steps=1")).run()

@@ -60,6 +60,7 @@ def test_missing_validation_set_is_an_error_before_training(corpus: Path, tmp_pa
         speech_trainer(config)
 
 
+@pytest.mark.slow
 def test_interrupted_validation_is_repeated(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def stream_shards(
     """Yields `function(shard)` for every shard, in order; only a few shards are in memory.
 
     A single job, and up to three shards, run in the calling process. Otherwise worker processes
-    are spawned, so the calling script needs the `__main__` guard. The first error is raised.
+    are started, so the calling script needs the `__main__` guard. The first error is raised.
 
     Args:
         size: number of utterances in a shard, for the progress bar.
@@ -55,7 +55,8 @@ def stream_shards(
         in_caller = num_jobs == 1 or len(first) < _MIN_SHARDS_FOR_PROCESSES
         pool = None
         if fresh_processes or not in_caller:
-            pool = stack.enter_context(_process_pool(num_jobs, fresh_processes))
+            pool = _process_pool(num_jobs, fresh_processes, function.__module__)
+            stack.enter_context(pool)
         pending: deque[tuple[int, Callable[[], Result], Callable[[], bool]]] = deque()
         try:
             for shard in itertools.chain(first, stream):
@@ -78,10 +79,14 @@ def stream_shards(
                 cancel()
 
 
-def _process_pool(num_jobs: int, fresh: bool) -> ProcessPoolExecutor:
+def _process_pool(num_jobs: int, fresh: bool, module: str) -> ProcessPoolExecutor:
+    """Workers that have imported a module, once for all of them where the system can fork."""
+    can_fork = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if can_fork else "spawn")
+    context.set_forkserver_preload([module])
     return ProcessPoolExecutor(
         num_jobs,
-        mp_context=multiprocessing.get_context("spawn"),
+        mp_context=context,
         max_tasks_per_child=1 if fresh else None,
         initializer=torch.set_num_threads,
         # The processes share the cores already; more threads would only compete for them.

@@ -37,7 +37,13 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 _Written = TypeVar("_Written")
 # Marks a parameter of an op, a tensor or a named tuple of tensors, as an output.
 Out = Annotated[_Written, "output"]
-_SCHEMA_TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool"}
+_SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    list[int]: "int[]",
+}
 
 
 def opaque_to_compile(function: AnyFunction) -> AnyFunction:
@@ -54,9 +60,9 @@ def _no_outputs(*_: object, **__: object) -> None:
 def op(fallback: Callable[..., None]) -> Callable[..., None]:
     """Declares the op of the fallback's name (without a leading underscore); returns its caller.
 
-    The fallback's annotations give the schema: Tensor, int, float and bool, `| None` of these, and
-    named tuples of them, whose fields are arguments of their own. Out[...] marks outputs. A call
-    passes such tuples whole or field by field.
+    The fallback's annotations give the schema: Tensor, int, float, bool and list[int], `| None` of
+    these, and named tuples of them, whose fields are arguments of their own. Out[...] marks
+    outputs. A call passes such tuples whole or field by field.
     """
     hints = get_type_hints(fallback, include_extras=True)
     hints.pop("return")
@@ -104,10 +110,11 @@ def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
                 outputs,
             )
         return
-    required = [x for x in get_args(bare) or (bare,) if x is not type(None)]
+    members = (bare,) if bare in _SCHEMA_TYPES else get_args(bare)
+    required = next(x for x in members if x is not type(None))
     alias = f"({next(outputs)})" if is_output else ""
-    optional = "?" if len(get_args(bare)) > 1 else ""
-    yield f"{_SCHEMA_TYPES[required[0]]}{alias}{optional} {name}"
+    optional = "?" if len(members) > 1 else ""
+    yield f"{_SCHEMA_TYPES[required]}{alias}{optional} {name}"
 
 
 def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:

@@ -21,15 +21,6 @@ import torch
 from torch import Tensor
 
 
-class RowGeometry(NamedTuple):
-    """The geometry of rows: T frames and S columns."""
-
-    start: Tensor | None
-    row_splits: Tensor | None
-    frames: int
-    columns: int
-
-
 class Nodes(NamedTuple):
     """Which node each row is: int64 n, t, u and a mask of the valid ones."""
 
@@ -40,7 +31,7 @@ class Nodes(NamedTuple):
 
 
 class LatticeRows(NamedTuple):
-    """Lengths (N,) int32 and the fields of RowGeometry, as the ops take them."""
+    """Lengths (N,) int32, and the geometry of the rows with T frames and S columns."""
 
     logit_lengths: Tensor
     target_lengths: Tensor

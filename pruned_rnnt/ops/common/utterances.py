@@ -43,6 +43,11 @@ class Utterances(NamedTuple):
         return self._replace(logit_lengths=frames_N, target_lengths=symbols_N)
 
     @property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Of logits and of targets."""
+        return self.logit_lengths, self.target_lengths
+
+    @property
     def tensors(self) -> TargetsAndLengths:
         """The arguments of the ops, after on_device."""
         return TargetsAndLengths(self.targets, self.logit_lengths, self.target_lengths)

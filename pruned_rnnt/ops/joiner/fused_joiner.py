@@ -13,7 +13,6 @@ the time.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -22,15 +21,18 @@ from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
 from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.row_geometry import LatticeRows, RowGeometry, row_offsets
+from pruned_rnnt.ops.common.row_geometry import row_offsets
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_log_probs import (
+    Chunks,
+    JoinerGradients,
     JoinerInputs,
+    Workspace,
     fused_log_probs,
     fused_log_probs_backward,
 )
-from pruned_rnnt.ops.joiner.log_probs import RowStatistics
+from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take.
@@ -40,101 +42,59 @@ _GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
 
 
-class ChunkPlan(NamedTuple):
-    """How the rows are divided: T and S of the geometry, the row at which each chunk begins and
-    their end, rows of a piece of the hidden gradient, V, and the options of the loss."""
+class JoinerPlan(NamedTuple):
+    """How the joiner's loss is computed: chunks of rows, rows of a piece of the hidden gradient,
+    and the options of the loss."""
 
-    frames: int
-    columns: int
-    chunk_offsets: list[int]
+    chunks: Chunks
     hidden_rows: int
-    vocabulary: int
-    activation: int
     options: LossOptions
 
-    @property
-    def rows(self) -> int:
-        return self.chunk_offsets[-1]
 
-    @property
-    def largest(self) -> int:
-        """Rows of the largest chunk."""
-        return max(end - begin for begin, end in pairwise(self.chunk_offsets))
-
-    def shared(self) -> dict[str, Any]:
-        """The arguments that both ops of fused_log_probs.py take."""
-        return {
-            "frames": self.frames,
-            "columns": self.columns,
-            "chunk_offsets": self.chunk_offsets,
-            "vocabulary": self.vocabulary,
-            "activation": self.activation,
-            "blank": self.options.blank,
-            "normalization": self.options.normalization,
-        }
-
-
-class Workspace(NamedTuple):
-    """Hidden rows (C,D) and logits (C,V') of a chunk."""
-
-    hidden: Tensor
-    logits: Tensor
-
-
-def _workspace(inputs: JoinerInputs, plan: ChunkPlan) -> Workspace:
-    am, weight, rows = inputs.am, inputs.weight, plan.largest
+def _workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
+    am, weight, rows = inputs.am, inputs.weight, plan.chunks.largest
     return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
 
 
 def row_losses(
-    inputs: JoinerInputs, plan: ChunkPlan
+    inputs: JoinerInputs, plan: JoinerPlan
 ) -> tuple[Tensor, RowStatistics, Workspace | None]:
     """log P (N,) acc, and the workspace, which holds the last chunk."""
-    workspace = _workspace(inputs, plan)
+    chunks, options, workspace = plan.chunks, plan.options, _workspace(inputs, plan)
     acc = accumulator(inputs.am.dtype)
-    lse, px, py = inputs.am.new_empty((3, plan.rows), dtype=acc).unbind(0)
-    buffers = {**workspace._asdict(), "px": px, "py": py, "lse": lse}
-    fused_log_probs(*inputs, **plan.shared(), **buffers)
-    rows = LatticeRows(*inputs.rows(), plan.frames, plan.columns)
-    total, gx, gy = run_recursion(px, py, rows, plan.options.rnnt_type, plan.options.delay_penalty)
+    scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
+    fused_log_probs(inputs, chunks, workspace, scores)
+    rows, rnnt_type = chunks.lattice_rows(inputs), options.rnnt_type
+    total, gx, gy = run_recursion(scores.px, scores.py, rows, rnnt_type, options.delay_penalty)
     kept = None if torch.compiler.is_compiling() else workspace
-    return total, RowStatistics(lse, gx, gy), kept
-
-
-class JoinerGradients(NamedTuple):
-    """Of am in its dtype, of lm, weight and bias in acc."""
-
-    am: Tensor
-    lm: Tensor
-    weight: Tensor
-    bias: Tensor
+    return total, RowStatistics(scores.lse, gx, gy), kept
 
 
 def row_gradients(
     grad_loss: Tensor,
     inputs: JoinerInputs,
     statistics: RowStatistics,
-    plan: ChunkPlan,
+    plan: JoinerPlan,
     kept: Workspace | None,
 ) -> JoinerGradients:
-    """For grad_loss (N,) acc; kept: the workspace that row_losses has returned, if unchanged."""
-    am, acc = inputs.am, statistics.lse.dtype
-    lm, weight, bias = (
-        torch.empty_like(x, dtype=acc) for x in (inputs.lm, inputs.weight, inputs.bias)
+    """For grad_loss (N,) acc, that of am in its dtype; kept: the workspace that row_losses has
+    returned, if unchanged."""
+    sums = (inputs.lm, inputs.weight, inputs.bias)
+    grads = JoinerGradients(
+        torch.empty_like(inputs.am),
+        *(torch.empty_like(x, dtype=statistics.lse.dtype) for x in sums),
     )
-    grads = JoinerGradients(torch.empty_like(am), lm, weight, bias)
-    workspace = _workspace(inputs, plan) if kept is None else kept
     fused_log_probs_backward(
-        *inputs,
-        **plan.shared(),
-        **workspace._asdict(),
-        **statistics._asdict(),
-        **{f"grad_{name}": grad for name, grad in grads._asdict().items()},
-        grad_loss=grad_loss,
-        fastemit_lambda=plan.options.fastemit_lambda,
-        clamp=plan.options.clamp,
-        hidden_rows=plan.hidden_rows,
-        has_last_chunk=kept is not None,
+        grad_loss,
+        inputs,
+        plan.chunks,
+        statistics,
+        plan.options.fastemit_lambda,
+        plan.options.clamp,
+        plan.hidden_rows,
+        kept is not None,
+        _workspace(inputs, plan) if kept is None else kept,
+        grads,
     )
     return grads
 
@@ -159,22 +119,23 @@ class _FusedLoss(torch.autograd.Function):
         return (*(grad.to(inputs.am.dtype) for grad in grads), *[None] * 6)
 
 
-def chunk_plan(
-    geometry: RowGeometry,
+def joiner_plan(
     rows: int,
     *,
+    frames: int,
+    columns: int,
     logit_bytes: int,
     hidden_bytes: int,
-    host_lengths: tuple[Tensor, Tensor] | None,
     vocabulary: int,
     activation: int,
     options: LossOptions,
-) -> ChunkPlan:
+    host_lengths: tuple[Tensor, Tensor] | None = None,
+) -> JoinerPlan:
     """Divides rows by the bytes that a row of logits and one of hidden take.
 
     host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
     """
-    columns, row_bytes = geometry.columns, logit_bytes + hidden_bytes
+    row_bytes = logit_bytes + hidden_bytes
     if host_lengths is None:
         offsets = chunk_offsets(rows, columns, row_bytes)
         hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
@@ -183,9 +144,9 @@ def chunk_plan(
         widths_N = (symbols_N + 1).tolist()
         offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes)
         hidden_rows = rows
-    return ChunkPlan(
-        geometry.frames, columns, offsets, hidden_rows, vocabulary, activation, options
-    )
+    score_options = (options.blank, options.normalization)
+    chunks = Chunks(frames, columns, offsets, vocabulary, activation, *score_options)
+    return JoinerPlan(chunks, hidden_rows, options)
 
 
 def chunk_offsets(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
@@ -224,7 +185,7 @@ def _padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Te
 
 
 @opaque_to_compile
-def _fused_loss(inputs: JoinerInputs, plan: ChunkPlan) -> Tensor:
+def _fused_loss(inputs: JoinerInputs, plan: JoinerPlan) -> Tensor:
     loss: Tensor = _FusedLoss.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     return loss
 
@@ -257,16 +218,16 @@ def joiner_loss(
         splits = splits.to(utterances.targets.device, non_blocking=True)
     am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
     padded = _padded_output(weight, None if bias is None else bias.to(dtype))
-    plan = chunk_plan(
-        RowGeometry(start, splits, frames, columns),
+    plan = joiner_plan(
         rows,
+        frames=frames,
+        columns=columns,
         logit_bytes=padded[0].shape[0] * dtype.itemsize,
         hidden_bytes=hidden * dtype.itemsize,
-        host_lengths=host_lengths if start is None else None,
         vocabulary=weight.shape[0],
         activation=activation,
         options=options,
+        host_lengths=host_lengths if start is None else None,
     )
-    lengths = (utterances.logit_lengths, utterances.target_lengths)
-    inputs = JoinerInputs(am, lm, *padded, utterances.targets, *lengths, start, splits)
+    inputs = JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits)
     return _fused_loss(inputs, plan)

@@ -43,18 +43,10 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
+from pruned_rnnt.ops.simple.simple_products import Exponentials
 
 # Entries of (R, V) expanded at a time where the product underflowed.
 _EXACT_ELEMENTS = 1 << 22
-
-
-class Exponentials(NamedTuple):
-    """am (N,T,V') and lm (N,U',V') as simple_products.py stores them, with their low parts."""
-
-    am_exp: Tensor
-    am_low: Tensor | None
-    lm_exp: Tensor
-    lm_low: Tensor | None
 
 
 class Smoothing(NamedTuple):
@@ -80,19 +72,10 @@ class Scales(NamedTuple):
     lm_only_scale: float
     am_only_scale: float
 
-
-class Sums(NamedTuple):
-    """am_sum (N,T,V') and lm_sum (N,U',V') of the module docstring."""
-
-    am_sum: Tensor
-    lm_sum: Tensor
-
-
-class Gradients(NamedTuple):
-    """(N,T,V) and (N,U+1,V)."""
-
-    grad_am: Tensor
-    grad_lm: Tensor
+    @property
+    def combined(self) -> float:
+        """c of the module docstring."""
+        return 1 - self.lm_only_scale - self.am_only_scale
 
 
 class Upstream(NamedTuple):
@@ -108,13 +91,13 @@ def safe_product(dtype: torch.dtype) -> float:
     return 1e-280 if dtype == torch.float64 else 1e-28
 
 
-def _valid_nodes(logit_lengths: Tensor, target_lengths: Tensor, shape: torch.Size) -> Tensor:
-    """(N,T,U+1) bool: t < T_n and u <= U_n."""
+def _inside(
+    logit_lengths: Tensor, target_lengths: Tensor, shape: torch.Size
+) -> tuple[Tensor, Tensor]:
+    """t < T_n, (N,T,1) bool, and u <= U_n, (N,1,U+1), for a shape (N,T,U+1)."""
     t = torch.arange(shape[1], device=logit_lengths.device)
     u = torch.arange(shape[2], device=logit_lengths.device)
-    inside_NT = t < logit_lengths[:, None]
-    inside_NU = u <= target_lengths[:, None]
-    return inside_NT[:, :, None] & inside_NU[:, None, :]
+    return t[:, None] < logit_lengths[:, None, None], u <= target_lengths[:, None, None]
 
 
 def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
@@ -122,35 +105,6 @@ def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
     count = max(1, _EXACT_ELEMENTS // size)
     for begin in range(0, entries.shape[0], count):
         yield entries[begin : begin + count].unbind(1)
-
-
-@op
-def exp_rows(
-    x: Tensor,
-    lengths: Tensor,
-    extra: int,
-    row_max: Out[Tensor],
-    row_lse: Out[Tensor],
-    x_exp: Out[Tensor],
-    x_low: Out[Tensor | None],
-) -> None:
-    """x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp
-    of the row; x_exp (N,L',V') and, if not None, x_low of the same shape and dtype: exp(x -
-    row_max) as simple_products.py stores it, zeros beyond L and V. Rows from
-    lengths[n] + extra on are padding: 0 everywhere, and x is not read there. A row of nothing but
-    -inf gives row_max 0, row_lse -inf and x_exp 0. NaN stays NaN."""
-    count, size = x.shape[1:]
-    outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
-    rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
-    maximum = rows.amax(-1)
-    maximum = maximum.masked_fill(maximum == NEG_INF, 0)
-    exponentials = (rows - maximum[:, :, None]).exp().masked_fill_(outside[:, :, None], 0)
-    row_max.copy_(maximum)
-    row_lse.copy_((maximum + exponentials.sum(2).log()).masked_fill_(outside, 0))
-    x_exp.zero_()[:, :count, :size] = exponentials
-    if x_low is not None:
-        rest = exponentials - x_exp[:, :count, :size].to(exponentials.dtype)
-        x_low.zero_()[:, :count, :size] = rest
 
 
 def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
@@ -186,9 +140,9 @@ def simple_log_probs(
     blank, lm_only_scale, am_only_scale = scales
     (_, frames, size), width = am.shape, lm.shape[1]
     product = product[:, :, :width]
-    valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    inside_NT1, inside_N1U = _inside(logit_lengths, target_lengths, product.shape)
     fits_N = (logit_lengths <= frames) & (target_lengths < width)
-    valid &= fits_N[:, None, None]
+    valid = inside_NT1 & inside_N1U & fits_N[:, None, None]
     safe = product >= safe_product(acc)
     z = product.clamp_min(safe_product(acc)).log() + am_max[:, :, None] + lm_max[:, None, :]
     z.masked_fill_(~valid, 0)
@@ -199,18 +153,17 @@ def simple_log_probs(
 
     y_NU, usable_NU = _symbols(targets, blank, size)
     y_NTU = y_NU[:, None, :].expand(-1, frames, width)
-    combined_scale = 1 - lm_only_scale - am_only_scale
     am_x, am_y = am.gather(2, y_NTU).to(acc), am[:, :, blank, None].to(acc)
     lm_x = lm.gather(2, y_NU[:, :, None]).to(acc)[:, None, :, 0]
     lm_y = lm[:, None, :, blank].to(acc)
     log_x, log_y = torch.zeros_like(z), torch.zeros_like(z)
-    if combined_scale != 0:
-        log_x += combined_scale * (am_x + lm_x - z)
-        log_y += combined_scale * (am_y + lm_y - z)
-    if lm_lse is not None and lm_only_scale != 0:
+    if scales.combined != 0:
+        log_x += scales.combined * (am_x + lm_x - z)
+        log_y += scales.combined * (am_y + lm_y - z)
+    if lm_lse is not None:
         log_x += lm_only_scale * (lm_x - lm_lse[:, None, :])
         log_y += lm_only_scale * (lm_y - lm_lse[:, None, :])
-    if am_lse is not None and log_q is not None and am_only_scale != 0:
+    if am_lse is not None and log_q is not None:
         log_x += am_only_scale * (am_x + log_q[y_NU][:, None, :] - am_lse[:, :, None])
         log_y += am_only_scale * (am_y + log_q[blank] - am_lse[:, :, None])
     impossible = ~valid | (z == NEG_INF)
@@ -237,8 +190,8 @@ def simple_weights(
     columns = gx.shape[2]
     product = product[:, :, :columns]
     leaving = gx * (1 + fastemit_lambda) + gy
-    used = _valid_nodes(logit_lengths, target_lengths, product.shape)
-    used &= (product >= safe_product(product.dtype)) & (leaving != 0)
+    inside_NT1, inside_N1U = _inside(logit_lengths, target_lengths, product.shape)
+    used = inside_NT1 & inside_N1U & (product >= safe_product(product.dtype)) & (leaving != 0)
     value = (leaving * (scale * grad_loss)[:, None, None] / product).masked_fill_(~used, 0)
     weights.zero_()[:, :, 0, :columns] = value
     if weights.shape[2] == 3:
@@ -265,55 +218,56 @@ def simple_backward(
     exps: Exponentials,
     product: Tensor,
     logz: Tensor,
-    sums: Sums,
+    am_sum: Tensor,
+    lm_sum: Tensor,
     smoothing: Smoothing,
     batch: TargetsAndLengths,
     scales: Scales,
     fastemit_lambda: float,
-    grads: Out[Gradients],
+    grad_am: Out[Tensor],
+    grad_lm: Out[Tensor],
 ) -> None:
-    """The gradients have the dtype of am; if that is also the dtype of the sums, they may be am_sum
-    and lm_sum themselves. The result is the same from run to run on every device."""
+    """am_sum (N,T,V'), lm_sum (N,U',V') -> grad_am (N,T,V), grad_lm (N,U+1,V) of the dtype of am.
+    If that is also the dtype of the sums, they may be am_sum and lm_sum themselves. The result is
+    the same from run to run on every device."""
     grad_loss, gx, gy = upstream
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
     targets, logit_lengths, target_lengths = batch
     blank, lm_only_scale, am_only_scale = scales
     _, frames, size = am.shape
-    combined_scale = 1 - lm_only_scale - am_only_scale
     product = product[:, :, : lm.shape[1]]
-    valid = _valid_nodes(logit_lengths, target_lengths, product.shape)
+    inside_NT1, inside_N1U = _inside(logit_lengths, target_lengths, product.shape)
+    valid = inside_NT1 & inside_N1U
     ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
     ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
     leaving = ex + ey
-    d_am = _times_sum(exps.am_exp, exps.am_low, sums.am_sum, am)
-    d_lm = _times_sum(exps.lm_exp, exps.lm_low, sums.lm_sum, lm)
+    d_am = _times_sum(exps.am_exp, exps.am_low, am_sum, am)
+    d_lm = _times_sum(exps.lm_exp, exps.lm_low, lm_sum, lm)
 
-    unsafe = (leaving != 0) & ~(product >= safe_product(acc))
-    entries = unsafe.nonzero() if combined_scale != 0 else product.new_empty((0, 3)).long()
-    for n, t, u in _pieces(entries, size):
-        share = (am[n, t].to(acc) + lm[n, u].to(acc) - logz[n, t, u][:, None]).exp()
-        share *= combined_scale * leaving[n, t, u][:, None]
-        d_am.index_put_((n, t), share, accumulate=True)
-        d_lm.index_put_((n, u), share, accumulate=True)
+    if scales.combined != 0:
+        unsafe = (leaving != 0) & ~(product >= safe_product(acc))
+        for n, t, u in _pieces(unsafe.nonzero(), size):
+            share = (am[n, t].to(acc) + lm[n, u].to(acc) - logz[n, t, u][:, None]).exp()
+            share *= scales.combined * leaving[n, t, u][:, None]
+            d_am.index_put_((n, t), share, accumulate=True)
+            d_lm.index_put_((n, u), share, accumulate=True)
 
-    if am_lse is not None and log_q is not None and am_only_scale != 0:
+    if am_lse is not None and log_q is not None:
         leaving_NT1 = leaving.sum(2)[:, :, None]
         softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
         d_am += am_only_scale * (leaving_NT1 * softmax).masked_fill(leaving_NT1 == 0, 0)
-    if lm_lse is not None and lm_only_scale != 0:
+    if lm_lse is not None:
         leaving_NU1 = leaving.sum(1)[:, :, None]
         softmax = (lm.to(acc) - lm_lse[:, :, None]).exp()
         d_lm += lm_only_scale * (leaving_NU1 * softmax).masked_fill(leaving_NU1 == 0, 0)
 
     y_NU, usable_NU = _symbols(targets, blank, size)
     ex = ex.masked_fill_(~usable_NU[:, None, :], 0)
-    am_scale, lm_scale = combined_scale + am_only_scale, combined_scale + lm_only_scale
+    am_scale, lm_scale = scales.combined + am_only_scale, scales.combined + lm_only_scale
     d_am.scatter_add_(2, y_NU[:, None, :].expand(-1, frames, -1), -am_scale * ex)
     d_am[:, :, blank] -= am_scale * ey.sum(2)
     d_lm.scatter_add_(2, y_NU[:, :, None], -lm_scale * ex.sum(1)[:, :, None])
     d_lm[:, :, blank] -= lm_scale * ey.sum(1)
 
-    t = torch.arange(frames, device=am.device)
-    u = torch.arange(lm.shape[1], device=am.device)
-    grads.grad_am.copy_(d_am.masked_fill_((t >= logit_lengths[:, None])[:, :, None], 0))
-    grads.grad_lm.copy_(d_lm.masked_fill_((u > target_lengths[:, None])[:, :, None], 0))
+    grad_am.copy_(d_am.masked_fill_(~inside_NT1, 0))
+    grad_lm.copy_(d_lm.masked_fill_(~inside_N1U.mT, 0))

@@ -23,9 +23,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import Out, accumulator, op
+from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op
 from pruned_rnnt.ops.common.matrix_products import multiply_into
-from pruned_rnnt.ops.simple.simple_log_probs import Exponentials
+
+
+class Exponentials(NamedTuple):
+    """am (N,T,V') and lm (N,U',V') with their low parts, if they have these."""
+
+    am_exp: Tensor
+    am_low: Tensor | None
+    lm_exp: Tensor
+    lm_low: Tensor | None
 
 
 class ExpLayout(NamedTuple):
@@ -55,6 +63,35 @@ def exp_layout(dtype: torch.dtype, device: torch.device) -> ExpLayout:
 @lru_cache
 def _fast_bfloat16(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@op
+def exp_rows(
+    x: Tensor,
+    lengths: Tensor,
+    extra: int,
+    row_max: Out[Tensor],
+    row_lse: Out[Tensor],
+    x_exp: Out[Tensor],
+    x_low: Out[Tensor | None],
+) -> None:
+    """x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp
+    of the row; x_exp (N,L',V') and, if not None, x_low of the same shape and dtype: exp(x -
+    row_max), zeros beyond L and V. Rows from lengths[n] + extra on are padding: 0 everywhere, and x
+    is not read there. A row of nothing but -inf gives row_max 0, row_lse -inf and x_exp 0. NaN
+    stays NaN."""
+    count, size = x.shape[1:]
+    outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
+    rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
+    maximum = rows.amax(-1)
+    maximum = maximum.masked_fill(maximum == NEG_INF, 0)
+    exponentials = (rows - maximum[:, :, None]).exp().masked_fill_(outside[:, :, None], 0)
+    row_max.copy_(maximum)
+    row_lse.copy_((maximum + exponentials.sum(2).log()).masked_fill_(outside, 0))
+    x_exp.zero_()[:, :count, :size] = exponentials
+    if x_low is not None:
+        rest = exponentials - x_exp[:, :count, :size].to(exponentials.dtype)
+        x_low.zero_()[:, :count, :size] = rest
 
 
 @op

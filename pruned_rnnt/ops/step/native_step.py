@@ -44,7 +44,7 @@ def takes_native_step(inputs: StepInputs, plan: StepPlan) -> bool:
     return (
         inputs.encoder.is_cuda
         and has_native_step()
-        and plan.simple.am_only_scale == 0
+        and plan.simple.scales.am_only_scale == 0
         and all(x.dtype in dtypes for x in inputs)
         and all(x.dtype == inputs.am_weight.dtype for x in weights)
     )

@@ -14,7 +14,7 @@ hand:
     differently, the backward pass computes them instead
     projections of both to D                                row_losses of the band (fused_joiner.py)
 
-Weights are cast and padded together; the gradient of the encoder is the sum of two products in one
+The gradient of the encoder is the sum of two products in one
 buffer. rnnt_loss_simple, prune_bounds and rnnt_loss_fused compute the same numbers.
 """
 
@@ -32,17 +32,14 @@ from pruned_rnnt.ops.common.matrix_products import multiply_into
 from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import row_offsets
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import TargetsAndLengths, Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import row_gradients, row_losses
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
-from pruned_rnnt.ops.simple.simple_loss import (
-    simple_gradient,
-    simple_joiner_log_probs,
-    simple_recursion,
-)
-from pruned_rnnt.ops.step.linear_layers import Layer, cast_layers, weight_gradients
+from pruned_rnnt.ops.simple.simple_log_probs import Upstream
+from pruned_rnnt.ops.simple.simple_loss import simple_forward, simple_gradient
+from pruned_rnnt.ops.step.linear_layers import Layer, cast_layer, weight_gradients
 from pruned_rnnt.ops.step.native_step import NativeStep, takes_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
@@ -57,7 +54,7 @@ class _Layers(NamedTuple):
 
 def _layers(x: StepInputs, plan: StepPlan) -> _Layers:
     # A prior of the predictor sums over the whole vocabulary, where no columns may be added.
-    added = NEG_INF if plan.simple.am_only_scale == 0 else None
+    added = NEG_INF if plan.simple.scales.am_only_scale == 0 else None
     return _Layers(
         Layer(x.am_weight, x.am_bias, added),
         Layer(x.lm_weight, x.lm_bias, added),
@@ -106,38 +103,35 @@ class _PrunedStep(torch.autograd.Function):
         plan: StepPlan
         *tensors, utterances, plan = arguments
         inputs = StepInputs(*tensors)
-        targets, logit_lengths, target_lengths, host_lengths = utterances.on_device()
-        lengths = (logit_lengths, target_lengths)
-        row_splits = None
-        if host_lengths is not None:
-            row_splits = row_offsets(host_lengths[0].long() * plan.chunks.columns)
-            row_splits = row_splits.to(targets.device, non_blocking=True)
+        utterances = utterances.on_device()
+        batch, row_splits = utterances.tensors, None
+        if utterances.host_lengths is not None:
+            row_splits = row_offsets(utterances.host_lengths[0].long() * plan.joiner.chunks.columns)
+            row_splits = row_splits.to(batch.targets.device, non_blocking=True)
         encoder, predictor = (
             x.to(plan.dtype).contiguous() for x in (inputs.encoder, inputs.predictor)
         )
-        cast = _Layers(*cast_layers(_layers(inputs, plan), plan.dtype))
+        cast = _Layers(*(cast_layer(layer, plan.dtype) for layer in _layers(inputs, plan)))
         weights = (cast.am.weight, cast.lm.weight, cast.encoder.weight, cast.decoder.weight)
 
         am, lm = _projected(encoder, cast.am), _projected(predictor, cast.lm)
-        parts = simple_joiner_log_probs(am, lm, targets, *lengths, plan.simple)
-        simple_total, gx, gy = simple_recursion(parts, *lengths, plan.simple)
-        S, rnnt_type = plan.chunks.columns, plan.simple.rnnt_type
-        start = choose_bounds(gx, gy, *lengths, S, rnnt_type, plan.exact_bounds)
+        simple_total, gx, gy, state = simple_forward(am, lm, batch, plan.simple)
+        S, rnnt_type = plan.joiner.chunks.columns, plan.joiner.options.rnnt_type
+        start = choose_bounds(gx, gy, *utterances.lengths, S, rnnt_type, plan.exact_bounds)
         unit_gradients = am[:0], lm[:0]
         ctx.simple_inputs = None
-        if plan.differentiable and plan.simple.am_only_scale != 0 and plan.reduction == "none":
-            ctx.simple_inputs = am, lm, parts
+        scales = plan.simple.scales
+        if plan.differentiable and scales.am_only_scale != 0 and plan.reduction == "none":
+            ctx.simple_inputs = am, lm, state
         elif plan.differentiable:
-            ones = torch.ones_like(simple_total)
-            unit_gradients = simple_gradient(
-                ones, gx, gy, am, lm, parts, targets, *lengths, plan.simple
-            )
-        del am, lm, parts
+            upstream = Upstream(torch.ones_like(simple_total), gx, gy)
+            unit_gradients = simple_gradient(upstream, am, lm, state, batch, plan.simple)
+        del am, lm, state
 
         am, lm = _projected(encoder, cast.encoder), _projected(predictor, cast.decoder)
         output = (cast.output.weight, cast.output.bias)
-        joiner = JoinerInputs(am, lm, *output, targets, *lengths, start, row_splits)
-        pruned_total, statistics, ctx.workspace = row_losses(joiner, plan.chunks)
+        joiner = JoinerInputs(am, lm, *output, *batch, start, row_splits)
+        pruned_total, statistics, ctx.workspace = row_losses(joiner, plan.joiner)
         factors = _Factors(encoder, predictor, *weights)
         simple = _SimpleGradients(gx, gy, *unit_gradients)
         ctx.save_for_backward(*inputs, *factors, *simple, *statistics, *joiner)
@@ -174,16 +168,14 @@ class _PrunedStep(torch.autograd.Function):
         pruned_N = _upstream(total, plan.pruned_scale, pruned, joiner, plan)
         rows = None
         if pruned_N is not None:
-            rows = row_gradients(pruned_N, joiner, statistics, plan.chunks, workspace)
+            rows = row_gradients(pruned_N, joiner, statistics, plan.joiner, workspace)
         del workspace, statistics
         am, lm = None, None
         if simple_N is not None and ctx.simple_inputs is not None:
-            lengths = (joiner.logit_lengths, joiner.target_lengths)
             gx, gy, *_ = simple_state
-            am, lm, parts = ctx.simple_inputs
-            am, lm = simple_gradient(
-                simple_N, gx, gy, am, lm, parts, joiner.targets, *lengths, plan.simple
-            )
+            upstream, (am, lm, state) = Upstream(simple_N, gx, gy), ctx.simple_inputs
+            batch = TargetsAndLengths(joiner.targets, joiner.logit_lengths, joiner.target_lengths)
+            am, lm = simple_gradient(upstream, am, lm, state, batch, plan.simple)
         elif simple_N is not None:
             factor = simple_N[:, None, None]
             am, lm = (
@@ -192,7 +184,7 @@ class _PrunedStep(torch.autograd.Function):
             )
 
         wanted = dict(zip(StepInputs._fields, ctx.needs_input_grad, strict=False))
-        joiner_am, joiner_lm = (None, None) if rows is None else (rows.am, rows.lm)
+        joiner_am, joiner_lm = (None, None) if rows is None else (rows.grad_am, rows.grad_lm)
         found: dict[str, Tensor] = {}
         for side, x_NLI, branches in (
             ("encoder", factors.encoder, {"am": am, "encoder": joiner_am}),
@@ -213,9 +205,9 @@ class _PrunedStep(torch.autograd.Function):
                         grad_RO, x_NLI.flatten(0, 1), getattr(layers, layer)
                     )
         if rows is not None:
-            V, dtype = plan.chunks.vocabulary, inputs.output_weight.dtype
-            found["output_weight"] = rows.weight[:V].to(dtype)
-            found["output_bias"] = rows.bias[:V].to(inputs.output_bias.dtype)
+            V = plan.joiner.chunks.vocabulary
+            found["output_weight"] = rows.grad_weight[:V].to(inputs.output_weight.dtype)
+            found["output_bias"] = rows.grad_bias[:V].to(inputs.output_bias.dtype)
         return (*map(found.get, StepInputs._fields), None, None)
 
 

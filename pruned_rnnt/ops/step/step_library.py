@@ -172,7 +172,7 @@ def step_call(
 ) -> StepCall:
     assert _FIELDS is not None
     batch, frames, encoder_dim = inputs.encoder.shape
-    chunks, simple, options = plan.chunks, plan.simple, plan.chunks.options
+    chunks, hidden_rows, options = plan.joiner
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
     arguments = StepArguments(
         N=batch,
@@ -186,9 +186,9 @@ def step_call(
         padded_V=padded_width(chunks.vocabulary, plan.dtype),
         rows=chunks.rows,
         least_chunk_rows=chunks.largest,
-        hidden_rows=chunks.hidden_rows,
-        blank=simple.blank,
-        rnnt_type=simple.rnnt_type,
+        hidden_rows=hidden_rows,
+        blank=options.blank,
+        rnnt_type=options.rnnt_type,
         mode=options.normalization,
         activation=chunks.activation,
         exact_bounds=plan.exact_bounds,
@@ -204,7 +204,7 @@ def step_call(
         exp_split=exponentials.split,
         exp_multiple=exponentials.multiple,
         weight_parts=exponentials.weight_parts,
-        lm_only_scale=simple.lm_only_scale,
+        lm_only_scale=plan.simple.scales.lm_only_scale,
         delay_penalty=options.delay_penalty,
         fastemit_lambda=options.fastemit_lambda,
         clamp=options.clamp,

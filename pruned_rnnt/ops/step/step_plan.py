@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.joiner.fused_joiner import ChunkPlan
+from pruned_rnnt.ops.joiner.fused_joiner import JoinerPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 
@@ -33,13 +33,13 @@ class StepInputs(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """dtype: of all products. differentiable: whether a backward pass may follow. chunks: how the
-    rows of the band are divided. reduction: `mean`, `sum` or `none`, of all three losses."""
+    """dtype: of all products. differentiable: whether a backward pass may follow. reduction:
+    `mean`, `sum` or `none`, of all three losses."""
 
     dtype: torch.dtype
     differentiable: bool
     simple: SimpleOptions
-    chunks: ChunkPlan
+    joiner: JoinerPlan
     exact_bounds: bool
     simple_scale: float
     pruned_scale: float

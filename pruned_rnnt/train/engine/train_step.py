@@ -142,7 +142,9 @@ class Stepper:
             sums = [] if passes.sums_K is None else passes.sums_K.tolist()
             return _out_of_memory(passes), math.nan, sums, stop_requested
         self.scaler.unscale_(self.optimiser)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
+        norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
+        if self.clip_norm > 0:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         # The only wait for the device in a step.
         known = [norm.reshape(1), flags_K]
         values = torch.cat(known if passes.sums_K is None else [*known, passes.sums_K]).tolist()
