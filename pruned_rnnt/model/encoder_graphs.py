@@ -18,6 +18,7 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -102,7 +103,8 @@ class EncoderGraphs:
         choices = encoder.draw_choices()
         batch, frames, bins = features_NTF.shape
         shape = (_round_up(batch, 1), _round_up(frames, _FRAME_STEP), bins)
-        key = (shape, tuple(choices.items()), torch.get_autocast_dtype("cuda"))
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        key = (shape, tuple(choices.items()), dtype)
         captured = self._graphs.get((key, self._conditions()))
         if captured is None:
             captured = self._capture(key, choices)
@@ -231,9 +233,7 @@ class EncoderGraphs:
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The first elements of a buffer that grows; graphs keep the smaller ones they use."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count:
             # An eighth more, as batches of a run differ little in their number of frames.

@@ -254,3 +254,26 @@ def test_penalty_on_scores_that_the_device_switches(distances: bool, switch: flo
         results.append(torch.autograd.grad(weights, leaves, grad.to(dtype)))
     for fused, plain in zip(*results, strict=True):
         assert (fused - plain).norm() <= 1e-5 * plain.norm()
+
+
+def test_new_graphs_continue_with_the_same_numbers() -> None:
+    """As after a restart: the random state does not depend on when shapes are captured."""
+    torch.manual_seed(0)
+    encoder = Zipformer(TINY).cuda().train()
+    graphs, restarted = EncoderGraphs(encoder), EncoderGraphs(encoder)
+    buffers = {name: value.clone() for name, value in encoder.named_buffers()}
+    results = []
+    for second in (graphs, restarted):
+        torch.manual_seed(1)
+        encoder.load_state_dict(buffers, strict=False)
+        values = []
+        for index, frames in enumerate((64, 80, 64, 80)):
+            encoder.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                used = graphs if index < 2 else second
+                encoded, _ = used(*batch([frames, frames], TINY.num_mel_bins, index))
+            encoded.float().square().sum().backward()
+            values += [encoded.detach().clone(), gradients(encoder)]
+        results.append(values)
+    for first, other in zip(*results, strict=True):
+        assert torch.equal(first, other)
