@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 
 
@@ -17,19 +18,21 @@ from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 class OptimiserConfig:
     """The optimiser and gradient clipping.
 
-    name: adamw, or scaled_adam (Zipformer paper, arXiv 2310.11230), which needs the eden schedule.
-    learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
+    name: adamw; scaled_adam, as icefall trains Zipformers; or paper_scaled_adam, by the formulas of
+        the Zipformer paper (arXiv 2310.11230), whose first steps are longer, for short trainings.
+        The last two need the eden schedule.
+    learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for the others.
     betas: decay per step of the running means of the gradient and of its square.
     eps: added to the root of the latter, against division by zero.
     weight_decay: for adamw; applies to matrices, not to biases and norms.
-    clip_norm: for adamw; limit of the norm of the whole gradient of the loss per frame; 0 switches
-        clipping off.
+    clip_norm: for adamw and paper_scaled_adam; limit of the norm of the whole gradient of the loss
+        per frame; 0 switches clipping off.
     clip_scale: for scaled_adam; limit of the norm of the gradients, each times the root mean square
         of its parameter, as a multiple of the median norm of the last 100 steps; 0 switches
         clipping off.
     """
 
-    name: Literal["adamw", "scaled_adam"] = "adamw"
+    name: Literal["adamw", "scaled_adam", "paper_scaled_adam"] = "adamw"
     learning_rate: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -48,7 +51,7 @@ class OptimiserConfig:
     @property
     def norm_limit(self) -> float:
         """The trainer's limit of the norm; 0 for none, as scaled_adam clips by itself."""
-        return self.clip_norm if self.name == "adamw" else 0.0
+        return 0.0 if self.name == "scaled_adam" else self.clip_norm
 
 
 def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
@@ -65,6 +68,10 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
             betas=config.betas,
             eps=config.eps,
             clip_scale=config.clip_scale,
+        )
+    if config.name == "paper_scaled_adam":
+        return PaperScaledAdam(
+            parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps
         )
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]

@@ -168,7 +168,7 @@ class _Vectors:
         self.sizes_P = sizes_P.to(device, non_blocking=True)
         self.is_scalar_P = self.sizes_P == 1
         self.change, self.square, self.rms_P, self.size_square_P = (
-            _vector([of_parameter[name] for of_parameter in states])
+            vector_of([of_parameter[name] for of_parameter in states])
             for name in ("change", "square", "rms", "size_square")
         )
         self.size_gradients_KP = torch.stack([each["size_gradients"] for each in states], dim=1)
@@ -185,7 +185,9 @@ class _Vectors:
 
     def gradient(self) -> Tensor:
         """The gradients as one vector of its own."""
-        return _vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        return vector_of(
+            [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        )
 
     def square_norm(self, gradient: Tensor) -> Tensor:
         """(): sum of the squares of gradient times root mean square of its parameter."""
@@ -195,7 +197,7 @@ class _Vectors:
         """One step."""
         step, lr, eps = (self.options[name] for name in ("step", "lr", "eps"))
         beta1, beta2 = self.options["betas"]
-        values = _vector(self.parameters)
+        values = vector_of(self.parameters)
         place = step % _SIZE_PERIOD
         self.size_gradients_KP[place] = self._sums(values * gradient)
         if place == _SIZE_PERIOD - 1:
@@ -263,7 +265,9 @@ def _fill(state: dict[str, Any], parameter: Tensor, options: dict[str, Any]) -> 
     if state:
         raise ValueError(
             f"the saved optimiser state has {', '.join(map(str, state))} for each parameter, and "
-            "no change: it is not from this version's scaled_adam"
+            "no change: it is not from this version's scaled_adam. A run of an earlier version "
+            "continues with optimiser.name=paper_scaled_adam, schedule.eden_warm_up_start=0.5 and "
+            "--allow-changes"
         )
     values = parameter.detach().float()
     state["change"] = torch.zeros_like(parameter)
@@ -277,7 +281,8 @@ def _fill(state: dict[str, Any], parameter: Tensor, options: dict[str, Any]) -> 
     state["size_gradients"] = torch.zeros(_SIZE_PERIOD, device=parameter.device)
 
 
-def _vector(tensors: list[Tensor]) -> Tensor:
+def vector_of(tensors: list[Tensor]) -> Tensor:
+    """A new vector of the elements of all tensors."""
     vector: Tensor = _flatten_dense_tensors(tensors)
     # With a single tensor, the result would share its memory.
     return vector.clone() if len(tensors) == 1 else vector
