@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data.augmentation.spec_augment.enabled=false",
         f"train.folder={folder}",
         "train.device=cpu",
-        "train.steps=140",
+        "train.steps=260",
         "train.validate_every=1000",
         "train.save_every=1000",
         "train.average_decay=0.9",

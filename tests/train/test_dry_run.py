@@ -73,6 +73,7 @@ def test_dry_run_refuses_torchrun(
     assert "without torchrun" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_dry_run_names_batches_that_do_not_fit(
     corpus: Path,
     tmp_path: Path,

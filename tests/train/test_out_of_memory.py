@@ -99,6 +99,7 @@ def test_out_of_memory_step_is_skipped_on_a_gpu(
     check_skipped(corpus, tmp_path / "run", seen, *settings)
 
 
+@pytest.mark.slow
 def test_float16_continues_after_an_out_of_memory_step(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

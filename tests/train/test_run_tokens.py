@@ -18,11 +18,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.fixture
-def run(corpus: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exp") / "run"
     assert main(["train", *tiny_overrides(corpus, folder, "train.steps=1")]) == 0
     return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy, which the test may change."""
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_changed_configuration_is_named(corpus: Path, tmp_path: Path) -> None:
     speech_trainer(free)
 
 
+@pytest.mark.slow
 def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
