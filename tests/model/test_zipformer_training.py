@@ -40,6 +40,7 @@ def optimiser_of(encoder: Zipformer) -> torch.optim.Optimizer:
     return torch.optim.AdamW(encoder.parameters(), lr=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [TINY, CAUSAL])
 def test_training_resumes_exactly(config: ZipformerConfig) -> None:
     """From the state dicts, the state of torch's generator and the step."""
