@@ -124,6 +124,10 @@ class EncoderGraphs:
             return ()
         return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
 
+    def clear(self) -> None:
+        """Drop all graphs, whose memory can then be released; shapes are captured anew."""
+        self._graphs.clear()
+
     def start_backward(self) -> None:
         """Make the shared gradient buffers the gradients of the parameters."""
         if self._parameters[0].grad is self._grads[0]:
@@ -140,7 +144,7 @@ class EncoderGraphs:
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     # The graphs of other shapes leave gaps in the pool.
-                    self._graphs.clear()
+                    self.clear()
                     torch.cuda.empty_cache()
                     if attempt == 0:
                         continue

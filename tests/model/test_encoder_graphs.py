@@ -134,6 +134,18 @@ def test_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -
     assert gradients(encoder).isfinite().all()
 
 
+def test_cleared_graphs_are_captured_anew() -> None:
+    torch.manual_seed(0)
+    encoder = Zipformer(TINY).cuda().train()
+    graphs = EncoderGraphs(encoder)
+    for _ in range(2):
+        encoded, _ = graphs(*batch([64, 80], TINY.num_mel_bins, 0))
+        encoded.sum().backward()
+        graphs.clear()
+    assert not graphs._graphs
+    assert gradients(encoder).isfinite().all()
+
+
 def test_error_of_capture_is_logged_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,6 +89,16 @@ def test_out_of_memory_step_is_reported_and_skipped(
     assert "2 skipped" in next(r.message for r in caplog.records if "step 4/4" in r.message)
 
 
+def test_memory_that_the_model_keeps_is_released(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+    monkeypatch.setattr(SpeechTask, "release_memory", lambda task: released.append(len(seen)))
+    seen = failing_at(monkeypatch, forward={2}, backward={3})
+    speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+    assert released == [2, 3]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_out_of_memory_step_is_skipped_on_a_gpu(

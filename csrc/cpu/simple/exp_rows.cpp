@@ -1,5 +1,5 @@
 // exp_rows: maximum and log-sum-exp of each row x, and exp(x - max x), here in one part and without
-// padding. Contract: pruned_rnnt/ops/simple/simple_log_probs.py.
+// padding. Contract: pruned_rnnt/ops/simple/simple_products.py.
 #include <cmath>
 
 #include "cpu/common/fresh_memory.h"

@@ -122,6 +122,9 @@ class Task(Protocol):
     def show(self, step: int, log: RunLog) -> None:
         """Log pictures and samples of a few validation utterances; called by one process."""
 
+    def release_memory(self) -> None:
+        """Release memory that the model keeps between steps, after a step that did not fit."""
+
     def notes(self) -> list[str]:
         """Lines about the model for the log at the start."""
 

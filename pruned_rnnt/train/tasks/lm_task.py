@@ -154,6 +154,8 @@ class LanguageModelTask:
         self.model.train(was_training)
         log.text("valid/samples", step, "\n".join(lines))
 
+    def release_memory(self) -> None: ...
+
     def notes(self) -> list[str]:
         return []
 

@@ -163,6 +163,10 @@ class SpeechTask:
             log.figure("valid/spectrogram", step, spectrogram)
         log.text("valid/samples", step, samples_as_markdown(report.samples))
 
+    def release_memory(self) -> None:
+        if self.model.encoder_graphs is not None:
+            self.model.encoder_graphs.clear()
+
     def notes(self) -> list[str]:
         device = next(self.model.parameters()).device
         if device.type != "cuda":
