@@ -1,6 +1,5 @@
 // exp_rows: exp(x - max x) of each row, which is read once if it fits into registers, and its
-// log-sum-exp. Contract: pruned_rnnt/ops/simple/simple_products.py; storage of exponentials:
-// pruned_rnnt/ops/simple/simple_products.py.
+// log-sum-exp. Contract and storage: pruned_rnnt/ops/simple/simple_products.py.
 //
 // Axes: N batch, L rows of an utterance, V vocabulary; L' and V' padded for storage.
 #include "cuda/common/arithmetic.cuh"
