@@ -41,6 +41,7 @@ from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
+from scripts.documented_parser import documented_parser
 
 METHODS = ("greedy", "modified_beam", "hotwords", "ngram", "lm")
 FRAMES_PER_SECOND = 100
@@ -186,13 +187,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    description, _, details = (__doc__ or "").partition("\n\n")
-    options = argparse.ArgumentParser(
-        prog="python -m scripts.decoding_speed",
-        description=description,
-        epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    options = documented_parser("scripts.decoding_speed", __doc__)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     # Without kenlm there are no n-gram models.
     methods = [m for m in METHODS if m != "ngram" or importlib.util.find_spec("kenlm")]

@@ -30,6 +30,7 @@ from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentC
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from scripts.benchmark.results import commit, machine
+from scripts.documented_parser import documented_parser
 
 AUGMENTATIONS = {
     "none": AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False)),
@@ -142,13 +143,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    description, _, details = (__doc__ or "").partition("\n\n")
-    options = argparse.ArgumentParser(
-        prog="python -m scripts.loader_speed",
-        description=description,
-        epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    options = documented_parser("scripts.loader_speed", __doc__)
     options.add_argument("--data", type=Path, nargs="+", required=True, help="prepared folders")
     options.add_argument("--split", default="train")
     options.add_argument("--features", nargs="+", choices=FEATURES, default=FEATURES)

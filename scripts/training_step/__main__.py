@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmark.results import machine
+from scripts.documented_parser import documented_parser
 from scripts.training_step.batches import BatchLengths, make_batches, read_lengths, save_batches
 from scripts.training_step.processes import measure_processes
 from scripts.training_step.report import kernel_table, losses_table, table
@@ -178,13 +179,7 @@ def progress(message: str) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    description, _, details = (__doc__ or "").partition("\n\n")
-    options = argparse.ArgumentParser(
-        prog="python -m scripts.training_step",
-        description=description,
-        epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    options = documented_parser("scripts.training_step", __doc__)
     options.add_argument("--shapes", type=Path, required=True, metavar="FILE.npz")
     options.add_argument("--model", choices=(*SIZES, "conformer"), default="medium")
     options.add_argument("--causal", action="store_true", help="a causal encoder")
