@@ -16,10 +16,11 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 OUT_OF_MEMORY = "out of memory"
 
 
-def out_of_memory_in(work: Callable[[], None]) -> str:
+def out_of_memory_in(work: Callable[[], None], release: Callable[[], None] = lambda: None) -> str:
     """Run `work`; returns the allocator's message if memory ran out, else an empty string.
 
-    The memory that the failed work held is released. Other errors are raised.
+    The memory that the failed work held is released, after a call of `release`, which drops other
+    tensors. Other errors are raised.
     """
     message = ""
     try:
@@ -31,6 +32,7 @@ def out_of_memory_in(work: Callable[[], None]) -> str:
         message = (str(error) or type(error).__name__).splitlines()[0]
     # Outside the except block, since the exception's frames hold the tensors of the work.
     if message:
+        release()
         release_memory()
     return message
 

@@ -21,7 +21,7 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import gradients_of
-from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in, release_memory
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
 from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.engine.task import Task, Utterance, total_size
 from pruned_rnnt.train.experiment import TrainConfig
@@ -110,10 +110,7 @@ class Stepper:
                     self.gradients.expect_last_pass()
                 self._pass(batch, step, scale, done)
 
-        done.out_of_memory = out_of_memory_in(work)
-        if done.out_of_memory:
-            self.task.release_memory()
-            release_memory()
+        done.out_of_memory = out_of_memory_in(work, self.task.release_memory)
         return done
 
     def _pass(self, batch: Any, step: int, scale: Callable[[], float], done: _Passes) -> None:
