@@ -25,7 +25,6 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows
 
-SETTINGS = 5
 _TILE = 4096
 _WIDEST = 512
 # Programs that share the rows, of the sums and of the update.

@@ -33,7 +33,6 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, kernel
 from pruned_rnnt.model.kernels.rows import as_rows
 
-SETTINGS = 3
 _BLOCK = 64
 _REDUCED = 1024
 _APPLIED = 4096

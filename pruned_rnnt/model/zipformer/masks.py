@@ -55,11 +55,7 @@ def sample_layer_masks(
         like: (N, ...) tensor whose dtype and device the masks of branches have.
     """
     rates = [rate for of_layer in skips for rate in of_layer]
-    active = [
-        index
-        for index, rate in enumerate(rates)
-        if clock.dropout_scale > 0.0 and not clock.is_zero(rate)
-    ]
+    active = [index for index, rate in enumerate(rates) if clock.drops(rate)]
     keeps: list[Tensor | None] = [None] * len(rates)
     if active:
         rates_K = clock.numbers(

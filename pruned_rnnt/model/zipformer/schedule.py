@@ -120,6 +120,10 @@ class Clock:
             self.recorder.conditions[schedule] = None
         return self.value(schedule) == 0.0
 
+    def drops(self, schedule: float | Schedule) -> bool:
+        """Whether a dropout rate is above zero, with the condition of `is_zero`."""
+        return self.dropout_scale > 0.0 and not self.is_zero(schedule)
+
     def numbers(self, compute: Callable[[], Sequence[float]], device: torch.device) -> Tensor:
         """The results of `compute` as float32 on the device."""
         if self.recorder is not None:
@@ -130,7 +134,7 @@ class Clock:
         self, schedule: float | Schedule, device: torch.device
     ) -> float | Tensor | None:
         """As `dropout_rate`, but None for 0, and (1,) on the device if the pass is captured."""
-        if self.is_zero(schedule) or self.dropout_scale == 0.0:
+        if not self.drops(schedule):
             return None
         if self.recorder is None:
             return self.dropout_rate(schedule)
