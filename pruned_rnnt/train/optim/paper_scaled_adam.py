@@ -17,20 +17,20 @@ towards this range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
-from pruned_rnnt.train.optim.scaled_adam import vector_of
+from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, ParameterVector, vector_of
 
 # Size of the vectors in which parameters are updated; about ten copies exist during an update.
 _BUCKET_ELEMENTS = 2**24
 
 
-class PaperScaledAdam(torch.optim.Optimizer):
+class PaperScaledAdam(ClosureOptimiser):
     """The optimiser; the text of the module has its formulas.
 
     Args:
@@ -90,24 +90,12 @@ class PaperScaledAdam(torch.optim.Optimizer):
                 self._vectors[parameter] = vectors
         return vectors
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def update(self) -> None:
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for parameters in self._buckets(with_gradient):
                 _update(self._vectors_of(parameters), group)
-        return loss
 
     def _buckets(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
         """Lists of parameters with the same step, device and dtype, each at most a vector long."""
@@ -131,18 +119,13 @@ class PaperScaledAdam(torch.optim.Optimizer):
         return [bucket for several in buckets.values() for bucket in several]
 
 
-class _Vectors:
-    """Parameters that are updated as one vector, with their moments stored as vectors.
-
-    A model has a thousand parameters, most of them small. Their optimiser states are views.
-    """
+class _Vectors(ParameterVector):
+    """Parameters that are updated as one vector; their optimiser states are views of vectors."""
 
     def __init__(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> None:
+        super().__init__(parameters)
         self.parameters = parameters
         self.states = [state[parameter] for parameter in parameters]
-        self.sizes_P = torch.tensor([parameter.numel() for parameter in parameters]).to(
-            parameters[0].device, non_blocking=True
-        )
         self.mean, self.square, self.size_mean_P, self.size_square_P = (
             vector_of([state[name] for state in self.states])
             for name in ("mean", "square", "size_mean", "size_square")
@@ -163,14 +146,6 @@ class _Vectors:
             one is other and state[one].get("mean") is view
             for one, other, view in zip(parameters, self.parameters, self._views, strict=True)
         )
-
-    def sums(self, vector: Tensor) -> Tensor:
-        """Sums over the elements of each parameter, (P,) in float32."""
-        return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
-
-    def each(self, values_P: Tensor) -> Tensor:
-        """Repeat the value of each parameter for all of its elements."""
-        return values_P.repeat_interleave(self.sizes_P, output_size=self.mean.numel())
 
 
 def _update(vectors: _Vectors, group: dict[str, Any]) -> None:

@@ -25,14 +25,15 @@ over the last 100 steps; see `MedianClipping`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _unflatten_dense_tensors
 
 from pruned_rnnt.train.optim.median_clipping import MedianClipping
+from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, ParameterVector, vector_of
 
 # Size of the vectors in which parameters are updated; about six copies of one exist during an
 # update.
@@ -45,7 +46,7 @@ _MAX_GROWTH = 0.1
 _NEGLIGIBLE_CORRECTION = 0.99
 
 
-class ScaledAdam(torch.optim.Optimizer):
+class ScaledAdam(ClosureOptimiser):
     """The optimiser; the text of the module has its formulas.
 
     A parameter without a gradient is updated as with a gradient of zero. No call waits for the
@@ -101,22 +102,10 @@ class ScaledAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         self._groups = [_Group(group, self.state) for group in self.param_groups]
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def update(self) -> None:
         """Update every parameter."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self._groups:
             group.update()
-        return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which start as those of a new optimiser."""
@@ -148,24 +137,19 @@ class _Group:
         self.options["step"] += 1
 
 
-class _Vectors:
-    """Parameters that are updated as one vector, with their moments stored as vectors.
-
-    A model has a thousand parameters, most of them small. Their optimiser states are views.
-    """
+class _Vectors(ParameterVector):
+    """Parameters that are updated as one vector; their optimiser states are views of vectors."""
 
     def __init__(
         self, parameters: list[Tensor], state: dict[Tensor, Any], options: dict[str, Any]
     ) -> None:
+        super().__init__(parameters)
         self.parameters = parameters
         self.options = options
-        device = parameters[0].device
         states = [state[parameter] for parameter in parameters]
         for of_parameter, parameter in zip(states, parameters, strict=True):
             _fill(of_parameter, parameter, options)
         self.scalars = [parameter for parameter in parameters if parameter.numel() == 1]
-        sizes_P = torch.tensor([parameter.numel() for parameter in parameters])
-        self.sizes_P = sizes_P.to(device, non_blocking=True)
         self.is_scalar_P = self.sizes_P == 1
         self.change, self.square, self.rms_P, self.size_square_P = (
             vector_of([of_parameter[name] for of_parameter in states])
@@ -181,7 +165,7 @@ class _Vectors:
         ):
             for of_parameter, piece in zip(states, pieces, strict=True):
                 of_parameter[name] = piece
-        self._measured_rms = self._each(self.rms_P.clamp(min=options["min_rms"]))
+        self._measured_rms = self.each(self.rms_P.clamp(min=options["min_rms"]))
 
     def gradient(self) -> Tensor:
         """The gradients as one vector of its own."""
@@ -191,7 +175,7 @@ class _Vectors:
 
     def square_norm(self, gradient: Tensor) -> Tensor:
         """(): sum of the squares of gradient times root mean square of its parameter."""
-        return torch.dot(self._sums(gradient.square()), self.rms_P.square())
+        return torch.dot(self.sums(gradient.square()), self.rms_P.square())
 
     def update(self, gradient: Tensor) -> None:
         """One step."""
@@ -199,7 +183,7 @@ class _Vectors:
         beta1, beta2 = self.options["betas"]
         values = vector_of(self.parameters)
         place = step % _SIZE_PERIOD
-        self.size_gradients_KP[place] = self._sums(values * gradient)
+        self.size_gradients_KP[place] = self.sums(values * gradient)
         if place == _SIZE_PERIOD - 1:
             self._measure(values)
 
@@ -212,7 +196,7 @@ class _Vectors:
         direction = gradient.div_(spread.add_(eps))
         self.change.mul_(beta1).addcmul_(direction, self._measured_rms, value=-lr * (1 - beta1))
         if place == _SIZE_PERIOD - 1:
-            self.change.addcmul_(values, self._each(self._growth_P()), value=1 - beta1)
+            self.change.addcmul_(values, self.each(self._growth_P()), value=1 - beta1)
 
         pieces = _unflatten_dense_tensors(self.change, self.parameters)
         torch._foreach_add_(self.parameters, list(pieces))
@@ -221,9 +205,9 @@ class _Vectors:
             torch._foreach_clamp_min_(self.scalars, -self.options["max_scalar"])
 
     def _measure(self, values: Tensor) -> None:
-        rms_P = (self._sums(values.square()) / self.sizes_P).sqrt_()
+        rms_P = (self.sums(values.square()) / self.sizes_P).sqrt_()
         torch.where(self.is_scalar_P, self.rms_P, rms_P, out=self.rms_P)
-        self._measured_rms = self._each(self.rms_P.clamp(min=self.options["min_rms"]))
+        self._measured_rms = self.each(self.rms_P.clamp(min=self.options["min_rms"]))
 
     def _growth_P(self) -> Tensor:
         """(P,): change of the size of each parameter, as a share of it."""
@@ -237,14 +221,6 @@ class _Vectors:
         stays_P = self.is_scalar_P | (self.rms_P < options["min_rms"])
         growth_P = growth_P.masked_fill_(stays_P, 0.0).clamp_(-_MAX_GROWTH, _MAX_GROWTH)
         return growth_P.minimum((options["max_rms"] - self.rms_P) / self.rms_P)
-
-    def _sums(self, vector: Tensor) -> Tensor:
-        """Sums over the elements of each parameter, (P,) in float32."""
-        return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
-
-    def _each(self, values_P: Tensor) -> Tensor:
-        """Repeat the value of each parameter for all of its elements."""
-        return values_P.repeat_interleave(self.sizes_P, output_size=self.change.numel())
 
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -279,10 +255,3 @@ def _fill(state: dict[str, Any], parameter: Tensor, options: dict[str, Any]) -> 
     )
     state["size_square"] = torch.zeros((), device=parameter.device)
     state["size_gradients"] = torch.zeros(_SIZE_PERIOD, device=parameter.device)
-
-
-def vector_of(tensors: list[Tensor]) -> Tensor:
-    """A new vector of the elements of all tensors."""
-    vector: Tensor = _flatten_dense_tensors(tensors)
-    # With a single tensor, the result would share its memory.
-    return vector.clone() if len(tensors) == 1 else vector

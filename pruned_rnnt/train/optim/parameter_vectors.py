@@ -1,0 +1,65 @@
+"""What optimisers share that update many parameters as one vector.
+
+A model has a thousand parameters, most of them small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors
+
+
+class ClosureOptimiser(torch.optim.Optimizer):
+    """An optimiser whose subclasses define `update`."""
+
+    def update(self) -> None:
+        """Update the parameters by their gradients."""
+        raise NotImplementedError
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Compute the loss by `closure` if there is one, and update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.update()
+        return loss
+
+
+class ParameterVector:
+    """Sums and values of each parameter in a vector of the elements of all.
+
+    Attributes:
+        sizes_P: elements of each parameter.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.sizes_P = torch.tensor(sizes).to(parameters[0].device, non_blocking=True)
+        self._total = sum(sizes)
+
+    def sums(self, vector: Tensor) -> Tensor:
+        """Sums over the elements of each parameter, (P,) in float32."""
+        return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
+
+    def each(self, values_P: Tensor) -> Tensor:
+        """Repeat the value of each parameter for all of its elements."""
+        return values_P.repeat_interleave(self.sizes_P, output_size=self._total)
+
+
+def vector_of(tensors: Sequence[Tensor]) -> Tensor:
+    """A new vector of the elements of all tensors."""
+    vector: Tensor = _flatten_dense_tensors(tensors)
+    # With a single tensor, the result would share its memory.
+    return vector.clone() if len(tensors) == 1 else vector
