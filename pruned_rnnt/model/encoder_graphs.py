@@ -20,14 +20,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.captured_passes import CapturedPasses, capturing
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.out_of_memory import is_out_of_memory
@@ -39,25 +39,6 @@ _MOST_GRAPHS = 160
 # Feature frames are padded to a multiple of this, larger counts to one 32nd to 64th more.
 _FRAME_STEP = 16
 _WARM_UP_FRAMES = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Captured:
-    """The graphs of one shape.
-
-    forward, backward: the graphs.
-    program: the host decisions that the forward graph reads.
-    features_NTF, lengths_N: inputs of the forward graph.
-    encoded_NTE: its output; grad_NTE: the gradient of it, input of the backward graph.
-    """
-
-    forward: torch.cuda.CUDAGraph
-    backward: torch.cuda.CUDAGraph
-    program: Sequence[Callable[[], Sequence[float]]]
-    features_NTF: Tensor
-    lengths_N: Tensor
-    encoded_NTE: Tensor
-    grad_NTE: Tensor
 
 
 class EncoderGraphs:
@@ -78,7 +59,7 @@ class EncoderGraphs:
         self._recorder = Recorder(device)
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
+        self._graphs: OrderedDict[Any, CapturedPasses] = OrderedDict()
         self._buffers: dict[str, Tensor] = {}
         sizes = [p.numel() for p in self._parameters]
         self._flat_grad = torch.zeros(sum(sizes), device=device)
@@ -111,7 +92,7 @@ class EncoderGraphs:
         if captured is None:
             return encoder(features_NTF, feature_lengths, **choices)  # type: ignore[no-any-return]
         self._graphs.move_to_end((key, self._conditions()))
-        _fill(captured, features_NTF, feature_lengths)
+        captured.fill(features_NTF, feature_lengths)
         self._recorder.refresh(captured.program)
         encoded_NTE: Tensor = _Replay.apply(  # type: ignore[no-untyped-call]
             self._anchor, self, captured, batch
@@ -136,7 +117,7 @@ class EncoderGraphs:
         for parameter, grad in zip(self._parameters, self._grads, strict=True):
             parameter.grad = grad
 
-    def _capture(self, key: Any, choices: dict[str, Any]) -> _Captured | None:
+    def _capture(self, key: Any, choices: dict[str, Any]) -> CapturedPasses | None:
         """The graphs of a shape; None if they cannot be captured, which is logged once."""
         for attempt in range(2):
             try:
@@ -159,7 +140,9 @@ class EncoderGraphs:
             self._graphs.popitem(last=False)
         return captured
 
-    def _try_to_capture(self, shape: tuple[int, int, int], choices: dict[str, Any]) -> _Captured:
+    def _try_to_capture(
+        self, shape: tuple[int, int, int], choices: dict[str, Any]
+    ) -> CapturedPasses:
         batch, frames, bins = shape
         if self._output_dtype is None:
             self._warm_up(bins, choices)
@@ -174,13 +157,13 @@ class EncoderGraphs:
         grad_NTE = self._buffer("grad", output, self._output_dtype)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with self._recording():
-            with _capturing(forward, self._pool, self._stream):
+            with capturing(forward, self._pool, self._stream):
                 result_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
                 encoded_NTE.copy_(result_NTE.detach())
             program = self._recorder.program
-            with _capturing(backward, self._pool, self._stream):
+            with capturing(backward, self._pool, self._stream):
                 self._add_gradients(result_NTE, grad_NTE)
-        return _Captured(
+        return CapturedPasses(
             forward=forward,
             backward=backward,
             program=program,
@@ -252,7 +235,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, graphs: EncoderGraphs, captured: _Captured, batch: int
+        ctx: Any, anchor: Tensor, graphs: EncoderGraphs, captured: CapturedPasses, batch: int
     ) -> Tensor:
         ctx.graphs, ctx.captured = graphs, captured
         captured.forward.replay()
@@ -261,49 +244,13 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NTE: Tensor) -> tuple[None, None, None, None]:
-        captured: _Captured = ctx.captured
+        captured: CapturedPasses = ctx.captured
         batch = grad_NTE.size(0)
         captured.grad_NTE[:batch].copy_(grad_NTE)
         captured.grad_NTE[batch:].zero_()
         ctx.graphs.start_backward()
         captured.backward.replay()
         return None, None, None, None
-
-
-def _fill(captured: _Captured, features_NTF: Tensor, feature_lengths: Tensor) -> None:
-    """Copy a batch into the inputs of the graph.
-
-    Utterances beyond N repeat the first ones, so that statistics over the batch stay natural; their
-    gradient is zero.
-    """
-    batch, frames, _ = features_NTF.shape
-    target_NTF = captured.features_NTF
-    more = target_NTF.size(0) - batch
-    target_NTF[:, frames:].zero_()
-    target_NTF[:batch, :frames].copy_(features_NTF)
-    lengths_N = feature_lengths
-    if more:
-        target_NTF[batch:, :frames].copy_(features_NTF[:more])
-        lengths_N = torch.cat((feature_lengths, feature_lengths[:more]))
-    captured.lengths_N.copy_(lengths_N, non_blocking=True)
-
-
-@contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """As torch.cuda.graph, without its garbage collection and its release of cached memory."""
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        # Relaxed: other threads, such as those of data loaders, may allocate and wait meanwhile.
-        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
-        try:
-            yield
-        except BaseException:
-            # The capture must end; its own error would hide the cause.
-            with suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
 
 
 def _round_up(count: int, smallest: int) -> int:

@@ -1,0 +1,68 @@
+"""The CUDA graphs of a forward and a backward pass, and how one is captured.
+
+Axes: N batch, T feature frames, F mel bins, E encoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedPasses:
+    """The graphs of one shape.
+
+    forward, backward: the graphs.
+    program: the host decisions that the forward graph reads.
+    features_NTF, lengths_N: inputs of the forward graph.
+    encoded_NTE: its output; grad_NTE: the gradient of it, input of the backward graph.
+    """
+
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    program: Sequence[Callable[[], Sequence[float]]]
+    features_NTF: Tensor
+    lengths_N: Tensor
+    encoded_NTE: Tensor
+    grad_NTE: Tensor
+
+    def fill(self, features_NTF: Tensor, feature_lengths: Tensor) -> None:
+        """Copy a batch into the inputs of the graph.
+
+        Utterances beyond N repeat the first ones, so that statistics over the batch stay natural;
+        their gradient is zero.
+        """
+        batch, frames, _ = features_NTF.shape
+        target_NTF = self.features_NTF
+        more = target_NTF.size(0) - batch
+        target_NTF[:, frames:].zero_()
+        target_NTF[:batch, :frames].copy_(features_NTF)
+        lengths_N = feature_lengths
+        if more:
+            target_NTF[batch:, :frames].copy_(features_NTF[:more])
+            lengths_N = torch.cat((feature_lengths, feature_lengths[:more]))
+        self.lengths_N.copy_(lengths_N, non_blocking=True)
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """As torch.cuda.graph, without its garbage collection and its release of cached memory."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Relaxed: other threads, such as those of data loaders, may allocate and wait meanwhile.
+        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        try:
+            yield
+        except BaseException:
+            # The capture must end; its own error would hide the cause.
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
