@@ -14,6 +14,7 @@ from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
+from pruned_rnnt.train.tasks.mwer import MwerConfig
 
 CONFIG_NAME = "config.yaml"
 
@@ -88,6 +89,7 @@ class ExperimentConfig:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    mwer: MwerConfig = field(default_factory=MwerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
