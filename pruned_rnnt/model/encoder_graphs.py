@@ -108,6 +108,8 @@ class EncoderGraphs:
     def clear(self) -> None:
         """Drop all graphs, whose memory can then be released; shapes are captured anew."""
         self._graphs.clear()
+        # A pool that lost its last graph cannot be used again.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def start_backward(self) -> None:
         """Make the shared gradient buffers the gradients of the parameters."""
@@ -131,6 +133,7 @@ class EncoderGraphs:
                         continue
                     raise
                 self._failed = True
+                self.clear()
                 reason = str(error).splitlines()[0]
                 logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
                 return None
