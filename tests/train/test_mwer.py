@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.config import configs_folder, load_config
 from pruned_rnnt.data.input.batch import Batch, pad_features, pad_targets
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.log import read_metrics
+from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.mwer import MinimumWordError, MwerConfig, expected_errors
 from pruned_rnnt.train.tasks.mwer_candidates import candidates_of, errors_of, references_of
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
@@ -289,6 +291,15 @@ def test_a_run_logs_expected_errors(corpus: Path, tmp_path: Path) -> None:
     assert "nbest_mass_per_utterance_per_frame" not in lines[0]
     log = (config.folder / "train.log").read_text()
     assert f"expected_errors {lines[-1]['expected_errors_per_utterance']:.3f}" in log
+
+
+@pytest.mark.parametrize(
+    "path", sorted(configs_folder().glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_packaged_configurations_train_on_the_errors_that_they_report(path: Path) -> None:
+    if path.stem != "lm":
+        config = load_config(ExperimentConfig, path)
+        assert config.mwer.metric == config.decode.metric
 
 
 def test_settings_are_checked() -> None:
