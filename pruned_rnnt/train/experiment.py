@@ -10,7 +10,7 @@ import torch
 
 from pruned_rnnt.data.input.datamodule import DataConfig
 from pruned_rnnt.decode.decode_set import DecodeConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
