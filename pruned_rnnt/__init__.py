@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.loss.bounds import prune, prune_bounds
 from pruned_rnnt.loss.ctc import ctc_loss
+from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
 from pruned_rnnt.loss.full import rnnt_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.joiner import Joiner
@@ -72,6 +73,7 @@ __all__ = [
     "__version__",
     "backend_report",
     "backend_summary",
+    "ctc_consistency_loss",
     "ctc_loss",
     "diagnostics",
     "load",
