@@ -50,6 +50,7 @@ from pruned_rnnt.loss.results import (
     TransducerLosses,
 )
 from pruned_rnnt.loss.simple import rnnt_loss_simple
+from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.ops import backend_report, backend_summary
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ __all__ = [
     "rnnt_loss_fused",
     "rnnt_loss_pruned",
     "rnnt_loss_simple",
+    "rnnt_loss_tdt",
     "row_splits_to_row_ids",
 ]
 
