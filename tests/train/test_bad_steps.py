@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import log_file, read_metrics
-from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.step_report import LaunchedStep
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.tiny_corpus import make_corpus, tiny_experiment
 
@@ -32,7 +33,9 @@ def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list
     spoiled: list[str] = []
     call = Stepper.__call__
 
-    def with_nan(self: Stepper, batches: Sequence[Batch], step: int, **options: bool) -> StepReport:
+    def with_nan(
+        self: Stepper, batches: Sequence[Batch], step: int, **options: Any
+    ) -> LaunchedStep:
         if step + 1 in steps:
             batch = batches[0]
             features = batch.features_NTF.clone()

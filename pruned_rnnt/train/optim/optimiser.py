@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.train.optim.conditional import FusedAdamW
 from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 
@@ -75,7 +76,8 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
         )
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
-    optimiser = torch.optim.AdamW(
+    fused = all(p.is_cuda for p in parameters)
+    optimiser = (FusedAdamW if fused else torch.optim.AdamW)(
         [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
@@ -83,8 +85,8 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
-        # One kernel for all parameters, which allocates no memory.
-        fused=all(p.is_cuda for p in parameters),
+        # It allocates no memory.
+        fused=fused,
     )
     moments = {
         index: {
