@@ -35,6 +35,7 @@ from pruned_rnnt.loss.ctc import ctc_loss
 from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
 from pruned_rnnt.loss.full import rnnt_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
@@ -87,6 +88,7 @@ __all__ = [
     "rnnt_loss_pruned",
     "rnnt_loss_simple",
     "rnnt_loss_tdt",
+    "rnnt_loss_tdt_fused",
     "row_splits_to_row_ids",
 ]
 
