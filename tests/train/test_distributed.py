@@ -18,7 +18,7 @@ from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.failures import FailInBackward, SlowGradient, run_out_of_memory
 from tests.train.processes import run_ranks
 
@@ -31,11 +31,6 @@ TOLERANCE = {"rtol": 0.0, "atol": 1e-6}
 
 _TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _TWO_GPUS])]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:

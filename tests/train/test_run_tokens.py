@@ -10,12 +10,7 @@ import pytest
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
-from tests.tiny_corpus import make_corpus, tiny_overrides
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.tiny_corpus import tiny_overrides
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,8 @@ from pruned_rnnt.config import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.slow
