@@ -32,8 +32,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train.save_every=1", "train.accumulate=2", "train.precision=bfloat16"],
         ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
         ["train.save_every=2", "train.precision=float16"],
+        ["train.save_every=2", "loss.cr_ctc_scale=0.02", "loss.predictor_mask_probability=0.5"],
+        ["train.save_every=1", "loss.kind=ctc", "loss.cr_ctc_scale=0.2", "train.accumulate=2"],
     ],
-    ids=["plain", "validation-and-worker", "accumulation-bfloat16", "scaled-adam", "float16"],
+    ids=[
+        "plain",
+        "validation-and-worker",
+        "accumulation-bfloat16",
+        "scaled-adam",
+        "float16",
+        "cr-ctc-and-hainan",
+        "ctc-alone",
+    ],
 )
 def test_four_steps_equal_two_and_two(
     corpus: Path, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
@@ -95,7 +105,7 @@ def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pruned", "full"])
+@pytest.mark.parametrize("kind", ["pruned", "full", "ctc"])
 def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: str) -> None:
     config = tiny_experiment(
         corpus,
@@ -118,7 +128,7 @@ def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: s
         assert {"simple", "pruned", "ctc", "retained_mass"} <= set(valid)
         assert 0.9 < valid["retained_mass"] <= 1.0001
     else:
-        assert {"full", "ctc"} <= set(valid)
+        assert {kind, "ctc"} <= set(valid)
 
 
 def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: Path) -> None:
