@@ -28,6 +28,8 @@ from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
         ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
         ["train.save_every=2", "train.precision=float16"],
         ["train.save_every=2", "mwer.enabled=true", "mwer.nbest=3", "train.accumulate=2"],
+        ["train.save_every=2", "loss.cr_ctc_scale=0.02", "loss.predictor_mask_probability=0.5"],
+        ["train.save_every=1", "loss.kind=ctc", "loss.cr_ctc_scale=0.2", "train.accumulate=2"],
     ],
     ids=[
         "plain",
@@ -36,6 +38,8 @@ from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
         "scaled-adam",
         "float16",
         "mwer",
+        "cr-ctc-and-hainan",
+        "ctc-alone",
     ],
 )
 def test_four_steps_equal_two_and_two(
@@ -98,7 +102,7 @@ def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pruned", "full"])
+@pytest.mark.parametrize("kind", ["pruned", "full", "ctc"])
 def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: str) -> None:
     config = tiny_experiment(
         corpus,
@@ -121,7 +125,7 @@ def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: s
         assert {"simple", "pruned", "ctc", "retained_mass"} <= set(valid)
         assert 0.9 < valid["retained_mass"] <= 1.0001
     else:
-        assert {"full", "ctc"} <= set(valid)
+        assert {kind, "ctc"} <= set(valid)
 
 
 def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_validation_without_any_fitting_batch_has_no_score(
     assert "wer" not in valid_line(config.folder)
 
 
-@pytest.mark.parametrize("kind", ["pruned", "full"])
+@pytest.mark.parametrize("kind", ["pruned", "full", "ctc"])
 def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
