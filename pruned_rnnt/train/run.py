@@ -10,7 +10,8 @@ from typing import Any
 from pruned_rnnt.config import ConfigError, from_dict, load_config, top_level_value
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS, mean_of_states
 from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
@@ -28,7 +29,7 @@ class LoadedModel:
     name: of the checkpoint, for file names; for an average, the newest one and their number.
     """
 
-    model: TransducerModel
+    model: SpeechModel
     tokenizer: Tokenizer
     step: int
     name: str
@@ -95,7 +96,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
             "they do not come from the same run"
         )
-    model = TransducerModel(saved.model, values["vocab_size"], saved.loss)
+    model = build_model(saved.model, values["vocab_size"], saved.loss)
     average = values["average"] if config.decode.use_average else None
     try:
         model.load_state_dict(average if average is not None else values["model"])
@@ -124,7 +125,7 @@ def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any
     return chosen[-1], f"{chosen[-1].stem}-average-last-{count}", values
 
 
-def set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
+def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
     """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
     if not (config.chunk or config.left):
         return

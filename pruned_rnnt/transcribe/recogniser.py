@@ -21,7 +21,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.joined_path import JoinedPath
 from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter, SpeechDetector
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
@@ -66,7 +66,7 @@ class Recogniser:
 
     def __init__(
         self,
-        model: TransducerModel,
+        model: SpeechModel,
         tokenizer: Tokenizer,
         p99_duration: float | None = None,
         *,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.model.transducer_model import TransducerModel
 
 # The energy at an encoder frame is the mean over this many frames around it: 0.3 s.
 _QUIET_FRAMES = 7
@@ -75,7 +75,7 @@ class WindowEncoder:
         window, overlap: in encoder frames; at least 1 and 0.
     """
 
-    def __init__(self, model: TransducerModel, window: int, overlap: int) -> None:
+    def __init__(self, model: SpeechModel, window: int, overlap: int) -> None:
         self.model = model
         self.window = window
         self.overlap = overlap
@@ -84,7 +84,7 @@ class WindowEncoder:
         self._alignment = config.stream_sizes[0] if config.causal else _ALIGNMENT
 
     @classmethod
-    def as_trained(cls, model: TransducerModel, p99_duration: float | None) -> WindowEncoder:
+    def as_trained(cls, model: SpeechModel, p99_duration: float | None) -> WindowEncoder:
         """Windows as long as the training utterances, with an overlap of 2/15 of that.
 
         Args:
@@ -159,7 +159,7 @@ class WindowEncoder:
 
 
 @torch.inference_mode()
-def encode_features(model: TransducerModel, features_TF: Tensor) -> Tensor:
+def encode_features(model: SpeechModel, features_TF: Tensor) -> Tensor:
     """Features (T, F) of one utterance -> encoder output (1, T', E), T' >= 1.
 
     Features shorter than the receptive field of a frame are padded with their last one.

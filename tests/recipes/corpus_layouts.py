@@ -24,10 +24,10 @@ def make_yesno(folder: Path) -> Path:
     return folder
 
 
-def make_librispeech(folder: Path, parts: dict[str, int]) -> Path:
-    """parts: utterances of each; two speakers a part."""
+def make_librispeech(folder: Path, parts: dict[str, int], speakers: int = 2) -> Path:
+    """parts: utterances of each speaker; speakers: number in each part."""
     for place, (part, count) in enumerate(parts.items()):
-        for speaker in (100 + place, 200 + place):
+        for speaker in range(100 + place, 100 * (speakers + 1) + place, 100):
             chapter = folder / "LibriSpeech" / part / str(speaker) / "7"
             lines = []
             for index in range(count):
@@ -69,4 +69,30 @@ def make_musan(folder: Path) -> Path:
     for part, source in (("music", "fma"), ("speech", "us-gov"), ("noise", "sound-bible")):
         _write(folder / part / source / f"{part}-{source}-0000.wav", 2.5)
     (folder / "music" / "fma" / "ANNOTATIONS").write_text("music-fma-0000 jazz N Someone\n")
+    return folder
+
+
+def make_speechocean762(folder: Path, parts: dict[str, int], *, kaldi: bool = False) -> Path:
+    """The corpus's own layout, or one Kaldi directory for each part with `kaldi`.
+
+    parts: speakers of each; four utterances a speaker. Every second speaker is a child.
+    """
+    first = 1
+    for part, speakers in parts.items():
+        lines: dict[str, list[str]] = {"text": [], "wav.scp": [], "utt2spk": [], "spk2age": []}
+        for number in range(first, first + speakers):
+            speaker = f"{number:04d}"
+            lines["spk2age"].append(f"{speaker} {8 if number % 2 else 30}")
+            for index in range(4):
+                name = f"{speaker}0{index:03d}"
+                audio = f"audio/{name}.wav" if kaldi else f"WAVE/SPEAKER{speaker}/{name}.WAV"
+                _write(folder / (part if kaldi else "") / audio, 1.0 + 0.1 * index)
+                lines["text"].append(f"{name}\t{' '.join(WORDS[: 2 + index])}")
+                lines["wav.scp"].append(f"{name}\t{audio}")
+                lines["utt2spk"].append(f"{name}\t{speaker}")
+        first += speakers
+        for name, content in lines.items():
+            path = folder / part / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join(content) + "\n")
     return folder
