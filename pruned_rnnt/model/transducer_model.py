@@ -146,6 +146,7 @@ class TransducerModel(nn.Module):
     Attributes:
         batch_seconds: seconds of audio in a training step, over all processes; the encoder's
             schedules count steps of ten minutes.
+        steps_before: such steps before the first one, for a model that is trained already.
         encoder_graphs: if set, runs the encoder in training.
     """
 
@@ -156,6 +157,7 @@ class TransducerModel(nn.Module):
         self.loss_config = loss
         self.vocab_size = vocab_size
         self.batch_seconds = _REFERENCE_SECONDS
+        self.steps_before = 0.0
         self.encoder_graphs: EncoderGraphs | None = None
         self.encoder = build_encoder(config.encoder)
         encoder_dim, predictor_dim = self.encoder.output_dim, config.predictor.dim
@@ -217,7 +219,8 @@ class TransducerModel(nn.Module):
                 schedules of the encoder.
         """
         if self.training:
-            self.encoder.set_step(step * self.batch_seconds / _REFERENCE_SECONDS)
+            steps = step * self.batch_seconds / _REFERENCE_SECONDS
+            self.encoder.set_step(self.steps_before + steps)
         if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
             encoded_NTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
         else:

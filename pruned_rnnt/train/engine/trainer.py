@@ -78,7 +78,8 @@ class Trainer:
         self.task.check_files(self.folder)
         self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
-        self.optimiser = build_optimiser(self.model, config.optimiser)
+        groups = self.task.parameter_groups()
+        self.optimiser = build_optimiser(self.model, config.optimiser, groups)
         self.stepper = Stepper(
             self.task,
             self.optimiser,
@@ -194,7 +195,8 @@ class Trainer:
             self.config.schedule, counters.step, counters.epoch, self.config.train.steps
         )
         for group in self.optimiser.param_groups:
-            group["lr"] = self.config.optimiser.learning_rate * scale
+            # Checkpoints of earlier versions have no rates.
+            group["lr"] = self.config.optimiser.learning_rate * scale * group.get("rate", 1.0)
 
     def _record_step(self, report: StepReport, batches: list[Any]) -> None:
         """Count the step; report a skipped one, and stop after too many consecutive ones."""

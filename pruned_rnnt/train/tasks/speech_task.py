@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig, TrainConfig
+from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.tasks.pictures import (
     lattice_of_example,
     samples_as_markdown,
@@ -65,13 +67,24 @@ class SpeechTask:
     def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
         self.config = config
         self.ranks = ranks
-        self.data = DataModule(config.data, rank=ranks.rank, world_size=ranks.world_size)
+        self.data = self._make_data()
         # Raises errors about the validation set now, not at the first validation.
         self.data.valid_loader()
-        self.model = TransducerModel(config.model, len(self.data.tokenizer), config.loss).to(device)
+        self.model = self._make_model().to(device)
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
+
+    def _make_data(self) -> DataModule:
+        ranks = self.ranks
+        return DataModule(self.config.data, rank=ranks.rank, world_size=ranks.world_size)
+
+    def _make_model(self) -> TransducerModel:
+        """The model on the CPU."""
+        return TransducerModel(self.config.model, len(self.data.tokenizer), self.config.loss)
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        return ()
 
     def train_loader(self) -> BatchLoader:
         return self.data.train_loader()
