@@ -125,16 +125,20 @@ class ModelLosses:
     total: (N,), without gradient.
     parts: (N,) each, unscaled and without gradient: `simple` and `pruned`, or `full`; and `ctc`
         with a CTC head.
+    encoded: (N, T', E) output of the encoder, differentiable, for further losses.
     frame_lengths: (N,) encoder frames.
     occupancy, bounds: those of the simple loss; None with the full loss.
+    measures: (N,) each, other quantities for the log, without gradient.
     """
 
     objective: Tensor
     total: Tensor
     parts: Mapping[str, Tensor]
+    encoded: Tensor
     frame_lengths: Tensor
     occupancy: Occupancy | None
     bounds: Bounds | None
+    measures: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class TransducerModel(nn.Module):
@@ -260,6 +264,7 @@ class TransducerModel(nn.Module):
             objective=objective,
             total=total,
             parts=parts,
+            encoded=encoded_NTE,
             frame_lengths=frame_lengths,
             occupancy=occupancy,
             bounds=bounds,

@@ -15,6 +15,7 @@ from pruned_rnnt.setting_checks import check_at_least, check_fractions
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
+from pruned_rnnt.train.tasks.mwer import MwerConfig
 
 CONFIG_NAME = "config.yaml"
 
@@ -92,6 +93,7 @@ class ExperimentConfig:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    mwer: MwerConfig = field(default_factory=MwerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 

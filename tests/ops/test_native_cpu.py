@@ -14,7 +14,8 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
-from tests.ops.native_cases import SHAPES, TOLERANCES, Call, all_calls
+from tests.ops.native_batches import SHAPES, TOLERANCES, Call
+from tests.ops.native_cases import all_calls
 
 pytestmark = pytest.mark.skipif(
     not has_native_kernel("log_probs", "cpu"), reason="the CPU library is not built"

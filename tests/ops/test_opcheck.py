@@ -10,7 +10,8 @@ from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.joiner.fused_log_probs import Chunks, JoinerInputs
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
-from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, poison
+from tests.ops.native_batches import SHAPES, Call, batch_of, poison
+from tests.ops.native_cases import all_calls
 
 
 def fused_calls() -> Iterator[Call]:

@@ -86,11 +86,13 @@ def weights_after(
     return {name: value.cpu() for name, value in trainer.model.state_dict().items()}
 
 
+@pytest.mark.parametrize("objective", [[], ["mwer.enabled=true"]], ids=["ordinary", "mwer"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_processes_equal_one_with_the_doubled_batch(
-    corpus: Path, tmp_path: Path, device: str
+    corpus: Path, tmp_path: Path, device: str, objective: list[str]
 ) -> None:
-    config = experiment(corpus, tmp_path / "run", f"train.device={device}", "optimiser.eps=1e-3")
+    settings = [f"train.device={device}", "optimiser.eps=1e-3", *objective]
+    config = experiment(corpus, tmp_path / "run", *settings)
     b = ragged_batches(config)
     both = run_ranks(2, weights_after, config, [[[b[0]], [b[1]]], [[b[2], b[3]], [b[4], b[5]]]])
     one = weights_after(Ranks(), config, [[[merged(b[:2])]], [[merged(b[2:6])]]])

@@ -32,8 +32,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train.save_every=1", "train.accumulate=2", "train.precision=bfloat16"],
         ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
         ["train.save_every=2", "train.precision=float16"],
+        ["train.save_every=2", "mwer.enabled=true", "mwer.nbest=3", "train.accumulate=2"],
     ],
-    ids=["plain", "validation-and-worker", "accumulation-bfloat16", "scaled-adam", "float16"],
+    ids=[
+        "plain",
+        "validation-and-worker",
+        "accumulation-bfloat16",
+        "scaled-adam",
+        "float16",
+        "mwer",
+    ],
 )
 def test_four_steps_equal_two_and_two(
     corpus: Path, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch

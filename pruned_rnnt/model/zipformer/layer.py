@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.cast_parameters import CastParameters
 from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.attention import (
@@ -27,7 +28,6 @@ from pruned_rnnt.model.zipformer.attention import (
     uniform_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
@@ -98,7 +98,7 @@ class ZipformerLayer(nn.Module):
         )
         self.whiten = Whiten(clock, ramp(4.0, 12.0, 20000))
         self.hidden_dims = (hidden_dim * 3 // 4, hidden_dim, hidden_dim * 5 // 4)
-        self._joint_cast = JointCast(
+        self._cast_parameters = CastParameters(
             module
             for module in self.modules()
             if isinstance(module, (nn.Linear, nn.Conv1d, SwooshLinear))
@@ -121,7 +121,7 @@ class ZipformerLayer(nn.Module):
         masks: LayerMasks = NO_MASKS,
     ) -> tuple[Tensor, LayerState | None]:
         """The output frames, and the state for the next chunk if `state` is given."""
-        with self._joint_cast.cast(x_NTE.device.type):
+        with self._cast_parameters.cast(x_NTE):
             return self._forward(x_NTE, frames, state, masks)
 
     def _forward(

@@ -11,7 +11,8 @@ from pruned_rnnt.train.engine.task import BatchSize, Utterance
 class StepReport:
     """Result of one step over the batches of this process.
 
-    sums: losses by part, summed over utterances.
+    sums: losses by part, and measures with a name that ends in PER_UTTERANCE, summed over
+        utterances.
     gradient_norm: norm before clipping, of the loss per frame; NaN if it was not computed.
     problem: reason why the parameters were not updated, empty if they were; all processes agree on
         whether it is empty.

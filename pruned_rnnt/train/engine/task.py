@@ -38,6 +38,7 @@ class Losses(Protocol):
     objective: (), sum over the utterances, which is minimised.
     total: (N,), the objective of each utterance, detached.
     parts: (N,) each, components for the log, detached.
+    measures: (N,) each, other quantities whose means over utterances are logged, detached.
     """
 
     @property
@@ -46,6 +47,8 @@ class Losses(Protocol):
     def total(self) -> Tensor: ...
     @property
     def parts(self) -> Mapping[str, Tensor]: ...
+    @property
+    def measures(self) -> Mapping[str, Tensor]: ...
 
 
 class Loader(Protocol):

@@ -21,6 +21,7 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import gradients_of
+from pruned_rnnt.train.engine.log import PER_UTTERANCE
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
 from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.engine.task import Task, Utterance, total_size
@@ -36,8 +37,8 @@ class _Passes:
     """Forward and backward passes of a step.
 
     losses: total losses of each finished batch, (N,) on the device.
-    names, sums_K: names of the losses, the total first, and their sums over all utterances; None
-        before the first batch.
+    names, sums_K: names of losses and measures, the total first, and their sums over all
+        utterances; None before the first batch.
     out_of_memory: the allocator's message if the next batch did not fit, else empty.
     """
 
@@ -117,8 +118,10 @@ class Stepper:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
             losses = self.task.losses(batch.to(self.device), step)
         self.scaler.scale(losses.objective * scale()).backward()
-        sums_K = torch.stack((losses.total, *losses.parts.values())).sum(dim=1)
-        done.names = ("total", *losses.parts)
+        values = (losses.total, *losses.parts.values(), *losses.measures.values())
+        sums_K = torch.stack(values).sum(dim=1)
+        measures = [name + PER_UTTERANCE for name in losses.measures]
+        done.names = ("total", *losses.parts, *measures)
         done.sums_K = sums_K if done.sums_K is None else done.sums_K + sums_K
         done.losses.append(losses.total)
 

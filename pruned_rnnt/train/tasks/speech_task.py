@@ -28,6 +28,7 @@ from pruned_rnnt.train.engine.task import BatchSize, Utterance
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig, TrainConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.tasks.mwer import MinimumWordError
 from pruned_rnnt.train.tasks.pictures import (
     lattice_of_example,
     samples_as_markdown,
@@ -74,6 +75,11 @@ class SpeechTask:
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
+        self._mwer = (
+            MinimumWordError(self.model, self.data.tokenizer, config.mwer)
+            if config.mwer.enabled
+            else None
+        )
 
     def _make_data(self) -> DataModule:
         ranks = self.ranks
@@ -90,6 +96,8 @@ class SpeechTask:
         return self.data.train_loader()
 
     def losses(self, batch: Batch, step: int) -> ModelLosses:
+        if self._mwer is not None:
+            return self._mwer.losses(batch, step)
         losses: ModelLosses = self.model(
             batch.features_NTF,
             batch.feature_lengths_N,
