@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.loss.bounds import prune, prune_bounds
 from pruned_rnnt.loss.ctc import ctc_loss
+from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
 from pruned_rnnt.loss.full import rnnt_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.joiner import Joiner
@@ -49,6 +50,7 @@ from pruned_rnnt.loss.results import (
     TransducerLosses,
 )
 from pruned_rnnt.loss.simple import rnnt_loss_simple
+from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.ops import backend_report, backend_summary
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "backend_report",
     "backend_summary",
+    "ctc_consistency_loss",
     "ctc_loss",
     "diagnostics",
     "load",
@@ -83,6 +86,7 @@ __all__ = [
     "rnnt_loss_fused",
     "rnnt_loss_pruned",
     "rnnt_loss_simple",
+    "rnnt_loss_tdt",
     "row_splits_to_row_ids",
 ]
 

@@ -37,8 +37,9 @@ from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.rows import start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
+from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.documented_parser import documented_parser

@@ -13,7 +13,7 @@ from pruned_rnnt.align.sources import align_file, align_set
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _DOUBTFUL_SCORE = -3.0
 
 
 def run_align(
-    model: TransducerModel,
+    model: SpeechModel,
     tokenizer: Tokenizer,
     source: tuple[DataModule, str] | tuple[Path, str],
     folder: Path,

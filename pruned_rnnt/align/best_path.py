@@ -1,10 +1,10 @@
-"""The best path through the lattice of a model's own joiner, in bounded memory.
+"""The best path through the lattice of a model's own joiner, or of its CTC head without a joiner.
 
 Axes: N batch, T encoder frames, E encoder width, P predictor width, D joiner width, U symbols,
 V vocabulary.
 
-The joiner's logits (N, T, U + 1, V) are computed for a few frames at a time. Only the
-log-probabilities of the next symbol and of blank are kept for each node.
+The memory is bounded: the joiner's logits (N, T, U + 1, V) are computed for a few frames at a time.
+Only the log-probabilities of the next symbol and of blank are kept for each node.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.diagnostics import LogProbRows, log_prob_rows, viterbi_alignment
-from pruned_rnnt.model.transducer_model import BLANK, TransducerModel
+from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
+from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 
 # Logits in memory at a time: 128 MB of float32.
 _MAX_LOGITS = 2**25
@@ -50,25 +54,39 @@ class SymbolAlignment(NamedTuple):
 
 
 @torch.inference_mode()
-def align_symbols(model: TransducerModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
+def align_symbols(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
     """The most probable path of each utterance through its targets; None if there is no path.
 
-    The paths are those of the topology that the model was trained with. All but 'regular' emit at
-    most one symbol per frame, so that more symbols than frames have no path.
+    The paths of a transducer are those of the topology that it was trained with. All but 'regular'
+    emit at most one symbol per frame, so that more symbols than frames have no path. A model
+    without a joiner has the paths of CTC, in which equal neighbours also need a blank between them.
     """
     nodes = batch.encoded_NTE.size(1) * (batch.targets_NU.size(1) + 1)
     utterances = max(1, _MAX_NODES // max(1, nodes))
     parts = zip(*(tensor.split(utterances) for tensor in batch), strict=True)
-    return [path for part in parts for path in _align(model, TargetBatch(*part))]
+    align = _align_ctc if isinstance(model, CtcModel) else _align
+    return [path for part in parts for path in align(model, _without_padding(TargetBatch(*part)))]
 
 
-def _align(model: TransducerModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
-    symbol_counts = batch.target_lengths.tolist()
-    # The part may be shorter than the whole batch, whose padding is cut off.
-    batch = batch._replace(
+def _without_padding(batch: TargetBatch) -> TargetBatch:
+    """A part of a batch may be shorter than the whole."""
+    return batch._replace(
         encoded_NTE=batch.encoded_NTE[:, : max(1, int(batch.lengths.max()))],
-        targets_NU=batch.targets_NU[:, : max(symbol_counts)],
+        targets_NU=batch.targets_NU[:, : int(batch.target_lengths.max())],
     )
+
+
+def _align_ctc(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
+    log_probs_NTV = ctc_log_probs(model, batch.encoded_NTE)
+    device = log_probs_NTV.device
+    lengths, target_lengths = batch.lengths.to(device), batch.target_lengths.to(device)
+    best = ctc_alignment(log_probs_NTV, lengths, batch.targets_NU, target_lengths, blank=BLANK)
+    has_path = ((best.score_N > -torch.inf) & (lengths > 0)).tolist()
+    return _results(has_path, best.frames_NU, best.log_probs_NU, best.score_N, batch.target_lengths)
+
+
+def _align(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
+    model = as_transducer(model, "alignment by the joiner")
     rows = lattice_rows(model, batch)
     best = viterbi_alignment(
         rows.emit,
@@ -81,12 +99,22 @@ def _align(model: TransducerModel, batch: TargetBatch) -> list[SymbolAlignment |
     emitted_NU = rows.emit[:, :, :-1].gather(1, frames_NU.clamp(min=0)[:, None])[:, 0]
     has_frames_N = batch.lengths.to(best.score.device) > 0
     has_path = ((best.score > -torch.inf) & has_frames_N).tolist()
-    frames, log_probs, scores = frames_NU.tolist(), emitted_NU.tolist(), best.score.tolist()
+    return _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
+
+
+def _results(
+    has_path: list[bool],
+    frames_NU: Tensor,
+    log_probs_NU: Tensor,
+    score_N: Tensor,
+    target_lengths: Tensor,
+) -> list[SymbolAlignment | None]:
+    frames, log_probs, scores = frames_NU.tolist(), log_probs_NU.tolist(), score_N.tolist()
     return [
         SymbolAlignment(tuple(frames[n][:count]), tuple(log_probs[n][:count]), scores[n])
         if has_path[n]
         else None
-        for n, count in enumerate(symbol_counts)
+        for n, count in enumerate(target_lengths.tolist())
     ]
 
 

@@ -18,7 +18,7 @@ from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
 from pruned_rnnt.data.input.batch import Batch, pad_targets
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.windows import WindowEncoder
 
 # The search needs about 40 bytes per lattice node: 8 GB.
@@ -26,7 +26,7 @@ _MAX_NODES = 2 * 10**8
 
 
 def align_set(
-    model: TransducerModel, tokenizer: Tokenizer, data: DataModule, batches: Iterable[Batch]
+    model: SpeechModel, tokenizer: Tokenizer, data: DataModule, batches: Iterable[Batch]
 ) -> Iterator[AlignedUtterance | NotAligned]:
     """Align every utterance of the batches, which come from a loader of `data`.
 
@@ -42,7 +42,7 @@ def align_set(
 
 
 def align_file(
-    model: TransducerModel,
+    model: SpeechModel,
     tokenizer: Tokenizer,
     path: Path,
     text: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.model_config import LossConfig
+from pruned_rnnt.model.speech_model import SpeechModel
 
 # A word is a character of a script without spaces (kana, Han), or other text between spaces.
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -52,7 +54,7 @@ class NotAligned:
 
 
 def align_batches(
-    model: TransducerModel, batches: Iterable[Batch], tokenizer: Tokenizer
+    model: SpeechModel, batches: Iterable[Batch], tokenizer: Tokenizer
 ) -> Iterator[AlignedUtterance | NotAligned]:
     """Align every utterance of the batches."""
     device = next(model.parameters()).device
@@ -65,7 +67,7 @@ def align_batches(
 
 
 def align_encoded(
-    model: TransducerModel,
+    model: SpeechModel,
     encoded_NTE: Tensor,
     lengths: Tensor,
     batch: Batch,
@@ -77,7 +79,7 @@ def align_encoded(
     for n, path in enumerate(align_symbols(model, targets)):
         symbols = batch.targets_NU[n, : int(batch.target_lengths_N[n])].tolist()
         if path is None or not symbols:
-            reason = _failure_reason(len(symbols), int(lengths[n]), model.loss_config.rnnt_type)
+            reason = _failure_reason(symbols, int(lengths[n]), model.loss_config)
             yield NotAligned(id=batch.ids[n], reason=reason)
             continue
         tokens = timed_tokens(names, symbols, path.frames, path.log_probs)
@@ -93,15 +95,22 @@ def align_encoded(
         )
 
 
-def _failure_reason(symbols: int, frames: int, rnnt_type: str) -> str:
-    if symbols == 0:
+def _failure_reason(symbols: list[int], frames: int, loss: LossConfig) -> str:
+    if not symbols:
         return "the text is empty"
     if frames == 0:
         return "the audio is too short for one encoder frame"
-    usable = frames - 1 if rnnt_type == "rna" else frames
-    if rnnt_type != "regular" and symbols > usable:
+    if loss.kind == "ctc":
+        repetitions = sum(before == after for before, after in pairwise(symbols))
+        if len(symbols) + repetitions > frames:
+            return (
+                f"{len(symbols)} symbols do not fit into {frames} frames: CTC needs one for each "
+                f"and one between equal neighbours, of which there are {repetitions}"
+            )
+    usable = frames - 1 if loss.rnnt_type == "rna" else frames
+    if loss.kind != "ctc" and loss.rnnt_type != "regular" and len(symbols) > usable:
         return (
-            f"{symbols} symbols do not fit into {usable} frames: a model of rnnt_type "
-            f"{rnnt_type!r} emits at most one per frame"
+            f"{len(symbols)} symbols do not fit into {usable} frames: a model of rnnt_type "
+            f"{loss.rnnt_type!r} emits at most one per frame"
         )
     return "no path has a finite probability (infinite or NaN values in the model's output)"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
     from pruned_rnnt.decode.decode_set import DecodeConfig
     from pruned_rnnt.model.language_model import LanguageModel
-    from pruned_rnnt.model.transducer_model import TransducerModel
+    from pruned_rnnt.model.speech_model import SpeechModel
     from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -68,8 +68,9 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     language_model = _language_model(config.decode, loaded.model, loaded.tokenizer)
     if options.plot is not None:
         from pruned_rnnt.align.picture import plot_utterances
+        from pruned_rnnt.model.build_model import as_transducer
 
-        parts = loaded.model, loaded.tokenizer
+        parts = as_transducer(loaded.model, "--plot"), loaded.tokenizer
         plots = config.folder / "results/plots"
         ids = options.plot.split(",")
         for path in plot_utterances(parts, data, ids, config.decode, plots, language_model):
@@ -106,7 +107,7 @@ def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
 
 
 def _language_model(
-    config: DecodeConfig, model: TransducerModel, tokenizer: Tokenizer
+    config: DecodeConfig, model: SpeechModel, tokenizer: Tokenizer
 ) -> LanguageModel | None:
     """The model of decode.fusion.lm on the recogniser's device; None if the setting is empty."""
     from pruned_rnnt.train.tasks.lm_task import load_language_model
@@ -223,6 +224,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.config import load_config
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export import model_file
+    from pruned_rnnt.model.build_model import as_transducer
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
     from pruned_rnnt.transcribe.live import LiveRecogniser
@@ -260,7 +262,8 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     )
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
-    live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
+    transducer = as_transducer(recogniser.model, "live transcription")
+    live = LiveRecogniser(transducer, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:
             print_live(live, source)

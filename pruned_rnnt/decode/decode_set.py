@@ -15,22 +15,32 @@ from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
+from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
+from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
+from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.setting_checks import check_at_least
 
 # (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
 Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
+_BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
+_NEEDS_BEAM = f"decode.method={' or '.join(_BEAM_METHODS)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
     """The search method, its settings, and the data and checkpoint to decode.
 
-    method: greedy; modified_beam (supports fusion); fast_beam_search (needs k2).
+    method: greedy; modified_beam (supports fusion); fast_beam_search (needs k2);
+        non_autoregressive (without the predictor, for models trained with
+        loss.predictor_mask_probability); ctc_greedy and ctc_prefix_beam (supports fusion) use the
+        CTC head. Models of loss.kind=ctc have only the last two; greedy is then ctc_greedy.
     split: split of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
@@ -39,13 +49,23 @@ class DecodeConfig:
     max_symbols_per_frame: for greedy search with models of loss.rnnt_type=regular; other models,
         and exported models in sherpa-onnx, emit at most one.
     skip_unknown: never emit `<unk>`, like sherpa-onnx.
-    beam_size, num_best, length_norm: for modified beam search.
+    beam_size, num_best: for modified beam search and CTC prefix beam search.
+    length_norm: order hypotheses of modified beam search by score per symbol.
+    refinements: of non-autoregressive search: number of further passes, in which the predictor sees
+        the symbols that the pass before found.
     chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
         as the model is configured.
     metric: wer or cer: the result files count errors in words, or in characters without spaces.
     """
 
-    method: Literal["greedy", "modified_beam", "fast_beam_search"] = "greedy"
+    method: Literal[
+        "greedy",
+        "modified_beam",
+        "fast_beam_search",
+        "non_autoregressive",
+        "ctc_greedy",
+        "ctc_prefix_beam",
+    ] = "greedy"
     split: str = "test"
     checkpoint: str = "last"
     use_average: bool = True
@@ -54,6 +74,7 @@ class DecodeConfig:
     beam_size: int = 4
     num_best: int = 1
     length_norm: bool = True
+    refinements: int = 0
     chunk: int = 0
     left: int = 0
     metric: Literal["wer", "cer"] = "wer"
@@ -62,13 +83,18 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_at_least("decode", self, max_symbols_per_frame=1, beam_size=1, num_best=1)
-        check_at_least("decode", self, chunk=0, left=0)
-        if self.fusion.enabled and self.method != "modified_beam":
-            raise ValueError(f"decode.fusion needs decode.method=modified_beam, got {self.method}")
-        if self.num_best > 1 and self.method != "modified_beam":
+        check_at_least("decode", self, chunk=0, left=0, refinements=0)
+        if self.fusion.enabled and self.method not in _BEAM_METHODS:
+            raise ValueError(f"decode.fusion needs {_NEEDS_BEAM}, got {self.method}")
+        if self.fusion.ilm_scale and self.method == "ctc_prefix_beam":
             raise ValueError(
-                f"decode.num_best is {self.num_best}, which needs decode.method=modified_beam: "
-                f"{self.method} finds one hypothesis"
+                f"decode.fusion.ilm_scale is {self.fusion.ilm_scale}, which needs "
+                "decode.method=modified_beam: a CTC head has no internal language model"
+            )
+        if self.num_best > 1 and self.method not in _BEAM_METHODS:
+            raise ValueError(
+                f"decode.num_best is {self.num_best}, which needs {_NEEDS_BEAM}: {self.method} "
+                "finds one hypothesis"
             )
 
     @property
@@ -83,14 +109,15 @@ class DecodeConfig:
             ("hotwords", fusion.hotwords, fusion.hotword_bonus),
         ):
             parts += [f"{name}{scale:g}"] * bool(used)
-        for name, field_name, method in (
-            ("symbols", "max_symbols_per_frame", "greedy"),
-            ("beam", "beam_size", "modified_beam"),
-            ("chunk", "chunk", self.method),
-            ("left", "left", self.method),
+        for name, field_name, methods in (
+            ("symbols", "max_symbols_per_frame", ("greedy",)),
+            ("beam", "beam_size", _BEAM_METHODS),
+            ("refinements", "refinements", ("non_autoregressive",)),
+            ("chunk", "chunk", (self.method,)),
+            ("left", "left", (self.method,)),
         ):
             size = getattr(self, field_name)
-            if method == self.method and size != getattr(DecodeConfig, field_name):
+            if self.method in methods and size != getattr(DecodeConfig, field_name):
                 parts.append(f"{name}{size}")
         if self.metric != "wer":
             parts.append(self.metric)
@@ -133,7 +160,7 @@ class DecodedSet:
 
 
 def build_search(
-    model: TransducerModel,
+    model: SpeechModel,
     config: DecodeConfig,
     tokenizer: Tokenizer | None = None,
     language_model: LanguageModel | None = None,
@@ -149,10 +176,21 @@ def build_search(
         ValueError, FileNotFoundError: as the searches and scorers.
     """
     silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
-    if config.method == "modified_beam":
-        fusion = config.fusion
-        return ModifiedBeamSearch(
+    fusion = config.fusion
+    if config.method == "ctc_prefix_beam":
+        return CtcPrefixBeamSearch(
             model,
+            beam_size=config.beam_size,
+            num_best=config.num_best,
+            silent_symbols=silent,
+            scorers=build_scorers(fusion, tokenizer, language_model),
+        )
+    if config.method == "ctc_greedy" or (config.method == "greedy" and isinstance(model, CtcModel)):
+        return _one_best(CtcGreedySearch(model, silent_symbols=silent))
+    transducer = as_transducer(model, f"decode.method={config.method}")
+    if config.method == "modified_beam":
+        return ModifiedBeamSearch(
+            transducer,
             beam_size=config.beam_size,
             num_best=config.num_best,
             length_norm=config.length_norm,
@@ -161,15 +199,26 @@ def build_search(
             ilm_scale=fusion.ilm_scale,
         )
     if config.method == "fast_beam_search":
-        return FastBeamSearch(model, config.fast_beam, silent_symbols=silent)
-    greedy = GreedySearch(
-        model, max_symbols_per_frame=config.max_symbols_per_frame, silent_symbols=silent
+        return FastBeamSearch(transducer, config.fast_beam, silent_symbols=silent)
+    if config.method == "non_autoregressive":
+        return _one_best(
+            NonAutoregressiveSearch(
+                transducer, refinements=config.refinements, silent_symbols=silent
+            )
+        )
+    return _one_best(
+        GreedySearch(
+            transducer, max_symbols_per_frame=config.max_symbols_per_frame, silent_symbols=silent
+        )
     )
-    return lambda encoded_NTE, lengths: [[best] for best in greedy(encoded_NTE, lengths)]
+
+
+def _one_best(search: Callable[[Tensor, Tensor], list[Hypothesis]]) -> Search:
+    return lambda encoded_NTE, lengths: [[best] for best in search(encoded_NTE, lengths)]
 
 
 @torch.inference_mode()
-def search_batch(model: TransducerModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
+def search_batch(model: SpeechModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
     """Hypotheses of each utterance, best first; the model must be in evaluation mode."""
     batch = batch.to(next(model.parameters()).device)
     encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
@@ -177,7 +226,7 @@ def search_batch(model: TransducerModel, batch: Batch, search: Search) -> list[l
 
 
 def decode_set(
-    model: TransducerModel,
+    model: SpeechModel,
     batches: Iterable[Batch],
     tokenizer: Tokenizer,
     config: DecodeConfig,

@@ -13,7 +13,8 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.icefall.export_folder import export_icefall
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.usage_errors import UsageError
 
@@ -36,7 +37,7 @@ def check_export(options: argparse.Namespace) -> None:
 
 def run_export(
     options: argparse.Namespace,
-    model: TransducerModel,
+    speech_model: SpeechModel,
     tokenizer: Tokenizer,
     folder: Path,
     source: str,
@@ -52,7 +53,7 @@ def run_export(
     # The exporters log remarks about operators that our models do not have.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    model = model.cpu().eval()
+    model = as_transducer(speech_model.cpu().eval(), "export")
     sizes = OnnxOptions(
         streaming=options.streaming,
         chunk=options.chunk,

@@ -21,8 +21,10 @@ from pruned_rnnt.config import ConfigError, from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export.onnx_folder import check_tokens
 from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.usage_errors import ExportError
 
 FORMAT = "pruned_rnnt model"
@@ -35,13 +37,13 @@ _P99_KEY = "usual_longest"
 class ModelFile(NamedTuple):
     """A loaded model; p99_duration as for `save_model`."""
 
-    model: TransducerModel
+    model: SpeechModel
     tokenizer: Tokenizer
     p99_duration: float | None
 
 
 def save_model(
-    model: TransducerModel,
+    model: SpeechModel,
     tokenizer: Tokenizer,
     path: Path,
     source: str,
@@ -91,7 +93,7 @@ def load_model(path: Path | str) -> ModelFile:
     try:
         config = from_dict(ModelConfig, values["config"]["model"], str(path))
         loss = from_dict(LossConfig, values["config"]["loss"], str(path))
-        model = TransducerModel(config, values["vocab_size"], loss)
+        model = build_model(config, values["vocab_size"], loss)
         model.load_state_dict(values["state"])
     except (ConfigError, RuntimeError) as error:
         reason = str(error).splitlines()[0]

@@ -32,6 +32,7 @@ from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.conformer import Conformer
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.optional_packages import ONNX_PACKAGES, require
@@ -147,7 +148,7 @@ def export_onnx(
     return graphs
 
 
-def check_tokens(model: TransducerModel, tokenizer: Tokenizer) -> None:
+def check_tokens(model: SpeechModel, tokenizer: Tokenizer) -> None:
     """Raise ExportError if the tokenizer and the model have different vocabularies."""
     if len(tokenizer) != model.vocab_size:
         raise ExportError(

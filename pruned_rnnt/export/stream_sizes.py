@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.model.encoder import StreamingEncoder
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
 from pruned_rnnt.usage_errors import ExportError
 
@@ -12,7 +12,7 @@ from pruned_rnnt.usage_errors import ExportError
 _DELAY_SECONDS = 0.3
 
 
-def stream_sizes(model: TransducerModel, chunk: int, left: int) -> tuple[int, int]:
+def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
     """Encoder frames (40 ms) of a chunk and of its left context; 0 for those of training.
 
     Raises:

@@ -22,7 +22,7 @@ from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.finetune.source import Source
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model
@@ -130,7 +130,7 @@ class Evaluation:
                 soft_wrap=True,
             )
 
-    def _decode(self, each: TestSet, model: TransducerModel, tokenizer: Tokenizer) -> Counts:
+    def _decode(self, each: TestSet, model: SpeechModel, tokenizer: Tokenizer) -> Counts:
         """The errors of all processes."""
         config = dataclasses.replace(self.config.data, path=each.path)
         # Language models and hotwords have symbols of their own vocabulary.

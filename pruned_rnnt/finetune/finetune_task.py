@@ -17,7 +17,7 @@ from pruned_rnnt.finetune.source import Source
 from pruned_rnnt.finetune.trained_parts import freeze, grouped_by_rate
 from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
 from pruned_rnnt.model.lora import add_adapters
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.vocabulary_change import transfer_parameters
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_tokens import run_tokenizer
@@ -77,15 +77,10 @@ class FinetuneTask(SpeechTask):
         self._notes = [f"fine-tuning of {source.name}", vocabulary.describe()]
         return vocabulary
 
-    def _make_data(self) -> DataModule:
-        return DataModule(
-            self.config.data,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            tokenizer=self.tokenizer,
-        )
+    def _make_data(self, tokenizer: Tokenizer | None = None) -> DataModule:
+        return super()._make_data(tokenizer or self.tokenizer)
 
-    def _make_model(self) -> TransducerModel:
+    def _make_model(self) -> SpeechModel:
         config = self.config.finetune
         model = super()._make_model()
         model.steps_before = _STEPS_BEFORE

@@ -16,7 +16,7 @@ from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.input.datamodule import DataConfig
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 
 # Utterances of each split that are looked at.
 _MOST_CUTS = 10_000

@@ -10,7 +10,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export import model_file
 from pruned_rnnt.interop.icefall.imported_run import read_run
 from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine import checkpoint
 from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
@@ -35,7 +35,7 @@ class Source:
     """
 
     name: str
-    model: TransducerModel
+    model: SpeechModel
     tokenizer: Tokenizer
     config: ExperimentConfig
     data_path: str = ""

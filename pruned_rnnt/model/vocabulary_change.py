@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 
 # Modules whose parameters have a row for each symbol.
 _BY_SYMBOL = (
@@ -59,7 +59,7 @@ def match_vocabularies(old: Sequence[str], new: Sequence[str]) -> VocabularyChan
 
 @torch.no_grad()
 def transfer_parameters(
-    source: TransducerModel, target: TransducerModel, change: VocabularyChange
+    source: SpeechModel, target: SpeechModel, change: VocabularyChange
 ) -> tuple[str, ...]:
     """Copy the parameters and buffers of a model into one of the same sizes.
 

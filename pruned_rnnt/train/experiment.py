@@ -10,7 +10,7 @@ import torch
 
 from pruned_rnnt.data.input.datamodule import DataConfig
 from pruned_rnnt.decode.decode_set import DecodeConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
@@ -107,6 +107,11 @@ class ExperimentConfig:
             raise ValueError(
                 f"train.compile_encoder is for model.encoder.kind=conformer; a "
                 f"{self.model.encoder.kind} cannot be compiled for training"
+            )
+        if self.mwer.enabled and self.loss.kind == "ctc":
+            raise ValueError(
+                "mwer.enabled=true needs a transducer, but loss.kind is 'ctc', which has none; set "
+                "loss.kind to pruned or full, or mwer.enabled=false"
             )
 
     @property

@@ -14,8 +14,8 @@ from pruned_rnnt.config import ConfigError
 from pruned_rnnt.data.input.lm_texts import TextFiles, text_splits
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.split_summary import show_split, show_texts
+from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -116,7 +116,7 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
     vocab_size = len(folder.tokenizer()) if prepared else _ASSUMED_VOCABULARY
     model: nn.Module
     if isinstance(config, ExperimentConfig):
-        model = TransducerModel(config.model, vocab_size, config.loss)
+        model = build_model(config.model, vocab_size, config.loss)
     else:
         model = LanguageModel(config.model, vocab_size)
     table = Table(title=f"model, vocabulary of {vocab_size}")

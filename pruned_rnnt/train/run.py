@@ -10,8 +10,9 @@ from typing import Any
 from pruned_rnnt.config import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS, mean_of_states
 from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
@@ -29,7 +30,7 @@ class LoadedModel:
     name: of the checkpoint, for file names; for an average, the newest one and their number.
     """
 
-    model: TransducerModel
+    model: SpeechModel
     tokenizer: Tokenizer
     step: int
     name: str
@@ -96,7 +97,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
             "they do not come from the same run"
         )
-    model = TransducerModel(saved.model, values["vocab_size"], saved.loss)
+    model = build_model(saved.model, values["vocab_size"], saved.loss)
     if saved.finetune.lora.rank > 0:
         add_adapters(model.encoder, saved.finetune.lora)
     average = values["average"] if config.decode.use_average else None
@@ -128,7 +129,7 @@ def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any
     return chosen[-1], f"{chosen[-1].stem}-average-last-{count}", values
 
 
-def set_chunks(model: TransducerModel, config: DecodeConfig) -> None:
+def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
     """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
     if not (config.chunk or config.left):
         return

@@ -20,7 +20,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.windows import Window, WindowEncoder
 
 # One search covers at most 5 minutes of speech without a pause.
@@ -66,7 +66,7 @@ class Recogniser:
 
     def __init__(
         self,
-        model: TransducerModel,
+        model: SpeechModel,
         tokenizer: Tokenizer,
         p99_duration: float | None = None,
         *,

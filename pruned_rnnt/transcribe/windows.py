@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.silence import SilenceFinder, frame_energies, is_digital_silence
 
 # The energy at an encoder frame is the mean over this many frames around it: 0.3 s.
@@ -85,7 +85,7 @@ class WindowEncoder:
     """
 
     def __init__(
-        self, model: TransducerModel, window: int, overlap: int, *, skip_silence: bool = False
+        self, model: SpeechModel, window: int, overlap: int, *, skip_silence: bool = False
     ) -> None:
         self.model = model
         self.skip_silence = skip_silence
@@ -98,7 +98,7 @@ class WindowEncoder:
     @classmethod
     def as_trained(
         cls,
-        model: TransducerModel,
+        model: SpeechModel,
         p99_duration: float | None,
         window_seconds: float | None = None,
         overlap_seconds: float | None = None,

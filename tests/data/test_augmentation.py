@@ -114,3 +114,55 @@ def test_volume_is_a_gain(features_TF: torch.Tensor) -> None:
     difference = FeatureAugmenter(config, seed=3)(features_TF, epoch=0, cut_id="a") - features_TF
     assert difference.std() < 1e-5
     assert 0.01 < abs(difference.mean().item()) <= 12.0 * LOG_ENERGY_PER_DB
+
+
+def test_two_views_differ_in_their_masks_alone(features_TF: torch.Tensor) -> None:
+    spec = SpecAugmentConfig(probability=1.0, time_warp=40, feature_masks=0, frame_mask_size=10)
+    sound = AugmentationConfig(
+        frequency_warp=0.2, noise_probability=1.0, volume_db=6.0, spec_augment=spec
+    )
+    augmenter = FeatureAugmenter(sound, seed=1, view_mask_factor=2.5)
+    views = augmenter.two_views(features_TF, epoch=0, cut_id="a")
+    again = FeatureAugmenter(sound, seed=1, view_mask_factor=2.5)
+    for view, same in zip(views, again.two_views(features_TF, epoch=0, cut_id="a"), strict=True):
+        assert torch.equal(view, same)
+    # A masked frame has one value in all bins.
+    masked = [view.std(dim=1) < 1e-6 for view in views]
+    assert all(mask.any() for mask in masked)
+    assert not torch.equal(*masked)
+    kept = ~(masked[0] | masked[1])
+    assert kept.any()
+    assert torch.equal(views[0][kept], views[1][kept])
+    assert not torch.equal(views[0][kept], features_TF[kept])
+    other = augmenter.two_views(features_TF, epoch=1, cut_id="a")
+    assert not torch.equal(other[0], views[0])
+
+
+def test_view_mask_factor_scales_the_masked_share() -> None:
+    """Without overlaps, masks cover half of the largest share in the mean."""
+    spec = SpecAugmentConfig(
+        probability=1.0, time_warp=0, feature_masks=0, frame_masks=20, frame_mask_size=10
+    )
+    config = AugmentationConfig(spec_augment=spec)
+    shares = {}
+    for factor in (1.0, 2.5):
+        augmenter = FeatureAugmenter(config, seed=1, view_mask_factor=factor)
+        masked = [
+            (view.std(dim=1) < 1e-6).float().mean()
+            for name in range(100)
+            for view in augmenter.two_views(torch.randn(400, 80), epoch=0, cut_id=str(name))
+        ]
+        shares[factor] = float(torch.stack(masked).mean())
+    assert 0.05 < shares[1.0] < 0.09
+    assert 1.9 < shares[2.5] / shares[1.0] < 2.6
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 7, 20])
+def test_two_views_of_short_utterances(frames: int) -> None:
+    spec = SpecAugmentConfig(probability=1.0)
+    augmenter = FeatureAugmenter(
+        AugmentationConfig(spec_augment=spec), seed=1, view_mask_factor=2.5
+    )
+    for view in augmenter.two_views(torch.randn(frames, 80), epoch=0, cut_id="a"):
+        assert view.shape == (frames, 80)
+        assert view.isfinite().all()

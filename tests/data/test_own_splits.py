@@ -37,7 +37,7 @@ def test_dev_is_drawn_if_the_source_has_none(audio: Path, tmp_path: Path) -> Non
     ):
         folder = prepare(table, tmp_path / "out", "--dev-share", share, "--replace")
         assert {split: len(folder.cuts(split)) for split in folder.splits()} == wanted
-        drawn = "splits as the source names them; 2 train utterances became dev"
+        drawn = "splits as the source names them; 2 train utterances became dev, of speakers who"
         assert (drawn in (folder.path / "report.txt").read_text()) == ("dev" in wanted)
 
 
@@ -75,6 +75,27 @@ def test_speakers_are_in_one_split(audio: Path, tmp_path: Path) -> None:
         "train": 4, "dev": 1, "test": 2,
     }  # fmt: skip
     assert "no speaker is in two splits" in (folder.path / "report.txt").read_text()
+
+
+def test_dev_drawn_from_a_named_train_has_speakers_of_its_own(audio: Path, tmp_path: Path) -> None:
+    """The test speakers stay as the source has them."""
+    table = tmp_path / "table.csv"
+    rows = [
+        f"{path_of(audio, i % COUNT)},{text_of(i)},{'train' if i < 40 else 'test'},s{i % 10}\n"
+        for i in range(45)
+    ]
+    table.write_text("path,text,split,speaker\n" + "".join(rows))
+    folder = prepare(table, tmp_path / "out", "--dev-share", "0.1")
+    speakers = {
+        split: {cut.supervisions[0].speaker for cut in folder.cuts(split)}
+        for split in folder.splits()
+    }
+    assert len(speakers["dev"]) == 1
+    assert speakers["train"] == {f"s{i}" for i in range(10)} - speakers["dev"]
+    assert len(folder.cuts("dev")) == 4
+    assert len(folder.cuts("test")) == 5
+    report = (folder.path / "report.txt").read_text()
+    assert "dev is 1 speaker of train, held out from it" in report
 
 
 def test_held_out_most_limits_dev_and_test(audio: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_blocks_equal_the_loop(
         symbols_NTM, scores_NTM, state = graph(am_NTD, lengths_N, start)
         assert torch.equal(symbols_NTM, expected.symbols_NTM)
         torch.testing.assert_close(scores_NTM, expected.scores_NTM)
-        torch.testing.assert_close(state, expected.predictor)
+        torch.testing.assert_close(state, expected.state)
         assert (symbols_NTM >= 0).sum() > 5
 
 

@@ -12,7 +12,8 @@ from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.decode.search.hypothesis import joint_log_probs
-from pruned_rnnt.model.transducer_model import LossConfig, TransducerModel
+from pruned_rnnt.model.model_config import LossConfig
+from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.decode.search_model import (
     UNKNOWN,
     VOCAB,

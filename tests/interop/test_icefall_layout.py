@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import zipformer_config
 from tests.model.zipformer_tiny import CAUSAL, TINY
 

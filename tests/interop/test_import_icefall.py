@@ -16,8 +16,9 @@ from pruned_rnnt.interop.icefall.token_files import read_token_file
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.interop.icefall.zipformer_import import import_icefall, read_icefall
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import make_corpus

@@ -15,8 +15,9 @@ from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import stream_encoder
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import LossConfig, ModelConfig, TransducerModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser

@@ -181,6 +181,9 @@ def column_sums_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iter
 
 def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) -> Iterator[Call]:
     """Every op on one shape; with 16-bit dtypes only the ops that take them."""
+    # Here, because that module imports this one.
+    from tests.ops.tdt_native_cases import duration_gradient_calls, tdt_lattice_calls
+
     _, frames, symbols, vocabulary = shape
     batch = batch_of(frames, symbols, vocabulary)
     yield from log_probs_calls(batch, vocabulary, dtype)
@@ -188,7 +191,9 @@ def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) 
     yield from band_gather_calls(batch, dtype)
     yield from joiner_rows_calls(batch, dtype)
     yield from column_sums_calls(batch, vocabulary, dtype)
+    yield from duration_gradient_calls(batch, dtype)
     if dtype == accumulator(dtype):
+        yield from tdt_lattice_calls(batch, dtype)
         yield from band_lattice_calls(batch, dtype)
         yield from lattice_calls(batch, dtype)
         yield from prune_bounds_calls(batch, dtype)

@@ -24,10 +24,10 @@ def make_yesno(folder: Path) -> Path:
     return folder
 
 
-def make_librispeech(folder: Path, parts: dict[str, int]) -> Path:
-    """parts: utterances of each; two speakers a part."""
+def make_librispeech(folder: Path, parts: dict[str, int], speakers: int = 2) -> Path:
+    """parts: utterances of each speaker; speakers: number in each part."""
     for place, (part, count) in enumerate(parts.items()):
-        for speaker in (100 + place, 200 + place):
+        for speaker in range(100 + place, 100 * (speakers + 1) + place, 100):
             chapter = folder / "LibriSpeech" / part / str(speaker) / "7"
             lines = []
             for index in range(count):

@@ -64,14 +64,16 @@ def test_librispeech(tmp_path: Path) -> None:
 
 
 def test_mini_librispeech(tmp_path: Path) -> None:
-    source = corpus_layouts.make_librispeech(tmp_path, {"train-clean-5": 30, "dev-clean-2": 2})
+    source = corpus_layouts.make_librispeech(tmp_path, {"train-clean-5": 6, "dev-clean-2": 2}, 10)
     folder = prepare(
         "mini_librispeech", source, tmp_path / "out", "--tokens", "char", "--features", "waveform"
     )
     counts = {split: len(folder.cuts(split)) for split in folder.splits()}
     assert counts["train"] + counts["dev"] == 60
-    assert 1 <= counts["dev"] <= 9
-    assert counts["test"] == 4
+    assert counts["dev"] == 6
+    assert counts["test"] == 20
+    speakers = folder.report()["splits"]
+    assert not set(speakers["dev"]["speakers"]) & set(speakers["train"]["speakers"])
     assert_trains(folder, features="waveform")
 
 

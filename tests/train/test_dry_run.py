@@ -11,7 +11,7 @@ import torch
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.model.transducer_model import ModelLosses
+from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.train.tasks import dry_run
 from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer

@@ -15,7 +15,7 @@ import torch
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.model.transducer_model import ModelLosses
+from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint

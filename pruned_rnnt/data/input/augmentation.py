@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from lhotse.dataset import SpecAugment
+from lhotse.dataset.signal_transforms import time_warp
 from torch import Tensor
 
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
@@ -95,6 +96,35 @@ class AugmentationConfig:
         check_at_least(section, self, tilt_db=0, volume_db=0)
 
 
+def _spec_augment(
+    spec: SpecAugmentConfig, *, time_warp: int = 0, mask_factor: float = 1.0
+) -> SpecAugment | None:
+    """lhotse's transform, with more time masks by a factor; None if there is nothing to apply."""
+    if not spec.enabled:
+        return None
+    masks = round(spec.frame_masks * mask_factor)
+    return SpecAugment(
+        time_warp_factor=time_warp,
+        num_feature_masks=spec.feature_masks,
+        features_mask_size=spec.feature_mask_size,
+        # lhotse divides by the number of masks, so no masks are one mask of width 0.
+        num_frame_masks=max(1, masks),
+        frames_mask_size=spec.frame_mask_size if masks > 0 else 1,
+        max_frames_mask_fraction=min(1.0, spec.max_masked_fraction * mask_factor),
+        p=spec.probability,
+    )
+
+
+def _applied(transform: SpecAugment | None, features_TF: Tensor, seed: int) -> Tensor:
+    # lhotse fails on utterances that are too short for a time mask of one frame.
+    if transform is None or features_TF.shape[0] * transform.max_frames_mask_fraction < 1:
+        return features_TF
+    with preserve_global_rngs():
+        seed_global_rngs(seed)
+        augmented_TF: Tensor = transform(features_TF[None])[0]
+    return augmented_TF
+
+
 def derived_seed(*parts: object) -> int:
     """A 32-bit seed computed from printable values, the same in every process and run."""
     text = "\x00".join(str(part) for part in parts)
@@ -102,26 +132,21 @@ def derived_seed(*parts: object) -> int:
 
 
 class FeatureAugmenter:
-    """Applies an AugmentationConfig to one utterance's features."""
+    """Applies an AugmentationConfig to one utterance's features.
 
-    def __init__(self, config: AugmentationConfig, *, seed: int) -> None:
+    Args:
+        view_mask_factor: of `two_views`: factor of the number of time masks and of the largest
+            fraction of masked frames, as CR-CTC (arXiv 2410.05101) has it.
+    """
+
+    def __init__(
+        self, config: AugmentationConfig, *, seed: int, view_mask_factor: float = 1.0
+    ) -> None:
         self.config = config
         self.seed = seed
         spec = config.spec_augment
-        self._spec_augment = (
-            SpecAugment(
-                time_warp_factor=spec.time_warp,
-                num_feature_masks=spec.feature_masks,
-                features_mask_size=spec.feature_mask_size,
-                # lhotse divides by the number of masks, so no masks are one mask of width 0.
-                num_frame_masks=max(1, spec.frame_masks),
-                frames_mask_size=spec.frame_mask_size if spec.frame_masks > 0 else 1,
-                max_frames_mask_fraction=spec.max_masked_fraction,
-                p=spec.probability,
-            )
-            if spec.enabled
-            else None
-        )
+        self._spec_augment = _spec_augment(spec, time_warp=spec.time_warp)
+        self._masks = _spec_augment(spec, mask_factor=view_mask_factor)
 
     def __call__(self, features_TF: Tensor, *, epoch: int, cut_id: str) -> Tensor:
         """float32 (T, F) -> float32 (T', F); T' differs from T only if `tempo` is set.
@@ -131,13 +156,27 @@ class FeatureAugmenter:
         seed = derived_seed(self.seed, epoch, cut_id)
         if self._changes_sound:
             features_TF = self._change_sound(features_TF, np.random.default_rng(seed))
-        # lhotse fails on utterances that are too short for a time mask of one frame.
-        long_enough = features_TF.shape[0] * self.config.spec_augment.max_masked_fraction >= 1
-        if self._spec_augment is not None and long_enough:
-            with preserve_global_rngs():
-                seed_global_rngs(seed)
-                features_TF = self._spec_augment(features_TF[None])[0]
-        return features_TF
+        return _applied(self._spec_augment, features_TF, seed)
+
+    def two_views(self, features_TF: Tensor, *, epoch: int, cut_id: str) -> tuple[Tensor, Tensor]:
+        """Two views that differ in their masks alone; sound and time are changed for both at once.
+
+        A time warp of each view by itself would shift their frames against each other. Shapes as
+        for a call.
+        """
+        seed = derived_seed(self.seed, epoch, cut_id)
+        if self._changes_sound:
+            features_TF = self._change_sound(features_TF, np.random.default_rng(seed))
+        spec = self.config.spec_augment
+        with preserve_global_rngs():
+            seed_global_rngs(seed)
+            if spec.enabled and spec.time_warp > 0 and random.random() <= spec.probability:
+                features_TF = time_warp(features_TF, factor=spec.time_warp)
+            first_TF, second_TF = (
+                _applied(self._masks, features_TF, derived_seed(self.seed, epoch, cut_id, view))
+                for view in ("first view", "second view")
+            )
+        return first_TF, second_TF
 
     @property
     def _changes_sound(self) -> bool:

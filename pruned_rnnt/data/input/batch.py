@@ -5,7 +5,7 @@ Axes: N batch, T feature frames (10 ms), F mel bins, U symbols.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,7 @@ class Batch:
     words: reference words with their times in the recording, before any augmentation that changes
         time; empty for an utterance without an alignment.
     left_out: a message for each utterance of the batch that could not be read.
+    second_view_NTF: the same utterances with other SpecAugment masks, for CR-CTC; or None.
     """
 
     features_NTF: Tensor
@@ -45,6 +46,7 @@ class Batch:
     durations: tuple[float, ...]
     words: tuple[tuple[AlignedWord, ...], ...]
     left_out: tuple[str, ...] = ()
+    second_view_NTF: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,6 +67,7 @@ class Batch:
             ids=tuple(self.ids[place] for place in places),
             durations=tuple(self.durations[place] for place in places),
             words=tuple(self.words[place] for place in places),
+            second_view_NTF=_optional(lambda x: x[rows.to(x.device)], self.second_view_NTF),
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -73,6 +76,9 @@ class Batch:
             self,
             features_NTF=self.features_NTF.to(device, non_blocking=True),
             targets_NU=self.targets_NU.to(device, non_blocking=True),
+            second_view_NTF=_optional(
+                lambda x: x.to(device, non_blocking=True), self.second_view_NTF
+            ),
         )
 
     def pin_memory(self) -> Batch:
@@ -81,7 +87,12 @@ class Batch:
             self,
             features_NTF=self.features_NTF.pin_memory(),
             targets_NU=self.targets_NU.pin_memory(),
+            second_view_NTF=_optional(Tensor.pin_memory, self.second_view_NTF),
         )
+
+
+def _optional(change: Callable[[Tensor], Tensor], x: Tensor | None) -> Tensor | None:
+    return None if x is None else change(x)
 
 
 def pad_targets(targets: Sequence[Sequence[int]], blank: int = 0) -> tuple[Tensor, Tensor]:

@@ -109,6 +109,9 @@ class DataModule:
     """Tokenizer and batch loaders of one prepared folder, for one rank of `world_size`.
 
     tokenizer: that of the folder, if None is given.
+    view_mask_factor: training batches have two views of each utterance, as
+        `FeatureAugmenter.two_views` makes them; bounds on the size of a batch count both. None: one
+        view.
     p99_duration: 99th percentile of the training utterances' durations in seconds; set by
         `train_loader`.
     """
@@ -120,8 +123,10 @@ class DataModule:
         rank: int = 0,
         world_size: int = 1,
         tokenizer: Tokenizer | None = None,
+        view_mask_factor: float | None = None,
     ) -> None:
         self.config = config
+        self.view_mask_factor = view_mask_factor
         self.rank = rank
         self.world_size = world_size
         self.folder = PreparedFolder(Path(config.path), config.allow_commands)
@@ -134,10 +139,10 @@ class DataModule:
         An epoch has the same number of batches on every rank.
         """
         config = self.config
+        views = 1 if self.view_mask_factor is None else 2
         size = lattice_size(config, self.tokenizer)
-        too_large = (
-            (lambda cut: size.nodes(cut) > config.max_lattice) if config.max_lattice else None
-        )
+        max_lattice = max(1, config.max_lattice // views) if config.max_lattice else 0
+        too_large = (lambda cut: size.nodes(cut) > max_lattice) if max_lattice else None
         folders = [self.folder]
         if config.old_path and config.old_share > 0:
             folders.append(PreparedFolder(Path(config.old_path), config.allow_commands))
@@ -154,10 +159,10 @@ class DataModule:
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
             sampler = BatchSampler(
                 cuts,
-                max_lattice=config.max_lattice,
+                max_lattice=max_lattice,
                 lattice_size=size,
-                max_duration=config.max_duration,
-                max_cuts=config.max_cuts or None,
+                max_duration=config.max_duration / views,
+                max_cuts=max(1, config.max_cuts // views) if config.max_cuts else None,
                 duration_bins=duration_bins(first_cuts, config.num_buckets),
                 buffer_size=config.buffer_size,
                 shuffle=True,
@@ -167,7 +172,9 @@ class DataModule:
                 rank=0 if streamed else self.rank,
                 world_size=1 if streamed else self.world_size,
             )
-        augmenter = FeatureAugmenter(config.augmentation, seed=config.seed)
+        augmenter = FeatureAugmenter(
+            config.augmentation, seed=config.seed, view_mask_factor=self.view_mask_factor or 1.0
+        )
         all_true = true_on_all_ranks if streamed and self.world_size > 1 else None
         return self._loader(sampler, augmenter, first_cuts[:_MAX_SUBSTITUTES], all_true)
 
@@ -267,6 +274,7 @@ class DataModule:
             bad_audio=config.bad_audio,
             substitutes=substitutes,
             allow_commands=config.allow_commands,
+            two_views=augmenter is not None and self.view_mask_factor is not None,
         )
         return BatchLoader(
             sampler,

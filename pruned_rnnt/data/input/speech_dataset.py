@@ -32,6 +32,8 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 # Number of noises drawn for an utterance; they are concatenated until it ends.
 _NOISES = 8
 
+# Features (T, F) of an utterance in each view.
+Views = tuple[Tensor, ...]
 BadAudioPolicy = Literal["skip", "stop"]
 
 
@@ -51,6 +53,7 @@ class SpeechDataset(Dataset[Batch]):
         bad_audio: BadAudioPolicy = "skip",
         substitutes: Sequence[Any] = (),
         allow_commands: bool = False,
+        two_views: bool = False,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
         augmenter: None leaves the features unchanged.
@@ -59,10 +62,12 @@ class SpeechDataset(Dataset[Batch]):
             replaces it, because all processes need the same number of batches; its id ends in
             `_dup0`. Without substitutes such a batch is empty.
         allow_commands: for the noises, as in `manifest_items`.
+        two_views: batches have `second_view_NTF`; needs an augmenter.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
         self.bad_audio = bad_audio
+        self.two_views = two_views
         self.substitutes = tuple(substitutes)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
@@ -75,9 +80,12 @@ class SpeechDataset(Dataset[Batch]):
         with preserve_global_rngs():
             read = self._read(longest_first, epoch, left_out) or self._substitute(epoch, left_out)
         if self.augmenter is not None and self.augmenter.config.tempo > 0:
-            read.sort(key=lambda pair: -pair[1].shape[0])
+            read.sort(key=lambda pair: -pair[1][0].shape[0])
         ordered = [cut for cut, _ in read]
-        features_NTF, feature_lengths_N = pad_features([f for _, f in read], LOG_EPSILON)
+        features_NTF, feature_lengths_N = pad_features([v[0] for _, v in read], LOG_EPSILON)
+        second_view_NTF = None
+        if self.two_views:
+            second_view_NTF, _ = pad_features([v[1] for _, v in read], LOG_EPSILON)
         texts = tuple(cut_text(cut) for cut in ordered)
         targets_NU, target_lengths_N = pad_targets([self.tokenizer.encode(t) for t in texts])
         return Batch(
@@ -90,11 +98,12 @@ class SpeechDataset(Dataset[Batch]):
             durations=tuple(float(cut.duration) for cut in ordered),
             words=tuple(aligned_words(cut) for cut in ordered),
             left_out=tuple(left_out),
+            second_view_NTF=second_view_NTF,
         )
 
     def _read(
         self, cuts: Sequence[Any], epoch: int, left_out: list[str]
-    ) -> list[tuple[Any, Tensor]]:
+    ) -> list[tuple[Any, Views]]:
         """The readable cuts with their features; appends a message about each of the others."""
         read = []
         for cut in cuts:
@@ -106,21 +115,23 @@ class SpeechDataset(Dataset[Batch]):
                 left_out.append(str(error))
         return read
 
-    def _substitute(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
+    def _substitute(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Views]]:
         if not self.substitutes:
             return []
         for substitute in self.substitutes:
-            for cut, features_TF in self._read([substitute], epoch, []):
-                return [(fastcopy(cut, id=f"{cut.id}_dup0"), features_TF)]
+            for cut, views in self._read([substitute], epoch, []):
+                return [(fastcopy(cut, id=f"{cut.id}_dup0"), views)]
         raise ValueError(
             f"no utterance of a batch can be read, and no other one to replace it: {left_out[0]}"
         )
 
-    def _features(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
+    def _features(self, cut: Any, epoch: int, left_out: list[str]) -> Views:
         if self.augmenter is None:
-            return self._load(cut)
+            return (self._load(cut),)
         features_TF = self._with_noise(cut, epoch, left_out)
-        return self.augmenter(features_TF, epoch=epoch, cut_id=cut.id)
+        if self.two_views:
+            return self.augmenter.two_views(features_TF, epoch=epoch, cut_id=cut.id)
+        return (self.augmenter(features_TF, epoch=epoch, cut_id=cut.id),)
 
     def _with_noise(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
         if self.augmenter is None or not self._noise_cuts:

@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 
 from pruned_rnnt.data.audio.recordings import last_line
-from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_options import (
@@ -27,10 +26,12 @@ from pruned_rnnt.data.prepare.corpus_options import (
 from pruned_rnnt.data.prepare.manifest_source import paired_entries
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import options_for_json
-from pruned_rnnt.data.prepare.splits import NamedSplits
+from pruned_rnnt.data.prepare.splits import NamedSplits, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
+# Utterances of a dev set that is drawn from train.
+_MAX_DEV = 5000
 # By part of the corpus: {"recordings": ..., "supervisions": ...}, as lhotse's functions return it.
 Manifests = Mapping[str, Mapping[str, Any]]
 
@@ -44,7 +45,8 @@ class CorpusRecipe:
     download: (target folder, options) -> folder of the corpus. Default: lhotse's function for
         `name`.
     manifests: (folder of the corpus, options) -> manifests by part. Default: lhotse's function.
-    dev_share: fraction of the training utterances that become dev, if the corpus has no dev part.
+    dev_share: fraction of the training utterances that become dev, if the corpus has no dev part;
+        whole speakers if they are known. All splits are then named train, dev or test.
     add_arguments: adds further options to the parser.
     """
 
@@ -113,8 +115,12 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
         details={"parts": sorted(known & manifests.keys())},
         train_options=train_options(options),
     )
-    entries = _Entries(recipe, manifests, folder, options.seed)
-    build_corpus(options.output, entries, NamedSplits(), config, report, console)
+    entries = _Entries(recipe, manifests, folder)
+    plan: NamedSplits | SplitPlan = NamedSplits()
+    if recipe.dev_share > 0:
+        shares = {"dev_share": recipe.dev_share, "test_share": 0.0}
+        plan = plan_splits(entries, **shares, max_held_out=_MAX_DEV, seed=options.seed)
+    build_corpus(options.output, entries, plan, config, report, console)
 
 
 def add_source_arguments(
@@ -181,11 +187,10 @@ def read_manifests(
 class _Entries:
     """The entries of a corpus, split by split."""
 
-    def __init__(self, recipe: CorpusRecipe, manifests: Manifests, folder: Path, seed: int) -> None:
+    def __init__(self, recipe: CorpusRecipe, manifests: Manifests, folder: Path) -> None:
         self.recipe = recipe
         self.manifests = manifests
         self.folder = folder
-        self.seed = seed
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         for split, parts in self.recipe.splits.items():
@@ -195,12 +200,4 @@ class _Entries:
                 manifest = self.manifests[part]
                 supervisions = ((f"{part}:{s.id}", s) for s in manifest["supervisions"])
                 for entry in paired_entries(manifest["recordings"], supervisions, self.folder):
-                    yield replace(entry, split=self._split(split, entry.id))
-
-    def _split(self, split: str, name: str) -> str:
-        if (
-            split == "train"
-            and derived_seed("dev", self.seed, name) < self.recipe.dev_share * 2**32
-        ):
-            return "dev"
-        return split
+                    yield replace(entry, split=split)

@@ -23,9 +23,10 @@ class SplitPlan:
     """Assigns a split to every entry; the same entries and seed give the same splits.
 
     from_source: the source names the splits.
-    by_speaker: whole speakers are held out, so that no speaker is in two splits.
+    by_speaker: whole speakers are held out, so that what is drawn shares no speaker with train.
     held_out: split by speaker (with `by_speaker`) or by utterance id; all others are training.
-        With `from_source` it holds training utterances that become dev if the source has no dev.
+        With `from_source` it holds training speakers or utterances that become dev, if the source
+        has no dev.
     """
 
     from_source: bool
@@ -40,13 +41,23 @@ class SplitPlan:
 
     def describe(self) -> str:
         if self.from_source:
-            drawn = f"; {len(self.held_out)} train utterances became dev" if self.held_out else ""
-            return f"splits as the source names them{drawn}"
+            return f"splits as the source names them{self._drawn()}"
         if self.by_speaker:
             return "no speaker is in two splits"
         return (
             "a speaker may be in several splits, because speakers are unknown or too few to hold "
             "some out"
+        )
+
+    def _drawn(self) -> str:
+        if not self.held_out:
+            return ""
+        if self.by_speaker:
+            count = len(self.held_out)
+            return f"; dev is {count} speaker{'s' * (count > 1)} of train, held out from it"
+        return (
+            f"; {len(self.held_out)} train utterances became dev, of speakers who may be in train "
+            "too, because speakers are unknown or too few to hold some out"
         )
 
 
@@ -93,9 +104,9 @@ def plan_splits(
     """Reads all entries once or twice and decides their splits.
 
     If any entry names a split, the source decides; if it has no dev split, dev is drawn from train,
-    utterance by utterance, because training needs a split to validate on. Otherwise whole speakers
+    because training needs a split to validate on. Otherwise dev and test are drawn. Whole speakers
     are drawn until dev and test have their shares of the utterances. This needs a speaker for
-    every utterance, and enough speakers that none takes more than about twice the share.
+    every utterance of train, and enough speakers that none takes more than about twice the share.
     Otherwise single utterances are drawn. dev and test get about `max_held_out` utterances each at
     most. Memory holds a count per speaker, or the ids of the utterances held out.
 
@@ -113,7 +124,8 @@ def plan_splits(
     for entry in entries:
         from_source = from_source or bool(entry.split)
         splits[split_name(entry.split)] += 1
-        speakers[entry.speaker] += 1
+        if _is_train(entry) and not entry.problem:
+            speakers[entry.speaker] += 1
     # A tiny corpus gives its first utterance to train, the second to dev, the third to test.
     total = splits["train"]
     wanted = {
@@ -124,16 +136,15 @@ def plan_splits(
     }
     if from_source:
         wanted = {"dev": 0 if splits["dev"] else wanted["dev"], "test": 0}
-        train = (entry for entry in entries if _is_train(entry)) if wanted["dev"] else ()
-        held_out = _draw_utterances(train, wanted, seed)
-        return SplitPlan(from_source=True, by_speaker=False, held_out=held_out)
+    if from_source and not wanted["dev"]:
+        return SplitPlan(from_source=True, by_speaker=False)
     if "" not in speakers:
         drawn = _draw_speakers(speakers, wanted, total, seed)
         if drawn is not None:
-            return SplitPlan(from_source=False, by_speaker=True, held_out=drawn)
-    return SplitPlan(
-        from_source=False, by_speaker=False, held_out=_draw_utterances(entries, wanted, seed)
-    )
+            return SplitPlan(from_source=from_source, by_speaker=True, held_out=drawn)
+    train = (entry for entry in entries if _is_train(entry))
+    held_out = _draw_utterances(train, wanted, seed)
+    return SplitPlan(from_source=from_source, by_speaker=False, held_out=held_out)
 
 
 def _draw_speakers(

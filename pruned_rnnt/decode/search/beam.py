@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.search.back_pointers import BeamStep, hash_after, traced
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import (
     Rows,
@@ -26,9 +27,6 @@ from pruned_rnnt.decode.search.rows import (
 )
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.transducer_model import TransducerModel
-
-# Knuth's 64-bit LCG multiplier. It is odd, so that multiplication modulo 2**64 is invertible.
-_HASH_MULTIPLIER = 6364136223846793005
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,6 @@ class _Beam:
     length_NB: Tensor
     predictor: Rows
     scorers: tuple[Rows, ...]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The origin of each row of the beam in a frame: parent row, symbol (-1: none), added score."""
-
-    parent_NB: Tensor
-    symbol_NB: Tensor
-    added_NB: Tensor
 
 
 class ModifiedBeamSearch:
@@ -128,18 +117,18 @@ class ModifiedBeamSearch:
             rank_NB = rank_NB / (beam.length_NB + self.model.predictor.context_size)
         order_NB = rank_NB.argsort(dim=1, descending=True, stable=True)
         kept_NK = order_NB[:, : self.num_best]
-        return _trace(kept_NK, score_NB.gather(1, kept_NK), steps)
+        return traced(kept_NK, score_NB.gather(1, kept_NK), steps)
 
-    def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[_Step]]:
+    def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[BeamStep]]:
         """Search all frames; synchronises with the device only if a scorer does."""
         beam = self._start(am_NTD)
-        steps: list[_Step] = []
+        steps: list[BeamStep] = []
         stay_NB = torch.arange(self.beam_size, device=am_NTD.device).expand_as(beam.score_NB)
         for t in range(am_NTD.size(1)):
             alive_N1 = (lengths_N > t)[:, None]
             grown, step = self._grow(beam, self._scores(beam, am_NTD[:, t]), alive_N1)
             steps.append(
-                _Step(
+                BeamStep(
                     torch.where(alive_N1, step.parent_NB, stay_NB),
                     torch.where(alive_N1, step.symbol_NB, -1),
                     step.added_NB,
@@ -188,7 +177,7 @@ class ModifiedBeamSearch:
         log_probs_NBV[..., self.model.predictor.blank] = 0.0
         return log_probs_NBV
 
-    def _grow(self, beam: _Beam, scores_NBV: Tensor, alive_N1: Tensor) -> tuple[_Beam, _Step]:
+    def _grow(self, beam: _Beam, scores_NBV: Tensor, alive_N1: Tensor) -> tuple[_Beam, BeamStep]:
         """Extend all hypotheses by blank or a symbol and keep the best B; ended utterances stay."""
         vocab_size = scores_NBV.size(2)
         blank = self.model.predictor.blank
@@ -197,7 +186,7 @@ class ModifiedBeamSearch:
         parent_NB, symbol_NB = index_NB // vocab_size, index_NB % vocab_size
         emits_NB = symbol_NB != blank
         hash_NB = beam.hash_NB.gather(1, parent_NB)
-        hash_NB = torch.where(emits_NB, hash_NB * _HASH_MULTIPLIER + symbol_NB + 1, hash_NB)
+        hash_NB = torch.where(emits_NB, hash_after(hash_NB, symbol_NB), hash_NB)
         length_NB = beam.length_NB.gather(1, parent_NB) + emits_NB
         first_N1 = torch.arange(len(score_NB), device=score_NB.device)[:, None] * self.beam_size
         parent_R, symbol_R = (first_N1 + parent_NB).flatten(), symbol_NB.flatten()
@@ -221,7 +210,7 @@ class ModifiedBeamSearch:
             tuple(scorers),
         )
         added_NB = scores_NBV.flatten(1).gather(1, index_NB)
-        return grown, _Step(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
+        return grown, BeamStep(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
 
 
 def _merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
@@ -232,34 +221,3 @@ def _merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
         score_NB.size(1), device=score_NB.device
     )
     return spread_NBB.logsumexp(dim=2).masked_fill(~first_NB, -torch.inf)
-
-
-def _trace(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[_Step]) -> list[list[Hypothesis]]:
-    """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
-    symbols, added = [], []
-    row_NK = kept_NK
-    for step in reversed(steps):
-        symbols.append(step.symbol_NB.gather(1, row_NK))
-        added.append(step.added_NB.gather(1, row_NK))
-        row_NK = step.parent_NB.gather(1, row_NK)
-    scores = score_NK.tolist()
-    if not steps:
-        symbols, added = [torch.full_like(kept_NK, -1)], [torch.zeros_like(score_NK)]
-    symbols_NKT = torch.stack(symbols[::-1], dim=-1).cpu().numpy()
-    added_NKT = torch.stack(added[::-1], dim=-1).cpu().numpy()
-    results: list[list[Hypothesis]] = []
-    for n, scores_K in enumerate(scores):
-        results.append([])
-        for k, score in enumerate(scores_K):
-            if score == -torch.inf:
-                continue
-            (frames,) = (symbols_NKT[n, k] >= 0).nonzero()
-            results[n].append(
-                Hypothesis(
-                    symbols=tuple(symbols_NKT[n, k, frames].tolist()),
-                    frames=tuple(frames.tolist()),
-                    score=score,
-                    symbol_scores=tuple(added_NKT[n, k, frames].tolist()),
-                )
-            )
-    return results

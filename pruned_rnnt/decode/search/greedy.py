@@ -27,12 +27,12 @@ class GreedyFrames(NamedTuple):
 
     symbols_NTM: int64, -1 for no symbol.
     scores_NTM: float32, log-probability of the symbol or blank; 0 beyond the end.
-    predictor: state after these frames.
+    state: of the search, after these frames.
     """
 
     symbols_NTM: Tensor
     scores_NTM: Tensor
-    predictor: Rows
+    state: Rows
 
 
 class GreedySearch:

@@ -91,7 +91,7 @@ class StreamingTransducer(nn.Module):
         )
         found = self.search.frames(encoded_NCE, frames_N, state.predictor)
         score_N = state.score_N + found.scores_NTM.sum(dim=(1, 2))
-        return found, StreamState(encoder_state, found.predictor, score_N)
+        return found, StreamState(encoder_state, found.state, score_N)
 
     @torch.inference_mode()
     def recognise(self, features_NTF: Tensor, feature_lengths: Tensor) -> list[Hypothesis]:

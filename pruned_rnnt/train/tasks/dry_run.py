@@ -41,8 +41,8 @@ _PASSES = 2
 class SampledBatch:
     """A batch of the sampler, without features.
 
-    frames: padded feature frames, N T.
-    lattice: padded lattice nodes, N T/4 (U+1).
+    frames: padded feature frames, N T, of both views with CR-CTC.
+    lattice: padded lattice nodes, N T/4 (U+1), of both views.
     symbols: symbols of all references.
     longest, seconds: duration of the longest utterance and of all.
     """
@@ -144,6 +144,7 @@ class DryRun:
         self.loader = self.task.train_loader()
         self.loader.set_epoch(0)
         encode = self.task.data.tokenizer.encode
+        views = self.config.loss.views
         for cuts in self.loader.sampler:
             frames = [_frames(cut) for cut in cuts]
             symbols = [len(encode(cut_text(cut))) for cut in cuts]
@@ -151,8 +152,8 @@ class DryRun:
             yield SampledBatch(
                 cuts=cuts,
                 utterances=len(frames),
-                frames=len(frames) * max(frames),
-                lattice=len(frames) * (max(frames) // 4) * (max(symbols) + 1),
+                frames=views * len(frames) * max(frames),
+                lattice=views * len(frames) * (max(frames) // 4) * (max(symbols) + 1),
                 symbols=sum(symbols),
                 longest=max(durations),
                 seconds=sum(durations),

@@ -23,7 +23,8 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
-from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.setting_checks import check_at_least
 from pruned_rnnt.train.tasks.mwer_candidates import (
     Candidates,
@@ -116,18 +117,14 @@ class MinimumWordError:
         )
         self._search = build_search(model, decoding)
 
-    def losses(self, batch: Batch, step: int) -> ModelLosses:
+    def losses(self, batch: Batch, reference: ModelLosses) -> ModelLosses:
         """Expected errors, plus transducer_scale times the ordinary loss of the references.
 
         The host counts errors while the device computes the losses.
+
+        Args:
+            reference: the ordinary losses of the batch.
         """
-        reference: ModelLosses = self.model(
-            batch.features_NTF,
-            batch.feature_lengths_N,
-            batch.targets_NU,
-            batch.target_lengths_N,
-            step,
-        )
         candidates = self._candidates(reference.encoded, reference.frame_lengths, batch)
         log_probs_NK = sequence_log_probs(
             self.model,

@@ -17,9 +17,12 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.kernels.available import kernel_report
-from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
@@ -39,7 +42,7 @@ from pruned_rnnt.train.tasks.validate import ValidationReport, validate
 logger = logging.getLogger(__name__)
 
 
-def prepare_encoder(model: TransducerModel, config: TrainConfig) -> None:
+def prepare_encoder(model: SpeechModel, config: TrainConfig) -> None:
     """Let the encoder run compiled or as CUDA graphs, as the configuration says."""
     if config.compile_encoder:
         # In place, so that the names of parameters in checkpoints stay the same.
@@ -48,7 +51,7 @@ def prepare_encoder(model: TransducerModel, config: TrainConfig) -> None:
         model.encoder_graphs = EncoderGraphs(model.encoder)
 
 
-def graph_report(model: TransducerModel, config: TrainConfig) -> str:
+def graph_report(model: SpeechModel, config: TrainConfig) -> str:
     """A line for the log: whether the encoder runs as CUDA graphs, and if not, why not."""
     if model.encoder_graphs is not None:
         return "CUDA graphs of the encoder: used"
@@ -75,19 +78,26 @@ class SpeechTask:
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
-        self._mwer = (
-            MinimumWordError(self.model, self.data.tokenizer, config.mwer)
-            if config.mwer.enabled
-            else None
+        self._mwer: MinimumWordError | None = None
+        if config.mwer.enabled:
+            # ExperimentConfig refuses it for other models.
+            assert isinstance(self.model, TransducerModel)
+            self._mwer = MinimumWordError(self.model, self.data.tokenizer, config.mwer)
+
+    def _make_data(self, tokenizer: Tokenizer | None = None) -> DataModule:
+        """The data, with the symbols of the tokenizer if there is one."""
+        loss, ranks = self.config.loss, self.ranks
+        return DataModule(
+            self.config.data,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            view_mask_factor=loss.cr_ctc_mask_factor if loss.views == 2 else None,
+            tokenizer=tokenizer,
         )
 
-    def _make_data(self) -> DataModule:
-        ranks = self.ranks
-        return DataModule(self.config.data, rank=ranks.rank, world_size=ranks.world_size)
-
-    def _make_model(self) -> TransducerModel:
+    def _make_model(self) -> SpeechModel:
         """The model on the CPU."""
-        return TransducerModel(self.config.model, len(self.data.tokenizer), self.config.loss)
+        return build_model(self.config.model, len(self.data.tokenizer), self.config.loss)
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:
         return ()
@@ -96,16 +106,15 @@ class SpeechTask:
         return self.data.train_loader()
 
     def losses(self, batch: Batch, step: int) -> ModelLosses:
-        if self._mwer is not None:
-            return self._mwer.losses(batch, step)
         losses: ModelLosses = self.model(
             batch.features_NTF,
             batch.feature_lengths_N,
             batch.targets_NU,
             batch.target_lengths_N,
             step,
+            batch.second_view_NTF,
         )
-        return losses
+        return losses if self._mwer is None else self._mwer.losses(batch, losses)
 
     def size(self, batch: Batch) -> BatchSize:
         return BatchSize(
@@ -124,12 +133,14 @@ class SpeechTask:
         ]
 
     def shapes(self, batch: Batch) -> dict[str, Any]:
-        utterances, longest, _ = batch.features_NTF.shape
+        utterances, longest, bins = batch.features_NTF.shape
+        if batch.second_view_NTF is not None:
+            utterances *= 2
         frames = int(self.model.encoder.output_lengths(torch.tensor(longest)))
         symbols = batch.targets_NU.size(1)
         return {
-            "features": list(batch.features_NTF.shape),
-            "targets": list(batch.targets_NU.shape),
+            "features": [utterances, longest, bins],
+            "targets": [utterances, symbols],
             "lattice": [utterances, frames, symbols + 1],
             "lattice_nodes": utterances * frames * (symbols + 1),
         }

@@ -22,7 +22,7 @@ from pruned_rnnt.decode.decode_set import (
 )
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, count_errors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
-from pruned_rnnt.model.transducer_model import ModelLosses, TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 
@@ -98,7 +98,7 @@ class _Sums:
 class _Validation:
     """The validation of one process, batch by batch."""
 
-    def __init__(self, model: TransducerModel, tokenizer: Tokenizer, step: int) -> None:
+    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, step: int) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self.tokenizer = tokenizer
@@ -173,7 +173,7 @@ def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, 
 
 @torch.no_grad()
 def validate(
-    model: TransducerModel,
+    model: SpeechModel,
     batches: Iterable[Batch],
     tokenizer: Tokenizer,
     *,

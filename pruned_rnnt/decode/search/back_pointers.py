@@ -1,0 +1,62 @@
+"""Back pointers of beam searches, from which the symbols of hypotheses are read at the end.
+
+Axes: N batch, B beam, K best, T frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+
+# Knuth's 64-bit LCG multiplier. It is odd, so that multiplication modulo 2**64 is invertible.
+_HASH_MULTIPLIER = 6364136223846793005
+
+
+def hash_after(hash_before: Tensor, symbols: Tensor) -> Tensor:
+    """64-bit hashes of sequences after one more symbol; that of the empty sequence is 0."""
+    return hash_before * _HASH_MULTIPLIER + symbols + 1
+
+
+@dataclass(frozen=True)
+class BeamStep:
+    """The origin of each row of the beam in a frame: parent row, symbol (-1: none), added score."""
+
+    parent_NB: Tensor
+    symbol_NB: Tensor
+    added_NB: Tensor
+
+
+def traced(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]) -> list[list[Hypothesis]]:
+    """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
+    symbols, added = [], []
+    row_NK = kept_NK
+    for step in reversed(steps):
+        symbols.append(step.symbol_NB.gather(1, row_NK))
+        added.append(step.added_NB.gather(1, row_NK))
+        row_NK = step.parent_NB.gather(1, row_NK)
+    scores = score_NK.tolist()
+    if not steps:
+        symbols, added = [torch.full_like(kept_NK, -1)], [torch.zeros_like(score_NK)]
+    symbols_NKT = torch.stack(symbols[::-1], dim=-1).cpu().numpy()
+    added_NKT = torch.stack(added[::-1], dim=-1).cpu().numpy()
+    results: list[list[Hypothesis]] = []
+    for n, scores_K in enumerate(scores):
+        results.append([])
+        for k, score in enumerate(scores_K):
+            if score == -torch.inf:
+                continue
+            (frames,) = (symbols_NKT[n, k] >= 0).nonzero()
+            results[n].append(
+                Hypothesis(
+                    symbols=tuple(symbols_NKT[n, k, frames].tolist()),
+                    frames=tuple(frames.tolist()),
+                    score=score,
+                    symbol_scores=tuple(added_NKT[n, k, frames].tolist()),
+                )
+            )
+    return results

@@ -1,0 +1,32 @@
+"""The class of model that a configuration describes."""
+
+from __future__ import annotations
+
+from pruned_rnnt.model.ctc_model import CtcModel
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+
+def build_model(config: ModelConfig, vocab_size: int, loss: LossConfig) -> SpeechModel:
+    """A new model: `CtcModel` for loss.kind=ctc, else `TransducerModel`."""
+    if loss.kind == "ctc":
+        return CtcModel(config, vocab_size, loss)
+    return TransducerModel(config, vocab_size, loss)
+
+
+def as_transducer(model: SpeechModel, purpose: str) -> TransducerModel:
+    """The model itself.
+
+    Args:
+        purpose: the subject of the error message.
+
+    Raises:
+        ValueError: the model has no predictor and joiner.
+    """
+    if not isinstance(model, TransducerModel):
+        raise ValueError(
+            f"{purpose} needs a transducer, and this model has only a CTC head (it was trained "
+            f"with loss.kind={model.loss_config.kind})"
+        )
+    return model

@@ -1,0 +1,131 @@
+"""Configuration of a model of speech and of its training loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
+
+PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {
+    "stateless": PredictorConfig,
+    "lstm": LstmPredictorConfig,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Configuration of encoder, predictor and joiner; with loss.kind=ctc, only the encoder is used.
+
+    The `kind` of encoder and predictor chooses one of the classes in `kinds`.
+
+    joiner_dim: width of the joiner, to which encoder and predictor output are projected.
+    joiner_initial_scale: initial weights of the joiner's two projections as a fraction of torch's
+        default, with biases within a tenth of it; null keeps torch's default for both. icefall's
+        recipes have 0.25.
+    """
+
+    encoder: EncoderConfig = field(
+        default_factory=ConformerConfig, metadata={"kinds": ENCODER_CONFIGS}
+    )
+    predictor: AnyPredictorConfig = field(
+        default_factory=PredictorConfig, metadata={"kinds": PREDICTOR_CONFIGS}
+    )
+    joiner_dim: int = 128
+    joiner_initial_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least("model", self, joiner_dim=1, joiner_initial_scale=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The training loss.
+
+    The fields from rnnt_type to exact_bounds are options of `pruned_rnnt.PrunedTransducerLoss`;
+    with kind `full`, only rnnt_type, delay_penalty, fastemit_lambda and hat are used, with kind
+    `ctc` none of them.
+
+    kind: `pruned` is the simple loss plus the pruned loss; `full` is the transducer loss over the
+        whole lattice, for comparisons; `ctc` is the CTC loss alone, of a model without predictor
+        and joiner.
+    rnnt_type: topology of the lattice: `regular` allows any number of symbols per frame, the others
+        at most one, see `pruned_rnnt.rnnt_loss`.
+    s_range: width of the band that pruning keeps at each frame, in symbols.
+    lm_only_scale, am_only_scale: weights in the simple loss of the distribution of the predictor
+        alone, and of the encoder alone.
+    simple_scale: factor of the simple loss after the warm-up; it starts at 1.
+    pruned_scale_start: factor of the pruned loss at the start of the warm-up; it ends at 1.
+    warm_up_steps: steps over which the two factors change.
+    delay_penalty: log-probability that a symbol gains for each frame (40 ms) that it is emitted
+        earlier; values above 0 favour early symbols.
+    fastemit_lambda: scales the gradient of symbols by 1 + fastemit_lambda (FastEmit, arXiv
+        2010.11148), which also favours early symbols.
+    hat: factorise blank and symbols (HAT, arXiv 2003.07705): blank is a Bernoulli variable, and a
+        softmax over the symbols has the remaining probability. decode.fusion.ilm_scale needs it.
+    exact_bounds: choose the band with the most probability by dynamic programming, instead of
+        adjusting the best window of each frame.
+    ctc_scale: factor of the auxiliary CTC loss of a transducer; with 0, it has no CTC head. Kind
+        `ctc` does not use it.
+    ctc_dropout: probability of dropping an input value of the CTC head in training.
+    cr_ctc_scale: factor of the consistency loss of CR-CTC (arXiv 2410.05101), which trains on two
+        views of each utterance with different SpecAugment masks and draws their CTC outputs
+        together. The paper has 0.02 with a transducer and 0.2 with kind `ctc`; 0 trains on one
+        view. data.max_duration, max_cuts and max_lattice count both views: a batch has half as many
+        utterances.
+    cr_ctc_mask_factor: with two views, factor of SpecAugment's frame_masks and max_masked_fraction.
+    predictor_mask_probability: probability that the predictor's output before a symbol is replaced
+        by zeros in training (HAINAN, arXiv 2410.02597, which has 0.5): the model then also decodes
+        without its predictor, by decode.method=non_autoregressive.
+    """
+
+    kind: Literal["pruned", "full", "ctc"] = "pruned"
+    rnnt_type: Literal["regular", "modified", "constrained", "rna"] = "regular"
+    s_range: int = 5
+    lm_only_scale: float = 0.25
+    am_only_scale: float = 0.0
+    simple_scale: float = 0.5
+    pruned_scale_start: float = 0.1
+    warm_up_steps: int = 2000
+    delay_penalty: float = 0.0
+    fastemit_lambda: float = 0.0
+    hat: bool = False
+    exact_bounds: bool = False
+    ctc_scale: float = 0.2
+    ctc_dropout: float = 0.0
+    cr_ctc_scale: float = 0.0
+    cr_ctc_mask_factor: float = 2.5
+    predictor_mask_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        # In the other topologies a symbol needs two columns of one frame.
+        columns = 1 if self.rnnt_type in ("modified", "rna") else 2
+        check_at_least("loss", self, s_range=columns, warm_up_steps=0)
+        check_at_least("loss", self, simple_scale=0, pruned_scale_start=0, ctc_scale=0)
+        check_at_least("loss", self, cr_ctc_scale=0, cr_ctc_mask_factor=0)
+        check_fractions("loss", self, "ctc_dropout", below_one=True)
+        check_fractions("loss", self, "predictor_mask_probability")
+        if self.cr_ctc_scale > 0 and not self.has_ctc_head:
+            raise ValueError(
+                f"loss.cr_ctc_scale is {self.cr_ctc_scale}, which needs a CTC head: set "
+                "loss.ctc_scale above 0 (0.1 in the paper of CR-CTC), or loss.kind=ctc"
+            )
+        if self.kind == "ctc" and self.predictor_mask_probability > 0:
+            raise ValueError(
+                f"loss.predictor_mask_probability is {self.predictor_mask_probability}, but a "
+                "model of loss.kind=ctc has no predictor"
+            )
+
+    @property
+    def has_ctc_head(self) -> bool:
+        return self.kind == "ctc" or self.ctc_scale > 0
+
+    @property
+    def views(self) -> int:
+        """Number of views of an utterance in a training batch."""
+        return 2 if self.cr_ctc_scale > 0 else 1

@@ -1,0 +1,197 @@
+"""Base class of models of speech: an encoder, a CTC head, and the losses of training batches.
+
+Axes: N batch, M utterances of all views, T frames (T' after subsampling), F mel bins, U symbols,
+E encoder width, V vocabulary.
+
+With CR-CTC (arXiv 2410.05101) the encoder sees every utterance in two views, which differ in their
+SpecAugment masks: M = 2 N, first all first views, then all second ones. Every loss is the mean of
+both views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.loss.ctc import ctc_loss
+from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
+from pruned_rnnt.loss.results import Bounds, Occupancy
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs
+from pruned_rnnt.model.encoder_kinds import build_encoder
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+
+BLANK = 0
+_REFERENCE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLosses:
+    """Losses of a batch, and the occupancy and band for pictures.
+
+    objective: (), the sum of total over utterances, differentiable.
+    total: (N,), without gradient.
+    parts: (N,) each, unscaled and without gradient: `simple` and `pruned`, or `full`; `ctc` with a
+        CTC head; and `consistency` of two views.
+    encoded: (N, T', E) output of the encoder for the first view, differentiable.
+    frame_lengths: (N,) encoder frames.
+    occupancy, bounds: those of the simple loss, of all views; None with other losses.
+    measures: (N,) each, other quantities for the log, without gradient.
+    """
+
+    objective: Tensor
+    total: Tensor
+    parts: Mapping[str, Tensor]
+    encoded: Tensor
+    frame_lengths: Tensor
+    occupancy: Occupancy | None
+    bounds: Bounds | None
+    measures: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class EncodedBatch(NamedTuple):
+    """Encoder output (M, T', E), targets (M, U) and int32 lengths (M,) of all views."""
+
+    encoded: Tensor
+    logit_lengths: Tensor
+    targets: Tensor
+    target_lengths: Tensor
+
+
+class TransducerPart(NamedTuple):
+    """The transducer's losses of all views: `objective` is a sum, others as in `ModelLosses`."""
+
+    objective: Tensor
+    total: Tensor
+    parts: Mapping[str, Tensor]
+    occupancy: Occupancy | None
+    bounds: Bounds | None
+
+
+class SpeechModel(nn.Module):
+    """Computes losses from features and targets.
+
+    Attributes:
+        ctc_head: from the encoder's output to CTC logits; None without a CTC loss.
+        batch_seconds: seconds of audio in a training step, over all processes; the encoder's
+            schedules count steps of ten minutes.
+        steps_before: such steps before the first one, for a model that is trained already.
+        encoder_graphs: if set, runs the encoder in training.
+    """
+
+    ctc_head: nn.Linear | None
+
+    def __init__(self, config: ModelConfig, vocab_size: int, loss: LossConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.loss_config = loss
+        self.vocab_size = vocab_size
+        self.batch_seconds = _REFERENCE_SECONDS
+        self.steps_before = 0.0
+        self.encoder_graphs: EncoderGraphs | None = None
+        self.encoder = build_encoder(config.encoder)
+        self.ctc_dropout = nn.Dropout(loss.ctc_dropout)
+
+    def _new_ctc_head(self) -> nn.Linear:
+        return nn.Linear(self.encoder.output_dim, self.vocab_size)
+
+    def encode(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths."""
+        encoded: tuple[Tensor, Tensor] = self.encoder(features_NTF, feature_lengths)
+        return encoded
+
+    def forward(
+        self,
+        features_NTF: Tensor,
+        feature_lengths: Tensor,
+        targets_NU: Tensor,
+        target_lengths: Tensor,
+        step: int,
+        second_view_NTF: Tensor | None = None,
+    ) -> ModelLosses:
+        """Losses of a batch.
+
+        Args:
+            features_NTF: (N, T, F) float32.
+            feature_lengths, target_lengths: (N,) integer, preferably on the CPU.
+            targets_NU: (N, U) int32 symbols.
+            step: number of optimiser steps so far, for the warm-up of the loss scales and the
+                schedules of the encoder.
+            second_view_NTF: other features of the same utterances and lengths, for CR-CTC.
+        """
+        views = 1 if second_view_NTF is None else 2
+        if second_view_NTF is not None:
+            features_NTF = torch.cat((features_NTF, second_view_NTF))
+            feature_lengths, target_lengths = feature_lengths.repeat(2), target_lengths.repeat(2)
+            targets_NU = targets_NU.repeat(2, 1)
+        if self.training:
+            steps = step * self.batch_seconds / _REFERENCE_SECONDS
+            self.encoder.set_step(self.steps_before + steps)
+        if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
+            encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
+        else:
+            encoded_MTE, frame_lengths = self.encode(features_NTF, feature_lengths)
+        batch = EncodedBatch(encoded_MTE, frame_lengths.int(), targets_NU, target_lengths.int())
+        transducer = self._transducer_part(batch, step)
+        objectives: list[Tensor] = []
+        totals: list[Tensor] = []
+        parts: dict[str, Tensor] = {}
+        occupancy, bounds = None, None
+        if transducer is not None:
+            objective = transducer.objective
+            objectives.append(objective if views == 1 else objective / views)
+            totals.append(_mean_of_views(transducer.total, views))
+            parts = {n: _mean_of_views(part, views) for n, part in transducer.parts.items()}
+            occupancy, bounds = transducer.occupancy, transducer.bounds
+        for name, (loss_N, scale) in self._ctc_parts(batch, views).items():
+            objectives.append(scale * loss_N.sum())
+            parts[name] = loss_N.detach()
+            totals.append(scale * parts[name])
+        return ModelLosses(
+            objective=sum(objectives[1:], objectives[0]),
+            total=sum(totals[1:], totals[0]),
+            parts=parts,
+            encoded=encoded_MTE[: len(encoded_MTE) // views],
+            frame_lengths=frame_lengths[: len(frame_lengths) // views],
+            occupancy=occupancy,
+            bounds=bounds,
+        )
+
+    def _transducer_part(self, batch: EncodedBatch, step: int) -> TransducerPart | None:
+        """The transducer's losses; None for a model without a joiner."""
+        raise NotImplementedError
+
+    def _ctc_parts(self, batch: EncodedBatch, views: int) -> dict[str, tuple[Tensor, float]]:
+        """Losses (N,) of the CTC head and their factors, by name; empty without a head."""
+        if self.ctc_head is None:
+            return {}
+        config = self.loss_config
+        logits_MTV = self.ctc_head(self.ctc_dropout(batch.encoded))
+        ctc_M = ctc_loss(
+            logits_MTV,
+            batch.targets,
+            batch.logit_lengths,
+            batch.target_lengths,
+            blank=BLANK,
+            reduction="none",
+        )
+        scale = 1.0 if config.kind == "ctc" else config.ctc_scale
+        found = {"ctc": (_mean_of_views(ctc_M, views), scale)}
+        if views == 2:
+            first_NTV, second_NTV = logits_MTV.chunk(2)
+            consistency_N = ctc_consistency_loss(
+                first_NTV,
+                second_NTV,
+                batch.logit_lengths[: len(first_NTV)],
+                reduction="none",
+            )
+            found["consistency"] = (consistency_N, config.cr_ctc_scale)
+        return found
+
+
+def _mean_of_views(values_M: Tensor, views: int) -> Tensor:
+    """(views * N,) -> (N,)"""
+    return values_M if views == 1 else values_M.view(views, -1).mean(0)
