@@ -77,7 +77,8 @@ class Trainer:
         self.task.check_files(self.folder)
         self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
-        self.optimiser = build_optimiser(self.model, config.optimiser)
+        groups = self.task.parameter_groups()
+        self.optimiser = build_optimiser(self.model, config.optimiser, groups)
         self.stepper = Stepper(
             self.task,
             self.optimiser,
@@ -203,7 +204,8 @@ class Trainer:
             self.config.schedule, counters.step, counters.epoch, self.config.train.steps
         )
         for group in self.optimiser.param_groups:
-            group["lr"] = self.config.optimiser.learning_rate * scale
+            # Checkpoints of earlier versions have no rates.
+            group["lr"] = self.config.optimiser.learning_rate * scale * group.get("rate", 1.0)
 
     def _due(self, every: int) -> bool:
         """Whether something is due that is done every `every` steps; never for 0."""
