@@ -125,6 +125,7 @@ def test_default_sizes_are_those_of_training() -> None:
     assert graph.inputs[2].shape == (1, 2, 2, 16)
 
 
+@pytest.mark.slow
 def test_windows_give_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
     """A model with bounded left context encodes windows exactly as it encodes the whole."""
     model = make_model(len(tokenizer), causal=True, chunk_size=5, left_chunks=1)
