@@ -20,6 +20,8 @@ from pruned_rnnt.decode.decode_set import DecodeConfig, build_search, search_bat
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 
 def train(corpus: Path, folder: Path, *settings: str) -> Path:
     settings = ("train.steps=2", "train.validate_every=100", *settings)

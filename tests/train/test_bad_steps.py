@@ -43,6 +43,7 @@ def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list
     return spoiled
 
 
+@pytest.mark.slow
 def test_bad_batch_is_reported_and_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

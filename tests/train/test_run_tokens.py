@@ -29,7 +29,13 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "text", ["black white grey", "red green"], ids=["as many tokens", "fewer tokens"]
 )
-@pytest.mark.parametrize("allow", [[], ["--allow-changes"]], ids=["", "changes allowed"])
+@pytest.mark.parametrize(
+    "allow",
+    [
+        pytest.param([], id=""),
+        pytest.param(["--allow-changes"], id="changes allowed", marks=pytest.mark.slow),
+    ],
+)
 def test_data_with_other_tokens_are_refused(
     corpus: Path,
     run: Path,

@@ -178,6 +178,7 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     assert load_checkpoint(newest)["counters"]["step"] == 4
 
 
+@pytest.mark.slow
 def test_run_writes_all_logs(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
