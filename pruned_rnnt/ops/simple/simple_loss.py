@@ -18,6 +18,7 @@ from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     NodeScores,
+    Products,
     Scales,
     Smoothing,
     Upstream,
@@ -134,7 +135,7 @@ def simple_gradient(
         total if in_place and total.shape == x.shape else torch.empty_like(x)
         for total, x in ((am_sum, am), (lm_sum, lm))
     )
-    kept = (exps, product, state.logz, am_sum, lm_sum, smoothing, batch)
+    kept = (exps, Products(product, state.logz, am_sum, lm_sum), smoothing, batch)
     simple_backward(upstream, am, lm, *kept, scales, fastemit, grad_am, grad_lm)
     if smoothing.log_q is not None:
         through_prior = unigram_gradient(upstream, am, lm, smoothing, batch, scales.blank, fastemit)
