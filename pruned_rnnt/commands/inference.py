@@ -235,6 +235,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         check_transcribe,
         print_live,
         run_transcribe,
+        segment_config,
         take_settings,
     )
 
@@ -256,7 +257,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         model,
         tokenizer,
         longest,
-        window_seconds=options.window,
+        segments=segment_config(options),
         decode=config.decode,
         language_model=_language_model(config.decode, model, tokenizer),
     )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.train.optim.conditional import FusedAdamW
 from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
@@ -86,13 +87,14 @@ def build_optimiser(
         by_decay.append({**options, "params": matrices, "weight_decay": config.weight_decay})
         by_decay.append({**options, "params": vectors, "weight_decay": 0.0})
     ordered = [parameter for options in by_decay for parameter in options["params"]]
-    optimiser = torch.optim.AdamW(
+    fused = all(p.is_cuda for p in ordered)
+    optimiser = (FusedAdamW if fused else torch.optim.AdamW)(
         by_decay,
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
-        # One kernel for all parameters, which allocates no memory.
-        fused=all(p.is_cuda for p in ordered),
+        # It allocates no memory.
+        fused=fused,
     )
     moments = {
         index: {

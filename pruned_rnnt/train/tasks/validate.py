@@ -22,7 +22,8 @@ from pruned_rnnt.decode.decode_set import (
 )
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, count_errors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
-from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
+from pruned_rnnt.model.model_config import LossConfig
+from pruned_rnnt.model.speech_model import BLANK, ModelLosses, SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 
@@ -116,10 +117,7 @@ class _Validation:
         one encoder frame.
         """
         frames_N = self.model.encoder.output_lengths(batch.feature_lengths_N)
-        least_N = torch.ones_like(frames_N)
-        if self.model.loss_config.rnnt_type != "regular":
-            least_N += batch.target_lengths_N
-        measured = batch.select(frames_N >= least_N)
+        measured = batch.select(frames_N >= least_frames(batch, self.model.loss_config))
         sums = _Sums()
         finite: set[str] = set()
         losses: ModelLosses | None = None
@@ -152,6 +150,19 @@ class _Validation:
             self.step,
         )
         return losses
+
+
+def least_frames(batch: Batch, loss: LossConfig) -> Tensor:
+    """Encoder frames (N,) that utterances need to have a finite loss."""
+    least_N = torch.ones_like(batch.feature_lengths_N)
+    if loss.kind == "ctc":
+        targets_NU = batch.targets_NU.cpu()
+        # Equal neighbours need a blank between them; the padding is blank.
+        repeats_NU = (targets_NU[:, 1:] == targets_NU[:, :-1]) & (targets_NU[:, 1:] != BLANK)
+        return least_N.maximum(batch.target_lengths_N + repeats_NU.sum(1))
+    if loss.rnnt_type != "regular":
+        least_N += batch.target_lengths_N
+    return least_N
 
 
 def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, Tensor]:
