@@ -79,6 +79,10 @@ def load_finetuning(
     values["train"]["folder"] = f"exp/{source.name}-{data.resolve().name}"
     base = (f"the settings of {init}", values)
     config = load_config(ExperimentConfig, yaml_path, overrides, base=base)
+    if config.folder.resolve() == Path(init).resolve():
+        raise ConfigError(
+            f"train.folder is the run in train.init, {init}: choose another folder for the new run"
+        )
     return config, None if _has_checkpoints(config) else source
 
 

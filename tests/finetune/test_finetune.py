@@ -1,21 +1,22 @@
-"""`pruned-rnnt finetune` from a run, a model file and an icefall checkpoint, and its refusals."""
+"""`pruned-rnnt finetune` from a run, a model file and an icefall checkpoint."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from lhotse import CutSet
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import decode_set
+from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.export.model_file import save_model
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
@@ -24,11 +25,11 @@ from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.run import load_model, run_config
-from tests.tiny_corpus import make_corpus, tiny_overrides
+from tests.finetune.runs import command
 from tests.tiny_models import tiny_model
+from tests.train.processes import run_ranks
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
 
-OTHER_WORDS = ("green", "black", "white")
 TINY_ZIPFORMER = ZipformerConfig(
     downsampling=(1, 2),
     layers=(1, 1),
@@ -42,31 +43,9 @@ TINY_ZIPFORMER = ZipformerConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`old` and `new` data (with other words and sounds), and a `run` on the old ones."""
-    root = tmp_path_factory.mktemp("finetune")
-    make_corpus(root / "old")
-    make_corpus(root / "new", seed=1, words=OTHER_WORDS, train=24)
-    settings = ["train.steps=2", "loss.rnnt_type=modified"]
-    assert main(["train", *tiny_overrides(root / "old", root / "run", *settings)]) == 0
-    return root
-
-
-def command(root: Path, run: Path, *settings: str, source: str = "run") -> list[str]:
-    steps = [f"train.folder={run}", "train.steps=4", "train.log_every=1", "train.device=cpu"]
-    return ["finetune", str(root / source), str(root / "new"), *steps, *settings]
-
-
 def task_of(*settings: str) -> FinetuneTask:
     config, source = load_finetuning(None, list(settings))
     return FinetuneTask(config, Ranks(), torch.device("cpu"), source=source)
-
-
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int) -> str:
-    capsys.readouterr()
-    assert main(arguments) == code
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -86,19 +65,14 @@ def test_both_test_sets_are_measured_before_and_after(
     new, old = results["sets"]
     for each, domain in ((new, "new"), (old, "old")):
         assert each["path"] == str(root / domain)
-        config = run_config(root / "run", [f"data.path={root / domain}"])
-        assert each["before"] == counts_of(root / "run", root / domain, config.folder)
-        assert each["after"] == counts_of(run, root / domain, run)
+        assert each["before"] == counts_of(root / "run", root / domain)
+        assert each["after"] == counts_of(run, root / domain)
     assert main(["decode", str(run)]) == 0
     assert main(["align", str(run)]) in (0, EXIT_FAILED)
 
 
-def counts_of(run: Path, data: Path, folder: Path) -> dict[str, int]:
-    """Errors and words by the file of `pruned-rnnt decode`, with the tokens of the run."""
-    from pruned_rnnt.data.input.datamodule import DataModule
-    from pruned_rnnt.decode.decode_set import decode_set
-    from pruned_rnnt.decode.scoring.wer import count_errors
-
+def counts_of(run: Path, data: Path) -> dict[str, int]:
+    """Errors and words of the test set, with the tokens of the run."""
     config = run_config(run)
     loaded = load_model(config)
     module = DataModule(replace(config.data, path=str(data)), tokenizer=loaded.tokenizer)
@@ -183,6 +157,21 @@ def test_settings_come_from_the_source_with_a_lower_rate(root: Path, tmp_path: P
     assert config.model == old.model
 
 
+def measure(ranks: Ranks, root: Path) -> list[dict[str, int] | None]:
+    settings = [f"train.init={root}/run", f"data.path={root}/new", "data.valid_max_duration=4"]
+    config, source = load_finetuning(None, settings)
+    task = FinetuneTask(config, ranks, torch.device("cpu"), source=source)
+    task.evaluation.measure_source()
+    return [each.before and vars(each.before) for each in task.evaluation.sets]
+
+
+@pytest.mark.slow
+def test_processes_measure_together(root: Path) -> None:
+    alone = measure(Ranks(), root)
+    assert run_ranks(2, measure, root) == [alone, alone]
+    assert alone[0] == counts_of(root / "run", root / "new")
+
+
 @pytest.mark.slow
 def test_yaml_trains_as_the_command(root: Path, tmp_path: Path) -> None:
     assert main(command(root, tmp_path / "command")) == 0
@@ -253,66 +242,3 @@ def test_icefall_checkpoint_as_source(root: Path, tmp_path: Path, beside: bool) 
     task.model.train()
     task.losses(next(iter(task.train_loader())), 0)
     assert task.model.encoder.clock.step > 50_000  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["finetune.freeze=[encoder.layer]"], "'encoder.layer' matches no parameter; the parts"),
-        (["model.encoder.dim=48"], "model.encoder.dim: 32 -> 48"),
-        (["model.encoder.kind=zipformer"], "the model in train.init has a conformer: leave"),
-        (["model.encoder.feature_norm=utterance"], "model.encoder.feature_norm: fixed -> utter"),
-        (["loss.rnnt_type=regular"], "loss.rnnt_type: modified -> regular"),
-        (["finetune.vocabulary=keep"], "unknown (black, white); set finetune.vocabulary=extend"),
-        (["finetune.checkpoint=best", "train.init=nowhere"], "train.init=nowhere: there is no"),
-        (["finetune.lora.rank=2", "train.compile_encoder=true"], "does not support adapters"),
-        (["finetune.vocabulary=extends"], "finetune.vocabulary"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    root: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    settings: list[str],
-    message: str,
-) -> None:
-    run = tmp_path / "tuned"
-    assert message in error_of(command(root, run, *settings), capsys, EXIT_USAGE)
-    assert not run.exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: replace(f, num_features=40), "features of 40 bins, and the source was trained"),
-        (lambda f: replace(f, type="mfcc"), "features of the kind 'mfcc'"),
-        (lambda f: replace(f, frame_shift=0.02), "a frame every 0.02 s"),
-        (lambda f: replace(f, sampling_rate=8000), "features of audio at 8000 Hz"),
-    ],
-)
-@pytest.mark.parametrize("domain", ["new", "old"])
-def test_other_features_are_refused(
-    root: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: Callable,  # type: ignore[type-arg]
-    message: str,
-    domain: str,
-) -> None:
-    data = shutil.copytree(root / domain, tmp_path / "data")
-    path = data / "train_cuts.jsonl.gz"
-    cuts = list(CutSet.from_file(path))
-    cuts[-1] = replace(cuts[-1], features=change(cuts[-1].features))
-    CutSet.from_cuts(cuts).to_file(path)
-    key = "path" if domain == "new" else "old_path"
-    arguments = command(root, tmp_path / "run", f"data.{key}={data}")
-    line = error_of(arguments, capsys, EXIT_USAGE)
-    assert f"{data}: train-{len(cuts) - 1} of train has" in line
-    assert message in line
-
-
-def test_settings_without_a_source_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_of(["train", "finetune.freeze=[encoder]"], capsys, EXIT_USAGE)
-    assert "the settings of finetune need train.init" in line
-    line = error_of(["train", "--config", "lm", "train.init=exp/x"], capsys, EXIT_USAGE)
-    assert "train.init" in line
