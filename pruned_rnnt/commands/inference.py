@@ -224,7 +224,6 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.config import load_config
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.export import model_file
-    from pruned_rnnt.model.build_model import as_transducer
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
     from pruned_rnnt.transcribe.live import LiveRecogniser
@@ -263,8 +262,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     )
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
-    transducer = as_transducer(recogniser.model, "live transcription")
-    live = LiveRecogniser(transducer, recogniser.tokenizer, options.chunk, options.left)
+    live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:
             print_live(live, source)
