@@ -13,6 +13,7 @@ from pruned_rnnt.align.sources import align_file, align_set
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.progress import progress_bar
 
@@ -39,6 +40,7 @@ def run_align(
     kind: str,
     *,
     p99_duration: float | None = None,
+    calibration: Calibration | None = None,
     console: Console | None = None,
 ) -> bool:
     """Align a prepared split or an audio file; False if an utterance has no alignment.
@@ -47,6 +49,7 @@ def run_align(
         source: data and name of a split, or an audio file and its text.
         folder, kind: as for `AlignmentWriter`.
         p99_duration: as for `align_file`.
+        calibration: of the model.
         console: shows a progress bar over a split.
 
     Raises:
@@ -55,11 +58,11 @@ def run_align(
     data, split = source
     if isinstance(data, Path):
         path, text = data, split
-        results = align_file(model, tokenizer, path, text, p99_duration)
+        results = align_file(model, tokenizer, path, text, p99_duration, calibration)
         cuts = {path.stem: cut_of_file(path, path.stem, text)} if kind == "lhotse" else {}
         return write_alignments(results, folder, kind, path.stem, cuts)
     loader = data.test_loader(split)
-    results = align_set(model, tokenizer, data, loader)
+    results = align_set(model, tokenizer, data, loader, calibration)
     cuts = {cut.id: cut for cut in data.folder.cuts(split)} if kind == "lhotse" else {}
     with progress_bar(console, "aligning, utterances", loader.utterances) as bar:
         counted = bar.over(results, size=lambda _: 1)

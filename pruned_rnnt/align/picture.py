@@ -22,6 +22,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig, decode_set
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 from pruned_rnnt.diagnostics import (
     Alignment,
@@ -123,8 +124,9 @@ def draw_utterance(
         tracks.append(_track("spoken", spoken))
     alignment = None
     if path is not None:
-        tokens = timed_tokens(names, symbols, path.frames, path.log_probs)
-        words = timed_words(tokenizer, symbols, tokens, path.log_probs, seconds)
+        (head,) = head_paths(model, encoded_NTE, frames_N, [symbols])
+        tokens = timed_tokens(names, symbols, path.frames, path.log_probs, head)
+        words = timed_words(tokenizer, tokens, seconds)
         tracks.append(_track("reference", [(w.word, w.start, w.end) for w in words]))
         alignment = Alignment(torch.tensor([path.frames]), torch.tensor([path.score]))
     emissions: list[tuple[str, int]] = []
@@ -135,8 +137,9 @@ def draw_utterance(
             hypothesis.frames,
             hypothesis.symbol_scores,
         )
-        tokens = timed_tokens(names, recognised, frames, scores)
-        words = timed_words(tokenizer, recognised, tokens, scores, seconds)
+        (head,) = head_paths(model, encoded_NTE, frames_N, [recognised])
+        tokens = timed_tokens(names, recognised, frames, scores, head)
+        words = timed_words(tokenizer, tokens, seconds)
         tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words]))
         emissions = [(names[s], frame) for s, frame in zip(recognised, frames, strict=True)]
         text = tokenizer.decode(recognised)

@@ -18,6 +18,7 @@ from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
 from pruned_rnnt.data.input.batch import Batch, pad_targets
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.windows import WindowEncoder
 
@@ -26,7 +27,11 @@ _MAX_NODES = 2 * 10**8
 
 
 def align_set(
-    model: SpeechModel, tokenizer: Tokenizer, data: DataModule, batches: Iterable[Batch]
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    data: DataModule,
+    batches: Iterable[Batch],
+    calibration: Calibration | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
     """Align every utterance of the batches, which come from a loader of `data`.
 
@@ -38,7 +43,7 @@ def align_set(
             f"the tokens of {data.config.path} differ from those of the model: "
             "align data that were prepared with the model's tokenizer"
         )
-    return align_batches(model, batches, tokenizer)
+    return align_batches(model, batches, tokenizer, calibration)
 
 
 def align_file(
@@ -47,11 +52,13 @@ def align_file(
     path: Path,
     text: str,
     p99_duration: float | None = None,
+    calibration: Calibration | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
     """Align one audio file, with its stem as the utterance id; long audio is encoded in windows.
 
     Args:
         p99_duration: as for `WindowEncoder.as_trained`.
+        calibration: of the model.
 
     Raises:
         FileNotFoundError, ValueError: as `read_audio`, or the audio and text are too long for
@@ -79,4 +86,6 @@ def align_file(
         durations=(len(samples_S) / SAMPLING_RATE,),
         words=((),),
     )
-    yield from align_encoded(model, encoded_NTE, torch.tensor([frames]), batch, tokenizer)
+    yield from align_encoded(
+        model, encoded_NTE, torch.tensor([frames]), batch, tokenizer, calibration
+    )

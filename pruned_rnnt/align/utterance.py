@@ -13,6 +13,8 @@ from torch import Tensor
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -54,16 +56,19 @@ class NotAligned:
 
 
 def align_batches(
-    model: SpeechModel, batches: Iterable[Batch], tokenizer: Tokenizer
+    model: SpeechModel,
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    calibration: Calibration | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """Align every utterance of the batches."""
+    """Align every utterance of the batches; calibration: of the model."""
     device = next(model.parameters()).device
     model.eval()
     for batch in batches:
         batch = batch.to(device)
         with torch.inference_mode():
             encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
-        yield from align_encoded(model, encoded_NTE, lengths, batch, tokenizer)
+        yield from align_encoded(model, encoded_NTE, lengths, batch, tokenizer, calibration)
 
 
 def align_encoded(
@@ -72,24 +77,33 @@ def align_encoded(
     lengths: Tensor,
     batch: Batch,
     tokenizer: Tokenizer,
+    calibration: Calibration | None = None,
 ) -> Iterator[AlignedUtterance | NotAligned]:
-    """Align a batch whose encoder output (N, T, E) with (N,) lengths is given."""
+    """Align a batch whose encoder output (N, T, E) with (N,) lengths is given.
+
+    Times are those of the CTC head if the model has one, scores those of the joiner.
+    """
     names = tokenizer.symbols
+    texts = [
+        targets[:count].tolist()
+        for targets, count in zip(batch.targets_NU, batch.target_lengths_N.tolist(), strict=True)
+    ]
+    heads = head_paths(model, encoded_NTE, lengths, texts)
     targets = TargetBatch(encoded_NTE, lengths, batch.targets_NU, batch.target_lengths_N)
     for n, path in enumerate(align_symbols(model, targets)):
-        symbols = batch.targets_NU[n, : int(batch.target_lengths_N[n])].tolist()
+        symbols = texts[n]
         if path is None or not symbols:
             reason = _failure_reason(symbols, int(lengths[n]), model.loss_config)
             yield NotAligned(id=batch.ids[n], reason=reason)
             continue
-        tokens = timed_tokens(names, symbols, path.frames, path.log_probs)
+        tokens = timed_tokens(names, symbols, path.frames, path.log_probs, heads[n])
         seconds = batch.durations[n]
         yield AlignedUtterance(
             id=batch.ids[n],
             text=batch.texts[n],
             seconds=seconds,
             tokens=tokens,
-            words=timed_words(tokenizer, symbols, tokens, path.log_probs, seconds),
+            words=timed_words(tokenizer, tokens, seconds, calibration),
             score=path.score,
             has_unknown=UNKNOWN_ID in symbols,
         )

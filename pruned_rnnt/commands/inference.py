@@ -42,6 +42,12 @@ def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, decode, _DECODE_HELP)
     add_run_arguments(parser)
     parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also fit word times and confidences to this set, such as decode.split=dev, and store "
+        "them in RUN/calibration.json for all commands",
+    )
+    parser.add_argument(
         "--plot",
         metavar="ID[,ID...]",
         help="only draw these utterances of the set, into RUN/results/plots",
@@ -50,10 +56,13 @@ def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
+    from pruned_rnnt.align.calibrate import calibrate, word_confidences
     from pruned_rnnt.decode.decode_set import decode_set
     from pruned_rnnt.decode.nbest import write_hypotheses
+    from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
     from pruned_rnnt.decode.scoring.result_files import write_results
     from pruned_rnnt.decode.scoring.wer import confidence_interval, count_errors
+    from pruned_rnnt.decode.timing.calibration import read_calibration, save_calibration
     from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
@@ -88,14 +97,25 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     folder = config.folder / "results"
     metric = config.decode.metric.upper()
     write_results(folder, split, suffix, label, transcripts, metric)
-    write_hypotheses(folder / f"nbest-{split}-{suffix}.jsonl", decoded.utterances, loaded.tokenizer)
+    calibration = read_calibration(config.folder, loaded.model.vocab_size)
+    if options.calibrate:
+        calibration = calibrate(
+            loaded.model, loaded.tokenizer, loader, decoded.utterances, f"{split}, {loaded.name}"
+        )
+    nbest = folder / f"nbest-{split}-{suffix}.jsonl"
+    write_hypotheses(nbest, decoded.utterances, loaded.tokenizer, calibration)
     lower, upper = confidence_interval(transcripts)
     print(
         f"{split} {label} {loaded.name}: WER {count_errors(words)}, "
         f"CER {count_errors(characters)}, 95% interval of the {metric} {lower:.2%} .. {upper:.2%}, "
         f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
     )
+    confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
+    entropy = normalised_cross_entropy(*confidences)
+    print(f"confidences of words: normalised cross entropy {entropy:.3f}")
     print(f"results: {folder}/*-{split}-{suffix}.*")
+    if options.calibrate and calibration is not None:
+        print(f"calibration: {save_calibration(config.folder, calibration)}")
     return 0
 
 
@@ -143,6 +163,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
     """Find the times of the words of a known text."""
     from pruned_rnnt.align.align_command import run_align
     from pruned_rnnt.data.input.training_durations import read_p99_duration
+    from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.train.run import load_model, run_config
 
     settings, audio = split_arguments(options.arguments)
@@ -167,6 +188,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
         folder,
         options.format,
         p99_duration=longest,
+        calibration=read_calibration(options.run, loaded.model.vocab_size),
         console=console,
     )
     return 0 if done else EXIT_FAILED
@@ -188,6 +210,7 @@ def add_export(parsers: Parsers[argparse.ArgumentParser]) -> None:
 def export(options: argparse.Namespace, console: Console) -> int:
     """Write a model for sherpa-onnx, or as one file for PyTorch."""
     from pruned_rnnt.data.input.training_durations import read_p99_duration
+    from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export.export_command import check_export, run_export
     from pruned_rnnt.train.run import load_model
 
@@ -199,7 +222,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
     source = f"{config.folder.name}, {loaded.name}"
     longest = read_p99_duration(config.folder)
     parts = loaded.model, loaded.tokenizer
-    exact = run_export(options, *parts, folder, source, config.decode, longest)
+    calibration = read_calibration(config.folder, loaded.model.vocab_size)
+    exact = run_export(options, *parts, folder, source, config.decode, longest, calibration)
     return 0 if exact else EXIT_FAILED
 
 
@@ -223,6 +247,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     """Transcribe audio files of any length and sampling rate."""
     from pruned_rnnt.config import load_config
     from pruned_rnnt.data.input.training_durations import read_p99_duration
+    from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export import model_file
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
@@ -247,15 +272,17 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         loaded = load_model(config)
         model, tokenizer = loaded.model, loaded.tokenizer
         longest = read_p99_duration(options.model)
+        calibration = read_calibration(options.model, model.vocab_size)
     else:
         config = load_config(ExperimentConfig, None, settings)
-        model, tokenizer, longest = model_file.load_model(options.model)
+        model, tokenizer, longest, calibration = model_file.load_model(options.model)
         set_chunks(model, config.decode)
         model = model.to(pick_device(config.train))
     recogniser = Recogniser(
         model,
         tokenizer,
         longest,
+        calibration,
         segments=segment_config(options),
         decode=config.decode,
         language_model=_language_model(config.decode, model, tokenizer),

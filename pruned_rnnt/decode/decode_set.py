@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
+from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.language_model import LanguageModel
@@ -126,12 +127,16 @@ class DecodeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """The hypotheses of one utterance, best first."""
+    """The hypotheses of one utterance, best first.
+
+    heads: the path of the CTC head through each; None for one without, empty if not computed.
+    """
 
     id: str
     reference: str
     texts: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...]
+    heads: tuple[HeadPath | None, ...] = ()
 
     @property
     def transcript(self) -> Transcript:
@@ -218,11 +223,15 @@ def _one_best(search: Callable[[Tensor, Tensor], list[Hypothesis]]) -> Search:
 
 
 @torch.inference_mode()
+def encode_batch(model: SpeechModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Encoder output (N, T, E) and its lengths (N,); the model must be in evaluation mode."""
+    batch = batch.to(next(model.parameters()).device)
+    return model.encode(batch.features_NTF, batch.feature_lengths_N)
+
+
 def search_batch(model: SpeechModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
     """Hypotheses of each utterance, best first; the model must be in evaluation mode."""
-    batch = batch.to(next(model.parameters()).device)
-    encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
-    return search(encoded_NTE, lengths)
+    return search(*encode_batch(model, batch))
 
 
 def decode_set(
@@ -239,13 +248,43 @@ def decode_set(
     search = build_search(model, config, tokenizer, language_model)
     for batch in batches:
         started = time.perf_counter()
-        hypotheses = search_batch(model, batch, search)
+        encoded = encode_batch(model, batch)
+        hypotheses = search(*encoded)
         search_seconds += time.perf_counter() - started
         audio_seconds += sum(batch.durations)
-        utterances += to_texts(batch, hypotheses, tokenizer)
+        utterances += [
+            replace(utterance, heads=heads)
+            for utterance, heads in zip(
+                to_texts(batch, hypotheses, tokenizer),
+                _heads(model, *encoded, hypotheses),
+                strict=True,
+            )
+        ]
     return DecodedSet(
         utterances=tuple(utterances), audio_seconds=audio_seconds, search_seconds=search_seconds
     )
+
+
+def _heads(
+    model: SpeechModel,
+    encoded_NTE: Tensor,
+    lengths: Tensor,
+    hypotheses: Sequence[Sequence[Hypothesis]],
+) -> list[tuple[HeadPath | None, ...]]:
+    """The paths of the CTC head through the hypotheses of each utterance."""
+    ranks = max((len(found) for found in hypotheses), default=0)
+    by_rank = [
+        head_paths(
+            model,
+            encoded_NTE,
+            lengths,
+            [found[rank].symbols if rank < len(found) else () for found in hypotheses],
+        )
+        for rank in range(ranks)
+    ]
+    return [
+        tuple(paths[n] for paths in by_rank[: len(found)]) for n, found in enumerate(hypotheses)
+    ]
 
 
 def to_texts(

@@ -4,7 +4,7 @@ One line per utterance:
 
     {"id": ..., "reference": ..., "hypotheses": [
         {"text": ..., "score": ..., "tokens": [{"token", "start", "end", "score"}, ...],
-         "words": [{"word", "start", "end"}, ...]}, ...]}
+         "words": [{"word", "start", "end", "confidence"}, ...]}, ...]}
 
 Times are seconds from the start of the utterance. Scores are natural log-probabilities, including
 fusion. The best hypothesis comes first.
@@ -20,11 +20,18 @@ from typing import Any
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 
 
-def write_hypotheses(path: Path, utterances: Iterable[Decoded], tokenizer: Tokenizer) -> None:
-    """Write one line for each utterance, in their order."""
+def write_hypotheses(
+    path: Path,
+    utterances: Iterable[Decoded],
+    tokenizer: Tokenizer,
+    calibration: Calibration | None = None,
+) -> None:
+    """Write one line for each utterance, in their order; calibration: of the model."""
     names = tokenizer.symbols
     with path.open("w", encoding="utf-8") as file:
         for utterance in utterances:
@@ -32,21 +39,32 @@ def write_hypotheses(path: Path, utterances: Iterable[Decoded], tokenizer: Token
                 "id": utterance.id,
                 "reference": utterance.reference,
                 "hypotheses": [
-                    {"text": text, **_details(hypothesis, names, tokenizer)}
-                    for text, hypothesis in zip(utterance.texts, utterance.hypotheses, strict=True)
+                    {"text": text, **_details(hypothesis, head, names, tokenizer, calibration)}
+                    for text, hypothesis, head in zip(
+                        utterance.texts, utterance.hypotheses, utterance.heads, strict=True
+                    )
                 ],
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _details(found: Hypothesis, names: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
-    tokens = timed_tokens(names, found.symbols, found.frames, found.symbol_scores)
-    words = timed_words(tokenizer, found.symbols, tokens, found.symbol_scores)
+def _details(
+    found: Hypothesis,
+    head: HeadPath | None,
+    names: list[str],
+    tokenizer: Tokenizer,
+    calibration: Calibration | None,
+) -> dict[str, Any]:
+    tokens = timed_tokens(names, found.symbols, found.frames, found.symbol_scores, head)
+    words = timed_words(tokenizer, tokens, calibration=calibration)
     return {
         "score": round(found.score, 4),
         "tokens": [
-            {"token": t.token, "start": t.start, "end": t.end, "score": round(score, 4)}
-            for t, score in zip(tokens, found.symbol_scores, strict=True)
+            {"token": t.token, "start": t.start, "end": t.end, "score": round(t.log_prob, 4)}
+            for t in tokens
         ],
-        "words": [{"word": w.word, "start": w.start, "end": w.end} for w in words],
+        "words": [
+            {"word": w.word, "start": w.start, "end": w.end, "confidence": w.confidence}
+            for w in words
+        ],
     }

@@ -9,31 +9,47 @@ from itertools import pairwise
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.decode.timing.calibration import Calibration, SymbolTimes
+from pruned_rnnt.decode.timing.head_paths import HeadPath
 
 WORD_START = "▁"
-# Models emit the last symbol of a word before the word ends. With this addition, word ends of the
-# synthetic corpus had a mean error of 164 ms, without it 254 ms.
+# Without a calibration: models emit the last symbol of a word before the word ends. With this
+# addition, word ends of the synthetic corpus had a mean error of 164 ms, without it 254 ms.
 _TAIL_SECONDS = 0.2
+# With one: nothing is said for so long between two words; shorter gaps are errors of the times.
+_PAUSE_SECONDS = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedToken:
-    """A symbol, the start and end of its frame in seconds, and its probability there.
+    """A symbol, and the start and end of its frame in seconds.
 
     Symbols of one frame share its 40 ms in equal parts, so that times never decrease.
+
+    symbol, token: its id and name.
+    log_prob: of the symbol on the path of the search; head_log_prob: by the CTC head, if there is
+        one.
     """
 
+    symbol: int
     token: str
     start: float
     end: float
-    confidence: float
+    log_prob: float
+    head_log_prob: float | None = None
+
+    @property
+    def confidence(self) -> float:
+        """The probability of the symbol on the path."""
+        return _probability(self.log_prob)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWord:
-    """A word: from its first symbol to a little after its last, or to the next word, in seconds.
+    """A word with its start and end in seconds.
 
-    confidence: probability of its symbols at their frames, given the symbols before each.
+    confidence: with a calibration, the probability that the word is right; without one, the
+        probability of its symbols at their frames, given the symbols before each.
     """
 
     word: str
@@ -47,6 +63,7 @@ def timed_tokens(
     symbols: Sequence[int],
     frames: Sequence[int],
     log_probs: Sequence[float],
+    head: HeadPath | None = None,
 ) -> tuple[TimedToken, ...]:
     """The tokens of a path.
 
@@ -54,7 +71,9 @@ def timed_tokens(
         names: the names of all symbols, in the order of their ids.
         symbols, frames, log_probs: the ids of the path with their encoder frames, in order, and
             log-probabilities.
+        head: the path of the CTC head through the same symbols, whose frames are then used.
     """
+    frames = frames if head is None else head.frames
     tokens = []
     for position, (symbol, frame) in enumerate(zip(symbols, frames, strict=True)):
         first, last = position, position
@@ -65,10 +84,12 @@ def timed_tokens(
         share, index = last - first + 1, position - first
         tokens.append(
             TimedToken(
+                symbol=symbol,
                 token=names[symbol],
                 start=_seconds(frame + index / share),
                 end=_seconds(frame + (index + 1) / share),
-                confidence=_probability(log_probs[position]),
+                log_prob=log_probs[position],
+                head_log_prob=None if head is None else head.log_probs[position],
             )
         )
     return tuple(tokens)
@@ -76,29 +97,36 @@ def timed_tokens(
 
 def timed_words(
     tokenizer: Tokenizer,
-    symbols: Sequence[int],
     tokens: Sequence[TimedToken],
-    log_probs: Sequence[float],
     seconds: float = math.inf,
+    calibration: Calibration | None = None,
+    begin: float = 0.0,
 ) -> tuple[TimedWord, ...]:
-    """The words of a path; without word-start symbols it is one word. Arguments as `timed_tokens`.
+    """The words of a path; without word-start symbols it is one word.
+
+    With a calibration, words are where it places them around their symbols. Without one, a word
+    lasts from its first symbol to 0.2 s after its last one, or to the next word.
 
     Args:
-        seconds: length of the audio, at which the last word ends at the latest.
+        seconds: end of the audio, at which the last word ends at the latest.
+        calibration: of the model whose path it is.
+        begin: start of the audio, before which no word starts.
     """
+    parts = [tokens[first:stop] for first, stop in word_spans([t.token for t in tokens])]
+    times = calibration.times if calibration is not None else None
+    spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times)
     words = []
-    for first, stop in word_spans([token.token for token in tokens]):
-        word = tokenizer.decode(symbols[first:stop])
+    for part, (start, end) in zip(parts, spans, strict=True):
+        word = tokenizer.decode([token.symbol for token in part])
         if not word:
             continue
-        last = tokens[stop - 1].end
-        limit = tokens[stop].start if stop < len(tokens) else max(last, seconds)
+        start = min(max(start, begin), seconds)
         words.append(
             TimedWord(
                 word=word,
-                start=tokens[first].start,
-                end=round(min(last + _TAIL_SECONDS, limit), 4),
-                confidence=_probability(sum(log_probs[first:stop])),
+                start=round(start, 4),
+                end=round(min(max(end, start), max(seconds, start)), 4),
+                confidence=_confidence(part, calibration),
             )
         )
     return tuple(words)
@@ -108,6 +136,46 @@ def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:
     """The first position and the end (exclusive) of each word."""
     starts = [i for i, name in enumerate(names) if i == 0 or name.startswith(WORD_START)]
     return list(pairwise([*starts, len(names)]))
+
+
+def _token_spans(
+    parts: Sequence[Sequence[TimedToken]], seconds: float
+) -> list[tuple[float, float]]:
+    """Start and end of each word, from the times of its tokens alone."""
+    limits = [part[0].start for part in parts[1:]]
+    limits += [max(parts[-1][-1].end, seconds)] if parts else []
+    return [
+        (part[0].start, min(part[-1].end + _TAIL_SECONDS, limit))
+        for part, limit in zip(parts, limits, strict=True)
+    ]
+
+
+def _word_spans(
+    parts: Sequence[Sequence[TimedToken]], times: SymbolTimes
+) -> list[tuple[float, float]]:
+    """Start and end of each word. Two words without a pause between them meet in the middle."""
+    starts = [part[0].start - times.before[part[0].symbol] for part in parts]
+    ends = [part[-1].start + times.after[part[-1].symbol] for part in parts]
+    for index in range(1, len(parts)):
+        if starts[index] - ends[index - 1] < _PAUSE_SECONDS:
+            border = (starts[index] + ends[index - 1]) / 2
+            # The words before it may reach far into this one.
+            border = max(border, starts[index - 1])
+            starts[index] = ends[index - 1] = border
+    return list(zip(starts, ends, strict=True))
+
+
+def _confidence(tokens: Sequence[TimedToken], calibration: Calibration | None) -> float:
+    if calibration is None or calibration.confidence is None:
+        return _probability(sum(token.log_prob for token in tokens))
+    path, head = worst_scores(tokens)
+    return round(calibration.confidence(path, head), 4)
+
+
+def worst_scores(tokens: Sequence[TimedToken]) -> tuple[float, float | None]:
+    """The smallest log-probability of a word's symbols on the path, and by the CTC head."""
+    heads = [token.head_log_prob for token in tokens if token.head_log_prob is not None]
+    return min(token.log_prob for token in tokens), min(heads) if heads else None
 
 
 def _seconds(frame: float) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.torch_folder import export_torch
@@ -43,12 +44,13 @@ def run_export(
     source: str,
     decode: DecodeConfig,
     p99_duration: float | None,
+    calibration: Calibration | None,
 ) -> bool:
     """Write the folder and verify it if asked; False if the exported model differs.
 
     Args:
         source: name of the run and checkpoint, for README and metadata.
-        p99_duration: as for `save_model`.
+        p99_duration, calibration: as for `save_model`.
     """
     # The exporters log remarks about operators that our models do not have.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
@@ -62,7 +64,7 @@ def run_export(
         fp16=options.fp16,
     )
     if options.format == "torch":
-        export_torch(model, tokenizer, folder, sizes, source, p99_duration)
+        export_torch(model, tokenizer, folder, sizes, source, p99_duration, calibration)
         print(f'wrote {folder}; to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
     if options.format == "icefall":

@@ -7,6 +7,7 @@ A dictionary of tensors and plain values, read with `weights_only`:
     vocab_size, state size of the output, parameters
     tokenizer         uint8 tensor, the SentencePiece model
     usual_longest     99th percentile of the training utterances' durations in seconds, or None
+    calibration       of word times and confidences, see `Calibration`, or None
     source            name of the run and checkpoint
 """
 
@@ -19,6 +20,7 @@ import torch
 
 from pruned_rnnt.config import ConfigError, from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.export.onnx_folder import check_tokens
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.build_model import build_model
@@ -32,14 +34,16 @@ VERSION = 1
 FILE_NAME = "model.pt"
 _REQUIRED_KEYS = ("vocab_size", "state", "tokenizer")
 _P99_KEY = "usual_longest"
+_CALIBRATION_KEY = "calibration"
 
 
 class ModelFile(NamedTuple):
-    """A loaded model; p99_duration as for `save_model`."""
+    """A loaded model; p99_duration and calibration as for `save_model`."""
 
     model: SpeechModel
     tokenizer: Tokenizer
     p99_duration: float | None
+    calibration: Calibration | None
 
 
 def save_model(
@@ -48,6 +52,7 @@ def save_model(
     path: Path,
     source: str,
     p99_duration: float | None = None,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write the file.
 
@@ -55,6 +60,7 @@ def save_model(
         source: name of the run and checkpoint.
         p99_duration: 99th percentile of the training utterances' durations in seconds; None if
             unknown.
+        calibration: of the model's word times and confidences.
 
     Raises:
         ExportError: the tokenizer does not fit the model.
@@ -69,6 +75,7 @@ def save_model(
         "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
         _P99_KEY: p99_duration,
+        _CALIBRATION_KEY: calibration.to_dict() if calibration is not None else None,
         "source": source,
     }
     torch.save(values, path)
@@ -101,7 +108,13 @@ def load_model(path: Path | str) -> ModelFile:
             f"{path} has an architecture that this version of pruned_rnnt does not have: {reason}"
         ) from error
     tokenizer = Tokenizer(values["tokenizer"].numpy().tobytes())
-    return ModelFile(model.eval(), tokenizer, values.get(_P99_KEY))
+    calibration = values.get(_CALIBRATION_KEY)
+    return ModelFile(
+        model.eval(),
+        tokenizer,
+        values.get(_P99_KEY),
+        Calibration.from_dict(calibration) if calibration is not None else None,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
@@ -29,10 +30,11 @@ def export_torch(
     options: OnnxOptions,
     source: str,
     p99_duration: float | None = None,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
     encoder = encoder_graph(model.eval(), options)
-    save_model(model, tokenizer, folder / FILE_NAME, source, p99_duration)
+    save_model(model, tokenizer, folder / FILE_NAME, source, p99_duration, calibration)
     graphs = [encoder]
     if isinstance(model, TransducerModel):
         graphs.append(joiner(model))

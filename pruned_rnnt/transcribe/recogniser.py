@@ -18,6 +18,8 @@ from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.model.language_model import LanguageModel
@@ -55,6 +57,7 @@ class Recogniser:
     Args:
         p99_duration: 99th percentile of the training utterances' durations in seconds; None if
             unknown.
+        calibration: of the model's word times and confidences.
         segments: how audio is cut.
         decode: search method, beam and fusion; default: greedy search.
         language_model: the model that `decode.fusion.lm` names.
@@ -69,6 +72,7 @@ class Recogniser:
         model: SpeechModel,
         tokenizer: Tokenizer,
         p99_duration: float | None = None,
+        calibration: Calibration | None = None,
         *,
         segments: SegmentConfig | None = None,
         decode: DecodeConfig | None = None,
@@ -77,6 +81,7 @@ class Recogniser:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.p99_duration = p99_duration
+        self._calibration = calibration
         self._segments = segments or SegmentConfig()
         self._new_detector()
         self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
@@ -116,11 +121,13 @@ class Recogniser:
     ) -> Transcription:
         counter = _FrameCounter(pieces, on_seconds)
         segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
-        path = JoinedPath(self.tokenizer)
+        path = JoinedPath(self.tokenizer, self._calibration)
         for segment in segmenter(counter):
             encoded_NTE = encode_features(self.model, segment.features_TF)
-            ((best, *_),) = self._search(encoded_NTE, torch.tensor([encoded_NTE.size(1)]))
-            path.append(best, segment)
+            lengths = torch.tensor([encoded_NTE.size(1)])
+            ((best, *_),) = self._search(encoded_NTE, lengths)
+            (head,) = head_paths(self.model, encoded_NTE, lengths, [best.symbols])
+            path.append(best, head, segment)
         return Transcription(
             text=path.text,
             words=path.words,
@@ -173,5 +180,5 @@ def load(
     Raises:
         ValueError: the file does not exist, is damaged, or is not an exported model.
     """
-    model, tokenizer, p99_duration = load_model(path)
-    return Recogniser(model.to(device), tokenizer, p99_duration, segments=segments)
+    model, tokenizer, p99_duration, calibration = load_model(path)
+    return Recogniser(model.to(device), tokenizer, p99_duration, calibration, segments=segments)

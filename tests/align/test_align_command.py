@@ -10,13 +10,13 @@ import soundfile
 import torch
 from lhotse import CutSet
 
-from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.sources import align_file
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import WORDS, make_corpus, tiny_overrides
 
@@ -73,7 +73,7 @@ def test_every_format_has_every_utterance(
     assert all(set(words) <= set(WORDS) for words in words_of.values())
 
 
-def test_times_are_those_of_the_best_path(run: Path, tmp_path: Path) -> None:
+def test_times_are_those_of_the_ctc_head(run: Path, tmp_path: Path) -> None:
     assert main(["align", str(run), "--format", "ctm", "--output", str(tmp_path)]) == 0
     config = run_config(run)
     model = load_model(config).model
@@ -84,8 +84,9 @@ def test_times_are_those_of_the_best_path(run: Path, tmp_path: Path) -> None:
     for batch in DataModule(config.data).test_loader("test"):
         with torch.inference_mode():
             encoded, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
-        targets = TargetBatch(encoded, lengths, batch.targets_NU, batch.target_lengths_N)
-        found = align_symbols(model, targets)
+        counts = batch.target_lengths_N.tolist()
+        texts = [batch.targets_NU[n, :count].tolist() for n, count in enumerate(counts)]
+        found = head_paths(model, encoded, lengths, texts)
         for name, path in zip(batch.ids, found, strict=True):
             assert path is not None
             assert starts[name] == pytest.approx([0.04 * frame for frame in path.frames])

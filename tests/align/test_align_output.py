@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,9 @@ def utterance(name: str = "a/b 1", extra: int = 0) -> AlignedUtterance:
         text=" ".join(word for word, _, _ in words),
         seconds=1.25,
         tokens=tuple(
-            TimedToken(token=f"▁{word}", start=start, end=start + 0.04, confidence=0.5)
+            TimedToken(
+                symbol=1, token=f"▁{word}", start=start, end=start + 0.04, log_prob=math.log(0.5)
+            )
             for word, start, _ in words
         ),
         words=tuple(

@@ -7,6 +7,8 @@ import math
 import pytest
 
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.timing.calibration import Calibration, ConfidenceMap, SymbolTimes
+from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words, word_spans
 
 
@@ -27,13 +29,46 @@ def test_words_last_from_their_first_symbol_to_the_next_word() -> None:
     frames = [0, 2, 3, 5, 10, 11, 12, 20]
     log_probs = [-0.1] * 4 + [-0.2] * 4
     tokens = timed_tokens(tokenizer.symbols, symbols, frames, log_probs)
-    first, second = timed_words(tokenizer, symbols, tokens, log_probs)
-    (_, cut) = timed_words(tokenizer, symbols, tokens, log_probs, seconds=0.9)
+    first, second = timed_words(tokenizer, tokens)
+    (_, cut) = timed_words(tokenizer, tokens, seconds=0.9)
     assert (first.word, first.start, first.end) == ("one", 0.0, 0.4)
     assert (second.word, second.start, second.end) == ("two", 0.4, 1.04)
     assert (cut.start, cut.end) == (0.4, 0.9)
     assert first.confidence == pytest.approx(math.exp(-0.4), abs=1e-4)
     assert second.confidence == pytest.approx(math.exp(-0.8), abs=1e-4)
+
+
+def test_the_frames_of_the_head_are_used() -> None:
+    head = HeadPath((4, 6), (-0.5, -1.5))
+    tokens = timed_tokens(["a", "b"], [0, 1], [0, 1], [-0.1, -0.2], head)
+    assert [(token.start, token.end) for token in tokens] == [(0.16, 0.2), (0.24, 0.28)]
+    assert [(token.log_prob, token.head_log_prob) for token in tokens] == [
+        (-0.1, -0.5),
+        (-0.2, -1.5),
+    ]
+
+
+def test_a_calibration_moves_the_borders_of_words() -> None:
+    tokenizer = train_tokenizer(["one two", "two one"], TokenizerConfig(kind="word"))
+    one, two = tokenizer.encode("one two")
+    before, after = [0.0] * len(tokenizer), [0.0] * len(tokenizer)
+    before[one], before[two], after[one], after[two] = 0.3, 0.1, 0.2, 0.4
+    calibration = Calibration(
+        times=SymbolTimes(before=tuple(before), after=tuple(after)),
+        confidence=ConfidenceMap(bias=-1.0, path=0.5, head=1.0),
+        source="dev",
+    )
+    symbols, log_probs = [one, two, one], [math.log(0.8)] * 3
+    head = HeadPath((5, 15, 50), (math.log(0.9), math.log(0.5), math.log(0.9)))
+    tokens = timed_tokens(tokenizer.symbols, symbols, [0, 1, 2], log_probs, head)
+    words = timed_words(tokenizer, tokens, 2.15, calibration)
+    # "one" would end at 0.4 and "two" starts at 0.5; after "two", which ends at 1.0, is a pause.
+    # The first word would start before the audio, and the last one end after it.
+    assert [(w.start, w.end) for w in words] == [(0.0, 0.45), (0.45, 1.0), (1.7, 2.15)]
+    expected = [1 / (1 + math.exp(1 - 0.5 * math.log(4) - math.log(odds))) for odds in (9, 1, 9)]
+    assert [w.confidence for w in words] == pytest.approx(expected, abs=1e-4)
+    moved = timed_words(tokenizer, tokens, 2.15, calibration, begin=0.1)
+    assert moved[0].start == 0.1
 
 
 def test_spans_of_words() -> None:

@@ -43,7 +43,7 @@ def test_round_trip(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
         predictor = LstmPredictorConfig(dim=8)
         model = tiny_model(tiny_zipformer(causal=True), size, predictor=predictor)
     save_model(model, tokenizer, tmp_path / "model.pt", "test")
-    loaded, symbols, _ = load_model(tmp_path)
+    loaded, symbols, *_ = load_model(tmp_path)
     assert loaded.config == model.config
     assert loaded.loss_config == model.loss_config
     assert symbols.symbols == tokenizer.symbols

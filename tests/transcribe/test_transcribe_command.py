@@ -74,7 +74,7 @@ def test_output_folder_has_a_file_for_each_audio_file(
 
 
 def test_segments_are_transcribed_alone(model: Path) -> None:
-    network, tokenizer, _ = load_model(model)
+    network, tokenizer, *_ = load_model(model)
     with torch.no_grad():  # Make earlier symbols matter.
         network.joiner.decoder_proj.weight *= 10
     samples = np.concatenate([sound(1.6), 1e-4 * sound(0.8)] * 6)
@@ -129,7 +129,7 @@ def test_decode_settings_are_used(
 
 
 def test_overlapping_windows_are_joined(model: Path) -> None:
-    network, tokenizer, _ = load_model(model)
+    network, tokenizer, *_ = load_model(model)
     samples = babble(12.0)
     whole = Recogniser(network, tokenizer, segments=SegmentConfig(window=60.0)).transcribe(samples)
     recogniser = Recogniser(network, tokenizer, segments=SegmentConfig(window=5.0))

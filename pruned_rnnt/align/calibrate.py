@@ -1,0 +1,162 @@
+"""`pruned-rnnt decode RUN --calibrate`: word times and confidences from a decoded set.
+
+Axes: N batch, T feature frames, F mel bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols
+from pruned_rnnt.data.input.batch import AlignedWord, Batch
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import Decoded, encode_batch
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.scoring.confidence import right_words
+from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.timing.fit_confidence import fit_confidence
+from pruned_rnnt.decode.timing.fit_times import Distance, fit_times
+from pruned_rnnt.decode.timing.head_paths import head_paths
+from pruned_rnnt.decode.word_times import (
+    WORD_START,
+    TimedToken,
+    timed_tokens,
+    timed_words,
+    word_spans,
+    worst_scores,
+)
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.transcribe.speech_energy import EnergyDetector
+
+# The detector finds speech this much too late, and its end this much too early: faint sounds are
+# close to the noise (synthetic corpus, 120 utterances).
+_FAINT_BEGIN, _FAINT_END = 0.03, 0.04
+
+
+def calibrate(
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    batches: Iterable[Batch],
+    decoded: Sequence[Decoded],
+    source: str,
+) -> Calibration:
+    """Fit word times to the references of a set, and confidences to its best hypotheses.
+
+    Args:
+        batches: of the set.
+        decoded: its utterances.
+        source: name of set and checkpoint.
+    """
+    times = fit_times(_distances(model, tokenizer, batches), _letters(tokenizer))
+    scores, right = [], []
+    for utterance in decoded:
+        for part, is_right in _words(utterance, tokenizer):
+            scores.append(worst_scores(part))
+            right.append(is_right)
+    return Calibration(times=times, confidence=fit_confidence(scores, right), source=source)
+
+
+def word_confidences(
+    decoded: Iterable[Decoded], tokenizer: Tokenizer, calibration: Calibration | None
+) -> tuple[list[float], list[bool]]:
+    """The confidence of each word of the best hypotheses, and whether the word is right."""
+    confidences, right = [], []
+    for utterance in decoded:
+        for part, is_right in _words(utterance, tokenizer):
+            (word,) = timed_words(tokenizer, part, calibration=calibration)
+            confidences.append(word.confidence)
+            right.append(is_right)
+    return confidences, right
+
+
+def _words(utterance: Decoded, tokenizer: Tokenizer) -> list[tuple[Sequence[TimedToken], bool]]:
+    """The tokens of each word of the best hypothesis, and whether the word is right.
+
+    Empty if its words are not those of its text, as in scripts without spaces.
+    """
+    if not utterance.hypotheses:
+        return []
+    best, head = utterance.hypotheses[0], utterance.heads[0]
+    tokens = timed_tokens(tokenizer.symbols, best.symbols, best.frames, best.symbol_scores, head)
+    parts = [tokens[i:j] for i, j in word_spans([token.token for token in tokens])]
+    named = [(tokenizer.decode([token.symbol for token in part]), part) for part in parts]
+    named = [(word, part) for word, part in named if word]
+    transcript = utterance.transcript
+    if tuple(word for word, _ in named) != transcript.hypothesis:
+        return []
+    right = right_words(transcript.reference, transcript.hypothesis)
+    return [(part, is_right) for (_, part), is_right in zip(named, right, strict=True)]
+
+
+@torch.inference_mode()
+def _distances(
+    model: SpeechModel, tokenizer: Tokenizer, batches: Iterable[Batch]
+) -> list[Distance]:
+    """What the references of a set say about the times of symbols."""
+    names = tokenizer.symbols
+    found: list[Distance] = []
+    for batch in batches:
+        encoded_NTE, lengths = encode_batch(model, batch)
+        counts = batch.target_lengths_N.tolist()
+        texts = [batch.targets_NU[n, :count].tolist() for n, count in enumerate(counts)]
+        heads = head_paths(model, encoded_NTE, lengths, texts)
+        targets = TargetBatch(
+            encoded_NTE,
+            lengths,
+            batch.targets_NU.to(encoded_NTE.device),
+            batch.target_lengths_N,
+        )
+        for n, path in enumerate(align_symbols(model, targets)):
+            if path is None or not texts[n]:
+                continue
+            tokens = timed_tokens(names, texts[n], path.frames, path.log_probs, heads[n])
+            spoken = batch.words[n]
+            spans = word_spans([token.token for token in tokens])
+            if len(spoken) == len(spans):
+                found += _of_words([tokens[i:j] for i, j in spans], spoken)
+            elif heads[n] is not None:
+                # Without a CTC head, symbols may be far from their sounds, and the borders of the
+                # speech say nothing about them.
+                features_TF = batch.features_NTF[n, : int(batch.feature_lengths_N[n])]
+                found += _of_speech(tokens, features_TF)
+    return found
+
+
+def _of_words(
+    parts: Sequence[Sequence[TimedToken]], spoken: Sequence[AlignedWord]
+) -> list[Distance]:
+    found = []
+    for tokens, word in zip(parts, spoken, strict=True):
+        first, last = tokens[0], tokens[-1]
+        found.append(Distance(None, first.symbol, first.start - word.start))
+        found.append(Distance(last.symbol, None, word.start + word.duration - last.start))
+    return found
+
+
+def _of_speech(tokens: Sequence[TimedToken], features_TF: Tensor) -> list[Distance]:
+    detector = EnergyDetector()
+    nothing = np.zeros(0, dtype=np.float32)
+    is_speech_T = torch.cat((detector.accept(nothing, features_TF.cpu()), detector.finish()))
+    speech = is_speech_T.nonzero()[:, 0].tolist()
+    if not speech:
+        return []
+    begin = speech[0] * FEATURE_SECONDS - _FAINT_BEGIN
+    end = (speech[-1] + 1) * FEATURE_SECONDS + _FAINT_END
+    between = [
+        Distance(one.symbol, other.symbol, other.start - one.start)
+        for one, other in pairwise(tokens)
+    ]
+    return [
+        Distance(None, tokens[0].symbol, tokens[0].start - begin),
+        *between,
+        Distance(tokens[-1].symbol, None, end - tokens[-1].start),
+    ]
+
+
+def _letters(tokenizer: Tokenizer) -> list[int]:
+    return [max(1, len(name.replace(WORD_START, ""))) for name in tokenizer.symbols]

@@ -1,0 +1,1 @@
+"""When words are spoken, and how sure the model is of them."""

@@ -1,0 +1,66 @@
+"""Where the CTC head places the symbols of known texts or of hypotheses.
+
+A transducer whose encoder sees whole utterances may emit symbols long before they are spoken: its
+loss does not depend on when. The CTC head of the same encoder emits near the sounds.
+
+Axes: N batch, T encoder frames, E encoder width, U symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
+from pruned_rnnt.model.ctc_model import ctc_log_probs
+from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+
+# States and frames of one search, which needs about 20 bytes for each pair.
+_MAX_CELLS = 2**27
+
+
+class HeadPath(NamedTuple):
+    """The best CTC path: the first frame of each symbol, and its log-probability there."""
+
+    frames: tuple[int, ...]
+    log_probs: tuple[float, ...]
+
+
+@torch.inference_mode()
+def head_paths(
+    model: SpeechModel, encoded_NTE: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]
+) -> list[HeadPath | None]:
+    """The path of each utterance through its symbols.
+
+    None if the model has no CTC head, if there is no path (too many symbols for the frames), or if
+    one search would take too much memory.
+
+    Args:
+        encoded_NTE, lengths: (N, T, E) output of `model.encode` and (N,) its frames.
+        texts: the ids of N texts, without blanks.
+    """
+    longest = max((len(text) for text in texts), default=0)
+    cells = encoded_NTE.size(0) * encoded_NTE.size(1) * (2 * longest + 1)
+    if model.ctc_head is None or longest == 0 or cells > _MAX_CELLS:
+        return [None] * len(texts)
+    device = encoded_NTE.device
+    targets_NU = torch.tensor([[*text, *[BLANK] * (longest - len(text))] for text in texts])
+    counts_N = torch.tensor([len(text) for text in texts])
+    best = ctc_alignment(
+        ctc_log_probs(model, encoded_NTE),
+        lengths.to(device),
+        targets_NU.to(device),
+        counts_N.to(device),
+        blank=BLANK,
+    )
+    frames, log_probs = best.frames_NU.tolist(), best.log_probs_NU.tolist()
+    has_path = (best.score_N > -torch.inf).tolist()
+    return [
+        HeadPath(tuple(frames[n][: len(text)]), tuple(log_probs[n][: len(text)]))
+        if has_path[n]
+        else None
+        for n, text in enumerate(texts)
+    ]
