@@ -4,7 +4,7 @@
     reduce   these -> the sums of each parameter
     update   values, change and square in place
 
-A block is up to 4096 elements of one parameter, so that each program has one parameter:
+A block is up to 2048 elements of one parameter, so that each program has one parameter:
 
     parameter   0       0       0    1  2       2     ...
     block     [....]  [....]  [..]  [] [....]  [...]
@@ -28,7 +28,8 @@ from pruned_rnnt.model.kernels.launch import kernel
 from pruned_rnnt.train.optim.conditional import Condition
 from pruned_rnnt.train.optim.scaled_adam_passes import Rates
 
-_BLOCK = 4096
+_BLOCK = 2048
+_WARPS = 8
 _SUMS = 3
 # Blocks of a parameter that the reduction reads together.
 _REDUCED = 128
@@ -157,7 +158,7 @@ class FusedPasses:
         self._places = (values_P, gradients_P, self._owners_B, self._starts_B, self.sizes_P)
         sums_B3 = torch.empty((blocks, _SUMS), device=self._device)
         self._sums_3P = torch.empty((_SUMS, count), device=self._device)
-        _sums_kernel((blocks,), *self._places, sums_B3, _BLOCK)
+        _sums_kernel((blocks,), *self._places, sums_B3, _BLOCK, num_warps=_WARPS)
         _reduce_kernel((count, _SUMS), sums_B3, self._first_P, self._sums_3P, count, _REDUCED)
 
     def gradient_squares(self) -> Tensor:
@@ -211,5 +212,6 @@ class FusedPasses:
             self._factor is not None,
             applies is not None,
             _BLOCK,
+            num_warps=_WARPS,
         )
         self._gradients = []
