@@ -21,6 +21,13 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// STD_TORCH_CHECK in debug builds (CMAKE_BUILD_TYPE=Debug), else nothing.
+#ifdef PRUNED_RNNT_DEBUG
+#define PRUNED_RNNT_ASSERT(...) STD_TORCH_CHECK(__VA_ARGS__)
+#else
+#define PRUNED_RNNT_ASSERT(...) ((void)0)
+#endif
+
 // Accumulator type of sums and recursions over inputs of type `scalar`.
 template <typename scalar>
 using acc_type = std::conditional_t<std::is_same_v<scalar, double>, double, float>;

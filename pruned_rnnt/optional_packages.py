@@ -31,11 +31,15 @@ PACKAGES_OF_EXTRA = {
     "lm": ("kenlm",),
     "k2": ("k2",),
     "microphone": ("sounddevice",),
+    "vad": ("silero_vad", "onnxruntime"),
 }
 # Packages of each kind of export.
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 VERIFY_PACKAGES = ("sherpa_onnx",)
-_EXTRA_OF = {package: extra for extra, names in PACKAGES_OF_EXTRA.items() for package in names}
+# The first extra that has a package.
+_EXTRA_OF = {
+    package: extra for extra, names in reversed(PACKAGES_OF_EXTRA.items()) for package in names
+}
 
 
 class MissingPackageError(ModuleNotFoundError):

@@ -27,10 +27,12 @@ from pruned_rnnt.usage_errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
     from pruned_rnnt.decode.decode_set import DecodeConfig
     from pruned_rnnt.model.language_model import LanguageModel
     from pruned_rnnt.model.speech_model import SpeechModel
+    from pruned_rnnt.train.experiment import ExperimentConfig
 
 
 _DECODE_HELP = "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + OVERRIDES_HELP
@@ -48,7 +50,6 @@ def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
-    from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.decode.decode_set import decode_set
     from pruned_rnnt.decode.nbest import write_hypotheses
     from pruned_rnnt.decode.scoring.result_files import write_results
@@ -58,7 +59,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
 
     config = config_of_run(options)
     loaded = load_model(config)
-    data = DataModule(config.data)
+    data = _data_of(config, loaded.tokenizer)
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
         raise UsageError(
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
@@ -96,6 +97,13 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     )
     print(f"results: {folder}/*-{split}-{suffix}.*")
     return 0
+
+
+def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
+    """The data of a run; a fine-tuned one may have other symbols than its data."""
+    from pruned_rnnt.data.input.datamodule import DataModule
+
+    return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)
 
 
 def _language_model(
@@ -150,12 +158,12 @@ def align(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
-    source = (Path(audio[0]), options.text) if audio else (config.data, split)
+    tokenizer = loaded.tokenizer
     longest = read_p99_duration(options.run)
     done = run_align(
         loaded.model,
-        loaded.tokenizer,
-        source,
+        tokenizer,
+        (Path(audio[0]), options.text) if audio else (_data_of(config, tokenizer), split),
         folder,
         options.format,
         p99_duration=longest,
@@ -226,6 +234,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         check_transcribe,
         print_live,
         run_transcribe,
+        segment_config,
         take_settings,
     )
 
@@ -247,7 +256,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         model,
         tokenizer,
         longest,
-        window_seconds=options.window,
+        segments=segment_config(options),
         decode=config.decode,
         language_model=_language_model(config.decode, model, tokenizer),
     )

@@ -13,6 +13,7 @@ from pruned_rnnt.loss.packing import given_packed_rows
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss
 
 
@@ -96,6 +97,19 @@ def loss_of_logits(
     validate: bool,
 ) -> Tensor:
     """(N,), over the whole lattice or inside bounds; batch: targets and lengths, unchecked."""
+    utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
+    flat = logits.contiguous().view(-1, logits.shape[-1])
+    return row_loss(flat, utterances.targets, rows, options, in_place)
+
+
+def rows_of_logits(
+    logits: Tensor,
+    batch: tuple[Tensor, Tensor | None, Tensor | None],
+    bounds: Bounds | None,
+    options: LossOptions,
+    validate: bool,
+) -> tuple[Utterances, LatticeRows]:
+    """The checked batch, on the device, and the geometry of padded or packed logits."""
     packed, vocabulary = logits.dim() == 2, logits.shape[-1]
     sizes = checks.Sizes(None, None, None, vocabulary)
     if not packed:
@@ -113,5 +127,4 @@ def loss_of_logits(
     else:
         start = None if bounds is None else bounds.start
         rows = LatticeRows(*utterances.lengths, start, None, *logits.shape[1:3])
-    flat = logits.contiguous().view(-1, vocabulary)
-    return row_loss(flat, utterances.targets, rows, options, in_place)
+    return utterances, rows

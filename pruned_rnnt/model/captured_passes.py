@@ -52,17 +52,25 @@ class CapturedPasses:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """As torch.cuda.graph, without its garbage collection and its release of cached memory."""
+    """As torch.cuda.graph, without its garbage collection and its release of cached memory.
+
+    After an error, all graphs captured before must be dropped: they draw from another generator
+    state than the eager passes.
+    """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # Relaxed: other threads, such as those of data loaders, may allocate and wait meanwhile.
-        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
         try:
+            # Relaxed: other threads, such as those of loaders, may allocate and wait meanwhile.
+            graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             yield
+            graph.capture_end()
         except BaseException:
             # The capture must end; its own error would hide the cause.
             with suppress(RuntimeError):
                 graph.capture_end()
+            # A capture that failed to begin or end leaves the state of the generator marked as
+            # captured, and then it refuses to draw for eager passes. A copy is not marked.
+            generator = torch.cuda.default_generators[stream.device.index]
+            generator.graphsafe_set_state(generator.clone_state())
             raise
-        graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)

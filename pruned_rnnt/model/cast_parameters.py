@@ -1,7 +1,8 @@
 """Cast the parameters of a layer to the dtype of autocast in one kernel.
 
 Autocast casts each parameter, and each gradient back, by a kernel of its own. In an encoder of many
-small layers, these launches take the CPU longer than the matrix products take the GPU.
+small layers, these are a thousand launches a step, which take the CPU longer than the matrix
+products take the GPU.
 """
 
 from __future__ import annotations

@@ -7,11 +7,14 @@ chunk, E encoder width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+
+if TYPE_CHECKING:
+    from pruned_rnnt.model.zipformer.schedule import Clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +46,12 @@ class Encoder(nn.Module):
     Attributes:
         receptive_field: feature frames that one encoder frame needs.
         output_dim: E.
+        clock: evaluates the encoder's training schedules; None for an encoder without any.
     """
 
     config: EncoderConfig
     receptive_field: int
+    clock: Clock | None = None
 
     @property
     def output_dim(self) -> int:

@@ -25,11 +25,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pruned_rnnt.model.captured_passes import CapturedPasses, capturing
 from pruned_rnnt.model.encoder import Encoder
-from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
+from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class EncoderGraphs:
         self._encoder = encoder
         self._parameters = [p for p in encoder.parameters() if p.requires_grad]
         device = self._parameters[0].device
-        self._clock: Clock | None = getattr(encoder, "clock", None)
+        self._clock = encoder.clock
         self._recorder = Recorder(device)
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -108,6 +108,8 @@ class EncoderGraphs:
     def clear(self) -> None:
         """Drop all graphs, whose memory can then be released; shapes are captured anew."""
         self._graphs.clear()
+        # A pool that lost its last graph cannot be used again.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def start_backward(self) -> None:
         """Make the shared gradient buffers the gradients of the parameters."""
@@ -131,6 +133,7 @@ class EncoderGraphs:
                         continue
                     raise
                 self._failed = True
+                self.clear()
                 reason = str(error).splitlines()[0]
                 logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
                 return None
@@ -259,7 +262,7 @@ def _round_up(count: int, smallest: int) -> int:
     return -(-count // step) * step
 
 
-def graph_obstacle(encoder: nn.Module) -> str:
+def graph_obstacle(encoder: Encoder) -> str:
     """The reason why the encoder's passes cannot be captured; empty if they can."""
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     if not parameters:
@@ -268,6 +271,6 @@ def graph_obstacle(encoder: nn.Module) -> str:
         return f"not on {parameters[0].device.type}"
     from pruned_rnnt.model.kernels.available import use_kernels
 
-    if hasattr(encoder, "clock") and not use_kernels(parameters[0]):
+    if encoder.clock is not None and not use_kernels(parameters[0]):
         return "they need the fused kernels"
     return ""

@@ -43,12 +43,13 @@ class LanguageModelLosses:
 
     objective: (), the sum of total, differentiable.
     total: (N,) float32, negative log-probability of each text and its end, without gradient.
-    parts: empty.
+    parts, measures: empty.
     """
 
     objective: Tensor
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    measures: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class LanguageModel(nn.Module):

@@ -11,7 +11,7 @@ both views.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -36,16 +36,20 @@ class ModelLosses:
     total: (N,), without gradient.
     parts: (N,) each, unscaled and without gradient: `simple` and `pruned`, or `full`; `ctc` with a
         CTC head; and `consistency` of two views.
+    encoded: (N, T', E) output of the encoder for the first view, differentiable.
     frame_lengths: (N,) encoder frames.
     occupancy, bounds: those of the simple loss, of all views; None with other losses.
+    measures: (N,) each, other quantities for the log, without gradient.
     """
 
     objective: Tensor
     total: Tensor
     parts: Mapping[str, Tensor]
+    encoded: Tensor
     frame_lengths: Tensor
     occupancy: Occupancy | None
     bounds: Bounds | None
+    measures: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class EncodedBatch(NamedTuple):
@@ -74,6 +78,7 @@ class SpeechModel(nn.Module):
         ctc_head: from the encoder's output to CTC logits; None without a CTC loss.
         batch_seconds: seconds of audio in a training step, over all processes; the encoder's
             schedules count steps of ten minutes.
+        steps_before: such steps before the first one, for a model that is trained already.
         encoder_graphs: if set, runs the encoder in training.
     """
 
@@ -85,6 +90,7 @@ class SpeechModel(nn.Module):
         self.loss_config = loss
         self.vocab_size = vocab_size
         self.batch_seconds = _REFERENCE_SECONDS
+        self.steps_before = 0.0
         self.encoder_graphs: EncoderGraphs | None = None
         self.encoder = build_encoder(config.encoder)
         self.ctc_dropout = nn.Dropout(loss.ctc_dropout)
@@ -122,7 +128,8 @@ class SpeechModel(nn.Module):
             feature_lengths, target_lengths = feature_lengths.repeat(2), target_lengths.repeat(2)
             targets_NU = targets_NU.repeat(2, 1)
         if self.training:
-            self.encoder.set_step(step * self.batch_seconds / _REFERENCE_SECONDS)
+            steps = step * self.batch_seconds / _REFERENCE_SECONDS
+            self.encoder.set_step(self.steps_before + steps)
         if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
             encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
         else:
@@ -147,6 +154,7 @@ class SpeechModel(nn.Module):
             objective=sum(objectives[1:], objectives[0]),
             total=sum(totals[1:], totals[0]),
             parts=parts,
+            encoded=encoded_MTE[: len(encoded_MTE) // views],
             frame_lengths=frame_lengths[: len(frame_lengths) // views],
             occupancy=occupancy,
             bounds=bounds,

@@ -6,8 +6,8 @@ them for a device. Raw ops write into tensors made by the caller (common/library
 
 from pruned_rnnt.ops.common import column_sums, scale  # noqa: F401
 from pruned_rnnt.ops.common.native import backend_report, backend_summary, load_native
-from pruned_rnnt.ops.joiner import fused_log_probs  # noqa: F401
-from pruned_rnnt.ops.lattice import band_lattice, ctc, lattice  # noqa: F401
+from pruned_rnnt.ops.joiner import duration_gradient, fused_log_probs  # noqa: F401
+from pruned_rnnt.ops.lattice import band_lattice, ctc, lattice, tdt_lattice  # noqa: F401
 from pruned_rnnt.ops.pruning import band_gather, prune_bounds  # noqa: F401
 from pruned_rnnt.ops.simple import simple_log_probs, simple_products  # noqa: F401
 

@@ -35,8 +35,36 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=float,
         metavar="SECONDS",
-        help="split long audio at silences into segments of 0.5 to 1 times this length (default: "
+        help="cut longer audio at pauses into segments of at most this length (default: 1.25 times "
         "the length of the model's training utterances, at most 30)",
+    )
+    parser.add_argument(
+        "--shortest",
+        type=float,
+        metavar="SECONDS",
+        help="join shorter segments with the next one across pauses below a second (default: a "
+        "quarter of the length of the training utterances)",
+    )
+    parser.add_argument(
+        "--pause",
+        type=float,
+        metavar="SECONDS",
+        default=0.3,
+        help="shortest pause at which audio is cut (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--padding",
+        type=float,
+        metavar="SECONDS",
+        default=0.2,
+        help="silence kept before and after each segment (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--detector",
+        choices=("energy", "silero"),
+        default="energy",
+        help="what finds speech in long audio: its energy, or the neural network of the package "
+        "silero-vad (default: %(default)s)",
     )
     parser.add_argument(
         "--microphone", action="store_true", help="transcribe the microphone live until Ctrl-C"

@@ -15,6 +15,7 @@ from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.recogniser import Recogniser, Transcription
+from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcripts import transcript
 from pruned_rnnt.usage_errors import UsageError
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
-# The encoder takes a whole window, so its memory grows with the window.
-_LONGEST_WINDOW = 3600
 
 
 def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
@@ -89,6 +88,24 @@ def take_settings(options: argparse.Namespace) -> list[str]:
     return settings
 
 
+def segment_config(options: argparse.Namespace) -> SegmentConfig:
+    """The options that say how audio is cut.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    try:
+        return SegmentConfig(
+            window=options.window,
+            shortest=options.shortest,
+            pause=options.pause,
+            padding=options.padding,
+            detector=options.detector,
+        )
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
+
+
 def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> list[AudioInput]:
     """Check the options before the model is loaded; returns the files to transcribe.
 
@@ -117,9 +134,7 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         raise UsageError(f"{settings[0]} needs audio files: live audio uses greedy search")
     if not live and (options.chunk or options.left):
         raise UsageError("--chunk and --left need live audio: - or --microphone")
-    if options.window is not None and not 0 < options.window <= _LONGEST_WINDOW:
-        needs = f"more than 0 and at most {_LONGEST_WINDOW} seconds"
-        raise UsageError(f"--window is {options.window:g}, needs {needs}")
+    segment_config(options)
     if options.times and options.format != "text":
         raise UsageError("--times needs --format text: the other formats always have times")
     inputs = [] if live else audio_inputs(options.audio)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.transcribe.silence import SilenceFinder, frame_energies, is_digital_silence
 
 # The energy at an encoder frame is the mean over this many frames around it: 0.3 s.
 _QUIET_FRAMES = 7
 _LONGEST_SECONDS = 30.0
+_OVERLAP_SHARE = 2 / 15
 # A pause is this much (13 dB) below the 90th percentile of the log-energies.
 _PAUSE_DEPTH = 3.0
 _LOUD_QUANTILE = 0.9
@@ -33,14 +33,11 @@ class Window(NamedTuple):
 
     encoded_NTE: (1, T', E).
     is_start: True at the start of the stream and after a pause: the frames are encoded without
-        left context, and a search should restart.
-    begin: index of its first frame in the stream; consecutive windows are adjacent, except where
-        silence was skipped between them.
+        left context.
     """
 
     encoded_NTE: Tensor
     is_start: bool
-    begin: int
 
 
 @dataclass
@@ -48,13 +45,11 @@ class _Buffer:
     """Features that the next windows need.
 
     skip: encoder frames at its start that were returned already and stay as left context.
-    begin: index in the stream of the first encoder frame after these.
     is_start: as in the next `Window`.
     """
 
     features_TF: Tensor
     skip: int = 0
-    begin: int = 0
     is_start: bool = True
 
     @property
@@ -66,11 +61,10 @@ class _Buffer:
         gone = self.skip + frames - context
         self.features_TF = self.features_TF[SUBSAMPLING_FACTOR * gone :]
         self.skip, self.is_start = context, is_pause
-        self.begin += frames
 
 
 class WindowEncoder:
-    """Encodes a stream of features window by window.
+    """Encodes a stream of features window by window, without leaving out any of it.
 
     A window ends at the quietest frame between half and all of its length. If that is a pause, the
     next window starts like a new utterance. If not, both windows are encoded with `overlap` frames
@@ -79,16 +73,10 @@ class WindowEncoder:
 
     Args:
         window, overlap: in encoder frames; at least 1 and 0.
-        skip_silence: end a window at the first long silence, and skip most of that silence. Audio
-            of a single window keeps its silence, but gives no window if all of it is digital
-            silence.
     """
 
-    def __init__(
-        self, model: SpeechModel, window: int, overlap: int, *, skip_silence: bool = False
-    ) -> None:
+    def __init__(self, model: SpeechModel, window: int, overlap: int) -> None:
         self.model = model
-        self.skip_silence = skip_silence
         self.window = window
         self.overlap = overlap
         self._receptive_field = model.encoder.receptive_field
@@ -96,37 +84,24 @@ class WindowEncoder:
         self._alignment = config.stream_sizes[0] if config.causal else _ALIGNMENT
 
     @classmethod
-    def as_trained(
-        cls,
-        model: SpeechModel,
-        p99_duration: float | None,
-        window_seconds: float | None = None,
-        overlap_seconds: float | None = None,
-        *,
-        skip_silence: bool = False,
-    ) -> WindowEncoder:
-        """Windows as long as the training utterances, or of `window_seconds`.
+    def as_trained(cls, model: SpeechModel, p99_duration: float | None) -> WindowEncoder:
+        """Windows as long as the training utterances, with an overlap of 2/15 of that.
 
         Args:
             p99_duration: 99th percentile of the training utterances' durations in seconds, of which
                 at most 30 are used; None if unknown.
-            overlap_seconds: default: 2/15 of the window.
         """
-        if window_seconds is None:
-            window_seconds = min(_LONGEST_SECONDS, p99_duration or _LONGEST_SECONDS)
-        if overlap_seconds is None:
-            overlap_seconds = window_seconds * 2 / 15
-        window = max(1, round(window_seconds / FRAME_SECONDS))
-        overlap = max(0, round(overlap_seconds / FRAME_SECONDS))
-        return cls(model, window, overlap, skip_silence=skip_silence)
+        seconds = min(_LONGEST_SECONDS, p99_duration or _LONGEST_SECONDS)
+        window = max(1, round(seconds / FRAME_SECONDS))
+        return cls(model, window, round(seconds * _OVERLAP_SHARE / FRAME_SECONDS))
 
     def __call__(self, pieces: Iterable[Tensor]) -> Iterator[Window]:
         """Yield the windows of a stream whose features arrive in pieces (T, F).
 
-        A stream with any features gives at least one frame, unless all of it is skipped as silence.
+        A stream with any features gives at least one frame.
         """
         buffer: _Buffer | None = None
-        finder = SilenceFinder() if self.skip_silence else None
+        is_first = True
         needed = self.window + 2 * self.overlap
         for piece_TF in pieces:
             if buffer is None:
@@ -134,65 +109,38 @@ class WindowEncoder:
             else:
                 buffer.features_TF = torch.cat((buffer.features_TF, piece_TF))
             while self._left(buffer) > needed:
-                yield from self._next(buffer, finder)
-        if buffer is not None and buffer.begin == 0:
-            if finder is None or not is_digital_silence(buffer.features_TF).all():
-                yield self._only_window(buffer.features_TF)
+                yield self._next(buffer)
+                is_first = False
+        if buffer is not None and is_first:
+            yield Window(encode_features(self.model, buffer.features_TF), True)
         elif buffer is not None:
             while self._left(buffer) > 0:
-                yield from self._next(buffer, finder)
+                yield self._next(buffer)
 
-    def _next(self, buffer: _Buffer, finder: SilenceFinder | None) -> Iterator[Window]:
-        """Yield the next window, or nothing if silence was skipped, and move the buffer past it.
+    def _next(self, buffer: _Buffer) -> Window:
+        """The next window; moves the buffer past it.
 
         If the buffer holds at most one window and its context, the window takes all of it.
         """
-        left = self._left(buffer)
-        length: int | None = None
-        if finder is not None:
-            energies_T = frame_energies(buffer.next_TF)[:left]
-            speech = finder.find(energies_T)
-            if speech.begin >= left or (buffer.is_start and speech.begin > 0):
-                finder.advance(energies_T[: speech.begin])
-                buffer.drop(speech.begin, is_pause=True)
-                return
-            if speech.end is not None and speech.end <= self.window:
-                length = speech.end
-        is_pause = True
-        if length is None:
-            length = left
-            if left > self.window + 2 * self.overlap:
-                length, is_pause = self._quiet_end(buffer.next_TF)
-        if finder is not None:
-            finder.advance(energies_T[:length])
+        length, is_pause = self._left(buffer), True
+        if length > self.window + 2 * self.overlap:
+            length, is_pause = self._quiet_end(buffer.next_TF)
         end = buffer.skip + length
-        encoded_NTE = self._encode(buffer.features_TF, end if is_pause else end + self.overlap)
-        yield Window(encoded_NTE[:, buffer.skip : end], buffer.is_start, buffer.begin)
+        frames = end if is_pause else end + self.overlap
+        last = SUBSAMPLING_FACTOR * (frames - 1) + self._receptive_field
+        encoded_NTE = encode_features(self.model, buffer.features_TF[:last])
+        window = Window(encoded_NTE[:, buffer.skip : end], buffer.is_start)
         context = (
             0 if is_pause else end - max(0, end - self.overlap) // self._alignment * self._alignment
         )
         buffer.drop(length, context, is_pause=is_pause)
+        return window
 
     def _left(self, buffer: _Buffer) -> int:
         return self._frames(buffer.features_TF) - buffer.skip
 
     def _frames(self, features_TF: Tensor) -> int:
         return (len(features_TF) - self._receptive_field) // SUBSAMPLING_FACTOR + 1
-
-    def _only_window(self, features_TF: Tensor) -> Window:
-        missing = self._receptive_field - len(features_TF)
-        if missing > 0:
-            features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
-        return Window(self._encode(features_TF, self._frames(features_TF)), True, 0)
-
-    @torch.inference_mode()
-    def _encode(self, features_TF: Tensor, frames: int) -> Tensor:
-        """(1, frames, E): the encoder output of the first features."""
-        device = next(self.model.parameters()).device
-        last = SUBSAMPLING_FACTOR * (frames - 1) + self._receptive_field
-        window_NTF = features_TF[None, :last].to(device)
-        encoded_NTE, _ = self.model.encode(window_NTF, torch.tensor([window_NTF.size(1)]))
-        return encoded_NTE
 
     def _quiet_end(self, features_TF: Tensor) -> tuple[int, bool]:
         """Length of the next window, which ends at the quietest frame; True if that is a pause."""
@@ -208,3 +156,17 @@ class WindowEncoder:
         quietest, place = around_T[shortest : self.window + 1].min(dim=0)
         is_pause = bool(quietest < energies_T.quantile(_LOUD_QUANTILE) - _PAUSE_DEPTH)
         return shortest + int(place), is_pause
+
+
+@torch.inference_mode()
+def encode_features(model: SpeechModel, features_TF: Tensor) -> Tensor:
+    """Features (T, F) of one utterance -> encoder output (1, T', E), T' >= 1.
+
+    Features shorter than the receptive field of a frame are padded with their last one.
+    """
+    missing = model.encoder.receptive_field - len(features_TF)
+    if missing > 0:
+        features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
+    features_NTF = features_TF[None].to(next(model.parameters()).device)
+    encoded_NTE, _ = model.encode(features_NTF, torch.tensor([features_NTF.size(1)]))
+    return encoded_NTE

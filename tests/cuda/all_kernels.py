@@ -17,7 +17,9 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.ops.common.native import COMPOSED
 from tests.cuda.test_kernels import on_cuda
-from tests.ops.native_cases import SHAPES, Call, all_calls, batch_of, split_simple_calls
+from tests.ops.native_batches import SHAPES, Call, batch_of
+from tests.ops.native_cases import all_calls
+from tests.ops.simple_cases import split_simple_calls
 
 # Longer than a ring buffer of the lattice kernels and wider than a stripe.
 LONGER = ("longer", [45, 20], [70, 3], 40)

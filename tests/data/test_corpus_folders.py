@@ -8,7 +8,15 @@ import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
 
-RECIPES = ["aishell", "commonvoice", "librispeech", "mini_librispeech", "musan", "yesno"]
+RECIPES = [
+    "aishell",
+    "commonvoice",
+    "librispeech",
+    "mini_librispeech",
+    "musan",
+    "speechocean762",
+    "yesno",
+]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
-import multiprocessing
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +17,6 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text, encoder_frames
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.worker_signals import (
-    WorkerDiedError,
-    WorkersDoneEvent,
-    worker_deaths_deferred,
-)
 from tests import tiny_corpus
 from tests.data.spoken_corpus import TEXTS, make_corpus
 
@@ -136,7 +127,7 @@ def test_epochs_and_seeds_differ(corpus: Path) -> None:
     assert epoch_of(data) == first
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_resume_is_exact(corpus: Path, workers: int, lazy: bool) -> None:
     data = DataModule(config(corpus, num_workers=workers, lazy=lazy))
@@ -292,30 +283,3 @@ def test_filter_allows_for_shorter_features_after_tempo_change(corpus: Path) -> 
     kept = {name for batch in data.train_loader() for name in batch.ids}
     assert kept == {name for name, frames in fastest.items() if frames >= needed[name]}
     assert kept != set(fastest)
-
-
-@pytest.mark.slow
-def test_worker_that_dies_with_the_lock_of_all_workers_is_reported(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = []
-
-    class Recorded(WorkersDoneEvent):
-        def __init__(self, event: Any) -> None:
-            super().__init__(event)
-            shared.append(event)
-
-    monkeypatch.setattr("pruned_rnnt.data.input.loader.WorkersDoneEvent", Recorded)
-    others = set(multiprocessing.active_children())
-    batches = iter(DataModule(config(corpus, num_workers=2)).train_loader())
-    with worker_deaths_deferred():
-        # Nobody releases it, as after the death of its holder.
-        shared[0]._cond.acquire()
-        dying, _ = set(multiprocessing.active_children()) - others
-        assert dying.pid is not None
-        os.kill(dying.pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match=r"is killed by signal|exited unexpectedly"):
-            list(batches)
-    del batches
-    gc.collect()
-    assert set(multiprocessing.active_children()) <= others

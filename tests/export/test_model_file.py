@@ -14,6 +14,7 @@ from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.transcribe.recogniser import Recogniser, load
+from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
@@ -125,28 +126,27 @@ def test_default_sizes_are_those_of_training() -> None:
     assert graph.inputs[2].shape == (1, 2, 2, 16)
 
 
-def test_windows_give_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
-    """A model with bounded left context encodes windows exactly as it encodes the whole."""
-    model = make_model(len(tokenizer), causal=True, chunk_size=5, left_chunks=1)
-    features = torch.randn(1503, 80) * 5 - 7
-    whole = Recogniser(model, tokenizer, window_seconds=100).transcribe_features(features)
-    assert len(whole.text) > 20
-    for window_seconds, overlap_seconds in ((4.0, 1.0), (2.0, 0.4), (0.2, 0.6)):
-        windows = Recogniser(
-            model, tokenizer, window_seconds=window_seconds, overlap_seconds=overlap_seconds
-        ).transcribe_features(features)
-        assert windows.text == whole.text
-        assert windows.words == whole.words
-
-
 def test_very_short_audio_is_transcribed(tokenizer: Tokenizer) -> None:
     recogniser = Recogniser(make_model(len(tokenizer)), tokenizer)
     assert isinstance(recogniser.transcribe_features(torch.zeros(1, 80)).text, str)
 
 
-def test_windows_are_as_long_as_training_utterances(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_segments_are_as_long_as_training_utterances(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
-    for p99_duration, frames in ((4.0, 100), (90.0, 750), (None, 750)):
+    level_T = 2 * torch.sin(2 * torch.pi * 4 * torch.arange(6000) / 100)
+    long = level_T[:, None] + torch.randn(6000, 80)
+    for p99_duration, frames in ((4.0, 500), (90.0, 3000), (None, 3000)):
         save_model(model, tokenizer, tmp_path / "model.pt", "test", p99_duration)
-        assert load(tmp_path)._windows.window == frames
-    assert load(tmp_path, window_seconds=2.0)._windows.window == 50
+        assert _longest_segment(load(tmp_path), long) == frames
+    recogniser = load(tmp_path, segments=SegmentConfig(window=2.0))
+    assert _longest_segment(recogniser, long) == 200
+
+
+def _longest_segment(recogniser: Recogniser, features_TF: torch.Tensor) -> int:
+    """Frames of the longest input of the encoder."""
+    seen = []
+    recogniser.model.encoder.register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].size(1))
+    )
+    recogniser.transcribe_features(features_TF)
+    return max(seen)

@@ -1,12 +1,14 @@
-"""The inputs of captured passes; the passes themselves need a GPU (test_encoder_graphs.py)."""
+"""The inputs of captured passes, and failed captures; passes: test_encoder_graphs.py."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import pytest
 import torch
 
-from pruned_rnnt.model.captured_passes import CapturedPasses
+from pruned_rnnt.model.captured_passes import CapturedPasses, capturing
 
 
 def test_a_batch_is_padded_and_its_first_utterances_are_repeated() -> None:
@@ -28,3 +30,32 @@ def test_a_batch_is_padded_and_its_first_utterances_are_repeated() -> None:
     assert passes.lengths_N.tolist() == [4, 3, 2, 4, 3]
     passes.fill(features[:, :1].expand(3, 6, 2)[[0, 1, 2, 2, 1]], torch.full((5,), 6))
     assert passes.lengths_N.tolist() == [6] * 5
+
+
+@pytest.mark.gpu
+def test_after_a_failed_capture_the_device_draws_and_captures_as_before() -> None:
+    stream = torch.cuda.Stream()
+
+    def capture(graph: torch.cuda.CUDAGraph, pool: Any, out: torch.Tensor, *, fail: bool) -> None:
+        with capturing(graph, pool, stream):
+            out.copy_(torch.rand(3, device="cuda"))
+            if fail:
+                out.sum().item()  # waits for the device, which a capture refuses
+
+    pool = torch.cuda.graph_pool_handle()
+    out = torch.zeros(3, device="cuda")
+    torch.cuda.manual_seed(7)
+    expected = torch.rand(4, device="cuda"), torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(7)
+    with pytest.raises(RuntimeError):
+        capture(torch.cuda.CUDAGraph(), pool, out, fail=True)
+    torch.testing.assert_close(torch.rand(4, device="cuda"), expected[0], rtol=0, atol=0)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, torch.cuda.graph_pool_handle(), out, fail=False)
+    graph.replay()
+    torch.testing.assert_close(out, expected[1], rtol=0, atol=0)
+    # A capture that cannot begin, because of a pool whose graphs are gone, leaves no trace either.
+    del graph
+    with suppress(RuntimeError):
+        capture(torch.cuda.CUDAGraph(), pool, out, fail=False)
+    torch.rand(1, device="cuda")

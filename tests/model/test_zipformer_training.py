@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model import cast_parameters
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from pruned_rnnt.model.zipformer import layer as layer_module
-from pruned_rnnt.model.zipformer.casts import JointCast
 from pruned_rnnt.model.zipformer.frames import Chunking, frames_at_rate, relative_positions
 from pruned_rnnt.model.zipformer.masks import LayerMasks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
@@ -181,16 +181,18 @@ def test_training_under_autocast(dtype: torch.dtype) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-def test_joint_cast_equals_autocast_and_restores_parameters() -> None:
+def cast_as_on_gpu(monkeypatch: pytest.MonkeyPatch, on_gpu: bool = True) -> None:
+    monkeypatch.setattr(cast_parameters, "should_avoid_cudnn_replanning", lambda x: on_gpu)
+
+
+def test_cast_parameters_equal_autocast_and_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Zipformer(TINY).eval()
     batch, lengths, _ = ragged_batch([50, 41])
     own = dict(encoder.named_parameters())
     results = []
     for joint in (True, False):
         encoder.zero_grad()
-        for module in encoder.modules():
-            if isinstance(module, layer_module.ZipformerLayer) and not joint:
-                module._joint_cast = JointCast([])
+        cast_as_on_gpu(monkeypatch, joint)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             encoded, _ = encoder(batch, lengths)
         assert all(own[name] is parameter for name, parameter in encoder.named_parameters())
@@ -204,7 +206,8 @@ def test_joint_cast_equals_autocast_and_restores_parameters() -> None:
         torch.testing.assert_close(got, want, rtol=0.05, atol=0.01 * float(want.abs().max()))
 
 
-def test_joint_cast_restores_parameters_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cast_parameters_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cast_as_on_gpu(monkeypatch)
     encoder = Zipformer(TINY).train()
     batch, lengths, _ = ragged_batch([50, 41])
 

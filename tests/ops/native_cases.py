@@ -6,7 +6,6 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, D join
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,91 +13,9 @@ from torch import Tensor
 from pruned_rnnt.ops.common.column_sums import parts_of
 from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
 from pruned_rnnt.ops.lattice.lattice import split_workspace
-
-NEG_INF = float("-inf")
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of an op: its arguments, and the outputs as they are before it."""
-
-    op: str
-    inputs: tuple[object, ...]
-    outputs: tuple[Tensor | None, ...]  # None: an output that is not computed
-
-    def fresh_outputs(self) -> list[Tensor | None]:
-        return [None if x is None else x.clone() for x in self.outputs]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Ragged lengths; the first utterance always fills the padded size."""
-
-    frames: int
-    symbols: int
-    logit_lengths: Tensor
-    target_lengths: Tensor
-    targets: Tensor
-
-    @property
-    def size(self) -> int:
-        return len(self.logit_lengths)
-
-
-# (name, T_n, U_n, V): one frame, no symbols, more symbols than frames, one utterance, many.
-SHAPES = [
-    ("ragged", [7, 4, 5], [3, 3, 0], 6),
-    ("one_frame", [1, 1], [2, 0], 4),
-    ("only_blanks", [4, 2], [0, 0], 3),
-    ("more_symbols_than_frames", [3, 2], [9, 5], 5),
-    ("single_long", [67], [21], 37),
-    ("wide_vocabulary", [5, 9, 2], [4, 8, 1], 301),
-    ("tiny_vocabulary", [6, 3], [4, 2], 2),
-]
-
-
-# (dtype, rtol, atol): 16-bit results may differ by one rounding.
-TOLERANCES = [
-    (torch.float64, 1e-9, 1e-10),
-    (torch.float32, 2e-4, 2e-5),
-    (torch.float16, 4e-3, 4e-3),
-    (torch.bfloat16, 3e-2, 3e-2),
-]
-
-
-def poison(*shape: int, dtype: torch.dtype) -> Tensor:
-    """An output of NaN, every element of which a kernel must overwrite."""
-    return torch.full(shape, float("nan"), dtype=dtype)
-
-
-def batch_of(logit_lengths: list[int], target_lengths: list[int], vocabulary: int) -> Batch:
-    frames, symbols = max(logit_lengths), max(target_lengths)
-    targets = torch.randint(1, vocabulary, (len(logit_lengths), symbols), dtype=torch.int32)
-    as_int = [torch.tensor(x, dtype=torch.int32) for x in (logit_lengths, target_lengths)]
-    return Batch(frames, symbols, as_int[0], as_int[1], targets)
-
-
-def log_softmax_like(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.nn.functional.logsigmoid(2 * torch.randn(*shape, dtype=dtype))
-
-
-def random_start(batch: Batch, columns: int) -> Tensor:
-    """Bands from 0 to the last symbol that never move back."""
-    last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
-    share = torch.rand(batch.size, batch.frames).sort(1).values
-    start = (share * (last + 0.999)).int()
-    start[:, 0] = 0
-    t = torch.arange(batch.frames)
-    return torch.where(t >= batch.logit_lengths[:, None] - 1, last, start).int()
-
-
-def sloping_start(batch: Batch, columns: int) -> Tensor:
-    """Bands from 0 to the last symbol that move by one column per frame at most."""
-    last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
-    t = torch.arange(batch.frames)
-    # The last two frames are left for the arcs after the last move.
-    slope = last / (batch.logit_lengths[:, None] - 2).clamp_min(1)
-    return torch.minimum((slope * t).int(), last).int()
+from tests.ops.native_batches import NEG_INF, Batch, Call, batch_of, poison
+from tests.ops.random_bands import log_softmax_like, random_start, sloping_start
+from tests.ops.simple_cases import simple_calls
 
 
 def geometries(
@@ -236,101 +153,6 @@ def joiner_rows_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
                 yield Call("joiner_rows_backward", (grad, value, *common), (before, accumulated))
 
 
-def simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
-    acc = accumulator(dtype)
-    nodes = (batch.size, batch.frames, batch.symbols + 1)
-    lengths = (batch.logit_lengths, batch.target_lengths)
-    am = torch.randn(*nodes[:2], vocabulary, dtype=dtype)
-    lm = torch.randn(nodes[0], nodes[2], vocabulary, dtype=dtype)
-    # Peaks so far apart that their product underflows: these entries are summed exactly.
-    am[:, ::2, 0] += 3000 if dtype == torch.float64 else 120
-    lm[:, ::2, -1] += 3000 if dtype == torch.float64 else 120
-    maxima, exponentials = [], []
-    for x, length, extra in ((am, lengths[0], 0), (lm, lengths[1], 1)):
-        rows = [poison(*x.shape[:2], dtype=acc) for _ in range(2)]
-        yield Call("exp_rows", (x, length, extra), (*rows, poison(*x.shape, dtype=acc), None))
-        maxima.append(x.to(acc).amax(-1))
-        exponentials.append((x.to(acc) - maxima[-1][..., None]).exp())
-    product = exponentials[0] @ exponentials[1].mT
-    log_q = torch.randn(vocabulary, dtype=acc).log_softmax(0)
-    lm_lse, am_lse = lm.to(acc).logsumexp(-1), (am.to(acc) + log_q).logsumexp(-1)
-    logz = (am[:, :, None].to(acc) + lm[:, None].to(acc)).logsumexp(-1)
-    gx, gy = torch.rand(2, *nodes, dtype=acc)
-    gx[:, ::3] = gy[:, ::3] = 0
-    upstream = torch.randn(batch.size, dtype=acc)
-    sums = [torch.randn(*x.shape, dtype=acc) for x in (am, lm)]
-    yield Call(
-        "simple_weights",
-        (upstream, gx, gy, product, *lengths, 0.75, 0.2),
-        (poison(nodes[0], nodes[1], 1, nodes[2], dtype=acc),),
-    )
-    low = (exponentials[0], None, exponentials[1], None)
-    yield Call("simple_product", low, (poison(*nodes, dtype=acc),))
-    weights = torch.rand(nodes[0], nodes[1], 1, nodes[2], dtype=acc)
-    yield Call("simple_sums", (weights, *low, None), tuple(torch.empty_like(x) for x in sums))
-    for blank, lm_scale, am_scale in ((0, 0.0, 0.0), (vocabulary - 1, 0.25, 0.0), (1, 0.25, 0.5)):
-        targets = torch.where(batch.targets == blank, 0, batch.targets)
-        smoothing = (
-            lm_lse if lm_scale else None,
-            am_lse if am_scale else None,
-            log_q if am_scale else None,
-        )
-        common = (*smoothing, targets, *lengths, blank, lm_scale, am_scale)
-        yield Call(
-            "simple_log_probs",
-            (am, lm, *maxima, product, *common),
-            tuple(poison(*nodes, dtype=acc) for _ in range(3)),
-        )
-        values = (upstream, gx, gy, am, lm, *low, product, logz, *sums)
-        yield Call(
-            "simple_backward",
-            (*values, *common, 0.3),
-            (poison(*am.shape, dtype=dtype), poison(*lm.shape, dtype=dtype)),
-        )
-
-
-def split_simple_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
-    """The same with exponentials in bfloat16 parts and padded, as CUDA stores them."""
-    acc, high_only = torch.float32, dtype != torch.float32
-    nodes = (batch.size, batch.frames, batch.symbols + 1)
-    lengths = (batch.logit_lengths, batch.target_lengths)
-    size, width = -(-vocabulary // 8) * 8, -(-nodes[2] // 8) * 8
-    am = torch.randn(*nodes[:2], vocabulary, dtype=dtype)
-    lm = torch.randn(nodes[0], nodes[2], vocabulary, dtype=dtype)
-    stored = []
-    for x, rows, length, extra in ((am, nodes[1], lengths[0], 0), (lm, width, lengths[1], 1)):
-        numbers = [poison(*x.shape[:2], dtype=acc) for _ in range(2)]
-        high, low = (poison(nodes[0], rows, size, dtype=torch.bfloat16) for _ in range(2))
-        yield Call("exp_rows", (x, length, extra), (*numbers, high, low))
-        exact = torch.zeros(nodes[0], rows, size)
-        exact[:, : x.shape[1], :vocabulary] = torch.rand(x.shape)
-        stored.append(exact.bfloat16())
-        stored.append(None if high_only else (exact - stored[-1].float()).bfloat16())
-    gx, gy = torch.rand(2, *nodes, dtype=acc)
-    product, logz = torch.rand(*nodes[:2], width) + 0.1, torch.randn(nodes)
-    upstream = torch.randn(batch.size)
-    parts = 1 if high_only else 3
-    yield Call(
-        "simple_weights",
-        (upstream, gx, gy, product, *lengths, 0.75, 0.2),
-        (poison(nodes[0], nodes[1], parts, width, dtype=torch.bfloat16),),
-    )
-    sum_dtype = torch.bfloat16 if high_only else acc
-    yield Call("simple_product", tuple(stored), (poison(*nodes[:2], width, dtype=acc),))
-    weights = torch.rand(*nodes[:2], parts, width).bfloat16()
-    outputs = [poison(*x.shape, dtype=sum_dtype) for x in (stored[0], stored[2])]
-    stack = None if high_only else poison(nodes[0], 3 * width, size, dtype=torch.bfloat16)
-    yield Call("simple_sums", (weights, *stored, stack), tuple(outputs))
-    sums = [torch.randn(x.shape).to(sum_dtype) for x in (stored[0], stored[2])]
-    lm_lse = lm.to(acc).logsumexp(-1)
-    values = (upstream, gx, gy, am, lm, *stored, product, logz, *sums, lm_lse, None, None)
-    yield Call(
-        "simple_backward",
-        (*values, batch.targets, *lengths, 0, 0.25, 0.0, 0.3),
-        (poison(*am.shape, dtype=dtype), poison(*lm.shape, dtype=dtype)),
-    )
-
-
 def column_sums_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iterator[Call]:
     acc = accumulator(dtype)
     rows = int(batch.logit_lengths.sum()) * (batch.symbols + 1)
@@ -351,6 +173,9 @@ def column_sums_calls(batch: Batch, vocabulary: int, dtype: torch.dtype) -> Iter
 
 def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) -> Iterator[Call]:
     """Every op on one shape; with 16-bit dtypes only the ops that take them."""
+    # Here, because that module imports this one.
+    from tests.ops.tdt_native_cases import duration_gradient_calls, tdt_lattice_calls
+
     _, frames, symbols, vocabulary = shape
     batch = batch_of(frames, symbols, vocabulary)
     yield from log_probs_calls(batch, vocabulary, dtype)
@@ -358,7 +183,9 @@ def all_calls(shape: tuple[str, list[int], list[int], int], dtype: torch.dtype) 
     yield from band_gather_calls(batch, dtype)
     yield from joiner_rows_calls(batch, dtype)
     yield from column_sums_calls(batch, vocabulary, dtype)
+    yield from duration_gradient_calls(batch, dtype)
     if dtype == accumulator(dtype):
+        yield from tdt_lattice_calls(batch, dtype)
         yield from band_lattice_calls(batch, dtype)
         yield from lattice_calls(batch, dtype)
         yield from prune_bounds_calls(batch, dtype)

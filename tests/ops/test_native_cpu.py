@@ -14,11 +14,16 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
-from tests.ops.native_cases import SHAPES, TOLERANCES, Call, all_calls
+from tests.ops.native_batches import SHAPES, TOLERANCES, Call
+from tests.ops.native_cases import all_calls
 
 pytestmark = pytest.mark.skipif(
     not has_native_kernel("log_probs", "cpu"), reason="the CPU library is not built"
 )
+
+
+SLOW = {"single_long": [pytest.mark.slow]}
+MARKED_SHAPES = [pytest.param(x, id=x[0], marks=SLOW.get(x[0], [])) for x in SHAPES]
 
 
 def outputs_of(call: Call, function) -> list[torch.Tensor]:
@@ -37,7 +42,7 @@ def describe(call: Call) -> str:
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES, ids=lambda x: str(x))
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+@pytest.mark.parametrize("shape", MARKED_SHAPES)
 def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
     torch.manual_seed(len(shape[0]))
     for call in all_calls(shape, dtype):

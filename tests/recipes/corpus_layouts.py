@@ -70,3 +70,29 @@ def make_musan(folder: Path) -> Path:
         _write(folder / part / source / f"{part}-{source}-0000.wav", 2.5)
     (folder / "music" / "fma" / "ANNOTATIONS").write_text("music-fma-0000 jazz N Someone\n")
     return folder
+
+
+def make_speechocean762(folder: Path, parts: dict[str, int], *, kaldi: bool = False) -> Path:
+    """The corpus's own layout, or one Kaldi directory for each part with `kaldi`.
+
+    parts: speakers of each; four utterances a speaker. Every second speaker is a child.
+    """
+    first = 1
+    for part, speakers in parts.items():
+        lines: dict[str, list[str]] = {"text": [], "wav.scp": [], "utt2spk": [], "spk2age": []}
+        for number in range(first, first + speakers):
+            speaker = f"{number:04d}"
+            lines["spk2age"].append(f"{speaker} {8 if number % 2 else 30}")
+            for index in range(4):
+                name = f"{speaker}0{index:03d}"
+                audio = f"audio/{name}.wav" if kaldi else f"WAVE/SPEAKER{speaker}/{name}.WAV"
+                _write(folder / (part if kaldi else "") / audio, 1.0 + 0.1 * index)
+                lines["text"].append(f"{name}\t{' '.join(WORDS[: 2 + index])}")
+                lines["wav.scp"].append(f"{name}\t{audio}")
+                lines["utt2spk"].append(f"{name}\t{speaker}")
+        first += speakers
+        for name, content in lines.items():
+            path = folder / part / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join(content) + "\n")
+    return folder

@@ -14,13 +14,8 @@ from pruned_rnnt.config import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.slow
@@ -32,6 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train.save_every=1", "train.accumulate=2", "train.precision=bfloat16"],
         ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
         ["train.save_every=2", "train.precision=float16"],
+        ["train.save_every=2", "mwer.enabled=true", "mwer.nbest=3", "train.accumulate=2"],
         ["train.save_every=2", "loss.cr_ctc_scale=0.02", "loss.predictor_mask_probability=0.5"],
         ["train.save_every=1", "loss.kind=ctc", "loss.cr_ctc_scale=0.2", "train.accumulate=2"],
     ],
@@ -41,6 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "accumulation-bfloat16",
         "scaled-adam",
         "float16",
+        "mwer",
         "cr-ctc-and-hainan",
         "ctc-alone",
     ],
@@ -181,6 +178,7 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     assert load_checkpoint(newest)["counters"]["step"] == 4
 
 
+@pytest.mark.slow
 def test_run_writes_all_logs(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -114,7 +114,7 @@ def after_a_step(
     """All parameters, as one vector, after one step on batches[rank]."""
     trainer = speech_trainer(config, ranks)
     trainer.model.train()
-    report = trainer.stepper(batches[ranks.rank], 0)
+    report = trainer.stepper(batches[ranks.rank], 0).report()
     assert report.problem == ""
     assert set(report.sums) == {"total", "simple", "pruned", "ctc", "consistency"}
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

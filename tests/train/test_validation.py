@@ -88,6 +88,7 @@ def test_interrupted_validation_is_repeated(
     assert trainer.checkpoints.best() is not None
 
 
+@pytest.mark.slow
 def test_preemption_skips_the_validation(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "train.steps=2", "train.validate_every=1")
     trainer = speech_trainer(config)

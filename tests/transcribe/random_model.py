@@ -25,3 +25,11 @@ def sound(seconds: float) -> np.ndarray:
     time = np.arange(int(16000 * seconds)) / 16000
     sweep = 0.3 * np.sin(2 * np.pi * np.cumsum(300 + 2000 * np.abs(np.sin(3 * time))) / 16000)
     return (sweep + 0.01 * rng.standard_normal(len(time))).astype(np.float32)
+
+
+def babble(seconds: float) -> np.ndarray:
+    """(S,) float32 at 16 kHz: noise whose level goes up and down like that of speech."""
+    rng = np.random.default_rng(0)
+    time = np.arange(int(16000 * seconds)) / 16000
+    level = np.exp(2 * np.sin(2 * np.pi * 4 * time) - 5)
+    return (level * rng.standard_normal(len(time))).astype(np.float32)

@@ -21,8 +21,10 @@ from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.transcribe.recogniser import Recogniser, load
-from pruned_rnnt.transcribe.windows import WindowEncoder
-from tests.transcribe.random_model import save_random_model, sound
+from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter
+from pruned_rnnt.transcribe.speech_energy import EnergyDetector
+from pruned_rnnt.transcribe.windows import encode_features
+from tests.transcribe.random_model import babble, save_random_model, sound
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +73,18 @@ def test_output_folder_has_a_file_for_each_audio_file(
     assert all((output / f"{name}.{suffix}").stat().st_size > 20 for name in "ab")
 
 
-def test_search_restarts_after_a_pause(model: Path) -> None:
+def test_segments_are_transcribed_alone(model: Path) -> None:
     network, tokenizer, _ = load_model(model)
     with torch.no_grad():  # Make earlier symbols matter.
         network.joiner.decoder_proj.weight *= 10
     samples = np.concatenate([sound(1.6), 1e-4 * sound(0.8)] * 6)
-    result = Recogniser(network, tokenizer, window_seconds=2.5, overlap_seconds=0.0).transcribe(
-        samples
-    )
-    windows = list(
-        WindowEncoder(network, round(2.5 / 0.04), 0, skip_silence=True)([audio_features(samples)])
-    )
-    parts: list[list[torch.Tensor]] = []
-    for window in windows:
-        parts += [[]] if window.is_start else []
-        parts[-1].append(window.encoded_NTE)
-    encoded = [torch.cat(part, dim=1) for part in parts]
-    assert len(encoded) >= 4
+    config = SegmentConfig(window=2.5)
+    result = Recogniser(network, tokenizer, segments=config).transcribe(samples)
+    features = audio_features(samples)
+    segmenter = Segmenter(config.lengths(None), EnergyDetector())
+    segments = list(segmenter([AudioPiece(samples, features)]))
+    assert len(segments) == 6
+    encoded = [encode_features(network, segment.features_TF) for segment in segments]
 
     def texts(frames: list[torch.Tensor]) -> list[str]:
         found = [
@@ -99,6 +96,13 @@ def test_search_restarts_after_a_pause(model: Path) -> None:
     assert result.text == " ".join(texts(encoded))
     assert result.text != " ".join(texts([torch.cat(encoded, dim=1)]))
     assert result.words[-1].end > 12
+    starts = [word.start for word in result.words]
+    assert starts == sorted(starts)
+    for text, segment in zip(texts(encoded), segments, strict=True):
+        begin, end = segment.begin / 100, (segment.begin + len(segment.features_TF)) / 100
+        assert len([w for w in result.words if begin <= w.start < w.end <= end]) == len(
+            text.split()
+        )
 
 
 def test_decode_settings_are_used(
@@ -124,14 +128,11 @@ def test_decode_settings_are_used(
         assert message in capsys.readouterr().err
 
 
-def test_speech_without_a_pause_is_searched_in_bounded_segments(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlapping_windows_are_joined(model: Path) -> None:
     network, tokenizer, _ = load_model(model)
-    samples = sound(12.0)
-    whole = Recogniser(network, tokenizer, window_seconds=2.0).transcribe(samples)
-    monkeypatch.setattr("pruned_rnnt.transcribe.recogniser._MOST_FRAMES", 60)
-    recogniser = Recogniser(network, tokenizer, window_seconds=2.0)
+    samples = babble(12.0)
+    whole = Recogniser(network, tokenizer, segments=SegmentConfig(window=60.0)).transcribe(samples)
+    recogniser = Recogniser(network, tokenizer, segments=SegmentConfig(window=5.0))
     lengths, search = [], recogniser._search
 
     def spy(encoded_NTE: torch.Tensor, lengths_N: torch.Tensor) -> list:
@@ -140,10 +141,14 @@ def test_speech_without_a_pause_is_searched_in_bounded_segments(
 
     recogniser._search = spy
     parts = recogniser.transcribe(samples)
-    assert 3 <= len(lengths) <= 6
-    assert max(lengths) < 60 + 100
+    # Windows of 5 s, of which 1.67 s overlap.
+    assert lengths[:3] == [124, 124, 124]
+    assert len(lengths) == 4
     assert parts.seconds == whole.seconds
-    assert abs(len(parts.words) - len(whole.words)) < 0.2 * len(whole.words)
+    starts = [word.start for word in parts.words]
+    assert starts == sorted(starts)
+    assert abs(len(parts.words) - len(whole.words)) < 0.1 * len(whole.words)
+    assert parts.text == " ".join(word.word for word in parts.words)
 
 
 @pytest.mark.slow
@@ -155,7 +160,7 @@ def test_memory_does_not_grow_with_the_file(
     with soundfile.SoundFile(path, "w", samplerate=16000, channels=1) as file:
         for _ in range(8):
             file.write(part)
-    recogniser = Recogniser(*load_model(model), window_seconds=4.0, overlap_seconds=0.8)
+    recogniser = Recogniser(*load_model(model), segments=SegmentConfig(window=4.0))
     blocks, windows = [], []
     features = audio_stream.audio_features
 
@@ -172,8 +177,7 @@ def test_memory_does_not_grow_with_the_file(
     assert len(blocks) == 9
     assert max(blocks) <= 16000 * 10.1
     assert len(windows) >= 18
-    # A window with its context; the last one also has the rest of a block.
-    assert max(windows) <= 100 * (4.0 + 3 * 0.8) + 20
+    assert max(windows) <= 400
     # Times cover the whole file, and its repetitions give the same text.
     assert result.words[-1].end > 78
     half = recogniser.transcribe(np.concatenate([part] * 4))
@@ -192,7 +196,8 @@ def test_memory_does_not_grow_with_the_file(
         (["-", "decode.beam_size=2"], "decode.beam_size=2 needs audio files"),
         (["--microphone", "--format", "srt"], "need audio files"),
         (["a.wav", "--chunk", "4"], "--chunk and --left need live audio"),
-        (["a.wav", "--window", "0"], "--window is 0, needs more than 0"),
+        (["a.wav", "--window", "0"], "--window is 0, needs 0.5 to 3600 seconds"),
+        (["a.wav", "--pause", "9"], "--pause is 9, needs 0.1 to 1 seconds"),
         (["a.wav", "--format", "srt", "--times"], "--times needs --format text"),
         (["a.wav", "b.wav", "--format", "srt"], "needs --output"),
         (["a.wav", "x/a.mp3", "--output", "out"], "2 audio files are called a"),
@@ -269,7 +274,7 @@ def test_missing_microphone_is_one_error(
 @pytest.mark.gpu
 def test_gpu_matches_cpu(model: Path) -> None:
     samples = np.concatenate([sound(1.4), 1e-4 * sound(1.2)] * 3)
-    one = load(model, window_seconds=2.5).transcribe(samples)
-    other = load(model, "cuda", window_seconds=2.5).transcribe(samples)
+    one = load(model, segments=SegmentConfig(window=2.5)).transcribe(samples)
+    other = load(model, "cuda", segments=SegmentConfig(window=2.5)).transcribe(samples)
     assert other.text == one.text
     assert [word.start for word in other.words] == [word.start for word in one.words]

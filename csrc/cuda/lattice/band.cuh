@@ -1,5 +1,4 @@
-// One utterance's band of lattice nodes. Walks over it: band_segments.cuh for narrow bands,
-// band_walk.cuh for wide ones, and band_diagonals.cuh for bands that move back.
+// One utterance's band of lattice nodes, as band_segments.cuh walks over it.
 //
 // Axes: T frames, S columns of the band: column j of frame t is symbol u = start(t) + j.
 #pragma once
@@ -33,12 +32,5 @@ struct BandLattice {
             valid ? to_log_zero(py_here) : kLogZero<real>};
   }
 };
-
-// Whether start decreases somewhere; all threads of the block call this and get the result.
-__device__ inline bool start_decreases(const int32_t* start, int32_t frames) {
-  int found = 0;
-  for (int32_t t = threadIdx.x + 1; t < frames; t += blockDim.x) found |= start[t] < start[t - 1];
-  return __syncthreads_or(found) != 0;
-}
 
 }  // namespace pruned_rnnt::cuda

@@ -1,5 +1,4 @@
-// The recursion over a band of a few columns that never moves back, for many segments of frames at
-// the same time:
+// The recursion over a band of a few columns, for many segments of frames at the same time:
 //
 //   beta(t,j) = blank(t,j) beta(t+1, u) + emit(t,j) beta(target of the emit), u = start(t) + j
 //   beta(segment's first frame) = map * beta(frame behind the segment)        map (S,S)
@@ -12,7 +11,7 @@
 // alone, which gives a column of the map; then, after the maps have been applied one after the
 // other, from the values that really arrive, and stores the results: backward the arc shares,
 // forward the occupancies. One step has a long latency, and a GPU has room for many walks: S 5, N
-// 30, T 437 take 0.040 ms instead of 0.122 by band_walk.cuh.
+// 30, T 437 take 0.040 ms instead of 0.122 with all frames in order.
 //
 // Axes: T frames, S columns of the band. States are (S): backward beta of the nodes of a frame,
 // forward the mass that arrives at the nodes of a frame before it emits.
@@ -162,7 +161,8 @@ class SegmentWalk {
     }
   }
 
-  // beta of frame t from that of the frame behind, whose band starts `shift` columns later.
+  // beta of frame t from that of the frame behind, whose band starts `shift` columns later, or
+  // earlier if that is negative.
   RNNT_DEVICE void step_back(Beta (&state)[most], const Frame& frame, int32_t t, int32_t shift,
                              real (&shares)[most]) const {
     Beta behind[most + 1];
@@ -173,6 +173,10 @@ class SegmentWalk {
 #pragma unroll
       for (int j = most; j > 0; --j) behind[j] = behind[j - 1];
       behind[0] = Beta::zero();
+    }
+    for (int32_t i = max(shift, -most); i < 0; ++i) {
+#pragma unroll
+      for (int j = 0; j < most; ++j) behind[j] = behind[j + 1];
     }
     // The blank of the column above is part of an emit of `constrained`.
     Beta stayed_above = Beta::zero(), above = Beta::zero();
@@ -219,7 +223,7 @@ class SegmentWalk {
     }
   }
 
-  // The mass that arrives at the next frame, whose band starts `shift` columns later.
+  // The mass that arrives at the next frame, whose band starts `shift` columns later or earlier.
   RNNT_DEVICE void step_forward(Occupancy (&state)[most], const Frame& frame, int32_t shift,
                                 NodePair<real> (&occupancies)[most]) const {
     double leaving[most + 1];
@@ -241,6 +245,11 @@ class SegmentWalk {
 #pragma unroll
       for (int j = 0; j < most; ++j) leaving[j] = leaving[j + 1];
       leaving[most] = 0;
+    }
+    for (int32_t i = max(shift, -most); i < 0; ++i) {
+#pragma unroll
+      for (int j = most; j > 0; --j) leaving[j] = leaving[j - 1];
+      leaving[0] = 0;
     }
 #pragma unroll
     for (int j = 0; j < most; ++j) state[j].value = leaving[j];

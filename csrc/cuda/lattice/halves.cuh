@@ -17,6 +17,7 @@
 // and the emits inside frame M are part of b.
 #pragma once
 
+#include "cuda/lattice/cut_elements.h"
 #include "cuda/lattice/probability.cuh"
 
 namespace pruned_rnnt::cuda {
@@ -45,11 +46,8 @@ __host__ __device__ inline int32_t cut_of(int32_t frames) { return frames / 2; }
 template <typename real>
 class CutMemory {
  public:
-  __host__ __device__ static int64_t elements(int64_t columns, int64_t frames) {
-    return 5 * columns + 4 * (frames + 2);
-  }
   RNNT_DEVICE CutMemory(real* work, int64_t n, int64_t columns, int64_t frames)
-      : base_(work + n * elements(columns, frames)), columns_(columns), frames_(frames) {}
+      : base_(work + n * cut_elements(columns, frames)), columns_(columns), frames_(frames) {}
 
   RNNT_DEVICE void save(bool early, int32_t column, const Probability<real>& sum) const {
     real* const first = base_ + (early ? 0 : 2) * columns_ + column;

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
                                     gx_frames,
                                     real(0),
                                     real(0)};
-    walk_half<real, topology, true, team_warps, sums>(lattice, early, cut, log_p);
+    walk_half<real, topology, Layout::kFrames, team_warps, sums>(lattice, early, cut, log_p);
   }
   if (sums) return;
   if (!early && threadIdx.x == 0) arrays.total[n] = static_cast<real>(log_p);
@@ -108,7 +108,7 @@ void lattice(const Launcher& launch, const View& px, const View& py, const Optio
     const Arrays<real> arrays{
         data_of<real>(px),         data_of<real>(py),         mutable_data_of<real>(total),
         mutable_data_of<real>(gx), mutable_data_of<real>(gy), mutable_data_of<real>(work)};
-    const WaveBlock<real> block = wave_block<real, true>(U + 1, launch.shared_bytes());
+    const WaveBlock<real> block = wave_block<real, Layout::kFrames>(U + 1, launch.shared_bytes());
     dispatch_topology(rnnt_type, [&](auto topology_constant) {
       constexpr Topology topology = decltype(topology_constant)::value;
       block.dispatch([&](auto team_warps) {

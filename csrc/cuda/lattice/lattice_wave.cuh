@@ -1,4 +1,5 @@
-// The recursion over whole lattices (formulas: halves.cuh), a half of an utterance by a block.
+// The recursion over whole lattices and wide bands (formulas: halves.cuh), a half of an utterance
+// by a block. Nodes outside a band have probability 0.
 //
 // A team of warps owns a stripe of 32 neighbouring columns. Its walker has a column in each lane
 // and moves along the frames as a wave: at step k lane l is at frame k - l, so its neighbour l-1
@@ -35,7 +36,7 @@ struct StripeEdges {
   real* out;
 };
 
-template <typename real, Topology topology, bool frames_run, Walk walk>
+template <typename real, Topology topology, Layout layout, Walk walk>
 class Walker {
   using OwnColumn = Column<real, topology, walk>;
 
@@ -44,7 +45,7 @@ class Walker {
   using Edges = StripeEdges<real, Number>;
 
   // begin: the value with which the walk enters this lane's column.
-  RNNT_DEVICE Walker(int32_t nodes, const Number& begin, StripeMemory<real, frames_run>& memory,
+  RNNT_DEVICE Walker(int32_t nodes, const Number& begin, StripeMemory<real, layout>& memory,
                      const Edges& edges)
       : nodes_(nodes), memory_(memory), edges_(edges), column_(begin) {
     if (edges_.in != nullptr) arriving_later_ = edge_in(0);
@@ -53,7 +54,7 @@ class Walker {
   // The kChunk steps of a chunk. Steps behind the last frame have no effect.
   RNNT_DEVICE void steps(int32_t chunk) {
     if (chunk < 0 || chunk * kChunk >= nodes_ + kStripe - 1) return;
-    constexpr int row = kRingRow<frames_run>;
+    constexpr int row = kRingRow<layout>;
     const int32_t k = chunk * kChunk;
     // Edges of frames k .. k + kChunk - 1, one in each lane; frame t has its edge in step t + 31.
     Number arriving = Number::zero();
@@ -103,7 +104,7 @@ class Walker {
   }
 
   const int32_t nodes_;
-  StripeMemory<real, frames_run>& memory_;
+  StripeMemory<real, layout>& memory_;
   const Edges edges_;
   OwnColumn column_;
   Number arriving_later_ = Number::zero();
@@ -113,17 +114,17 @@ class Walker {
 
 // One walk over all stripes of half an utterance, by a block of teams of warps: first the walkers,
 // then the carriers that load, then those that store if they are separate.
-template <typename real, Topology topology, bool frames_run, int team_warps, Walk walk>
+template <typename real, Topology topology, Layout layout, int team_warps, Walk walk>
 RNNT_DEVICE void walk_stripes(const WaveLattice<real>& lattice, const CutMemory<real>& cut,
                               double log_p) {
-  using StripeWalker = Walker<real, topology, frames_run, walk>;
-  using StripeCarrier = Carrier<real, frames_run, walk>;
+  using StripeWalker = Walker<real, topology, layout, walk>;
+  using StripeCarrier = Carrier<real, layout, walk>;
   using Number = typename StripeWalker::Number;
   constexpr bool early = is_early(walk);
   const int teams = blockDim.x / (32 * team_warps), team = threadIdx.x / 32 % teams;
   const int role = threadIdx.x / 32 / teams;
   const bool walks = role == 0, loads = role == 1, stores = role == team_warps - 1;
-  auto* const memory = dynamic_shared_memory<StripeMemory<real, frames_run>>();
+  auto* const memory = dynamic_shared_memory<StripeMemory<real, layout>>();
   const int32_t nodes = lattice.frames + 1, stripes = lattice.symbols / kStripe + 1;
   // Passes of equal size are faster than full ones and a remainder.
   const int32_t passes = (stripes + teams - 1) / teams;
@@ -142,11 +143,12 @@ RNNT_DEVICE void walk_stripes(const WaveLattice<real>& lattice, const CutMemory<
     const int32_t column = stripe * kStripe + threadIdx.x % 32;
     const int32_t symbol = goes_back(walk) ? lattice.symbols - column : column;
     const bool is_column = walks && takes_part && column <= lattice.symbols;
+    const int32_t place = is_column ? lattice.place_at_cut(early, symbol) : -1;
     Number begin = Number::zero();
     if constexpr (makes_sums(walk)) {
       if (column == 0) begin = Number::one();
     } else {
-      if (is_column) begin = cut_mass(cut, symbol, log_p);
+      if (place >= 0) begin = cut_mass(cut, place, log_p);
     }
     StripeWalker walker(nodes, begin, memory[team], edges);
     StripeCarrier carrier(lattice, cut.share(), stripe * kStripe, memory[team]);
@@ -170,9 +172,9 @@ RNNT_DEVICE void walk_stripes(const WaveLattice<real>& lattice, const CutMemory<
       one_period(std::integral_constant<int, 1>());
     }
     if constexpr (makes_sums(walk)) {
-      if (is_column) {
-        cut.save(early, symbol, walker.last());
-        if (early) cut.share()[symbol] = walker.last_share();
+      if (place >= 0) {
+        cut.save(early, place, walker.last());
+        if (early) cut.share()[place] = walker.last_share();
       }
     }
     // The next pass overwrites the ring.
@@ -181,16 +183,16 @@ RNNT_DEVICE void walk_stripes(const WaveLattice<real>& lattice, const CutMemory<
 }
 
 // The sums of a half, or its masses, if there is a path. log_p: of log_total.
-template <typename real, Topology topology, bool frames_run, int team_warps, bool sums>
+template <typename real, Topology topology, Layout layout, int team_warps, bool sums>
 RNNT_DEVICE void walk_half(const WaveLattice<real>& lattice, bool early, const CutMemory<real>& cut,
                            double log_p) {
   constexpr Walk early_walk = sums ? Walk::kEarlySums : Walk::kEarlyMasses;
   constexpr Walk late_walk = sums ? Walk::kLateSums : Walk::kLateMasses;
   const WaveLattice<real> half = lattice.half(early);
   if (early) {
-    walk_stripes<real, topology, frames_run, team_warps, early_walk>(half, cut, log_p);
+    walk_stripes<real, topology, layout, team_warps, early_walk>(half, cut, log_p);
   } else {
-    walk_stripes<real, topology, frames_run, team_warps, late_walk>(half, cut, log_p);
+    walk_stripes<real, topology, layout, team_warps, late_walk>(half, cut, log_p);
   }
 }
 
@@ -220,10 +222,10 @@ struct WaveBlock {
   }
 };
 
-template <typename real, bool frames_run>
+template <typename real, Layout layout>
 WaveBlock<real> wave_block(int64_t columns, int most_bytes) {
   const int64_t stripes = (columns + kStripe - 1) / kStripe;
-  const size_t team_bytes = sizeof(StripeMemory<real, frames_run>);
+  const size_t team_bytes = sizeof(StripeMemory<real, layout>);
   const int64_t fitting = most_bytes / int64_t(team_bytes);
   const int64_t teams =
       std::max<int64_t>(1, std::min<int64_t>({stripes, fitting, kMostTeams<real>}));

@@ -28,12 +28,12 @@ struct RowRange {
 };
 
 // Clears the rows of gx and gy that the walks do not write: those behind the frames, the columns of
-// a frame from `columns` on, and all if there is no path. `rows`: of all utterances. By all threads
-// of the block.
+// a frame that are not symbol positions 0 .. symbols, and all if there is no path. `rows`: of all
+// utterances; start: of this one's band, or null. By all threads of the block.
 template <typename real>
 __device__ void clear_rows(const RowGeometry& geometry, const LatticeArrays<real>& arrays,
                            int32_t n, bool no_path, const RowRange& range, int64_t rows,
-                           int32_t columns) {
+                           int32_t symbols, const int32_t* start) {
   const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
   int64_t count = geometry.utterance_rows;
   if (geometry.row_splits != nullptr) count = min(rows, geometry.row_splits[n + 1]) - first;
@@ -44,13 +44,15 @@ __device__ void clear_rows(const RowGeometry& geometry, const LatticeArrays<real
   }
   if (no_path) return;
   for (int64_t t = range.begin + threadIdx.x / 32; t < range.end; t += blockDim.x / 32) {
-    for (int64_t j = columns + threadIdx.x % 32; j < width; j += 32) {
+    const int32_t begin = start != nullptr ? 0 : symbols + 1;
+    for (int64_t j = begin + threadIdx.x % 32; j < width; j += 32) {
+      if (start != nullptr && start[t] + j >= 0 && start[t] + j <= symbols) continue;
       arrays.gx[first + t * width + j] = arrays.gy[first + t * width + j] = 0;
     }
   }
 }
 
-// Whole lattices (row_lattice.cu).
+// Whole lattices and wide bands (row_lattice.cu).
 void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
                  int64_t rnnt_type, float delay_penalty, const LatticeArrays<float>& arrays);
 void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,

@@ -11,8 +11,9 @@ namespace pruned_rnnt::cuda {
 
 // The i-th nodes of the 32 lanes, of a chunk of frames and a stripe's columns, are contiguous in
 // memory.
-template <typename real, bool frames_run, Walk walk>
+template <typename real, Layout layout, Walk walk>
 class Carrier {
+  static constexpr bool frames_run = layout == Layout::kFrames;
   static constexpr bool kEarly = is_early(walk), kSums = makes_sums(walk);
   static constexpr bool kBack = goes_back(walk);
 
@@ -22,7 +23,7 @@ class Carrier {
 
   // cut_share: of the nodes at the end of an early half.
   RNNT_DEVICE Carrier(const WaveLattice<real>& lattice, const real* cut_share, int32_t first_column,
-                      StripeMemory<real, frames_run>& memory)
+                      StripeMemory<real, layout>& memory)
       : lattice_(lattice),
         cut_share_(cut_share),
         memory_(memory),
@@ -72,6 +73,15 @@ class Carrier {
   RNNT_DEVICE const Plane<real*>& shares() const { return kEarly ? lattice_.gy : lattice_.gx; }
   RNNT_DEVICE int32_t share_frames() const { return kEarly ? lattice_.frames : lattice_.gx_frames; }
 
+  static constexpr int32_t kNotStored = std::numeric_limits<int32_t>::min();
+  // Elements by which a band displaces this lane's column in frame `at` of memory, or kNotStored.
+  RNNT_DEVICE int32_t displacement(int32_t at) const {
+    if constexpr (layout != Layout::kBand) return 0;
+    if (at < 0 || at >= lattice_.frames) return kNotStored;
+    const int32_t start = lattice_.start[at], own = symbol(first_column_ + lane_column_) - start;
+    return own >= 0 && own < lattice_.width ? -start : kNotStored;
+  }
+
   // Whether all frames of a chunk have all arcs, as most do: then no frame needs a check.
   RNNT_DEVICE bool ordinary(int32_t begin) const {
     const int32_t first = kBack ? frame(begin + kChunk - 1) : begin;
@@ -106,8 +116,15 @@ class Carrier {
       for (int i = 0; i < kChunk; ++i) {
         const int32_t at = frame(begin + frame_in_chunk(i));
         const bool emit_exists = !checked || (at >= 0 && at < lattice_.emit_frames);
-        if (emits(i) && emit_exists) nodes[i].first = *px;
-        if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) nodes[i].second = *py;
+        const int32_t shift = displacement(at);
+        if (shift == kNotStored) {
+          nodes[i] = {minus_infinity<real>(), minus_infinity<real>()};
+        } else {
+          if (emits(i) && emit_exists) nodes[i].first = px[shift];
+          if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) {
+            nodes[i].second = py[shift];
+          }
+        }
         px += px_step;
         py += py_step;
       }
@@ -117,11 +134,14 @@ class Carrier {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         const int32_t at = frame(begin + frame_in_chunk(i));
+        const int32_t shift = displacement(at);
         if (has_share(i)) {
-          if (!checked || (at >= 0 && at < share_frames())) {
-            nodes[i].first = *share;
-          } else if (kEarly && at == lattice_.frames) {
-            nodes[i].first = cut_share_[symbol(first_column_ + column(i))];
+          if (shift == kNotStored) nodes[i].first = 0;
+          if (checked && kEarly && at == lattice_.frames) {
+            const int32_t place = lattice_.place_at_cut(true, symbol(first_column_ + column(i)));
+            if (place >= 0) nodes[i].first = cut_share_[place];
+          } else if (shift != kNotStored && (!checked || (at >= 0 && at < share_frames()))) {
+            nodes[i].first = share[shift];
           }
         }
         share += share_step;
@@ -133,7 +153,7 @@ class Carrier {
   RNNT_DEVICE NodePair<real>& slot(int32_t begin_slot, int i) const {
     int step = begin_slot + frame_in_chunk(i) + column(i);
     if (step >= kRingSteps) step -= kRingSteps;
-    return memory_.ring[step * kRingRow<frames_run> + column(i)];
+    return memory_.ring[step * kRingRow<layout> + column(i)];
   }
   RNNT_DEVICE static int32_t slot_of(int32_t t) { return (t + kRingSteps) % kRingSteps; }
 
@@ -184,7 +204,10 @@ class Carrier {
       for (int i = 0; i < kChunk; ++i) {
         const int32_t at = frame(begin + frame_in_chunk(i));
         const bool exists = !checked || (at >= 0 && at < share_frames());
-        if (has_share(i) && exists) *share = slot(begin_slot, i).first;
+        const int32_t shift = displacement(at);
+        if (has_share(i) && exists && shift != kNotStored) {
+          share[shift] = slot(begin_slot, i).first;
+        }
         share += share_step;
       }
     } else {
@@ -195,8 +218,12 @@ class Carrier {
       for (int i = 0; i < kChunk; ++i) {
         const int32_t at = frame(begin + frame_in_chunk(i));
         const NodePair<real> node = slot(begin_slot, i);
-        if (has_gx(i) && (!checked || (at >= 0 && at < lattice_.gx_frames))) *gx = node.first;
-        if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) *gy = node.second;
+        const int32_t shift = displacement(at);
+        if (shift != kNotStored) {
+          if (has_gx(i) && (!checked || (at >= 0 && at < lattice_.gx_frames)))
+            gx[shift] = node.first;
+          if (inside(i) && (!checked || (at >= 0 && at < lattice_.frames))) gy[shift] = node.second;
+        }
         gx += gx_step;
         gy += gy_step;
       }
@@ -205,7 +232,7 @@ class Carrier {
 
   const WaveLattice<real>& lattice_;
   const real* const cut_share_;
-  StripeMemory<real, frames_run>& memory_;
+  StripeMemory<real, layout>& memory_;
   const int lane_frame_, lane_column_;
   const int32_t first_column_, nodes_;
   // Bit i: whether this lane's i-th column is one of the lattice's, and whether it has a symbol.

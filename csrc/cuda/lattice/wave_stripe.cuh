@@ -16,7 +16,14 @@ constexpr int kLag = kStripe / kChunk + 1;
 constexpr int kRingSteps = 80;
 constexpr int kEdgeSteps = 32;
 
-// Address of an element: base + t * frame_step + u * column_step.
+// How the nodes lie in memory. Neighbouring elements are
+//   kFrames   frames of one column (k2's layout)
+//   kRows     columns of one frame
+//   kBand     columns of one frame, of which only start(t) .. start(t) + width - 1 are stored
+enum class Layout { kFrames, kRows, kBand };
+
+// Address of an element: base + t * frame_step + u * column_step. In a band a column u of frame t
+// is start(t) elements before that.
 template <typename pointer>
 struct Plane {
   pointer base;
@@ -38,6 +45,8 @@ struct WaveLattice {
   int32_t gx_frames;    // frames below this are in gx
   real delay;           // delay * (middle - t) is added to px
   real middle;
+  const int32_t* start = nullptr;  // of a band: its first column in every frame, and its columns
+  int32_t width = 0;
 
   RNNT_DEVICE WaveLattice half(bool early) const {
     WaveLattice result = *this;
@@ -50,29 +59,35 @@ struct WaveLattice {
     result.py.base = py.at(cut, 0);
     result.gx.base = gx.at(cut, 0);
     result.gy.base = gy.at(cut, 0);
+    if (start != nullptr) result.start += cut;
     result.frames -= cut;
     result.emit_frames -= cut;
     result.gx_frames -= cut;
     result.middle -= static_cast<real>(cut);
     return result;
   }
+
+  // Where CutMemory keeps symbol u of a half: at u, or at its column of the band; -1: not kept.
+  RNNT_DEVICE int32_t place_at_cut(bool early, int32_t u) const {
+    if (start == nullptr) return u;
+    const int32_t column = u - start[early ? frames : 0];
+    return column < width ? max(column, -1) : -1;
+  }
 };
 
-// frames_run: whether neighbouring elements in memory are frames of one column (k2's layout)
-// instead of columns of one frame (rows). The length of the ring's rows avoids bank conflicts on
-// both sides.
-template <bool frames_run>
-constexpr int kRingRow = frames_run ? kStripe + 1 : kStripe;
+// The length of the ring's rows avoids bank conflicts on both sides.
+template <Layout layout>
+constexpr int kRingRow = layout == Layout::kFrames ? kStripe + 1 : kStripe;
 
 // A value that the last lane of a stripe sends: a Probability or an Occupancy.
 struct alignas(8) EdgeSlot {
   unsigned char bytes[8];
 };
 
-template <typename real, bool frames_run>
+template <typename real, Layout layout>
 struct StripeMemory {
   // A node's inputs, then its results.
-  NodePair<real> ring[kRingSteps * kRingRow<frames_run>];
+  NodePair<real> ring[kRingSteps * kRingRow<layout>];
   EdgeSlot edges[kEdgeSteps];  // by step
 
   template <typename Number>

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <vector>
 
-#include "cuda/lattice/halves.cuh"
+#include "cuda/common/view.cuh"
+#include "cuda/lattice/cut_elements.h"
 #include "cuda/step/step_fields.cuh"
 
 namespace pruned_rnnt {
@@ -57,16 +59,41 @@ inline View columns_of(const View& view, int64_t begin, int64_t count) {
           {view.stride(0), view.stride(1), 1}};
 }
 
+// Parts of a step in their order; kBand is the pruned loss with its backward pass.
+enum Phase { kScores, kLattice, kSimpleGradients, kBand };
+// The first and the last part in which a buffer holds numbers that are still needed.
+struct LiveRange {
+  Phase first, last;
+};
+constexpr LiveRange kWholeStep{kScores, kBand};
+
 // Cuts buffers from a piece of memory, one behind the other; of a null pointer only the sizes are
-// used.
+// used. In debug builds, buffers that share memory must not be live at the same time.
 class Arena {
  public:
   explicit Arena(void* memory) : memory_(reinterpret_cast<uintptr_t>(memory)) {}
 
-  View take(ScalarType type, std::initializer_list<int64_t> shape) {
+  View take(ScalarType type, std::initializer_list<int64_t> shape, LiveRange live = kWholeStep) {
     const View view = dense_view(reinterpret_cast<void*>(memory_ + used_), type, shape);
     used_ = round_up(used_ + view.numel() * element_bytes(type), 256);
     most_ = std::max(most_, used_);
+    return reuse(view, live);
+  }
+  // A buffer of the type, size and place of another one.
+  View reuse(const View& view, LiveRange live) {
+#ifdef PRUNED_RNNT_DEBUG
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(view.data_ptr());
+    const Occupied here{begin, begin + view.numel() * element_bytes(view.scalar_type()), live};
+    for (const Occupied& other : occupied_) {
+      const bool apart = here.end <= other.begin || other.end <= here.begin;
+      const bool at_other_times = live.last < other.live.first || other.live.last < live.first;
+      STD_TORCH_CHECK(apart || at_other_times,
+                      "two buffers of a pruned step are live in the same memory");
+    }
+    if (here.begin < here.end) occupied_.push_back(here);
+#else
+    (void)live;
+#endif
     return view;
   }
   // The buffers that follow share the memory of those so far.
@@ -75,8 +102,14 @@ class Arena {
   int64_t bytes() const { return most_; }
 
  private:
+  struct Occupied {
+    uintptr_t begin, end;
+    LiveRange live;
+  };
+
   uintptr_t memory_;
   int64_t used_ = 0, most_ = 0;
+  std::vector<Occupied> occupied_;  // in debug builds
 };
 
 // Parts of column_sums, as parts_of in pruned_rnnt/ops/common/column_sums.py.
@@ -147,44 +180,52 @@ struct SavedBuffers {
 // chunk of hidden rows and logits is kept for its backward pass.
 struct WorkBuffers {
   WorkBuffers(const StepSizes& s, void* memory) {
+    constexpr LiveRange simple{kScores, kSimpleGradients}, recursion{kLattice, kLattice};
+    constexpr LiveRange gradients{kSimpleGradients, kSimpleGradients}, band{kBand, kBand};
+    // Low parts of 16-bit inputs are needed for the product alone.
+    const LiveRange low = s.weight_parts == 1 ? LiveRange{kScores, kScores} : simple;
     Arena arena(memory);
-    simple_am = arena.take(s.type, {s.N, s.T, s.padded_V});
-    simple_lm = arena.take(s.type, {s.N, s.W, s.padded_V});
-    am_rows = arena.take(s.acc, {2, s.N, s.T});
-    lm_rows = arena.take(s.acc, {2, s.N, s.W});
-    am_high = arena.take(s.exp_type, {s.N, s.T, s.exp_V});
-    lm_high = arena.take(s.exp_type, {s.N, s.exp_W, s.exp_V});
+    simple_am = arena.take(s.type, {s.N, s.T, s.padded_V}, simple);
+    simple_lm = arena.take(s.type, {s.N, s.W, s.padded_V}, simple);
+    am_rows = arena.take(s.acc, {2, s.N, s.T}, simple);
+    lm_rows = arena.take(s.acc, {2, s.N, s.W}, simple);
+    am_high = arena.take(s.exp_type, {s.N, s.T, s.exp_V}, simple);
+    lm_high = arena.take(s.exp_type, {s.N, s.exp_W, s.exp_V}, simple);
     if (s.exp_split) {
-      am_low = arena.take(s.exp_type, {s.N, s.T, s.exp_V});
-      lm_low = arena.take(s.exp_type, {s.N, s.exp_W, s.exp_V});
+      am_low = arena.take(s.exp_type, {s.N, s.T, s.exp_V}, low);
+      lm_low = arena.take(s.exp_type, {s.N, s.exp_W, s.exp_V}, low);
     }
-    product = arena.take(s.acc, {s.N, s.T, s.exp_W});
-    for (View* const view : {&px, &py, &logz}) *view = arena.take(s.acc, {s.N, s.T, s.W});
-    lattice_work = arena.take(s.acc, {s.N * CutMemory<float>::elements(s.W, s.T)});
-    if (s.exact_bounds) bounds_work = arena.take(ScalarType::Int, {s.N, s.T, s.W});
+    product = arena.take(s.acc, {s.N, s.T, s.exp_W}, simple);
+    for (View* const view : {&px, &py, &logz}) *view = arena.take(s.acc, {s.N, s.T, s.W}, simple);
+    lattice_work = arena.take(s.acc, {s.N * cut_elements(s.W, s.T)}, recursion);
+    if (s.exact_bounds) bounds_work = arena.take(ScalarType::Int, {s.N, s.T, s.W}, recursion);
     if (s.differentiable) {
-      weights = arena.take(s.exp_type, {s.N, s.T, s.weight_parts, s.exp_W});
-      if (s.weight_parts == 3) lm_stack = arena.take(s.exp_type, {s.N, 3 * s.exp_W, s.exp_V});
-      // Low parts of 16-bit inputs are not needed any more: same type, same size.
+      weights = arena.take(s.exp_type, {s.N, s.T, s.weight_parts, s.exp_W}, gradients);
+      if (s.weight_parts == 3) {
+        lm_stack = arena.take(s.exp_type, {s.N, 3 * s.exp_W, s.exp_V}, gradients);
+      }
+      // The low parts, then not needed any more, have the same type and size.
       const bool reused = s.exp_split && s.weight_parts == 1;
-      am_sum = reused ? am_low : arena.take(s.sum_type, {s.N, s.T, s.exp_V});
-      lm_sum = reused ? lm_low : arena.take(s.sum_type, {s.N, s.exp_W, s.exp_V});
+      am_sum = reused ? arena.reuse(am_low, gradients)
+                      : arena.take(s.sum_type, {s.N, s.T, s.exp_V}, gradients);
+      lm_sum = reused ? arena.reuse(lm_low, gradients)
+                      : arena.take(s.sum_type, {s.N, s.exp_W, s.exp_V}, gradients);
     }
     simple_bytes = arena.used();
     arena.rewind();
-    hidden = arena.take(s.type, {s.chunk_rows, s.D});
+    hidden = arena.take(s.type, {s.chunk_rows, s.D}, band);
     if (s.differentiable) {
       // Right before the logits: the gradient of hidden rows begins here and continues where the
       // gradients of logits have been read.
       first_rows = round_up(std::min(s.hidden_rows, s.chunk_rows), 128);
-      grad_hidden = arena.take(s.type, {first_rows, s.D});
+      grad_hidden = arena.take(s.type, {first_rows, s.D}, band);
     }
-    logits = arena.take(s.type, {s.chunk_rows, s.padded_V});
+    logits = arena.take(s.type, {s.chunk_rows, s.padded_V}, band);
     const int64_t chunk_bytes = arena.used();
-    for (View* const view : {&band_px, &band_py}) *view = arena.take(s.acc, {s.rows});
-    band_work = arena.take(s.acc, {s.N * CutMemory<float>::elements(s.S, s.T)});
+    for (View* const view : {&band_px, &band_py}) *view = arena.take(s.acc, {s.rows}, band);
+    band_work = arena.take(s.acc, {s.N * cut_elements(s.S, s.T)}, band);
     if (s.differentiable) {
-      partial = arena.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V});
+      partial = arena.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V}, band);
     }
     band_bytes = arena.used() - chunk_bytes;
     bytes = arena.bytes();
@@ -192,7 +233,11 @@ struct WorkBuffers {
 
   // Hidden rows whose gradient fits into memory, once `done` rows of logits are read.
   int64_t hidden_rows_after(int64_t done) const {
-    return first_rows + done * width_of(logits) / width_of(hidden);
+    const int64_t rows = first_rows + done * width_of(logits) / width_of(hidden);
+    PRUNED_RNNT_ASSERT(
+        data_at(grad_hidden, rows * width_of(hidden)) <= data_at(logits, done * width_of(logits)),
+        "the gradient of hidden rows reaches logits that are not read");
+    return rows;
   }
 
   View simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low, product;

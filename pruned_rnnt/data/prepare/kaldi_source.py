@@ -17,12 +17,15 @@ class KaldiSource:
     wav.scp may contain shell commands that end in "|". All files but text are held in memory.
 
     allow_commands: allow a shell to run the commands.
+    audio_folder: base of relative paths in wav.scp that do not exist in the working directory; by
+        default `folder`.
 
     Raises ValueError naming the first command if commands are not allowed.
     """
 
     folder: Path
     allow_commands: bool = False
+    audio_folder: Path | None = None
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         audio = self._audio()
@@ -44,7 +47,7 @@ class KaldiSource:
                 problem = problem or "text is not UTF-8"
             command = audio.get(recording, "")
             if command and not command.endswith("|"):
-                command = str(resolve_path(self.folder, command))
+                command = str(resolve_path(self.audio_folder or self.folder, command))
             yield CorpusEntry(
                 id=name.replace("/", "-"),
                 origin=origin,

@@ -19,6 +19,7 @@ each kernel returns after reading it.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -30,6 +31,14 @@ _WIDEST = 512
 # Programs that share the rows, of the sums and of the update.
 _PARTS, _PROGRAMS = 132, 528
 _TINY = 1e-20
+
+
+@triton.jit
+def _tile_of_turn(turn, rows, channel, C: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Rows of the tile that a program takes in this turn, (R,), and a mask of the tile, (R, C)."""
+    tile = turn * tl.num_programs(0) + tl.program_id(0)
+    row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    return row, (row < rows)[:, None] & (channel < C)[None, :]
 
 
 @kernel("rows", "x_stride", "turns")
@@ -49,11 +58,9 @@ def _sums_kernel(
         first = tl.zeros((BLOCK_C,), dtype=tl.float32)
         second = tl.zeros((BLOCK_C,), dtype=tl.float32)
         for turn in range(turns):
-            tile = turn * tl.num_programs(0) + tl.program_id(0)
-            row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-            inside = (row < rows)[:, None] & (channel < C)[None, :]
-            place = row[:, None] * x_stride + channel[None, :]
-            x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            row, inside = _tile_of_turn(turn, rows, channel, C, BLOCK_R)
+            place = x_ptr + row[:, None] * x_stride + channel[None, :]
+            x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             first += tl.sum(x, axis=0)
             second += tl.sum(x * x, axis=0)
         out = sums_ptr + tl.program_id(0) * 2 * C + channel
@@ -120,12 +127,9 @@ def _apply_kernel(
         offset = tl.load(coefficients_ptr + channel, mask=channel < C, other=0.0)
         slope = tl.load(coefficients_ptr + C + channel, mask=channel < C, other=0.0)
         for turn in range(turns):
-            tile = turn * tl.num_programs(0) + tl.program_id(0)
-            row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-            inside = (row < rows)[:, None] & (channel < C)[None, :]
-            x = tl.load(
-                x_ptr + row[:, None] * x_stride + channel[None, :], mask=inside, other=0.0
-            ).to(tl.float32)
+            row, inside = _tile_of_turn(turn, rows, channel, C, BLOCK_R)
+            x_place = x_ptr + row[:, None] * x_stride + channel[None, :]
+            x = tl.load(x_place, mask=inside, other=0.0).to(tl.float32)
             place = grad_ptr + row[:, None] * grad_stride + channel[None, :]
             grad = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             grad += tl.abs(grad) * (offset[None, :] + slope[None, :] * x)

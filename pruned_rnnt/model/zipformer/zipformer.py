@@ -56,6 +56,7 @@ class Zipformer(Encoder):
     """Encodes log-mel features."""
 
     config: ZipformerConfig
+    clock: Clock
     receptive_field = RECEPTIVE_FIELD
 
     def __init__(self, config: ZipformerConfig) -> None:

@@ -51,6 +51,38 @@ def run_recursion(
     return LatticeSums(total, gx, gy)
 
 
+def logits_gradient(
+    grad_loss: Tensor,
+    logits: Tensor,
+    statistics: RowStatistics,
+    targets: Tensor,
+    rows: LatticeRows,
+    options: LossOptions,
+    in_place: bool,
+) -> Tensor:
+    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, except in
+    torch.compile."""
+    in_place = in_place and not torch.compiler.is_compiling()
+    grad_logits = logits.detach() if in_place else torch.empty_like(logits)
+    log_probs_backward(
+        grad_loss,
+        logits,
+        statistics,
+        targets,
+        rows,
+        0,
+        options.blank,
+        options.normalization,
+        options.fastemit_lambda,
+        options.clamp,
+        grad_logits,
+    )
+    if in_place:
+        # Makes torch raise for a second backward pass or another use of the logits.
+        torch.autograd.graph.increment_version(logits)
+    return grad_logits
+
+
 class _RowLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, *arguments: Any) -> Tensor:
@@ -70,25 +102,10 @@ class _RowLoss(torch.autograd.Function):
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, lse, gx, gy, *row_tensors = ctx.saved_tensors
-        options: LossOptions = ctx.options
-        in_place = ctx.in_place and not torch.compiler.is_compiling()
-        grad_logits = logits.detach() if in_place else torch.empty_like(logits)
-        log_probs_backward(
-            grad_loss.to(lse.dtype).contiguous(),
-            logits,
-            RowStatistics(lse, gx, gy),
-            targets,
-            LatticeRows(*row_tensors, *ctx.sizes),
-            0,
-            options.blank,
-            options.normalization,
-            options.fastemit_lambda,
-            options.clamp,
-            grad_logits,
-        )
-        if in_place:
-            # Makes torch raise for a second backward pass or another use of the logits.
-            torch.autograd.graph.increment_version(logits)
+        upstream = grad_loss.to(lse.dtype).contiguous()
+        statistics, rows = RowStatistics(lse, gx, gy), LatticeRows(*row_tensors, *ctx.sizes)
+        arguments = (statistics, targets, rows, ctx.options, ctx.in_place)
+        grad_logits = logits_gradient(upstream, logits, *arguments)
         return grad_logits, *[None] * 9
 
 

@@ -79,7 +79,7 @@ def _unskewed(x: Tensor, length: int) -> Tensor:
     return flat.reshape(batch, rows, diagonals + 1)[:, :, :length]
 
 
-def _recursion_dtype(device: torch.device) -> torch.dtype:
+def recursion_dtype(device: torch.device) -> torch.dtype:
     """float64, where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -87,7 +87,7 @@ def _recursion_dtype(device: torch.device) -> torch.dtype:
 def _shares(arcs: _Arcs, end: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
     """share (K,N,U+1) of the emit among a node's arcs, and total (N,). end, begin (K+1,N,U+1) mark
     the node where all paths end and that where they begin."""
-    wide = _recursion_dtype(arcs.emit.device)
+    wide = recursion_dtype(arcs.emit.device)
     steps = arcs.emit.shape[0]
     zero = torch.zeros((), dtype=wide, device=arcs.emit.device)
     beta = torch.where(end[steps], zero, NEG_INF)
@@ -129,7 +129,7 @@ def full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> La
     emit = px
     if rnnt_type == CONSTRAINED:
         # The sum of two scores of any size would lose the digits of the smaller one.
-        emit = px.to(_recursion_dtype(px.device)) + pad(blank[:, 1:], (0, 0, 0, 1), value=NEG_INF)
+        emit = px.to(recursion_dtype(px.device)) + pad(blank[:, 1:], (0, 0, 0, 1), value=NEG_INF)
     if rnnt_type != REGULAR:
         emits = emits & (t < (t_end - 1 if rnnt_type == RNA else t_end))
     emit = emit.masked_fill(~emits, NEG_INF)

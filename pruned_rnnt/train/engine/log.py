@@ -18,6 +18,8 @@ from pruned_rnnt.progress import bar_columns
 
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
+# Ends the names of measures, whose means over utterances are logged.
+PER_UTTERANCE = "_per_utterance"
 
 
 class RunLog:
@@ -150,12 +152,12 @@ def _time_left(steps: int, steps_per_second: float) -> str:
 def progress_line(values: Mapping[str, float]) -> str:
     """All values of the group `train`, for the progress bar and train.log."""
     parts = [f"epoch {int(values['epoch'])}"]
-    suffix = "_per_frame"
-    losses = {name.removesuffix(suffix): v for name, v in values.items() if name.endswith(suffix)}
+    losses = _ending_in("_per_frame", values)
     if "total" in losses:
         parts.append(f"loss {losses.pop('total'):.4f}")
     if losses:
         parts.append("(" + ", ".join(f"{name} {value:.4f}" for name, value in losses.items()) + ")")
+    parts += [f"{name} {v:.3f}" for name, v in _ending_in(PER_UTTERANCE, values).items()]
     parts.append(f"lr {values['learning_rate']:.2e}")
     parts.append(f"{values['steps_per_second']:.2f} steps/s")
     parts.append(f"{values['utterances_per_second']:.1f} utt/s")
@@ -165,6 +167,11 @@ def progress_line(values: Mapping[str, float]) -> str:
     if values["bad_steps"]:
         parts.append(f"{int(values['bad_steps'])} skipped")
     return " ".join(parts)
+
+
+def _ending_in(suffix: str, values: Mapping[str, float]) -> dict[str, float]:
+    """The values whose names have this suffix, by the names without it."""
+    return {name.removesuffix(suffix): v for name, v in values.items() if name.endswith(suffix)}
 
 
 class _BarAndStatus(rich.progress.Progress):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.log import PER_UTTERANCE
 from pruned_rnnt.train.engine.step_report import StepReport
 
 
@@ -47,7 +48,7 @@ class MetricAccumulator:
             self._paused += time.perf_counter() - started
 
     def averages(self, ranks: Ranks) -> dict[str, float]:
-        """Losses per encoder frame and per symbol, throughput, gradient norm."""
+        """Losses per encoder frame and per symbol, means of measures, throughput, gradient norm."""
         elapsed = max(time.perf_counter() - self._started - self._paused, 1e-9)
         # A process without a batch has no losses.
         everywhere = ranks.gather(self.losses)
@@ -60,6 +61,9 @@ class MetricAccumulator:
         )
         values = {}
         for name, loss in losses.items():
+            if name.endswith(PER_UTTERANCE):
+                values[name] = loss / max(utterances, 1.0)
+                continue
             values[f"{name}_per_frame"] = loss / max(frames, 1.0)
             values[f"{name}_per_symbol"] = loss / max(symbols, 1.0)
         return {

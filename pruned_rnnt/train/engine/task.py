@@ -6,7 +6,7 @@ The engine (trainer, steps, checkpoints, logs) is the same for all tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pruned_rnnt.train.engine.log import RunLog
     from pruned_rnnt.train.experiment import TrainConfig
     from pruned_rnnt.train.optim.optimiser import OptimiserConfig
+    from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
     from pruned_rnnt.train.optim.schedule import ScheduleConfig
 
 
@@ -37,6 +38,7 @@ class Losses(Protocol):
     objective: (), sum over the utterances, which is minimised.
     total: (N,), the objective of each utterance, detached.
     parts: (N,) each, components for the log, detached.
+    measures: (N,) each, other quantities whose means over utterances are logged, detached.
     """
 
     @property
@@ -45,6 +47,8 @@ class Losses(Protocol):
     def total(self) -> Tensor: ...
     @property
     def parts(self) -> Mapping[str, Tensor]: ...
+    @property
+    def measures(self) -> Mapping[str, Tensor]: ...
 
 
 class Loader(Protocol):
@@ -100,6 +104,9 @@ class Task(Protocol):
 
     @property
     def model(self) -> nn.Module: ...
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        """The parameters to train, by learning rate; without any, all that require a gradient."""
 
     def train_loader(self) -> Loader: ...
 

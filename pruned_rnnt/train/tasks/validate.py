@@ -30,7 +30,7 @@ from pruned_rnnt.train.engine.memory import out_of_memory_in
 # Greedy search, as in runtimes of exported models.
 _GREEDY = DecodeConfig()
 # The sampler repeats utterances to give each process the same number of batches.
-_REPEATED = re.compile(r"_dup\d+$")
+REPEATED_ID = re.compile(r"_dup\d+$")
 _SAMPLES = 5
 
 
@@ -125,7 +125,7 @@ class _Validation:
             losses = self._losses(measured.to(self.device))
             finite_N = losses.total.isfinite().cpu()
             finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
-            once_N = ~torch.tensor([bool(_REPEATED.search(name)) for name in measured.ids])
+            once_N = ~torch.tensor([bool(REPEATED_ID.search(name)) for name in measured.ids])
             masses = band_masses(losses, measured, self.model.loss_config.rnnt_type)
             sums.add_losses(losses, masses, measured, finite_N & once_N)
         found: list[Decoded] = []
@@ -133,7 +133,7 @@ class _Validation:
         if len(searched) > 0:
             hypotheses = search_batch(self.model, searched, self.search)
             found = to_texts(searched, hypotheses, self.tokenizer)
-        unique = [decoded for decoded in found if not _REPEATED.search(decoded.id)]
+        unique = [decoded for decoded in found if not REPEATED_ID.search(decoded.id)]
         sums.errors = count_errors([utterance.transcript for utterance in unique])
         self.sums.add(sums)
         self.samples += unique[: _SAMPLES - len(self.samples)]

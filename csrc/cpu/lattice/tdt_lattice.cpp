@@ -1,0 +1,82 @@
+// tdt_lattice: the recursion of token-and-duration transducers. The recursion and its boundary
+// cases are stated in pruned_rnnt/ops/lattice/tdt_lattice.py; layout in cpu/common/geometry.h.
+//
+// Axes: N utterances, T frames, U symbols, K durations.
+#include "cpu/common/parallel.h"
+#include "cpu/common/vectorise.h"
+#include "cpu/lattice/tdt_recursion.h"
+
+namespace pruned_rnnt {
+namespace {
+
+// Scratch memory of a thread.
+struct TdtScratch {
+  std::vector<double> ring, frames;
+};
+
+// Both walks over one utterance; returns log P. Writes every element of its frames.
+template <typename real>
+double run_utterance(const TdtUtterance<real>& lattice, TdtScratch& scratch) {
+  const int64_t K = lattice.count();
+  double total = minus_infinity<double>;
+  if (lattice.frames > 0) {
+    const int64_t longest = *std::max_element(lattice.durations.begin(), lattice.durations.end());
+    scratch.frames.resize((2 * K + 3) * lattice.width);
+    const FrameRing betas(scratch.ring, longest + 1, lattice.symbols, minus_infinity<double>);
+    total = run_vectorised<TdtBackward>(&lattice, &betas, scratch.frames.data());
+    if (total != minus_infinity<double>) {
+      const FrameRing masses(scratch.ring, longest + 1, lattice.symbols, 0.0);
+      run_vectorised<TdtForward>(&lattice, &masses, scratch.frames.data());
+    }
+  }
+  const bool has_path = total != minus_infinity<double>;
+  const int64_t end = lattice.geometry.stored_frames_of(lattice.n) * lattice.width;
+  const int64_t empty = has_path ? lattice.frames * lattice.width : 0;
+  for (real* rows : {lattice.gx, lattice.gy, lattice.stay}) {
+    std::fill(rows + empty, rows + std::max(end, empty), real(0));
+  }
+  std::fill(lattice.gd + empty * K, lattice.gd + std::max(end, empty) * K, real(0));
+  return total;
+}
+
+void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logits,
+                 const Tensor& logit_lengths, const Tensor& target_lengths,
+                 const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
+                 int64_t S, std::vector<int64_t> durations, double sigma, double delay_penalty,
+                 int64_t symbols, const Tensor& work, const Tensor& total, const Tensor& gx,
+                 const Tensor& gy, const Tensor& stay, const Tensor& gd) {
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
+  const int64_t K = static_cast<int64_t>(durations.size());
+  dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
+    using real = decltype(zero);
+    parallel_tasks(geometry.N, 1, [&](int64_t begin, int64_t end) {
+      TdtScratch scratch;
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t first = geometry.first_row_of(n);
+        const TdtUtterance<real> lattice{geometry,
+                                         durations,
+                                         data_of<real>(px) + first,
+                                         data_of<real>(py) + first,
+                                         data_of<real>(duration_logits) + first * K,
+                                         mutable_data_of<real>(work) + first * 2 * K,
+                                         mutable_data_of<real>(gx) + first,
+                                         mutable_data_of<real>(gy) + first,
+                                         mutable_data_of<real>(stay) + first,
+                                         mutable_data_of<real>(gd) + first * K,
+                                         n,
+                                         geometry.frames_of(n),
+                                         geometry.symbols_of(n),
+                                         geometry.width_of(n),
+                                         sigma,
+                                         delay_penalty};
+        mutable_data_of<real>(total)[n] = static_cast<real>(run_utterance(lattice, scratch));
+      }
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("tdt_lattice", TORCH_BOX(&tdt_lattice)); }
+
+}  // namespace pruned_rnnt

@@ -1,0 +1,113 @@
+"""Checks of what the TDT losses take in addition to others: durations, sigma, omega, and whether
+the durations of an utterance can add up to its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.loss.checks import (
+    check_finite,
+    check_floating,
+    check_same,
+    check_shape,
+    readable,
+)
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
+from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
+
+
+def check_durations(durations: Sequence[int]) -> list[int]:
+    """Different integers from 0 on, one above 0, at most MOST_DURATIONS."""
+    found = list(durations)
+    are_integers = all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in found)
+    if not are_integers or len(set(found)) < len(found) or not any(found):
+        raise ValueError(
+            f"durations is {durations}; it must be different integers from 0 on, one of them above "
+            "0, for example (0, 1, 2, 3, 4)"
+        )
+    if len(found) > MOST_DURATIONS:
+        raise ValueError(
+            f"durations has {len(found)} elements; it can have {MOST_DURATIONS} at most"
+        )
+    return found
+
+
+def check_tdt_options(
+    loss: LossOptions, durations: Sequence[int], sigma: float, omega: float, device: torch.device
+) -> TdtLossOptions:
+    """The options of one call, for which omega has been drawn."""
+    lattice = TdtOptions(
+        check_durations(durations), check_finite("sigma", sigma), loss.delay_penalty
+    )
+    if not 0 <= omega <= 1:
+        raise ValueError(f"omega is {omega}; it must be a probability, in 0..1")
+    return TdtLossOptions(loss, lattice, omega > 0 and _draws_plain(omega, device))
+
+
+def _draws_plain(omega: float, device: torch.device) -> bool:
+    """Whether this call uses the RNN-T loss; by torch's generator on the CPU."""
+    is_recorded = torch.compiler.is_compiling() or (
+        device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    )
+    if is_recorded:
+        raise ValueError(
+            f"omega is {omega}, but torch.compile and CUDA graphs would repeat one random choice; "
+            "use omega=0 there"
+        )
+    return bool(torch.rand(()) < omega)
+
+
+def check_tdt_paths(utterances: Utterances, durations: list[int], validate: bool) -> None:
+    """ValueError for an utterance whose durations cannot add up to its frames, if lengths are
+    readable."""
+    lengths = utterances.host_lengths or utterances.lengths
+    if not readable(validate, *lengths):
+        return
+    frames_N, symbols_N = (x.tolist() for x in lengths)
+    for n, (frames, symbols) in enumerate(zip(frames_N, symbols_N, strict=True)):
+        if not _has_path(frames, symbols, durations):
+            raise ValueError(
+                f"utterance {n} has no path: the durations {durations} of {symbols} symbols and at "
+                f"least one blank cannot add up to its {frames} frames"
+            )
+
+
+def _has_path(frames: int, symbols: int, durations: list[int]) -> bool:
+    if 1 in durations:
+        # Blanks of duration 1 take the frames that the shortest symbols leave, at least one.
+        return frames > symbols * min(durations)
+    # Bit t of reached: some arcs arrive at frame t.
+    reached, inside = 1, (1 << (frames + 1)) - 1
+    for _ in range(symbols):
+        reached = _moved(reached, durations) & inside
+    steps = [x for x in durations if x > 0]
+    reached = _moved(reached, steps) & inside
+    while True:
+        further = (reached | _moved(reached, steps)) & inside
+        if further == reached:
+            return bool(reached >> frames)
+        reached = further
+
+
+def _moved(reached: int, durations: list[int]) -> int:
+    result = 0
+    for duration in durations:
+        result |= reached << duration
+    return result
+
+
+def check_duration_logits(
+    duration_logits: Tensor, logits: Tensor, durations: Sequence[int]
+) -> Tensor:
+    """duration_logits of the shape of logits with K instead of V, contiguous rows (R,K)."""
+    shape = (*logits.shape[:-1], len(durations))
+    check_floating("duration_logits", duration_logits, "that of logits", len(shape))
+    meaning = "that of logits with one column for each of durations"
+    check_shape("duration_logits", duration_logits, shape, meaning)
+    check_same("duration_logits", duration_logits, "logits", logits)
+    return duration_logits.contiguous().view(-1, len(durations))

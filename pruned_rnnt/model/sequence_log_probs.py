@@ -1,0 +1,99 @@
+"""Log-probabilities of several symbol sequences of each utterance, from one pass of the encoder.
+
+Axes: N batch, K sequences of an utterance, H = N * K, T encoder frames, E encoder width,
+U symbols, D joiner width, V vocabulary.
+
+Each is the sum over all alignments of the model's topology, by the loss that never stores logits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+# The most elements of the joiner's encoder input, repeated for each sequence, that are scored at
+# once: 256 MiB in float32. The gradient takes as much.
+_MOST_ELEMENTS = 1 << 26
+
+
+def sequence_log_probs(
+    model: TransducerModel,
+    encoded_NTE: Tensor,
+    frames_N: Tensor,
+    targets_HU: Tensor,
+    target_lengths_H: Tensor,
+) -> Tensor:
+    """log P(sequence | utterance), (N, K), differentiable; in float32, or float64 for a such model.
+
+    Delay penalty and FastEmit, which are no part of a probability, are left out. Memory is bounded:
+    of more utterances than fit at once, only a chunk is scored at a time, twice if there is a
+    backward pass.
+
+    Args:
+        encoded_NTE, frames_N: as from `model.encode`, the lengths on the CPU.
+        targets_HU: int32, all K sequences of the first utterance, then those of the second.
+        target_lengths_H: int32, on the CPU. Every sequence must have a path.
+    """
+    joiner, number = model.joiner, encoded_NTE.size(0)
+    width = len(target_lengths_H) // number
+    targets_HU = targets_HU.to(encoded_NTE.device, non_blocking=True)
+    am_NTD = joiner.encoder_proj(encoded_NTE)
+    lm_HUD = joiner.decoder_proj(model.predictor.forward_targets(targets_HU))
+    output = joiner.output_linear.weight, joiner.output_linear.bias
+    each = max(1, _MOST_ELEMENTS // (width * am_NTD[0].numel()))
+    log_probs = []
+    for begin in range(0, number, each):
+        chunk = slice(begin, begin + each)
+        rows = slice(begin * width, (begin + each) * width)
+        frames_H = frames_N[chunk].int().repeat_interleave(width)
+        lengths_H = target_lengths_H[rows]
+        frames, symbols = int(frames_H.max()), int(lengths_H.max())
+        score = _Scoring(model, targets_HU[rows, :symbols], frames_H, lengths_H)
+        inputs = am_NTD[chunk, :frames], lm_HUD[rows, : symbols + 1], *output
+        if each >= number:
+            log_probs.append(score(*inputs))
+        else:
+            # Only the reentrant kind also releases the workspace of the loss.
+            log_probs.append(
+                checkpoint(score, *inputs, use_reentrant=True, preserve_rng_state=False)
+            )
+    return torch.cat(log_probs).view(number, width)
+
+
+class _Scoring:
+    """Log-probabilities (H,) of H sequences of N utterances.
+
+    Parameters are arguments of the call: otherwise, when a backward pass computes it again, each
+    would get its gradient in several parts, of which other processes would be sent the first.
+    """
+
+    def __init__(
+        self, model: TransducerModel, targets_HU: Tensor, frames_H: Tensor, lengths_H: Tensor
+    ) -> None:
+        self.model = model
+        self.batch = (targets_HU, frames_H, lengths_H)
+
+    def __call__(self, am_NTD: Tensor, lm_HUD: Tensor, weight_VD: Tensor, bias_V: Tensor) -> Tensor:
+        targets_HU, frames_H, lengths_H = self.batch
+        width = len(frames_H) // am_NTD.size(0)
+        # Not by index, whose gradient would be summed in an undefined order on CUDA.
+        am_HTD = am_NTD[:, None].expand(-1, width, -1, -1).flatten(0, 1)
+        return -rnnt_loss_fused(
+            am_HTD,
+            lm_HUD,
+            weight_VD,
+            bias_V,
+            targets_HU,
+            None,
+            frames_H,
+            lengths_H,
+            activation=self.model.joiner.activation,
+            blank=self.model.predictor.blank,
+            rnnt_type=self.model.loss_config.rnnt_type,
+            hat=self.model.loss_config.hat,
+            reduction="none",
+        )

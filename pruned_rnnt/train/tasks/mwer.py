@@ -1,0 +1,176 @@
+"""Minimum word error rate training: the expected errors over the hypotheses of a beam search.
+
+Axes: N batch, K hypotheses of an utterance, H = N * K, T encoder frames, E encoder width,
+U symbols, D joiner width.
+
+Source: Prabhavalkar et al. 2018 (arXiv 1712.01818), for transducers: the search finds alignments,
+and each hypothesis then gets its exact log-probability, the sum over all alignments, by the loss
+that never stores logits. All hypotheses of an utterance share one pass of the encoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
+from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.train.tasks.mwer_candidates import (
+    Candidates,
+    candidates_of,
+    errors_of,
+    references_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MwerConfig:
+    """Minimum word error rate training (arXiv 1712.01818), the last stage of training.
+
+    It starts from a trained model and minimises the expected number of errors over the hypotheses
+    of a beam search, whose probabilities are renormalised to sum to 1.
+
+    enabled: minimise expected errors; otherwise the other settings of this section have no effect.
+    nbest: width of the beam, and hypotheses per utterance.
+    transducer_scale: factor of the ordinary loss of the reference (section `loss`), which is added
+        so that the model keeps modelling the reference.
+    add_reference: count the reference among the hypotheses even if the search does not find it.
+    metric: wer or cer: count errors in words, or in characters without spaces.
+    """
+
+    enabled: bool = False
+    nbest: int = 4
+    transducer_scale: float = 0.1
+    add_reference: bool = False
+    metric: Literal["wer", "cer"] = "wer"
+
+    def __post_init__(self) -> None:
+        check_at_least("mwer", self, nbest=2, transducer_scale=0)
+
+
+class ExpectedErrors(NamedTuple):
+    """Results of `expected_errors`, (N,) each.
+
+    excess: expected errors minus the mean number of errors of the hypotheses; differentiable.
+    expected: expected errors, without gradient.
+    oracle: errors of the best hypothesis.
+    mass: probability of all hypotheses together, before it is renormalised; without gradient.
+    """
+
+    excess: Tensor
+    expected: Tensor
+    oracle: Tensor
+    mass: Tensor
+
+
+def expected_errors(log_probs_NK: Tensor, errors_NK: Tensor, present_NK: Tensor) -> ExpectedErrors:
+    """Expected errors with probabilities that are renormalised over the hypotheses present.
+
+    The gradient by the log-probability of a hypothesis is its renormalised probability times its
+    errors beyond the expected ones; it is 0 where all hypotheses have equally many errors, as with
+    a single one. Subtracting the mean changes the value alone: it is below 0 if the more probable
+    hypotheses are better than the others.
+
+    Args:
+        log_probs_NK: (N, K) log P(hypothesis | utterance), finite where present.
+        errors_NK: (N, K) number of errors.
+        present_NK: (N, K) bool; each utterance has at least one hypothesis.
+    """
+    log_probs_NK = log_probs_NK.masked_fill(~present_NK, -torch.inf)
+    errors_NK = errors_NK.to(log_probs_NK.dtype).masked_fill(~present_NK, 0.0)
+    mean_N1 = errors_NK.sum(dim=1, keepdim=True) / present_NK.sum(dim=1, keepdim=True)
+    share_NK = log_probs_NK.softmax(dim=1)
+    excess_N = (share_NK * (errors_NK - mean_N1)).sum(dim=1)
+    return ExpectedErrors(
+        excess=excess_N,
+        expected=excess_N.detach() + mean_N1[:, 0],
+        oracle=errors_NK.masked_fill(~present_NK, torch.inf).amin(dim=1),
+        mass=log_probs_NK.detach().logsumexp(dim=1).exp(),
+    )
+
+
+class MinimumWordError:
+    """Computes the losses of a batch; the model is in training mode.
+
+    Args:
+        model: the loss of its hypotheses has its topology and its `hat`, but neither delay penalty
+            nor FastEmit, which are no part of a probability.
+    """
+
+    def __init__(self, model: TransducerModel, tokenizer: Tokenizer, config: MwerConfig) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        decoding = DecodeConfig(
+            method="modified_beam", beam_size=config.nbest, num_best=config.nbest, length_norm=False
+        )
+        self._search = build_search(model, decoding)
+
+    def losses(self, batch: Batch, reference: ModelLosses) -> ModelLosses:
+        """Expected errors, plus transducer_scale times the ordinary loss of the references.
+
+        The host counts errors while the device computes the losses.
+
+        Args:
+            reference: the ordinary losses of the batch.
+        """
+        candidates = self._candidates(reference.encoded, reference.frame_lengths, batch)
+        log_probs_NK = sequence_log_probs(
+            self.model,
+            reference.encoded,
+            reference.frame_lengths,
+            candidates.targets_HU,
+            candidates.target_lengths_H,
+        )
+        errors_NK = errors_of(candidates, batch, self.tokenizer, self.config.metric)
+        found = expected_errors(
+            log_probs_NK,
+            errors_NK.to(log_probs_NK.device),
+            candidates.present_NK.to(log_probs_NK.device),
+        )
+        excess_N, scale = found.excess, self.config.transducer_scale
+        return dataclasses.replace(
+            reference,
+            objective=excess_N.sum() + scale * reference.objective,
+            total=excess_N.detach() + scale * reference.total,
+            parts={"mwer": excess_N.detach(), **reference.parts},
+            measures={
+                "expected_errors": found.expected,
+                "oracle_errors": found.oracle,
+                "nbest_mass": found.mass,
+            },
+        )
+
+    def _candidates(self, encoded_NTE: Tensor, frames_N: Tensor, batch: Batch) -> Candidates:
+        """Search with the encoder's output of training, and the other parts in evaluation mode."""
+        frames = frames_N.tolist()
+        with _evaluation_mode(self.model.predictor, self.model.joiner):
+            found = self._search(encoded_NTE.detach()[:, : max(frames)], frames_N)
+        # Autocast has cached casts of parameters without a way back for gradients.
+        torch.clear_autocast_cache()
+        references = references_of(batch) if self.config.add_reference else None
+        return candidates_of(found, frames, self.model.loss_config.rnnt_type, references)
+
+
+@contextmanager
+def _evaluation_mode(*modules: nn.Module) -> Iterator[None]:
+    """All parts that are in training mode are in evaluation mode in this context."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

@@ -1,0 +1,95 @@
+"""The path of a whole recording, from those of its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.word_times import (
+    WORD_START,
+    TimedToken,
+    TimedWord,
+    timed_tokens,
+    timed_words,
+    word_spans,
+)
+from pruned_rnnt.transcribe.join import TimedUnit, join
+from pruned_rnnt.transcribe.segments import Segment
+
+
+class JoinedPath:
+    """Collects the paths of segments, in order; overlapping ones are joined.
+
+    score: sum of the scores of all segments.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.score = 0.0
+        self._tokenizer = tokenizer
+        self._names = tokenizer.symbols
+        self._has_words = any(name.startswith(WORD_START) for name in self._names)
+        self._done: list[int] = []
+        self._words: list[TimedWord] = []
+        # The path since the last pause, and the end of its last segment in seconds.
+        self._symbols: list[int] = []
+        self._tokens: list[TimedToken] = []
+        self._log_probs: list[float] = []
+        self._end = 0.0
+
+    def append(self, found: Hypothesis, segment: Segment) -> None:
+        """Add the path of the next segment."""
+        begin = segment.begin * FEATURE_SECONDS
+        tokens = timed_tokens(self._names, found.symbols, found.frames, found.symbol_scores)
+        tokens = tuple(
+            replace(t, start=round(begin + t.start, 4), end=round(begin + t.end, 4)) for t in tokens
+        )
+        self.score += found.score
+        skip = 0
+        if segment.overlap:
+            keep, skip = join(
+                self._units(self._symbols, self._tokens),
+                self._units(found.symbols, tokens),
+                begin,
+                self._end,
+            )
+            del self._symbols[keep:], self._tokens[keep:], self._log_probs[keep:]
+            # The windows may place the word at which they are joined at different times.
+            earliest = self._tokens[-1].end if self._tokens else 0.0
+            tokens = tuple(
+                replace(t, start=max(t.start, earliest), end=max(t.end, earliest)) for t in tokens
+            )
+        else:
+            self._finish_words()
+        self._symbols += found.symbols[skip:]
+        self._tokens += tokens[skip:]
+        self._log_probs += found.symbol_scores[skip:]
+        self._end = begin + len(segment.features_TF) * FEATURE_SECONDS
+
+    @property
+    def text(self) -> str:
+        return self._tokenizer.decode([*self._done, *self._symbols])
+
+    @property
+    def words(self) -> tuple[TimedWord, ...]:
+        self._finish_words()
+        return tuple(self._words)
+
+    def _finish_words(self) -> None:
+        """Make words of the path since the last pause."""
+        self._words += timed_words(
+            self._tokenizer, self._symbols, self._tokens, self._log_probs, self._end
+        )
+        self._done += self._symbols
+        self._symbols, self._tokens, self._log_probs = [], [], []
+
+    def _units(self, symbols: Sequence[int], tokens: Sequence[TimedToken]) -> list[TimedUnit]:
+        """The words of a path, or its symbols if the model has no words."""
+        spans = [(place, place + 1) for place in range(len(tokens))]
+        if self._has_words:
+            spans = word_spans([token.token for token in tokens])
+        return [
+            TimedUnit(tuple(symbols[i:j]), j, tokens[i].start, tokens[j - 1].end) for i, j in spans
+        ]

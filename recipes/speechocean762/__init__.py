@@ -1,0 +1,1 @@
+"""English sentences read by adults and children whose first language is Mandarin."""
