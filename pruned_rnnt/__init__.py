@@ -35,6 +35,7 @@ from pruned_rnnt.loss.ctc import ctc_loss
 from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
 from pruned_rnnt.loss.full import rnnt_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
@@ -47,9 +48,12 @@ from pruned_rnnt.loss.results import (
     Occupancy,
     PrunedInputs,
     SimpleLoss,
+    TdtOccupancy,
+    TdtSimpleLoss,
     TransducerLosses,
 )
 from pruned_rnnt.loss.simple import rnnt_loss_simple
+from pruned_rnnt.loss.simple_tdt import prune_bounds_tdt, rnnt_loss_tdt_simple
 from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.ops import backend_report, backend_summary
 
@@ -70,6 +74,8 @@ __all__ = [
     "PrunedInputs",
     "PrunedTransducerLoss",
     "SimpleLoss",
+    "TdtOccupancy",
+    "TdtSimpleLoss",
     "TransducerLosses",
     "__version__",
     "backend_report",
@@ -82,11 +88,14 @@ __all__ = [
     "packed_row_splits",
     "prune",
     "prune_bounds",
+    "prune_bounds_tdt",
     "rnnt_loss",
     "rnnt_loss_fused",
     "rnnt_loss_pruned",
     "rnnt_loss_simple",
     "rnnt_loss_tdt",
+    "rnnt_loss_tdt_fused",
+    "rnnt_loss_tdt_simple",
     "row_splits_to_row_ids",
 ]
 

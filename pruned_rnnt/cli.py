@@ -30,6 +30,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt prepare own my_recordings.tsv              or use your own
   pruned-rnnt train --config synthetic                   train
   pruned-rnnt train exp/synthetic                        continue after an interruption
+  pruned-rnnt finetune exp/synthetic data/calls          start from a trained model
   pruned-rnnt decode exp/synthetic                       transcribe the test set, WER
   pruned-rnnt inspect exp/synthetic                      history and curves of the run
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parsers = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
     training.add_prepare(parsers)
     training.add_train(parsers)
+    training.add_finetune(parsers)
     inference.add_decode(parsers)
     inference.add_align(parsers)
     training.add_average(parsers)

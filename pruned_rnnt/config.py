@@ -24,11 +24,14 @@ def load_config(
     cls: type[ConfigT],
     yaml_path: str | Path | None = None,
     overrides: Iterable[str] = (),
+    *,
+    base: tuple[str, Mapping[str, Any]] | None = None,
 ) -> ConfigT:
     """Build a `cls` from its defaults, a YAML file and `section.key=value` overrides.
 
     Args:
         cls: frozen dataclass, which may nest others.
+        base: name and nested values of a layer between the defaults and the file.
         yaml_path: file with differences from the defaults, or the name of a packaged one (`own`
             for configs/own.yaml), or None.
         overrides: each `section.key=value`; the value is read as YAML.
@@ -36,7 +39,7 @@ def load_config(
     Raises:
         ConfigError: missing or malformed file, unknown key, wrong type, value out of range.
     """
-    layers: list[tuple[str, Any]] = []
+    layers: list[tuple[str, Any]] = [(base[0], dict(base[1]))] if base is not None else []
     if yaml_path is not None:
         layers += _read_with_bases(config_file(yaml_path), seen=())
     layers += [(f"override '{item}'", _parse_override(item)) for item in overrides]
@@ -73,16 +76,17 @@ def config_file(path: str | Path) -> Path:
     return path
 
 
-def top_level_value(
-    key: str, yaml_path: str | Path | None = None, overrides: Iterable[str] = ()
-) -> Any:
-    """The value that a YAML file or overrides give to a top-level key, for any class.
+def value_of(key: str, yaml_path: str | Path | None = None, overrides: Iterable[str] = ()) -> Any:
+    """The value that a YAML file or overrides give to `key` or `section.key`, for any class.
 
     None if neither sets it. Raises ConfigError as `load_config` if they cannot be read.
     """
+    from omegaconf import OmegaConf
+
     layers = _read_with_bases(config_file(yaml_path), seen=()) if yaml_path is not None else []
-    values = [values for _, values in layers] + [_parse_override(item) for item in overrides]
-    return next((layer[key] for layer in reversed(values) if key in layer), None)
+    nodes = [values for _, values in layers] + [_parse_override(item) for item in overrides]
+    values = [OmegaConf.select(node, key) for node in nodes]
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "config") -> ConfigT:

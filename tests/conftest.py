@@ -1,5 +1,7 @@
 """Settings of all tests: `gpu` tests need a CUDA device, and no test fails on a loaded machine."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -15,3 +17,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a prepared corpus of a few utterances."""
+    # Imported here: tests of the losses need no lhotse.
+    from tests.tiny_corpus import make_corpus
+
+    return make_corpus(tmp_path_factory.mktemp("corpus"))

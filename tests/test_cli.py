@@ -24,11 +24,6 @@ from tests.tiny_corpus import make_corpus, tiny_overrides
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exp") / "run"
     settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]

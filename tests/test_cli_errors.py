@@ -14,14 +14,9 @@ import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.train.tasks.registry import load_experiment
-from tests.tiny_corpus import make_corpus, tiny_overrides
+from tests.tiny_corpus import tiny_overrides
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ ALLOWED = {
     "export": {"config", "data", "decode", "interop", "model"},
     "transcribe": {"data", "decode", "export", "model"},
     "align": {"data", "decode", "diagnostics", "model", "transcribe"},
+    "finetune": {"config", "data", "decode", "export", "interop", "model", "train"},
     "interop": {"config", "data", "model", "train"},
 }
 

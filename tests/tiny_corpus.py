@@ -22,19 +22,33 @@ BINS = 80
 SILENCE = -12.0
 
 
-def make_corpus(folder: Path, train: int = 32, dev: int = 6, seed: int = 0) -> Path:
-    """Write the splits train, dev and test, and return `folder`; utterances have 1 to 3 words."""
+def make_corpus(
+    folder: Path,
+    train: int = 32,
+    dev: int = 6,
+    seed: int = 0,
+    *,
+    words: tuple[str, ...] = WORDS,
+    prefix: str = "",
+) -> Path:
+    """Write the splits train, dev and test, and return `folder`; utterances have 1 to 3 words.
+
+    Args:
+        seed: of the patterns of the words, and of the utterances.
+        prefix: of the utterances' ids.
+    """
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
-    patterns = {word: rng.uniform(-10, 2, size=BINS).astype(np.float32) for word in WORDS}
+    patterns = {word: rng.uniform(-10, 2, size=BINS).astype(np.float32) for word in words}
     texts = []
     with NumpyFilesWriter(folder / "features") as writer:
         for split, count in (("train", train), ("dev", dev), ("test", dev)):
             cuts = []
             for index in range(count):
-                words = [str(word) for word in rng.permutation(WORDS)[: rng.integers(1, 4)]]
-                texts.append(" ".join(words))
-                cuts.append(_cut(f"{split}-{index}", words, patterns, rng, writer, folder))
+                spoken = [str(word) for word in rng.permutation(words)[: rng.integers(1, 4)]]
+                texts.append(" ".join(spoken))
+                name = f"{prefix}{split}-{index}"
+                cuts.append(_cut(name, spoken, patterns, rng, writer, folder))
             CutSet.from_cuts(cuts).to_file(folder / f"{split}_cuts.jsonl.gz")
     train_tokenizer(texts, TokenizerConfig(kind="word", vocab_size=50)).save(folder / "tokens")
     write_report(folder, {"command": "tests"})

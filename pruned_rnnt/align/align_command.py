@@ -11,7 +11,7 @@ from pruned_rnnt.align.manifest import cut_of_file
 from pruned_rnnt.align.output import AlignmentWriter
 from pruned_rnnt.align.sources import align_file, align_set
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -35,7 +35,7 @@ _DOUBTFUL_SCORE = -3.0
 def run_align(
     model: SpeechModel,
     tokenizer: Tokenizer,
-    source: tuple[DataConfig, str] | tuple[Path, str],
+    source: tuple[DataModule, str] | tuple[Path, str],
     folder: Path,
     kind: str,
     *,
@@ -46,7 +46,7 @@ def run_align(
     """Align a prepared split or an audio file; False if an utterance has no alignment.
 
     Args:
-        source: configuration and name of a split, or an audio file and its text.
+        source: data and name of a split, or an audio file and its text.
         folder, kind: as for `AlignmentWriter`.
         p99_duration: as for `align_file`.
         calibration: of the model.
@@ -55,13 +55,12 @@ def run_align(
     Raises:
         FileNotFoundError, ValueError: as `align_set` and `align_file`.
     """
-    data_or_path, split_or_text = source
-    if isinstance(data_or_path, Path):
-        path, text = data_or_path, split_or_text
+    data, split = source
+    if isinstance(data, Path):
+        path, text = data, split
         results = align_file(model, tokenizer, path, text, p99_duration, calibration)
         cuts = {path.stem: cut_of_file(path, path.stem, text)} if kind == "lhotse" else {}
         return write_alignments(results, folder, kind, path.stem, cuts)
-    data, split = DataModule(data_or_path), split_or_text
     loader = data.test_loader(split)
     results = align_set(model, tokenizer, data, loader, calibration)
     cuts = {cut.id: cut for cut in data.folder.cuts(split)} if kind == "lhotse" else {}

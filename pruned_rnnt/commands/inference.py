@@ -27,10 +27,12 @@ from pruned_rnnt.usage_errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
     from pruned_rnnt.decode.decode_set import DecodeConfig
     from pruned_rnnt.model.language_model import LanguageModel
     from pruned_rnnt.model.speech_model import SpeechModel
+    from pruned_rnnt.train.experiment import ExperimentConfig
 
 
 _DECODE_HELP = "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + OVERRIDES_HELP
@@ -55,7 +57,6 @@ def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
 def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
     from pruned_rnnt.align.calibrate import calibrate, word_confidences
-    from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.decode.decode_set import decode_set
     from pruned_rnnt.decode.nbest import write_hypotheses
     from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
@@ -67,7 +68,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
 
     config = config_of_run(options)
     loaded = load_model(config)
-    data = DataModule(config.data)
+    data = _data_of(config, loaded.tokenizer)
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
         raise UsageError(
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
@@ -116,6 +117,13 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     if options.calibrate and calibration is not None:
         print(f"calibration: {save_calibration(config.folder, calibration)}")
     return 0
+
+
+def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
+    """The data of a run; a fine-tuned one may have other symbols than its data."""
+    from pruned_rnnt.data.input.datamodule import DataModule
+
+    return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)
 
 
 def _language_model(
@@ -172,12 +180,12 @@ def align(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
-    source = (Path(audio[0]), options.text) if audio else (config.data, split)
+    tokenizer = loaded.tokenizer
     longest = read_p99_duration(options.run)
     done = run_align(
         loaded.model,
-        loaded.tokenizer,
-        source,
+        tokenizer,
+        (Path(audio[0]), options.text) if audio else (_data_of(config, tokenizer), split),
         folder,
         options.format,
         p99_duration=longest,
@@ -242,7 +250,6 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export import model_file
-    from pruned_rnnt.model.build_model import as_transducer
     from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
     from pruned_rnnt.train.run import load_model, run_config, set_chunks
     from pruned_rnnt.transcribe.live import LiveRecogniser
@@ -283,8 +290,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     )
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
-    transducer = as_transducer(recogniser.model, "live transcription")
-    live = LiveRecogniser(transducer, recogniser.tokenizer, options.chunk, options.left)
+    live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:
             print_live(live, source)

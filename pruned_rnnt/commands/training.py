@@ -12,7 +12,7 @@ import logging
 import pkgutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.commands.command import OVERRIDES_HELP, Parsers, add_command, split_arguments
@@ -76,12 +76,21 @@ def add_train(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def train(options: argparse.Namespace, console: Console) -> int:
     """Train a model, or continue a run from its newest checkpoint."""
-    from pruned_rnnt.train.engine.distributed import process_group
-    from pruned_rnnt.train.engine.trainer import Trainer
+    from pruned_rnnt.config import value_of
+    from pruned_rnnt.finetune.finetune_task import task_of
+    from pruned_rnnt.finetune.settings import continued_finetuning, load_finetuning
     from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.tasks.registry import load_experiment
 
-    config, make_task = load_experiment(*_config_to_train(options))
+    chosen = _config_to_train(options)
+    config: Any
+    make_task: Any
+    if value_of("train.init", chosen.yaml_path, chosen.overrides):
+        load = continued_finetuning if chosen.is_run else load_finetuning
+        config, source = load(chosen.yaml_path, chosen.overrides)
+        make_task = task_of(source)
+    else:
+        config, make_task = load_experiment(chosen.yaml_path, chosen.overrides)
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
 
@@ -90,13 +99,25 @@ def train(options: argparse.Namespace, console: Console) -> int:
         if not isinstance(config, ExperimentConfig):
             raise UsageError("--dry-run and --find-max-duration are for recognisers only")
         return 0 if run_dry_run(options, config, Console()) else EXIT_FAILED
+    return run_training(config, make_task, console, allow_changes=options.allow_changes)
+
+
+def run_training(config: Any, make_task: Any, console: Console, *, allow_changes: bool) -> int:
+    """Train as `Trainer` does, and measure a fine-tuning before and after; the exit code."""
+    from pruned_rnnt.finetune.finetune_task import FinetuneTask
+    from pruned_rnnt.train.engine.distributed import process_group
+    from pruned_rnnt.train.engine.trainer import Trainer
+
     with process_group() as ranks:
         if not ranks.is_first:
             logging.getLogger("pruned_rnnt").setLevel(logging.WARNING)
-        trainer = Trainer(
-            config, ranks, console, allow_changes=options.allow_changes, make_task=make_task
-        )
+        trainer = Trainer(config, ranks, console, allow_changes=allow_changes, make_task=make_task)
+        finetuning = trainer.task if isinstance(trainer.task, FinetuneTask) else None
+        if finetuning is not None:
+            finetuning.evaluation.measure_source()
         outcome = trainer.run()
+        if finetuning is not None and outcome == "finished":
+            finetuning.evaluation.measure_result()
     if outcome == "preempted":
         if ranks.is_first:
             print(
@@ -104,16 +125,66 @@ def train(options: argparse.Namespace, console: Console) -> int:
                 file=sys.stderr,
             )
         return trainer.stop_signals.exit_code
+    if finetuning is not None and ranks.is_first:
+        finetuning.evaluation.show()
     return 0
 
 
-def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str]]:
-    """The YAML file and the overrides of a new run, or of the run whose folder is named."""
+_FINETUNE_HELP = """\
+SOURCE is the folder of a run, a model that `pruned-rnnt export --format torch` wrote, or an icefall
+checkpoint with its bpe.model or tokens.txt beside it (or finetune.tokens=FILE). DATA is a folder
+that `pruned-rnnt prepare` wrote.
+  pruned-rnnt finetune exp/adults data/children
+  pruned-rnnt finetune exp/adults data/children data.old_path=data/adults data.old_share=0.25
+  pruned-rnnt finetune epoch-30.pt data/calls finetune.vocabulary=extend finetune.freeze=[encoder]
+The same command, or `pruned-rnnt train RUN`, continues after an interruption.
+
+"""
+
+
+def add_finetune(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, finetune, _FINETUNE_HELP + OVERRIDES_HELP)
+    parser.add_argument("source", metavar="SOURCE", help="trained model to start from")
+    parser.add_argument("data", metavar="DATA", help="prepared folder to train on")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="CONFIG",
+        help="settings that differ from those of the source",
+    )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue a run although its configuration has changed",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+
+
+def finetune(options: argparse.Namespace, console: Console) -> int:
+    """Train a model further on other data, and compare it with the one before."""
+    from pruned_rnnt.finetune.finetune_task import task_of
+    from pruned_rnnt.finetune.settings import load_finetuning
+
+    named = [f"train.init={options.source}", f"data.path={options.data}"]
+    config, source = load_finetuning(options.config, [*named, *options.overrides])
+    return run_training(config, task_of(source), console, allow_changes=options.allow_changes)
+
+
+class _ToTrain(NamedTuple):
+    """The YAML file and the overrides of a run; is_run: the file is that of an existing run."""
+
+    yaml_path: Path | None
+    overrides: list[str]
+    is_run: bool
+
+
+def _config_to_train(options: argparse.Namespace) -> _ToTrain:
+    """What a new run, or the run whose folder is named, is configured by."""
     from pruned_rnnt.train.run import config_path
 
     overrides, runs = split_arguments(options.arguments)
     if not runs:
-        return options.config, overrides
+        return _ToTrain(options.config, overrides, is_run=False)
     if options.config is not None:
         raise UsageError(
             f"--config {options.config} is for a new run, and {runs[0]} names a run to continue: "
@@ -122,7 +193,8 @@ def _config_to_train(options: argparse.Namespace) -> tuple[Path | None, list[str
     if len(runs) > 1:
         raise UsageError(f"name one run to continue, got {' '.join(runs)}")
     # The folder may have been moved since its configuration was saved.
-    return config_path(Path(runs[0])), [*overrides, f"train.folder={runs[0]}"]
+    overrides.append(f"train.folder={runs[0]}")
+    return _ToTrain(config_path(Path(runs[0])), overrides, is_run=True)
 
 
 _AVERAGE_HELP = (

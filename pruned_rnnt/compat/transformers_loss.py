@@ -22,8 +22,9 @@ import pruned_rnnt
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
 _LOSS_TYPE = "ParakeetForRNNT"
 _NO_TDT = (
-    "pruned_rnnt computes RNN-T losses only; the TDT loss (token-and-duration transducer) is not "
-    "available yet, so leave the model's own TDT loss in place"
+    "this module replaces RNN-T losses only; the TDT loss (token-and-duration transducer, "
+    "pruned_rnnt.rnnt_loss_tdt) is not available here yet, so leave the model's own TDT loss in "
+    "place"
 )
 
 

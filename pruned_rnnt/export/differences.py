@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.predictor import StatelessPredictor
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.usage_errors import ExportError
 
@@ -27,8 +29,20 @@ def check_predictor(model: TransducerModel) -> None:
     assert model.predictor.blank == 0
 
 
-def differences(model: TransducerModel, decode: DecodeConfig) -> Iterator[str]:
+def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
     """One line for each setting that may make the texts of sherpa-onnx differ from the run's."""
+    if decode.fusion.enabled:
+        yield "decode.fusion is used, but sherpa-onnx uses only what its own options name"
+    if isinstance(model, CtcModel):
+        if decode.skip_unknown:
+            yield "decode.skip_unknown is true, but sherpa-onnx emits <unk> of a CTC model"
+        if decode.method == "ctc_prefix_beam":
+            yield "decode.method is ctc_prefix_beam, but sherpa-onnx takes the best path"
+        return
+    if decode.method in ("non_autoregressive", "ctc_greedy", "ctc_prefix_beam"):
+        yield (
+            f"decode.method is {decode.method}, but sherpa-onnx searches with predictor and joiner"
+        )
     if model.loss_config.rnnt_type == "regular":
         yield (
             "loss.rnnt_type is regular: the model was trained to emit any number of symbols per "
@@ -41,8 +55,6 @@ def differences(model: TransducerModel, decode: DecodeConfig) -> Iterator[str]:
         )
     if not decode.skip_unknown:
         yield "decode.skip_unknown is false, but sherpa-onnx never emits <unk>"
-    if decode.fusion.enabled:
-        yield "decode.fusion is used, but sherpa-onnx uses only what its own options name"
     if decode.method == "modified_beam":
         if decode.beam_size != _BEAM_SIZE:
             yield (

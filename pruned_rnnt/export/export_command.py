@@ -38,7 +38,7 @@ def check_export(options: argparse.Namespace) -> None:
 
 def run_export(
     options: argparse.Namespace,
-    speech_model: SpeechModel,
+    model: SpeechModel,
     tokenizer: Tokenizer,
     folder: Path,
     source: str,
@@ -55,7 +55,7 @@ def run_export(
     # The exporters log remarks about operators that our models do not have.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    model = as_transducer(speech_model.cpu().eval(), "export")
+    model = model.cpu().eval()
     sizes = OnnxOptions(
         streaming=options.streaming,
         chunk=options.chunk,
@@ -68,7 +68,7 @@ def run_export(
         print(f'wrote {folder}; to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
     if options.format == "icefall":
-        export_icefall(model, tokenizer, folder)
+        export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
         print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
         return True
     graphs = export_onnx(model, tokenizer, folder, sizes, source, decode)

@@ -1,4 +1,4 @@
-"""The three graphs of an exported transducer, and their export to ONNX and torch.
+"""The graphs of an exported model, and their export to ONNX and torch.
 
 Axes: N batch or streams, T feature frames, F mel bins, T' encoder frames, E encoder width,
 H context size, J joiner width, V vocabulary.
@@ -10,8 +10,9 @@ Inputs and outputs are bound by position, in the order that sherpa-onnx expects 
     decoder    y (N,H)                                 -> (N,J)
     joiner     encoder_out (N,J), decoder_out (N,J)    -> logits (N,V)
 
-The projections to the joiner's width are part of encoder and decoder. Floats are float32, all
-integers int64.
+The projections to the joiner's width are part of encoder and decoder. A model of a CTC head alone
+is one graph, `model`: the encoder with log-probabilities (N,T',V) as its output. Floats are
+float32, all integers int64.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.search.hypothesis import joint_log_probs
+from pruned_rnnt.export.output_layer import output_layer
 from pruned_rnnt.export.streaming_graphs import streaming_graph
+from pruned_rnnt.model.ctc_model import CtcModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 OPSET = 20
@@ -37,10 +41,10 @@ _MIN_FRAMES, _MAX_FRAMES = 17, 60_000
 class OfflineEncoderGraph(nn.Module):
     """The encoder, for whole utterances."""
 
-    def __init__(self, model: TransducerModel) -> None:
+    def __init__(self, model: SpeechModel) -> None:
         super().__init__()
         self.encoder = model.encoder
-        self.projection = model.joiner.encoder_proj
+        self.projection = output_layer(model)
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         encoded_NTE, lengths = self.encoder(x, x_lens)
@@ -90,33 +94,41 @@ class Graph:
     dynamic_axes: tuple[Any, ...]
 
 
-def offline_encoder(model: TransducerModel) -> Graph:
+def offline_encoder(model: SpeechModel) -> Graph:
     batch = torch.export.Dim("N")
     frames = torch.export.Dim("T", min=_MIN_FRAMES, max=_MAX_FRAMES)
+    name, output = _names(model)
     return Graph(
-        name="encoder",
+        name=name,
         module=OfflineEncoderGraph(model),
         inputs=(
             torch.zeros(2, 103, model.encoder.config.num_mel_bins),
             torch.tensor([103, 90]),
         ),
         input_names=("x", "x_lens"),
-        output_names=("encoder_out", "encoder_out_lens"),
+        output_names=(output, f"{output}_lens"),
         dynamic_axes=({0: batch, 1: frames}, {0: batch}),
     )
 
 
-def streaming_encoder(model: TransducerModel, chunk_size: int, left_frames: int) -> Graph:
+def _names(model: SpeechModel) -> tuple[str, str]:
+    """Of the encoder's graph and of its output."""
+    is_ctc = isinstance(model, CtcModel)
+    return ("model", "log_probs") if is_ctc else ("encoder", "encoder_out")
+
+
+def streaming_encoder(model: SpeechModel, chunk_size: int, left_frames: int) -> Graph:
     streams = torch.export.Dim("N")
     module = streaming_graph(model, chunk_size, left_frames)
     bins = model.encoder.config.num_mel_bins
+    name, output = _names(model)
     state_axes = tuple({axis: streams} for axis in module.stream_axes)
     return Graph(
-        name="encoder",
+        name=name,
         module=module,
         inputs=(torch.zeros(2, module.stream.input_frames, bins), *module.start(2)),
         input_names=("x", *module.state_names),
-        output_names=("encoder_out", *module.next_names),
+        output_names=(output, *module.next_names),
         dynamic_axes=({0: streams}, state_axes),
     )
 

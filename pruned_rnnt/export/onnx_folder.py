@@ -1,6 +1,7 @@
 """A folder that sherpa-onnx runs: ONNX files with metadata, tokens, a script and a README.
 
-encoder.onnx decoder.onnx joiner.onnx     and optionally NAME.int8.onnx, NAME.fp16.onnx
+encoder.onnx decoder.onnx joiner.onnx     and optionally NAME.int8.onnx, NAME.fp16.onnx;
+model.onnx                                instead of them: of a model of a CTC head alone
 tokens.txt tokens.model                   `SYMBOL ID` lines; SentencePiece model (for hotwords)
 settings.json                             streaming or not, chunk, sample rate and more
 recognise.py README.md                    transcribes audio with the files; instructions
@@ -32,6 +33,7 @@ from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.conformer import Conformer
+from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
@@ -42,6 +44,8 @@ SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("sherpa_script.py")
 # sherpa-onnx's names of encoder types; both have the same inputs and outputs.
 _OFFLINE_TYPES = {"conformer": "conformer", "zipformer": "zipformer2"}
+# Its name of a whole CTC model, of any encoder.
+_CTC_TYPE = "zipformer2_ctc"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +75,12 @@ def file_name(graph: str, precision: str) -> str:
     return f"{graph}.onnx" if precision == "fp32" else f"{graph}.{precision}.onnx"
 
 
-def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
-    """The encoder graph for these options.
+def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
+    """The encoder graph for these options; of a model of a CTC head alone, the whole model.
 
     Raises:
-        ExportError: streaming for a model that is not causal or keeps no state, impossible sizes,
-            or half precision for a Zipformer.
+        ExportError: streaming for a model that is not causal or keeps no state, or for a CTC model
+            of a Conformer; impossible sizes, or half precision for a Zipformer.
     """
     if options.fp16 and isinstance(model.encoder, Zipformer):
         raise ExportError(
@@ -87,6 +91,11 @@ def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
         if options.chunk or options.left:
             raise ExportError("--chunk and --left need --streaming")
         return offline_encoder(model)
+    if isinstance(model, CtcModel) and not isinstance(model.encoder, Zipformer):
+        raise ExportError(
+            "--streaming of a model of loss.kind=ctc needs model.encoder.kind=zipformer: "
+            "sherpa-onnx streams no CTC model of another encoder"
+        )
     chunk, left = stream_sizes(model, options.chunk, options.left)
     if isinstance(model.encoder, Conformer) and model.encoder.config.kernel_size == 1:
         raise ExportError(
@@ -99,8 +108,20 @@ def encoder_graph(model: TransducerModel, options: OnnxOptions) -> Graph:
     return streaming_encoder(model, chunk, left)
 
 
+def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ...]:
+    """Encoder, decoder and joiner of a transducer; one graph of a model of a CTC head alone.
+
+    Raises:
+        ExportError: as `encoder_graph`, or sherpa-onnx cannot run the predictor.
+    """
+    if not isinstance(model, TransducerModel):
+        return (encoder_graph(model, options),)
+    check_predictor(model)
+    return (encoder_graph(model, options), decoder(model), joiner(model))
+
+
 def export_onnx(
-    model: TransducerModel,
+    model: SpeechModel,
     tokenizer: Tokenizer,
     folder: Path,
     options: OnnxOptions,
@@ -115,20 +136,16 @@ def export_onnx(
         decode: configuration of the run; the README lists what sherpa-onnx decodes differently.
 
     Returns:
-        The exported encoder, decoder and joiner.
+        The exported graphs.
 
     Raises:
-        ExportError: as `encoder_graph`; or the tokenizer does not fit the model, or sherpa-onnx
-            cannot run the predictor.
+        ExportError: as `exported_graphs`; or the tokenizer does not fit the model.
         MissingPackageError: a package of the `export` extra is not installed.
     """
     require(*ONNX_PACKAGES)
     check_tokens(model, tokenizer)
-    check_predictor(model)
-    model.eval()
-    encoder = encoder_graph(model, options)
-    graphs = (encoder, decoder(model), joiner(model))
-    settings = _settings(model, encoder, options, source)
+    graphs = exported_graphs(model.eval(), options)
+    settings = _settings(model, graphs[0], options, source)
     settings["differences"] = list(differences(model, decode or DecodeConfig()))
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.onnx"):
@@ -158,11 +175,12 @@ def check_tokens(model: SpeechModel, tokenizer: Tokenizer) -> None:
 
 
 def _settings(
-    model: TransducerModel, encoder: Graph, options: OnnxOptions, source: str
+    model: SpeechModel, encoder: Graph, options: OnnxOptions, source: str
 ) -> dict[str, Any]:
     config = model.encoder.config
     settings: dict[str, Any] = {
         "source": source,
+        "kind": "ctc" if isinstance(model, CtcModel) else "transducer",
         "streaming": options.streaming,
         "precisions": list(options.precisions),
         "sample_rate": 16000,
@@ -185,17 +203,19 @@ def _settings(
     return settings
 
 
-def _metadata(graph: Graph, model: TransducerModel, source: str) -> dict[str, str]:
+def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
     """The metadata that sherpa-onnx reads, and the origin of the file."""
     values: dict[str, Any] = {"model_author": "pruned_rnnt", "version": 1, "comment": source}
     if isinstance(graph.module, StreamingEncoderGraph):
         values.update(graph.module.metadata())
     elif graph.name == "encoder":
         values["model_type"] = _OFFLINE_TYPES[model.encoder.config.kind]
-    if graph.name == "decoder":
+    if isinstance(model, CtcModel):
+        values.update(model_type=_CTC_TYPE, vocab_size=model.vocab_size)
+    elif isinstance(model, TransducerModel) and graph.name == "decoder":
         values["vocab_size"] = model.vocab_size
         values["context_size"] = model.predictor.context_size
-    if graph.name == "joiner":
+    elif graph.name == "joiner":
         values["joiner_dim"] = model.config.joiner_dim
     return {key: str(value) for key, value in values.items()}
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 _SHARED = """\
-# Exported transducer
+# Exported {kind} model
 
 Model: {source}. It runs in sherpa-onnx (tested with 2.0.1). In this folder:
 
     pip install sherpa-onnx soundfile
     python recognise.py a.wav
 
-`--method modified_beam_search` uses beam search, `--threads 2` uses two threads{other}.
+{method}`--threads 2` uses two threads{other}.
 With the programs of a sherpa-onnx build:
 
     {command}
@@ -24,7 +24,9 @@ With the programs of a sherpa-onnx build:
   {sample_rate} Hz.
 - Features: {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither.
   These are sherpa-onnx's defaults.
+"""
 
+_TRANSDUCER_DECODING = """
 ## Decoding
 
 The blank is 0, `<unk>` is never emitted, a frame of 40 ms emits at most one symbol, and the context
@@ -32,6 +34,14 @@ before the first symbol is [-1, ..., -1, 0], where -1 embeds to zero. `pruned-rn
 same by default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`). One difference
 remains in modified beam search: sherpa-onnx adds the probability of `<unk>` to the blank, and
 `pruned-rnnt decode` drops it.
+"""
+
+_CTC_DECODING = """
+## Decoding
+
+The blank is 0. sherpa-onnx takes the most probable symbol of each frame of 40 ms, as
+`pruned-rnnt decode` with `decode.method=ctc_greedy` does, but also emits `<unk>`
+(`decode.skip_unknown=false`).
 """
 
 _DIFFERENCES = """
@@ -55,20 +65,22 @@ def readme_text(settings: Mapping[str, Any]) -> str:
     """The text of README.md, from the folder's settings."""
     program = "sherpa-onnx" if settings["streaming"] else "sherpa-onnx-offline"
     others = [name for name in settings["precisions"] if name != "fp32"]
+    is_ctc = settings["kind"] == "ctc"
+    model = "--encoder=encoder.onnx --decoder=decoder.onnx --joiner=joiner.onnx"
+    if is_ctc:
+        option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
+        model = f"--{option}=model.onnx"
     text = _SHARED.format(
         source=settings["source"],
+        kind="CTC" if is_ctc else "transducer",
+        method="" if is_ctc else "`--method modified_beam_search` uses beam search, ",
         other="".join(f", `--precision {name}` uses the {name} files" for name in others),
-        command=" \\\n      ".join(
-            [
-                f"{program} --tokens=tokens.txt",
-                "--encoder=encoder.onnx --decoder=decoder.onnx --joiner=joiner.onnx",
-                "a.wav",
-            ]
-        ),
+        command=" \\\n      ".join([f"{program} --tokens=tokens.txt", model, "a.wav"]),
         sample_rate=settings["sample_rate"],
         feature_dim=settings["feature_dim"],
         shortest_seconds=settings["shortest_seconds"],
     )
+    text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING
     if settings["differences"]:
         lines = "\n".join(f"- {line}." for line in settings["differences"])
         text += _DIFFERENCES.format(lines=lines)

@@ -44,20 +44,23 @@ def main() -> int:
     options = parser.parse_args()
     settings = json.loads((options.folder / "settings.json").read_text(encoding="utf-8"))
     suffix = "" if options.precision == "fp32" else f".{options.precision}"
-    files = {
-        name: str(options.folder / f"{name}{suffix}.onnx")
-        for name in ("encoder", "decoder", "joiner")
+    shared = {
+        "tokens": str(options.folder / "tokens.txt"),
+        "num_threads": options.threads,
+        "sample_rate": settings["sample_rate"],
+        "feature_dim": settings["feature_dim"],
+        "decoding_method": options.method,
     }
     kind = sherpa_onnx.OnlineRecognizer if settings["streaming"] else sherpa_onnx.OfflineRecognizer
-    recogniser = kind.from_transducer(
-        **files,
-        tokens=str(options.folder / "tokens.txt"),
-        num_threads=options.threads,
-        sample_rate=settings["sample_rate"],
-        feature_dim=settings["feature_dim"],
-        decoding_method=options.method,
-        model_type=settings["model_type"],
-    )
+    if settings["kind"] == "ctc":
+        make = kind.from_zipformer2_ctc if settings["streaming"] else kind.from_zipformer_ctc
+        recogniser = make(model=str(options.folder / f"model{suffix}.onnx"), **shared)
+    else:
+        files = {
+            name: str(options.folder / f"{name}{suffix}.onnx")
+            for name in ("encoder", "decoder", "joiner")
+        }
+        recogniser = kind.from_transducer(**files, **shared, model_type=settings["model_type"])
     code = 0
     for path in options.audio:
         try:

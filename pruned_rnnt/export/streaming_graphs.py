@@ -26,10 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.export.output_layer import output_layer
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.encoder_kinds import stream_encoder
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.embedding import EMBEDDING_RATE
 from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
 from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
@@ -78,10 +79,10 @@ class StreamingConformerGraph(StreamingEncoderGraph):
     stream_axes = (2, 2, 0)
     stream: StreamingConformer
 
-    def __init__(self, model: TransducerModel, stream: StreamingConformer) -> None:
+    def __init__(self, model: SpeechModel, stream: StreamingConformer) -> None:
         super().__init__()
         self.stream = stream
-        self.projection = model.joiner.encoder_proj
+        self.projection = output_layer(model)
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         encoded_NCE, state = self.stream(x, ConformerState(*states))
@@ -109,10 +110,10 @@ class StreamingZipformerGraph(StreamingEncoderGraph):
     layout = "zipformer2"
     stream: StreamingZipformer
 
-    def __init__(self, model: TransducerModel, stream: StreamingZipformer) -> None:
+    def __init__(self, model: SpeechModel, stream: StreamingZipformer) -> None:
         super().__init__()
         self.stream = stream
-        self.projection = model.joiner.encoder_proj
+        self.projection = output_layer(model)
         layers = sum(stream.encoder.config.layers)
         names = [f"cached_{name}_{layer}" for layer in range(layers) for name in _STATES]
         self.state_names = (*names, "embed_states", "processed_lens")
@@ -146,9 +147,7 @@ class StreamingZipformerGraph(StreamingEncoderGraph):
         return {**super().metadata(), **texts}
 
 
-def streaming_graph(
-    model: TransducerModel, chunk_size: int, left_frames: int
-) -> StreamingEncoderGraph:
+def streaming_graph(model: SpeechModel, chunk_size: int, left_frames: int) -> StreamingEncoderGraph:
     """The graph of the model's causal encoder; sizes and errors as for `stream_encoder`."""
     stream = stream_encoder(model.encoder, chunk_size, left_frames)
     if isinstance(stream, StreamingZipformer):

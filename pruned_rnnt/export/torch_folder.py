@@ -2,7 +2,8 @@
 
 model.pt                               for `pruned_rnnt.load`
 encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; the graphs of the ONNX files, but
-                                       no decoder if the predictor is recurrent
+                                       no decoder if the predictor is recurrent; model.pt2 alone
+                                       for a model of a CTC head alone
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.model.predictor import StatelessPredictor
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
 def export_torch(
-    model: TransducerModel,
+    model: SpeechModel,
     tokenizer: Tokenizer,
     folder: Path,
     options: OnnxOptions,
@@ -33,9 +35,11 @@ def export_torch(
     """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
     encoder = encoder_graph(model.eval(), options)
     save_model(model, tokenizer, folder / FILE_NAME, source, p99_duration, calibration)
-    graphs = [encoder, joiner(model)]
-    if isinstance(model.predictor, StatelessPredictor):
-        graphs.append(decoder(model))
+    graphs = [encoder]
+    if isinstance(model, TransducerModel):
+        graphs.append(joiner(model))
+        if isinstance(model.predictor, StatelessPredictor):
+            graphs.append(decoder(model))
     for old in folder.glob("*.pt2"):
         old.unlink()
     for graph in graphs:

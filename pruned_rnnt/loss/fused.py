@@ -56,14 +56,8 @@ def rnnt_loss_fused(
         TypeError, ValueError: as rnnt_loss and rnnt_loss_pruned.
     """
     checks.check_am_lm(am, lm, "D")
-    checks.check_floating("weight", weight, "(V, D)", 2)
-    (size, frames, width), vocabulary = am.shape, weight.shape[0]
-    checks.check_shape("weight", weight, (vocabulary, width), "(V, D) with the D of am")
-    checks.check_same("weight", weight, "am", am)
-    if bias is not None:
-        checks.check_floating("bias", bias, "(V,)", 1)
-        checks.check_same("bias", bias, "am", am)
-        checks.check_shape("bias", bias, (vocabulary,), "(V,)")
+    check_output_layer("", weight, bias, "V", am)
+    (size, frames, _), vocabulary = am.shape, weight.shape[0]
     if bounds is not None:
         check_bounds_type(bounds)
     checks.check_one_of("activation", activation, ACTIVATIONS)
@@ -89,3 +83,19 @@ def rnnt_loss_fused(
         options=options,
     )
     return reduced(loss, reduction)
+
+
+def check_output_layer(
+    prefix: str, weight: Tensor, bias: Tensor | None, rows: str, am: Tensor
+) -> None:
+    """weight (rows, D) and bias (rows,) or None for am (N, T, D); their names begin with prefix."""
+    name = f"{prefix}weight"
+    checks.check_floating(name, weight, f"({rows}, D)", 2)
+    count, width = weight.shape[0], am.shape[2]
+    checks.check_shape(name, weight, (count, width), f"({rows}, D) with the D of am")
+    checks.check_same(name, weight, "am", am)
+    if bias is not None:
+        name = f"{prefix}bias"
+        checks.check_floating(name, bias, f"({rows},)", 1)
+        checks.check_same(name, bias, "am", am)
+        checks.check_shape(name, bias, (count,), f"({rows},)")

@@ -24,6 +24,8 @@ class Joiner(nn.Module):
         activation: `tanh`, `relu` or `none`.
         initial_scale: initial weights of the two projections as a fraction of torch's default;
             biases start within a tenth of it. None keeps torch's default for both.
+        duration_count: outputs of a second output layer, duration_linear, for a token-and-duration
+            transducer; with 0, that is None.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Joiner(nn.Module):
         vocab_size: int,
         activation: str = "tanh",
         initial_scale: float | None = None,
+        duration_count: int = 0,
     ):
         super().__init__()
         check_one_of("activation", activation, ACTIVATIONS)
@@ -41,19 +44,28 @@ class Joiner(nn.Module):
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim)
         self.decoder_proj = nn.Linear(predictor_dim, joiner_dim)
         self.output_linear = nn.Linear(joiner_dim, vocab_size)
+        self.duration_linear = nn.Linear(joiner_dim, duration_count) if duration_count > 0 else None
         if initial_scale is not None:
             for projection in (self.encoder_proj, self.decoder_proj):
                 scale_initial(projection, initial_scale)
 
     def forward(self, am: Tensor, lm: Tensor) -> Tensor:
         """am, lm (..., D) that broadcast, the projected inputs -> logits (..., V)."""
+        logits: Tensor = self.output_linear(self.hidden(am, lm))
+        return logits
+
+    def with_durations(self, am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and duration logits (..., duration_count)."""
+        assert self.duration_linear is not None
+        hidden = self.hidden(am, lm)
+        return self.output_linear(hidden), self.duration_linear(hidden)
+
+    def hidden(self, am: Tensor, lm: Tensor) -> Tensor:
+        """(..., D), the input of the output layers."""
         hidden = am + lm
         if self.activation == "tanh":
-            hidden = torch.tanh(hidden)
-        elif self.activation == "relu":
-            hidden = torch.relu(hidden)
-        logits: Tensor = self.output_linear(hidden)
-        return logits
+            return torch.tanh(hidden)
+        return torch.relu(hidden) if self.activation == "relu" else hidden
 
 
 def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_size: int) -> None:

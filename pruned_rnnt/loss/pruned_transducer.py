@@ -6,7 +6,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from pruned_rnnt.loss.checks import (
 from pruned_rnnt.loss.full import check_logits, loss_of_logits
 from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
+from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
 from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
@@ -65,6 +66,8 @@ class PrunedTransducerLoss(nn.Module):
         rnnt_type, delay_penalty, fastemit_lambda, hat, reduction: see rnnt_loss; hat concerns the
             pruned loss.
         lm_only_scale, am_only_scale: see rnnt_loss_simple.
+        durations, sigma, omega: see rnnt_loss_tdt; with durations, both losses are TDT losses and
+            joiner is a Joiner with a layer for them. omega applies in training.
         simple_scale, pruned_scale_start, warm_up_steps: see above.
 
     Raises:
@@ -90,6 +93,9 @@ class PrunedTransducerLoss(nn.Module):
         warm_up_steps: int = 2000,
         hat: bool = False,
         exact_bounds: bool = False,
+        durations: Sequence[int] | None = None,
+        sigma: float = 0.0,
+        omega: float = 0.0,
         reduction: str = "mean",
     ):
         super().__init__()
@@ -115,6 +121,12 @@ class PrunedTransducerLoss(nn.Module):
         self.simple_lm_proj = nn.Linear(predictor_dim, vocab_size)
         for projection in (self.simple_am_proj, self.simple_lm_proj):
             scale_initial(projection, _INITIAL_SCALE)
+
+        self.tdt: TdtHead | None = None
+        if durations is not None:
+            check_tdt_joiner(joiner, durations, rnnt_type, hat)
+            dims = (encoder_dim, predictor_dim)
+            self.tdt = TdtHead(*dims, durations, sigma, omega, _INITIAL_SCALE)
 
     def scales(self, step: int) -> tuple[float, float]:
         """Scales of the simple and of the pruned loss after that many optimiser steps."""
@@ -197,6 +209,13 @@ class PrunedTransducerLoss(nn.Module):
         projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
         dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
         am, lm = (x.to(dtype).contiguous() for x in projected)
+        if self.tdt is not None:
+            assert isinstance(self.joiner, Joiner)
+            parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
+            band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
+            tdt = self.tdt(*parts, self.simple_options, **band)
+            simple_N, emit, blank, *_ = tdt.simple
+            return self._step_losses(simple_N, tdt.pruned, emit, blank, tdt.start, scales)
         simple_N, emit, blank = simple_loss(am, lm, utterances.tensors, self.simple_options)
         topology = (self.s_range, self.options.rnnt_type)
         start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
@@ -223,6 +242,17 @@ class PrunedTransducerLoss(nn.Module):
             pruned_N = loss_of_logits(
                 logits, utterances.tensors, bounds, self.options, in_place=False, validate=False
             )
+        return self._step_losses(simple_N, pruned_N, emit, blank, start_NT, scales)
+
+    def _step_losses(
+        self,
+        simple_N: Tensor,
+        pruned_N: Tensor,
+        emit: Tensor,
+        blank: Tensor,
+        start_NT: Tensor,
+        scales: tuple[float, float],
+    ) -> StepLosses:
         total_N = scales[0] * simple_N + scales[1] * pruned_N
         return StepLosses(
             total=reduced(total_N, self.reduction),
@@ -238,7 +268,7 @@ class PrunedTransducerLoss(nn.Module):
         """The inputs of pruned_step; None unless all layers are plain nn.Linear with weight and
         bias, without wrappers or hooks, and without torch.compile, which must see each layer."""
         joiner, device = self.joiner, encoder_out.device
-        if not isinstance(joiner, Joiner) or torch.compiler.is_compiling():
+        if not isinstance(joiner, Joiner) or torch.compiler.is_compiling() or self.tdt is not None:
             return None
         if min(encoder_out.numel(), predictor_out.numel()) == 0 or predictor_out.device != device:
             return None

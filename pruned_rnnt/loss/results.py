@@ -24,6 +24,27 @@ class Occupancy(NamedTuple):
     blank: Tensor
 
 
+class TdtOccupancy(NamedTuple):
+    """How probable each arc of a TDT lattice is, given the targets; no gradient.
+
+    emit, blank: as of Occupancy, summed over durations.
+    stay: (N, T, U+1), the part of emit whose duration is 0.
+    durations: (N, T, U+1, K), of the emit and the blank with each duration.
+    """
+
+    emit: Tensor
+    blank: Tensor
+    stay: Tensor
+    durations: Tensor
+
+
+class TdtSimpleLoss(NamedTuple):
+    """loss: (N,) or a scalar, by reduction. occupancy: the argument of prune_bounds_tdt."""
+
+    loss: Tensor
+    occupancy: TdtOccupancy
+
+
 class SimpleLoss(NamedTuple):
     """loss: (N,) or a scalar, by reduction. occupancy: the argument of prune_bounds."""
 

@@ -78,6 +78,7 @@ class SpeechModel(nn.Module):
         ctc_head: from the encoder's output to CTC logits; None without a CTC loss.
         batch_seconds: seconds of audio in a training step, over all processes; the encoder's
             schedules count steps of ten minutes.
+        steps_before: such steps before the first one, for a model that is trained already.
         encoder_graphs: if set, runs the encoder in training.
     """
 
@@ -89,6 +90,7 @@ class SpeechModel(nn.Module):
         self.loss_config = loss
         self.vocab_size = vocab_size
         self.batch_seconds = _REFERENCE_SECONDS
+        self.steps_before = 0.0
         self.encoder_graphs: EncoderGraphs | None = None
         self.encoder = build_encoder(config.encoder)
         self.ctc_dropout = nn.Dropout(loss.ctc_dropout)
@@ -126,7 +128,8 @@ class SpeechModel(nn.Module):
             feature_lengths, target_lengths = feature_lengths.repeat(2), target_lengths.repeat(2)
             targets_NU = targets_NU.repeat(2, 1)
         if self.training:
-            self.encoder.set_step(step * self.batch_seconds / _REFERENCE_SECONDS)
+            steps = step * self.batch_seconds / _REFERENCE_SECONDS
+            self.encoder.set_step(self.steps_before + steps)
         if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
             encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
         else:

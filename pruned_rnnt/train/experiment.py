@@ -12,6 +12,7 @@ from pruned_rnnt.data.input.datamodule import DataConfig
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
+from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 from pruned_rnnt.train.tasks.mwer import MwerConfig
@@ -24,6 +25,8 @@ class TrainConfig:
     """The training loop: length, precision, checkpoints, logs.
 
     folder: folder of the run, with its checkpoints, logs and results.
+    init: trained model to start from: a run, a file that `pruned-rnnt export --format torch` wrote,
+        or an icefall checkpoint. Empty starts from random parameters.
     steps: total number of optimiser steps.
     seed: for the initial parameters and dropout.
     accumulate: batches whose gradients are summed for one step.
@@ -52,6 +55,7 @@ class TrainConfig:
     """
 
     folder: str = "exp/synthetic"
+    init: str = ""
     steps: int = 1000
     seed: int = 42
     accumulate: int = 1
@@ -91,8 +95,13 @@ class ExperimentConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     mwer: MwerConfig = field(default_factory=MwerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
+        if self.finetune != FinetuneConfig() and not self.train.init:
+            raise ValueError("the settings of finetune need train.init, the model to start from")
+        if self.train.compile_encoder and self.finetune.lora.rank > 0:
+            raise ValueError("train.compile_encoder does not support adapters (finetune.lora)")
         if self.train.compile_encoder and self.model.encoder.kind != "conformer":
             # Random draws and schedules between its modules change the graph in every step.
             raise ValueError(

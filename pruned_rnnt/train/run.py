@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config import ConfigError, from_dict, load_config, top_level_value
+from pruned_rnnt.config import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS, mean_of_states
 from pruned_rnnt.train.engine.checkpoint import (
@@ -44,7 +45,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         ConfigError: the folder is no run of a recogniser, or an override is wrong.
     """
     path = config_path(folder)
-    if (task := top_level_value("task", path)) is not None:
+    if (task := value_of("task", path)) is not None:
         raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
     return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides])
 
@@ -82,7 +83,7 @@ def find_checkpoint(folder: Path, which: str) -> Path:
 
 
 def load_model(config: ExperimentConfig) -> LoadedModel:
-    """The model of `config.decode.checkpoint` on the configured device.
+    """The model of `config.decode.checkpoint` on the configured device, with adapters merged.
 
     Raises:
         CheckpointError: no such checkpoint, or one of another model.
@@ -97,12 +98,15 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
             "they do not come from the same run"
         )
     model = build_model(saved.model, values["vocab_size"], saved.loss)
+    if saved.finetune.lora.rank > 0:
+        add_adapters(model.encoder, saved.finetune.lora)
     average = values["average"] if config.decode.use_average else None
     try:
         model.load_state_dict(average if average is not None else values["model"])
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path} does not fit its own configuration: {reason}") from error
+    merge_adapters(model.encoder)
     set_chunks(model, config.decode)
     return LoadedModel(
         model=model.to(pick_device(config.train)).eval(),

@@ -16,9 +16,9 @@ from pruned_rnnt.data.audio.audio_stream import FeatureStream
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
+from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
 from pruned_rnnt.export.stream_sizes import stream_sizes
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.silence import is_digital_silence
 
 # After this many encoder frames (one second) without a symbol, the next word starts a new line.
@@ -46,11 +46,11 @@ class LiveRecogniser:
     """
 
     def __init__(
-        self, model: TransducerModel, tokenizer: Tokenizer, chunk: int = 0, left: int = 0
+        self, model: SpeechModel, tokenizer: Tokenizer, chunk: int = 0, left: int = 0
     ) -> None:
         silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
         chunk, left = stream_sizes(model, chunk, left)
-        self.stream = StreamingTransducer(model.eval(), chunk, left, silent)
+        self.stream = StreamingGreedySearch(model.eval(), chunk, left, silent)
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
         self._state = self.stream.start(1)

@@ -1,7 +1,7 @@
 """The cases of the benchmark: inputs of given shapes, and the work that every system does on them.
 
 Axes: N batch, T frames, U symbols, V vocabulary, D joiner width, E encoder width, P predictor
-width, S columns kept a frame.
+width, S columns kept a frame, K durations.
 """
 
 from __future__ import annotations
@@ -20,9 +20,21 @@ from torch import Tensor, nn
 #       band, joiner (tanh, linear), pruned loss; gradients of both inputs and all weights.
 # trainer_step: a step as the trainer calls it: the sum over the utterances, and the losses of each.
 # exact_step: as step, with two projections, joiner and full loss over the whole lattice.
+# tdt_step, tdt_exact_step: as step and exact_step, with the TDT loss of durations 0 .. K-1 and a
+#       ReLU joiner; tdt_step also projects both outputs to durations for its simple loss.
 # lattice: px (N,U,T+1), py (N,U+1,T) -> total and both gradients.
 # bounds: occupancies of px and py -> bounds.
-KINDS = ("full", "simple", "step", "trainer_step", "exact_step", "lattice", "bounds")
+KINDS = (
+    "full",
+    "simple",
+    "step",
+    "trainer_step",
+    "exact_step",
+    "tdt_step",
+    "tdt_exact_step",
+    "lattice",
+    "bounds",
+)
 
 # Path of the .npz with the lengths of real utterances, arrays `frames` and `tokens` (--shapes).
 SHAPES_VARIABLE = "BENCHMARK_SHAPES"
@@ -48,6 +60,7 @@ class Case:
     E: int = 0
     P: int = 0
     S: int = 0
+    K: int = 0
     lm_only_scale: float = 0.25
     dtype: str = "float32"
     ragged: bool = False
@@ -57,7 +70,7 @@ class Case:
 
     def describe(self) -> str:
         """The case in words and numbers, the field `what` of a result."""
-        sizes = "".join(f" {axis} {getattr(self, axis)}" for axis in "NTUVDEPS" if self[axis])
+        sizes = "".join(f" {axis} {getattr(self, axis)}" for axis in "NTUVDEPSK" if self[axis])
         shape = " ragged" if self.ragged else " of real utterances" if self.real else ""
         shape += f" autocast {self.autocast}" if self.autocast else ""
         shape += " tf32" if self.tf32 else ""
@@ -77,6 +90,8 @@ CPU_CASES = [
     Case(name="cpu-trainer-step", N=8, V=500, S=5, **{**_CPU_STEP, "kind": "trainer_step"}),
     Case(name="cpu-step-large-v", N=4, V=5000, S=5, **_CPU_STEP),
     Case(name="cpu-exact-step", N=2, V=500, **{**_CPU_STEP, "kind": "exact_step"}),
+    Case(name="cpu-tdt-step", N=8, V=500, S=5, K=5, **{**_CPU_STEP, "kind": "tdt_step"}),
+    Case(name="cpu-tdt-exact-step", N=2, V=500, K=5, **{**_CPU_STEP, "kind": "tdt_exact_step"}),
     Case(name="cpu-lattice", kind="lattice", device="cpu", N=30, T=437, U=101, V=0),
     Case(name="cpu-bounds", kind="bounds", device="cpu", N=30, T=437, U=101, V=0, S=5),
 ]
@@ -85,6 +100,9 @@ _STEP = {"kind": "step", "device": "cuda", "D": 512, "E": 512, "P": 512, "S": 5}
 _B30 = {**_STEP, "N": 30, "T": 437, "U": 101, "V": 500, "real": True}
 _TRAINER_B30 = {**_B30, "kind": "trainer_step"}
 _EXACT_B30 = {**_B30, "kind": "exact_step", "S": 0}
+_TDT = {"device": "cuda", "N": 32, "T": 188, "U": 91, "D": 640, "E": 1024, "P": 640, "K": 5}
+_TDT_STEP = {**_TDT, "kind": "tdt_step", "S": 5, "autocast": "bfloat16"}
+_TDT_EXACT = {**_TDT, "kind": "tdt_exact_step", "autocast": "bfloat16"}
 _V5000 = {**_STEP, "N": 30, "T": 400, "U": 100, "V": 5000}
 CUDA_CASES = [
     Case(name="cuda-step-b30-bf16", autocast="bfloat16", **_B30),
@@ -101,6 +119,10 @@ CUDA_CASES = [
     Case(name="cuda-bounds", kind="bounds", device="cuda", N=30, T=437, U=101, V=0, S=5),
     Case(name="cuda-exact-step-b30-bf16", autocast="bfloat16", **_EXACT_B30),
     Case(name="cuda-exact-step-b30-fp32", **_EXACT_B30),
+    Case(name="cuda-tdt-step-v1025-bf16", V=1025, **_TDT_STEP),
+    Case(name="cuda-tdt-step-v8193-bf16", V=8193, **_TDT_STEP),
+    Case(name="cuda-tdt-exact-step-v1025-bf16", V=1025, **_TDT_EXACT),
+    Case(name="cuda-tdt-exact-step-v8193-bf16", V=8193, **_TDT_EXACT),
 ]
 CASES = {case.name: case for case in [*CPU_CASES, *CUDA_CASES]}
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from scripts.benchmark.cases import Case, Inputs, make_layers
+from scripts.benchmark.cases import Case, Inputs, Layers, make_layers
 from scripts.benchmark.systems import Step, System
 
 
@@ -31,9 +31,8 @@ def simple(case: Case, inputs: Inputs) -> Step:
 
 def _pruned_transducer(case: Case) -> pruned_rnnt.PrunedTransducerLoss:
     layers = make_layers(case)
-    joiner = pruned_rnnt.Joiner(case.E, case.P, case.D, case.V)
     module = pruned_rnnt.PrunedTransducerLoss(
-        joiner,
+        _joiner(case, layers),
         case.E,
         case.P,
         case.V,
@@ -42,8 +41,6 @@ def _pruned_transducer(case: Case) -> pruned_rnnt.PrunedTransducerLoss:
         warm_up_steps=0,
     )
     module.simple_am_proj, module.simple_lm_proj = layers.simple_am, layers.simple_lm
-    joiner.encoder_proj, joiner.decoder_proj = layers.encoder_proj, layers.decoder_proj
-    joiner.output_linear = layers.output
     return module
 
 
@@ -108,6 +105,67 @@ def exact_step(case: Case, inputs: Inputs) -> Step:
     return _build_exact_step(case, with_lengths_on_host(inputs))
 
 
+def _joiner(case: Case, layers: Layers, **options: int | str) -> pruned_rnnt.Joiner:
+    joiner = pruned_rnnt.Joiner(case.E, case.P, case.D, case.V, **options)
+    joiner.encoder_proj, joiner.decoder_proj = layers.encoder_proj, layers.decoder_proj
+    joiner.output_linear = layers.output
+    return joiner
+
+
+def _build_tdt_step(case: Case, inputs: Inputs) -> Step:
+    layers = make_layers(case)
+    module = pruned_rnnt.PrunedTransducerLoss(
+        _joiner(case, layers, activation="relu", duration_count=case.K),
+        case.E,
+        case.P,
+        case.V,
+        s_range=case.S,
+        lm_only_scale=case.lm_only_scale,
+        warm_up_steps=0,
+        durations=range(case.K),
+    )
+    module.simple_am_proj, module.simple_lm_proj = layers.simple_am, layers.simple_lm
+    module.to(case.device, getattr(torch, case.dtype))
+
+    def loss() -> Tensor:
+        return module(*inputs, 0).loss
+
+    return Step(loss, inputs, *module.parameters())
+
+
+def tdt_step(case: Case, inputs: Inputs) -> Step:
+    return _build_tdt_step(case, with_lengths_on_host(inputs))
+
+
+def _build_tdt_exact_step(case: Case, inputs: Inputs) -> Step:
+    joiner = _joiner(case, make_layers(case), duration_count=case.K)
+    joiner.to(case.device, getattr(torch, case.dtype))
+    assert joiner.duration_linear is not None
+    tokens, durations = joiner.output_linear, joiner.duration_linear
+
+    def loss() -> Tensor:
+        first, second, targets, *lengths = inputs
+        return pruned_rnnt.rnnt_loss_tdt_fused(
+            joiner.encoder_proj(first),
+            joiner.decoder_proj(second),
+            tokens.weight,
+            tokens.bias,
+            durations.weight,
+            durations.bias,
+            targets,
+            None,
+            *lengths,
+            durations=range(case.K),
+            activation="relu",
+        )
+
+    return Step(loss, inputs, *joiner.parameters())
+
+
+def tdt_exact_step(case: Case, inputs: Inputs) -> Step:
+    return _build_tdt_exact_step(case, with_lengths_on_host(inputs))
+
+
 def lattice(case: Case, inputs: Inputs) -> Step:
     assert inputs.second is not None
     px, py = inputs.first, inputs.second
@@ -138,6 +196,8 @@ KINDS = {
     "step": step,
     "trainer_step": trainer_step,
     "exact_step": exact_step,
+    "tdt_step": tdt_step,
+    "tdt_exact_step": tdt_exact_step,
     "lattice": lattice,
     "bounds": bounds,
 }
@@ -147,6 +207,8 @@ KINDS_IN_A_GRAPH = {
     "step": _build_step,
     "trainer_step": _build_trainer_step,
     "exact_step": _build_exact_step,
+    "tdt_step": _build_tdt_step,
+    "tdt_exact_step": _build_tdt_exact_step,
 }
 OURS = [
     System("pruned_rnnt", "pruned_rnnt", KINDS, {"PRUNED_RNNT_BACKEND": "native"}),

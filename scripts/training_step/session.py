@@ -86,15 +86,15 @@ class TimedBatches:
 
 
 class RecordingStepper:
-    """The trainer's stepper, which keeps the reports of the steps of a run."""
+    """The trainer's stepper, which keeps what it returns for the steps of a run."""
 
     def __init__(self, stepper: Any) -> None:
         self._stepper = stepper
-        self.reports: list[Any] = []
+        self.steps: list[Any] = []
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.reports.append(self._stepper(*arguments, **options))
-        return self.reports[-1]
+        self.steps.append(self._stepper(*arguments, **options))
+        return self.steps[-1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
@@ -178,10 +178,13 @@ class Session:
         """Train on the first `count` batches (default: all), after `lead` steps without timing."""
         self.loader.batches = [*self.batches[:lead], *self.batches[:count]]
         self.loader.lead = min(lead, len(self.batches))
-        self.stepper.reports.clear()
+        self.stepper.steps.clear()
         with suppress(RunOver):
             raise RuntimeError(f"training ended before its batches did: {self.trainer.run()}")
-        reports = self.stepper.reports
+        # 6cd4554 returns the report itself.
+        reports = [
+            step.report() if hasattr(step, "report") else step for step in self.stepper.steps
+        ]
         losses = [float(report.sums["total"]) / report.size.frames for report in reports]
         return Run(self.loader.seconds, losses)
 
@@ -226,6 +229,7 @@ def _task_class() -> Any:
             self, config: Any, ranks: Any, device: torch.device, *, loader: TimedBatches
         ) -> None:
             self.config, self.ranks, self.loader = config, ranks, loader
+            self._mwer = None
             self.model = imported("TransducerModel")(config.model, VOCABULARY, config.loss)
             self.model.to(device)
             self.model.batch_seconds = config.data.max_duration * ranks.world_size

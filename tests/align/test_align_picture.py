@@ -18,12 +18,9 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search, search_batch
 from pruned_rnnt.train.run import load_model, run_config
-from tests.tiny_corpus import make_corpus, tiny_overrides
+from tests.tiny_corpus import tiny_overrides
 
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+pytestmark = pytest.mark.slow
 
 
 def train(corpus: Path, folder: Path, *settings: str) -> Path:

@@ -127,7 +127,7 @@ def test_epochs_and_seeds_differ(corpus: Path) -> None:
     assert epoch_of(data) == first
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_resume_is_exact(corpus: Path, workers: int, lazy: bool) -> None:
     data = DataModule(config(corpus, num_workers=workers, lazy=lazy))

@@ -98,7 +98,7 @@ def test_utterance_exceeding_the_bound_is_left_out(outliers: Path) -> None:
     assert sorted(ids) == sorted(f"u{index}" for index in range(60) if index != 33)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_resume_between_the_parts_of_a_batch(outliers: Path, workers: int, lazy: bool) -> None:
     data = data_of(outliers, max_lattice=20_000, num_workers=workers, lazy=lazy)

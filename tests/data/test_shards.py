@@ -71,6 +71,7 @@ def test_shar_has_the_same_features_as_a_plain_folder(
         assert np.abs(ours[name] - features).max() < 0.1
 
 
+@pytest.mark.slow
 def test_audio_of_a_shar(table: Path, tmp_path: Path) -> None:
     plain = prepare(table, tmp_path / "plain", "--features", "waveform")
     folder = prepare(table, tmp_path / "shar", "--features", "waveform", "--shar")

@@ -127,6 +127,7 @@ def test_wrong_ngram_files_are_errors(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_neural_model_adds_its_scores() -> None:
     lm = make_lm()
     extra = {}

@@ -40,6 +40,7 @@ def steps(scorer: HotwordScorer, symbols: tuple[int, ...]) -> list[float]:
     return [*added, float(scorer.final(state))]
 
 
+@pytest.mark.slow
 def test_total_is_the_bonus_of_the_phrases() -> None:
     scorer = HotwordScorer(hotwords(PHRASES), VOCAB)
     for symbols in itertools.product(range(1, VOCAB), repeat=6):

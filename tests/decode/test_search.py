@@ -79,7 +79,7 @@ def test_beam_of_one_is_greedy(hat: bool, context_size: int, lstm: bool) -> None
 
 
 @pytest.mark.parametrize("hat", [False, True])
-@pytest.mark.parametrize("context_size", [1, 2])
+@pytest.mark.parametrize("context_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_wide_beam_finds_every_sequence_with_its_probability(hat: bool, context_size: int) -> None:
     model = make_model(context_size, hat)
     frames, lengths = encoded([4, 3])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pruned_rnnt.decode.search.greedy import greedy_search
-from pruned_rnnt.decode.search.streaming_greedy import StreamingTransducer
+from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.tiny_models import tiny_conformer, tiny_model
 
@@ -25,7 +25,7 @@ def make_model(chunk_size: int, left_chunks: int) -> TransducerModel:
 @pytest.mark.parametrize(("chunk_size", "left_chunks"), [(1, 3), (4, 1), (6, 4), (100, 0)])
 def test_stream_equals_the_whole_utterance(chunk_size: int, left_chunks: int) -> None:
     model = make_model(chunk_size, left_chunks)
-    stream = StreamingTransducer(model, chunk_size, left_chunks * chunk_size, [UNKNOWN])
+    stream = StreamingGreedySearch(model, chunk_size, left_chunks * chunk_size, [UNKNOWN])
     lengths = torch.tensor([203, 90, 7, 3])
     features = torch.randn(4, 203, 20) * 6 - 7
     with torch.inference_mode():
@@ -44,7 +44,7 @@ def test_stream_equals_the_whole_utterance(chunk_size: int, left_chunks: int) ->
 
 def test_chunk_without_lengths_is_full() -> None:
     model = make_model(4, 1)
-    stream = StreamingTransducer(model, 4, 4)
+    stream = StreamingGreedySearch(model, 4, 4)
     features = torch.randn(2, stream.encoder.input_frames, 20) * 6 - 7
     free, _ = stream(features, stream.start(2))
     full = torch.full((2,), stream.encoder.input_frames)

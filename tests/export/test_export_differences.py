@@ -39,6 +39,7 @@ def test_differences_are_named(rnnt_type: str, decode: DecodeConfig, expected: l
     assert all(part in line for part, line in zip(expected, lines, strict=True))
     settings = {
         "source": "test",
+        "kind": "transducer",
         "streaming": False,
         "precisions": ["fp32"],
         "sample_rate": 16000,

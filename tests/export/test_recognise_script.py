@@ -36,7 +36,13 @@ def test_other_files_are_transcribed_if_one_cannot_be_read(
     sherpa.OfflineRecognizer = Recogniser  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sherpa_onnx", sherpa)
     recognise = importlib.import_module("pruned_rnnt.export.sherpa_script")
-    settings = {"streaming": False, "sample_rate": 16000, "feature_dim": 80, "model_type": ""}
+    settings = {
+        "kind": "transducer",
+        "streaming": False,
+        "sample_rate": 16000,
+        "feature_dim": 80,
+        "model_type": "",
+    }
     settings |= {"shortest_seconds": 0.1, "tail_seconds": 0.5}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     wav, silent, text, empty, odd, mp3 = (

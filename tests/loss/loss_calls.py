@@ -34,6 +34,10 @@ NAMES = [
     "ctc",
     "module_fused",
     "module_stored",
+    "tdt",
+    "tdt_packed",
+    "tdt_band",
+    "tdt_fused",
 ]
 
 
@@ -153,6 +157,32 @@ def _module_stored(*arguments):
     return _module(*arguments, joiner=_StoredJoiner())
 
 
+def _tdt(batch, y, lengths, device, dtype, packed=False, bounds=None):
+    nodes = (3, 8, 5 if bounds is None else bounds.s_range)
+    if packed:
+        lattices = zip(batch.frames_N, batch.symbols_N, strict=True)
+        nodes = (sum(t * (u + 1) for t, u in lattices),)
+    inputs = [_leaf(*nodes, width, device=device, dtype=dtype) for width in (11, 5)]
+    options = {"bounds": bounds, "sigma": 0.05, "reduction": "none"}
+    return LossCall(lambda *x: pruned_rnnt.rnnt_loss_tdt(*x, y, *lengths, **options), inputs)
+
+
+def _tdt_packed(*arguments):
+    return _tdt(*arguments, packed=True)
+
+
+def _tdt_band(*arguments):
+    return _tdt(*arguments, bounds=_bounds(arguments[3]))
+
+
+def _tdt_fused(batch, y, lengths, device, dtype):
+    shapes = [(3, 8, 6), (3, 5, 6), (11, 6), (11,), (5, 6), (5,)]
+    inputs = [_leaf(*shape, device=device, dtype=dtype) for shape in shapes]
+    return LossCall(
+        lambda *x: pruned_rnnt.rnnt_loss_tdt_fused(*x, y, None, *lengths, reduction="none"), inputs
+    )
+
+
 _CALLS = dict(
     zip(
         NAMES,
@@ -170,6 +200,10 @@ _CALLS = dict(
             _ctc,
             _module,
             _module_stored,
+            _tdt,
+            _tdt_packed,
+            _tdt_band,
+            _tdt_fused,
         ],
         strict=True,
     )

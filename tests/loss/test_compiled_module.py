@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from pruned_rnnt import Joiner, PrunedTransducerLoss, TransducerLosses
 from tests.loss.loss_cases import DEVICES, make_batch
 
+pytestmark = pytest.mark.slow
+
 E, P, D, V = 6, 5, 16, 12
 NUMBERS = ("loss", "simple_loss", "pruned_loss")
 

@@ -127,3 +127,17 @@ def test_second_derivatives_are_refused() -> None:
 def test_bad_input_is_named(arguments: tuple[Tensor, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pruned_rnnt.ctc_consistency_loss(*arguments)
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_wait_for_the_device() -> None:
+    logits, other = (x.requires_grad_() for x in torch.randn(2, 3, 50, 9, device="cuda"))
+    lengths = torch.tensor([50, 20, 1])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pruned_rnnt.ctc_consistency_loss(logits, other, lengths, reduction="sum").backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()

@@ -9,6 +9,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt.model.build_model import as_transducer, build_model
 from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -144,3 +145,23 @@ def test_masks_are_drawn_from_the_generator_that_checkpoints_save() -> None:
     torch.set_rng_state(state)
     assert torch.equal(losses_of(model, make_batch()[0]).total, first)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loss", KINDS, ids=lambda loss: loss["kind"])
+def test_two_views_in_cuda_graphs_train_as_without(loss: dict[str, float]) -> None:
+    """The graphs see one batch of both views."""
+    torch.manual_seed(0)
+    config = ModelConfig(encoder=tiny_conformer(num_mel_bins=20, dropout=0.0))
+    model = build_model(config, VOCAB, LossConfig(**loss)).cuda().train()  # type: ignore[arg-type]
+    features, lengths, targets, target_lengths = make_batch()
+    batch = features.cuda(), lengths, targets.cuda(), target_lengths
+    second = second_view().cuda()
+    plain = gradients(model, model(*batch, 5000, second).objective)
+    model.encoder_graphs = EncoderGraphs(model.encoder)
+    gradients(model, model(*batch, 5000, second).objective)
+    model.zero_grad()
+    model(*batch, 5000, second).objective.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-3, atol=1e-4, msg=name)

@@ -13,6 +13,7 @@ from pruned_rnnt.model import encoder_graphs
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
+from pruned_rnnt.model.lora import LoraConfig, add_adapters
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.balancer import Balancer, _mean_limit
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
@@ -94,6 +95,26 @@ def test_conformer_in_graphs_trains_as_without(causal: bool) -> None:
         num_mel_bins=20, layers=2, dim=32, causal=causal, chunk_sizes=(4, 8) if causal else ()
     )
     compare(Conformer(config).cuda().train(), torch.float32, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["conformer", "zipformer"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_adapters_and_frozen_layers_in_graphs(kind: str, precision: torch.dtype) -> None:
+    torch.manual_seed(0)
+    config = ConformerConfig(num_mel_bins=20, layers=2, dim=32)
+    encoder: Encoder = Conformer(config) if kind == "conformer" else Zipformer(TINY)
+    encoder = encoder.cuda().train()
+    adapted = copy.deepcopy(encoder)
+    first = next(name for name, _ in encoder.named_parameters()).partition(".")[0]
+    for parameter in getattr(encoder, first).parameters():
+        parameter.requires_grad_(False)
+    add_adapters(adapted, LoraConfig(rank=2))
+    for name, parameter in adapted.named_parameters():
+        if name.endswith("lora_up"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    for each in (encoder, adapted):
+        compare(each, precision, 1e-4 if precision == torch.float32 else 3e-2)
+        assert all(p.grad is None for p in each.parameters() if not p.requires_grad)
 
 
 def test_padded_batches_have_the_output_of_their_utterances() -> None:

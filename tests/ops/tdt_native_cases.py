@@ -32,7 +32,7 @@ def tdt_lattice_calls(batch: cases.Batch, dtype: torch.dtype) -> Iterator[cases.
             logits[torch.rand(logits.shape) < 0.1] = cases.NEG_INF
             work = tdt_workspace(px, batch.size, batch.symbols, durations)
             lengths = (batch.logit_lengths, batch.target_lengths)
-            scalars = (durations, 0.05, 0.1 * (index % 2))
+            scalars = (durations, 0.05, 0.1 * (index % 2), batch.symbols)
             inputs = (px, py, logits, *lengths, *geometry, *scalars, work)
             nodes = [cases.poison(rows, dtype=dtype) for _ in range(3)]
             outputs = (

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+SLOW = {"single_long": [pytest.mark.slow]}
+MARKED_SHAPES = [pytest.param(x, id=x[0], marks=SLOW.get(x[0], [])) for x in SHAPES]
+
+
 def outputs_of(call: Call, function) -> list[torch.Tensor]:
     outputs = call.fresh_outputs()
     function(*call.inputs, *outputs)
@@ -38,7 +42,7 @@ def describe(call: Call) -> str:
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TOLERANCES, ids=lambda x: str(x))
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+@pytest.mark.parametrize("shape", MARKED_SHAPES)
 def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
     torch.manual_seed(len(shape[0]))
     for call in all_calls(shape, dtype):

@@ -23,12 +23,12 @@ def fused_calls() -> Iterator[Call]:
     chunks = Chunks(3, 3, [0, 12, 18], 6, ACTIVATIONS["tanh"], 0, LOGITS)
     workspace = [poison(12, width, dtype=torch.float32) for width in (5, 8)]
     rows = [poison(18, dtype=torch.float32) for _ in range(3)]
-    yield Call("fused_log_probs", (*inputs, *chunks), (*workspace, *rows))
+    yield Call("fused_log_probs", (*inputs, *chunks), (*workspace, *rows, None))
     fastemit_lambda, clamp, hidden_rows, has_last_chunk = 0.0, 0.0, 6, False
     options = (fastemit_lambda, clamp, hidden_rows, has_last_chunk)
     upstream, statistics = torch.randn(2), torch.rand(3, 18).unbind()
     sums = [torch.empty_like(x) for x in factors]
-    arguments = (upstream, *inputs, *chunks, *statistics, *options)
+    arguments = (upstream, *inputs, *chunks, *statistics, None, None, *options)
     yield Call("fused_log_probs_backward", arguments, (*workspace, *sums))
 
 

@@ -5,7 +5,8 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
 from pruned_rnnt.ops.lattice.lattice import split_workspace
-from tests.ops.native_batches import NEG_INF, batch_of, log_softmax_like, random_start
+from tests.ops.native_batches import NEG_INF, batch_of
+from tests.ops.random_bands import log_softmax_like, random_start
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -11,8 +11,8 @@ import torch
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import read_metrics
+from pruned_rnnt.train.engine.step_recorder import StepRecorder
 from pruned_rnnt.train.engine.step_report import StepReport
-from pruned_rnnt.train.engine.trainer import Trainer
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -51,11 +51,11 @@ class Killed(Exception):
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Raise Killed after this step, before the trainer saves or logs anything."""
-    record_step = Trainer._record_step
+    record_step = StepRecorder._record
 
-    def record_then_die(self: Trainer, report: StepReport, batches: list[Batch]) -> None:
+    def record_then_die(self: StepRecorder, report: StepReport, batches: list[Batch]) -> None:
         record_step(self, report, batches)
         if self.state.counters.step == step:
             raise Killed
 
-    monkeypatch.setattr(Trainer, "_record_step", record_then_die)
+    monkeypatch.setattr(StepRecorder, "_record", record_then_die)

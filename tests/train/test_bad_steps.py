@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,9 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import log_file, read_metrics
-from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.step_report import LaunchedStep
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.tiny_corpus import tiny_experiment
 
 
 def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list[str]:
@@ -32,7 +28,9 @@ def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list
     spoiled: list[str] = []
     call = Stepper.__call__
 
-    def with_nan(self: Stepper, batches: Sequence[Batch], step: int, **options: bool) -> StepReport:
+    def with_nan(
+        self: Stepper, batches: Sequence[Batch], step: int, **options: Any
+    ) -> LaunchedStep:
         if step + 1 in steps:
             batch = batches[0]
             features = batch.features_NTF.clone()
@@ -45,6 +43,7 @@ def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list
     return spoiled
 
 
+@pytest.mark.slow
 def test_bad_batch_is_reported_and_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,13 +13,8 @@ from pruned_rnnt.config import load_config
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import losses_of
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def check_compiled_training(corpus: Path, tmp_path: Path, device: str, tolerance: float) -> None:

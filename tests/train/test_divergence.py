@@ -14,15 +14,10 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.processes import run_ranks
 
 SAVING = ("train.save_every=1", "train.validate_every=99", "train.keep_last=3")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def contents(run: Path) -> dict[str, bytes]:

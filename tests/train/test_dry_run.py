@@ -15,13 +15,8 @@ from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.train.tasks import dry_run
 from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.failures import run_out_of_memory
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def test_largest_batches_are_those_of_training(corpus: Path, tmp_path: Path) -> None:

@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import Killed, checkpoint_of, killed_at
 
 pytestmark = pytest.mark.slow
 
 # The score of the validation at each step, from 1. The lowest before step 6 is that of step 2.
 SCORES = (0.5, 0.4, 0.45, 0.4, 0.41, 0.3, 0.6, 0.6)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,8 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.failures import FailInBackward, run_out_of_memory
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def failing_at(

@@ -10,12 +10,7 @@ import pytest
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
-from tests.tiny_corpus import make_corpus, tiny_overrides
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.tiny_corpus import tiny_overrides
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +29,13 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "text", ["black white grey", "red green"], ids=["as many tokens", "fewer tokens"]
 )
-@pytest.mark.parametrize("allow", [[], ["--allow-changes"]], ids=["", "changes allowed"])
+@pytest.mark.parametrize(
+    "allow",
+    [
+        pytest.param([], id=""),
+        pytest.param(["--allow-changes"], id="changes allowed", marks=pytest.mark.slow),
+    ],
+)
 def test_data_with_other_tokens_are_refused(
     corpus: Path,
     run: Path,

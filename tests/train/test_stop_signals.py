@@ -19,7 +19,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.processes import run_ranks
 from tests.train.run_files import losses_of
 
@@ -27,11 +27,6 @@ pytestmark = pytest.mark.slow
 
 # Few batches are prefetched, so that the death of a worker is noticed soon.
 WITH_WORKER = ("data.num_workers=1", "data.prefetch_factor=1", "data.max_duration=3")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment, tiny_overrides
+from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.processes import run_ranks
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
 
@@ -28,11 +28,6 @@ SETTINGS = (
     # torchrun gives each process one thread; another number rounds differently.
     "train.threads=1",
 )
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def train(ranks: Ranks, config: ExperimentConfig) -> str:

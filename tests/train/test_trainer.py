@@ -14,13 +14,8 @@ from pruned_rnnt.config import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.slow
@@ -33,6 +28,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train.save_every=2", "optimiser.name=scaled_adam", "schedule.kind=eden"],
         ["train.save_every=2", "train.precision=float16"],
         ["train.save_every=2", "mwer.enabled=true", "mwer.nbest=3", "train.accumulate=2"],
+        ["train.save_every=2", "loss.cr_ctc_scale=0.02", "loss.predictor_mask_probability=0.5"],
+        ["train.save_every=1", "loss.kind=ctc", "loss.cr_ctc_scale=0.2", "train.accumulate=2"],
     ],
     ids=[
         "plain",
@@ -41,6 +38,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scaled-adam",
         "float16",
         "mwer",
+        "cr-ctc-and-hainan",
+        "ctc-alone",
     ],
 )
 def test_four_steps_equal_two_and_two(
@@ -103,7 +102,7 @@ def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pruned", "full"])
+@pytest.mark.parametrize("kind", ["pruned", "full", "ctc"])
 def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: str) -> None:
     config = tiny_experiment(
         corpus,
@@ -126,7 +125,7 @@ def test_loss_falls_and_model_learns_words(corpus: Path, tmp_path: Path, kind: s
         assert {"simple", "pruned", "ctc", "retained_mass"} <= set(valid)
         assert 0.9 < valid["retained_mass"] <= 1.0001
     else:
-        assert {"full", "ctc"} <= set(valid)
+        assert {kind, "ctc"} <= set(valid)
 
 
 def test_pruned_and_full_start_from_the_same_parameters(corpus: Path, tmp_path: Path) -> None:
@@ -179,6 +178,7 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
     assert load_checkpoint(newest)["counters"]["step"] == 4
 
 
+@pytest.mark.slow
 def test_run_writes_all_logs(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -88,6 +88,7 @@ def test_interrupted_validation_is_repeated(
     assert trainer.checkpoints.best() is not None
 
 
+@pytest.mark.slow
 def test_preemption_skips_the_validation(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "train.steps=2", "train.validate_every=1")
     trainer = speech_trainer(config)
@@ -150,7 +151,7 @@ def test_validation_without_any_fitting_batch_has_no_score(
     assert "wer" not in valid_line(config.folder)
 
 
-@pytest.mark.parametrize("kind", ["pruned", "full"])
+@pytest.mark.parametrize("kind", ["pruned", "full", "ctc"])
 def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:

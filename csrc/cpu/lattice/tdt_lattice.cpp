@@ -1,11 +1,10 @@
-// tdt_lattice: the recursion of token-and-duration transducers. The recursion and its boundary cases
-// are stated in pruned_rnnt/ops/lattice/tdt_lattice.py; layout in cpu/common/geometry.h.
+// tdt_lattice: the recursion of token-and-duration transducers. The recursion and its boundary
+// cases are stated in pruned_rnnt/ops/lattice/tdt_lattice.py; layout in cpu/common/geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, K durations.
-#include "cpu/lattice/tdt_recursion.h"
-
 #include "cpu/common/parallel.h"
 #include "cpu/common/vectorise.h"
+#include "cpu/lattice/tdt_recursion.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -42,11 +41,11 @@ double run_utterance(const TdtUtterance<real>& lattice, TdtScratch& scratch) {
 
 void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logits,
                  const Tensor& logit_lengths, const Tensor& target_lengths,
-                 const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T, int64_t S,
-                 std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 const Tensor& work, const Tensor& total, const Tensor& gx, const Tensor& gy,
-                 const Tensor& stay, const Tensor& gd) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+                 const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
+                 int64_t S, std::vector<int64_t> durations, double sigma, double delay_penalty,
+                 int64_t symbols, const Tensor& work, const Tensor& total, const Tensor& gx,
+                 const Tensor& gy, const Tensor& stay, const Tensor& gd) {
+  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
   const int64_t K = static_cast<int64_t>(durations.size());
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);

@@ -34,6 +34,13 @@ RNNT_DEVICE void add_alone(real* target, real sum) {
   atomicAdd(target, sum);
 }
 
+// Whether start decreases somewhere; all threads of the block call this and get the result.
+__device__ inline bool start_decreases(const int32_t* start, int32_t frames) {
+  int found = 0;
+  for (int32_t t = threadIdx.x + 1; t < frames; t += blockDim.x) found |= start[t] < start[t - 1];
+  return __syncthreads_or(found) != 0;
+}
+
 // First columns of the band at a segment's first frame and at its last.
 struct Windows {
   int32_t first, last;

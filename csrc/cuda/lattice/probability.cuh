@@ -56,6 +56,12 @@ struct ScaledProbability {
     return exponent * 0.69314718055994530942 + ::log(static_cast<double>(factor));
   }
 
+  // This as a part of a sum with it: 0 if that is 0. Before the sum is normalised.
+  RNNT_DEVICE float share_in(const ScaledProbability& sum) const {
+    const float part = factor * power_of_2(exponent - sum.exponent);
+    return sum.factor == 0.0f ? 0.0f : divide(part, sum.factor);
+  }
+
   // emitted + stayed, and their shares.
   RNNT_DEVICE static ScaledProbability add_shared(const ScaledProbability& emitted,
                                                   const ScaledProbability& stayed, float& share) {
@@ -122,6 +128,9 @@ struct LogProbability {
   }
   RNNT_DEVICE LogProbability operator+(const LogProbability& other) const {
     return {log_add(value, other.value)};
+  }
+  RNNT_DEVICE double share_in(const LogProbability& sum) const {
+    return sum.value < kLogZero<double> / 2 ? 0 : ::exp(value - sum.value);
   }
   RNNT_DEVICE static LogProbability add_shared(const LogProbability& emitted,
                                                const LogProbability& stayed, double& share) {

@@ -20,12 +20,13 @@ from lhotse.dataset import DynamicCutSampler
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, FeatureAugmenter
 from pruned_rnnt.data.input.filters import CutFilter, FilterConfig, cut_text, filter_cuts
 from pruned_rnnt.data.input.loader import BatchLoader, true_on_all_ranks
+from pruned_rnnt.data.input.mixed_cuts import MixedCuts
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.input.training_durations import p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class DataConfig:
 
     path: folder that `pruned-rnnt prepare` wrote.
     train, valid: names of the splits to train and to validate on.
+    old_path: folder that `pruned-rnnt prepare` wrote; utterances of its split `train` are mixed in,
+        so that fine-tuning does not forget them. Empty for none.
+    old_share: share of these among the training utterances. An epoch has all utterances of `path`.
     features: "stored" reads the features that prepare computed; "waveform" computes features from
         the recordings each time, which allows `speed_factors`.
     speed_factors: with "waveform", use every training utterance at these speeds too.
@@ -66,6 +70,8 @@ class DataConfig:
     path: str = "data/synthetic"
     train: str = "train"
     valid: str = "dev"
+    old_path: str = ""
+    old_share: float = 0.25
     features: Literal["stored", "waveform"] = "stored"
     speed_factors: tuple[float, ...] = ()
     max_duration: float = 60.0
@@ -94,6 +100,7 @@ class DataConfig:
                 raise ValueError(f"data.{name} must be above 0 seconds, got {getattr(self, name)}")
         if not all(factor > 0 for factor in self.speed_factors):
             raise ValueError(f"data.speed_factors must be above 0, got {list(self.speed_factors)}")
+        check_fractions("data", self, "old_share", below_one=True)
         check_at_least("data", self, max_cuts=0, max_lattice=0, num_buckets=1, buffer_size=1)
         check_at_least("data", self, num_workers=0, prefetch_factor=1)
 
@@ -101,6 +108,7 @@ class DataConfig:
 class DataModule:
     """Tokenizer and batch loaders of one prepared folder, for one rank of `world_size`.
 
+    tokenizer: that of the folder, if None is given.
     view_mask_factor: training batches have two views of each utterance, as
         `FeatureAugmenter.two_views` makes them; bounds on the size of a batch count both. None: one
         view.
@@ -114,6 +122,7 @@ class DataModule:
         *,
         rank: int = 0,
         world_size: int = 1,
+        tokenizer: Tokenizer | None = None,
         view_mask_factor: float | None = None,
     ) -> None:
         self.config = config
@@ -121,7 +130,7 @@ class DataModule:
         self.rank = rank
         self.world_size = world_size
         self.folder = PreparedFolder(Path(config.path), config.allow_commands)
-        self.tokenizer = self.folder.tokenizer()
+        self.tokenizer = tokenizer or self.folder.tokenizer()
         self.p99_duration = 0.0
 
     def train_loader(self) -> BatchLoader:
@@ -134,40 +143,16 @@ class DataModule:
         size = lattice_size(config, self.tokenizer)
         max_lattice = max(1, config.max_lattice // views) if config.max_lattice else 0
         too_large = (lambda cut: size.nodes(cut) > max_lattice) if max_lattice else None
-        tempo = config.augmentation.tempo
-        cut_filter = CutFilter(config.filters, self.tokenizer, too_large, tempo)
-        manifests = self.folder.manifests(config.train)
-        streamed = config.lazy or len(manifests) > 1
-        for cut in islice(self.folder.cuts(config.train, lazy=True), 1):
-            self._check_kind(cut)
-        cuts: Any
-        if streamed:
-            cuts = ManifestShards(
-                manifests,
-                transform=self.folder.make_absolute(),
-                cut_filter=cut_filter,
-                speeds=config.speed_factors,
-                seed=config.seed,
-                rank=self.rank,
-                world_size=self.world_size,
-                allow_commands=config.allow_commands,
-            )
-            first_cuts = list(islice(cuts.from_first_shard(), _CUTS_FOR_BINS))
-        else:
-            cuts = _with_speeds(self.folder.cuts(config.train), config.speed_factors)
-            cuts = filter_cuts(cuts, cut_filter, config.train)
-            first_cuts = list(islice(cuts, _CUTS_FOR_BINS))
-        if not first_cuts:
-            raise ValueError(
-                f"the filters leave no training utterances of {manifests[0]}: "
-                f"{cut_filter.describe()}"
-            )
-        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in first_cuts):
-            logger.warning(
-                "%s has stored features, which are not used, because data.speed_factors needs "
-                "features computed from the recordings",
-                self.folder.path,
-            )
+        folders = [self.folder]
+        if config.old_path and config.old_share > 0:
+            folders.append(PreparedFolder(Path(config.old_path), config.allow_commands))
+        streamed = config.lazy or any(len(f.manifests(config.train)) > 1 for f in folders)
+        options = (config.filters, self.tokenizer, too_large, config.augmentation.tempo)
+        sources = [self._training_cuts(folder, CutFilter(*options), streamed) for folder in folders]
+        cuts, first_cuts = sources[0]
+        if len(sources) > 1:
+            cuts = MixedCuts(cuts, sources[1][0], share=config.old_share, seed=config.seed)
+            first_cuts = first_cuts + sources[1][1]
         self.p99_duration = p99_duration([cut.duration for cut in first_cuts])
         with warnings.catch_warnings():
             # A small corpus is held in memory on purpose; the sampler warns about it.
@@ -193,6 +178,47 @@ class DataModule:
         all_true = true_on_all_ranks if streamed and self.world_size > 1 else None
         return self._loader(sampler, augmenter, first_cuts[:_MAX_SUBSTITUTES], all_true)
 
+    def _training_cuts(
+        self, folder: PreparedFolder, cut_filter: CutFilter, streamed: bool
+    ) -> tuple[Any, list[Any]]:
+        """The filtered training cuts of a folder, and the first ones of them, for estimates.
+
+        Streamed cuts are those of this rank.
+        """
+        config = self.config
+        manifests = folder.manifests(config.train)
+        for cut in islice(folder.cuts(config.train, lazy=True), 1):
+            self._check_kind(cut, folder)
+        cuts: Any
+        if streamed:
+            cuts = ManifestShards(
+                manifests,
+                transform=folder.make_absolute(),
+                cut_filter=cut_filter,
+                speeds=config.speed_factors,
+                seed=config.seed,
+                rank=self.rank,
+                world_size=self.world_size,
+                allow_commands=config.allow_commands,
+            )
+            first_cuts = list(islice(cuts.from_first_shard(), _CUTS_FOR_BINS))
+        else:
+            cuts = _with_speeds(folder.cuts(config.train), config.speed_factors)
+            cuts = filter_cuts(cuts, cut_filter, config.train)
+            first_cuts = list(islice(cuts, _CUTS_FOR_BINS))
+        if not first_cuts:
+            raise ValueError(
+                f"the filters leave no training utterances of {manifests[0]}: "
+                f"{cut_filter.describe()}"
+            )
+        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in first_cuts):
+            logger.warning(
+                "%s has stored features, which are not used, because data.speed_factors needs "
+                "features computed from the recordings",
+                folder.path,
+            )
+        return cuts, first_cuts
+
     def valid_loader(self) -> BatchLoader:
         """Batches of the validation split; see `test_loader`."""
         return self.test_loader(self.config.valid)
@@ -206,7 +232,7 @@ class DataModule:
         """
         cuts = self.folder.cuts(split).sort_by_duration()
         for cut in islice(cuts, 1):
-            self._check_kind(cut)
+            self._check_kind(cut, self.folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
             sampler = DynamicCutSampler(
@@ -222,13 +248,13 @@ class DataModule:
         substitutes = list(islice(cuts, _MAX_SUBSTITUTES)) if self.world_size > 1 else []
         return self._loader(sampler, None, substitutes, utterances=len(cuts))
 
-    def _check_kind(self, cut: Any) -> None:
+    def _check_kind(self, cut: Any, folder: PreparedFolder) -> None:
         """Raises ValueError if a cut of the data lacks what `features` needs."""
         wanted = self.config.features
         other = "waveform" if wanted == "stored" else "stored"
         if not (cut.has_features if wanted == "stored" else cut.has_recording):
             raise ValueError(
-                f"{self.folder.path} was not prepared for data.features={wanted}; set "
+                f"{folder.path} was not prepared for data.features={wanted}; set "
                 f"data.features={other}, or prepare it again with --features {wanted}"
             )
 

@@ -105,6 +105,13 @@ class Tokenizer:
         ids: list[int] = self._processor.encode(text, out_type=int)
         return ids
 
+    def unknown_parts(self, text: str) -> list[str]:
+        """The words or characters of `text` that become `<unk>`."""
+        parts = self._processor.encode(text, out_type=str)
+        unknown = [p for p, i in zip(parts, self.encode(text), strict=True) if i == UNKNOWN_ID]
+        # A part may be several unknown words.
+        return [word for part in unknown for word in part.split("\u2581") if word]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, without blank and sos/eos; `<unk>` becomes the word `<unk>`."""
         size = len(self)

@@ -16,7 +16,9 @@ from pruned_rnnt.model.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class FusionConfig:
-    """Scores that are added to those of the model for each symbol; for decode.method=modified_beam.
+    """Scores that beam searches add to those of the model for each symbol.
+
+    For decode.method=modified_beam and ctc_prefix_beam.
 
     ngram, ngram_scale: n-gram model over the symbols (ARPA or kenlm binary), and the factor of
         its log-probabilities.

@@ -83,9 +83,13 @@ class GreedySearch:
             encoded_NTE: (N, T, E) output of `model.encode`.
             lengths: (N,) integer encoder frames.
         """
-        start = start_predictor(self.model, encoded_NTE.size(0), encoded_NTE.device)
+        start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
         return hypotheses_of(found.symbols_NTM, found.scores_NTM)
+
+    def start(self, streams: int, device: torch.device) -> Rows:
+        """The state before the first frame: that of the predictor."""
+        return start_predictor(self.model, streams, device)
 
     @torch.inference_mode()
     def frames(self, encoded_NTE: Tensor, lengths_N: Tensor, predictor: Rows) -> GreedyFrames:
@@ -93,7 +97,7 @@ class GreedySearch:
 
         Args:
             lengths_N: integer, on the device of `encoded_NTE`.
-            predictor: state before these frames, from `start_predictor` or from the last call.
+            predictor: state before these frames, from `start` or from the last call.
         """
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         if self._silent_V.device != am_NTD.device:

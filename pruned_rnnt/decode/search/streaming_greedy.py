@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows, start_predictor
+from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.model.encoder_kinds import stream_encoder
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
@@ -22,16 +24,25 @@ class StreamState(NamedTuple):
     """The state of N streams.
 
     encoder: state of the streaming encoder, a named tuple of tensors.
-    predictor: state of the predictor, see `start_predictor`.
+    search: state of greedy search: of the predictor, or the last symbol of CTC.
     score_N: float32, log-probability of the path so far.
     """
 
     encoder: Any
-    predictor: Rows
+    search: Rows
     score_N: Tensor
 
 
-class StreamingTransducer(nn.Module):
+def new_greedy_search(
+    model: SpeechModel, silent_symbols: Sequence[int] = ()
+) -> GreedySearch | CtcGreedySearch:
+    """Greedy search of any model, with at most one symbol per frame; see `GreedySearch`."""
+    if isinstance(model, TransducerModel):
+        return GreedySearch(model, silent_symbols=silent_symbols)
+    return CtcGreedySearch(model, silent_symbols=silent_symbols)
+
+
+class StreamingGreedySearch(nn.Module):
     """A causal model that decodes audio chunk by chunk, with at most one symbol per frame.
 
     Args:
@@ -46,7 +57,7 @@ class StreamingTransducer(nn.Module):
 
     def __init__(
         self,
-        model: TransducerModel,
+        model: SpeechModel,
         chunk_size: int,
         left_frames: int,
         silent_symbols: Sequence[int] = (),
@@ -54,14 +65,14 @@ class StreamingTransducer(nn.Module):
         super().__init__()
         self.model = model
         self.encoder = stream_encoder(model.encoder, chunk_size, left_frames)
-        self.search = GreedySearch(model, silent_symbols=silent_symbols)
+        self.search = new_greedy_search(model, silent_symbols)
 
     def start(self, streams: int) -> StreamState:
         """The state at the start of streams."""
         encoder = self.encoder.start(streams)
         device = next(self.model.parameters()).device
-        predictor = start_predictor(self.model, streams, device)
-        return StreamState(encoder, predictor, torch.zeros(streams, device=device))
+        search = self.search.start(streams, device)
+        return StreamState(encoder, search, torch.zeros(streams, device=device))
 
     @torch.inference_mode()
     def forward(
@@ -89,7 +100,7 @@ class StreamingTransducer(nn.Module):
             if lengths is None
             else self.encoder.output_length(lengths)
         )
-        found = self.search.frames(encoded_NCE, frames_N, state.predictor)
+        found = self.search.frames(encoded_NCE, frames_N, state.search)
         score_N = state.score_N + found.scores_NTM.sum(dim=(1, 2))
         return found, StreamState(encoder_state, found.state, score_N)
 

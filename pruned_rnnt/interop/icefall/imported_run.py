@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config import load_config, to_dict, to_yaml
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.interop.icefall.token_files import read_token_file
 from pruned_rnnt.interop.icefall.zipformer_import import (
     IcefallImport,
@@ -30,14 +31,15 @@ _NEEDED = ("encoder.", "predictor.", "joiner.")
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """The imported model in evaluation mode, its configuration, and what did not fit."""
+    """The imported model in evaluation mode, its configuration and tokens, and what did not fit."""
 
     model: TransducerModel
     config: ExperimentConfig
+    tokenizer: Tokenizer
     fit: IcefallImport
 
 
-def import_run(
+def read_run(
     checkpoint: Path,
     tokens: Path,
     output: Path,
@@ -46,21 +48,19 @@ def import_run(
     trust: bool = False,
     overrides: Sequence[str] = (),
 ) -> ImportedRun:
-    """Import a checkpoint into the new run folder `output`.
+    """Read a checkpoint as a run; writes nothing.
 
     Args:
         checkpoint, since, trust: as for `read_icefall`.
         tokens: the recipe's bpe.model or tokens.txt.
+        output: folder of the run, for its configuration.
         overrides: `section.key=value`; those of model.encoder set what cannot be read from the
             parameters.
 
     Raises:
-        ValueError: files of another kind, a model that ours cannot represent, or `output` already
-            holds a run.
+        ValueError: files of another kind, or a model that ours cannot represent.
         FileNotFoundError: the checkpoint or the tokens do not exist.
     """
-    if (output / CONFIG_NAME).exists():
-        raise ValueError(f"{output} already holds a run: choose another --output")
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     parameters = read_icefall(checkpoint, since, trust=trust)
@@ -77,21 +77,41 @@ def import_run(
     if missing:
         raise ValueError(f"{checkpoint} lacks {', '.join(missing)}")
     model.load_state_dict(fit.state_dict)
+    return ImportedRun(model=model.eval(), config=config, tokenizer=tokenizer, fit=fit)
+
+
+def import_run(
+    checkpoint: Path,
+    tokens: Path,
+    output: Path,
+    *,
+    since: Path | None = None,
+    trust: bool = False,
+    overrides: Sequence[str] = (),
+) -> ImportedRun:
+    """Import a checkpoint into the new run folder `output`; arguments as for `read_run`.
+
+    Raises:
+        ValueError, FileNotFoundError: as for `read_run`, or `output` already holds a run.
+    """
+    if (output / CONFIG_NAME).exists():
+        raise ValueError(f"{output} already holds a run: choose another --output")
+    run = read_run(checkpoint, tokens, output, since=since, trust=trust, overrides=overrides)
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(output / "tokens")
+    run.tokenizer.save(output / "tokens")
     CheckpointFolder(output / "checkpoints").save(
         0,
         {
-            "config": to_dict(config),
-            "vocab_size": sizes.vocab_size,
-            "model": model.state_dict(),
+            "config": to_dict(run.config),
+            "vocab_size": run.model.vocab_size,
+            "model": run.model.state_dict(),
             "average": None,
             "counters": {"step": 0},
             "score": None,
         },
     )
-    (output / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
-    return ImportedRun(model=model.eval(), config=config, fit=fit)
+    (output / CONFIG_NAME).write_text(to_yaml(run.config), encoding="utf-8")
+    return run
 
 
 def _encoder_changes(overrides: Sequence[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_log_probs import (
     Chunks,
+    DurationRows,
     JoinerGradients,
     JoinerInputs,
     Workspace,
@@ -51,7 +52,10 @@ class JoinerPlan(NamedTuple):
     options: LossOptions
 
 
-def _workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
+NO_DURATIONS = DurationRows(None, None)
+
+
+def joiner_workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
     am, weight, rows = inputs.am, inputs.weight, plan.chunks.largest
     return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
 
@@ -60,10 +64,10 @@ def row_losses(
     inputs: JoinerInputs, plan: JoinerPlan
 ) -> tuple[Tensor, RowStatistics, Workspace | None]:
     """log P (N,) acc, and the workspace, which holds the last chunk."""
-    chunks, options, workspace = plan.chunks, plan.options, _workspace(inputs, plan)
+    chunks, options, workspace = plan.chunks, plan.options, joiner_workspace(inputs, plan)
     acc = accumulator(inputs.am.dtype)
     scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
-    fused_log_probs(inputs, chunks, workspace, scores)
+    fused_log_probs(inputs, chunks, workspace, scores, None)
     rows, rnnt_type = chunks.lattice_rows(inputs), options.rnnt_type
     total, gx, gy = run_recursion(scores.px, scores.py, rows, rnnt_type, options.delay_penalty)
     kept = None if torch.compiler.is_compiling() else workspace
@@ -76,6 +80,7 @@ def row_gradients(
     statistics: RowStatistics,
     plan: JoinerPlan,
     kept: Workspace | None,
+    durations: DurationRows = NO_DURATIONS,
 ) -> JoinerGradients:
     """For grad_loss (N,) acc, that of am in its dtype; kept: the workspace that row_losses has
     returned, if unchanged."""
@@ -89,11 +94,12 @@ def row_gradients(
         inputs,
         plan.chunks,
         statistics,
+        durations,
         plan.options.fastemit_lambda,
         plan.options.clamp,
         plan.hidden_rows,
         kept is not None,
-        _workspace(inputs, plan) if kept is None else kept,
+        joiner_workspace(inputs, plan) if kept is None else kept,
         grads,
     )
     return grads
@@ -204,8 +210,41 @@ def joiner_loss(
 ) -> Tensor:
     """Loss (N,) acc, differentiable in am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V).
 
-    start (N,T): of a band of that many columns, None for the whole lattice. Rows are packed where
-    the host knows the lengths, because then their number is known without waiting; else padded.
+    start (N,T): of a band of that many columns, None for the whole lattice.
+    """
+    inputs, plan = planned_joiner(
+        am,
+        lm,
+        weight,
+        bias,
+        utterances,
+        start=start,
+        columns=columns,
+        vocabulary=weight.shape[0],
+        activation=activation,
+        options=options,
+    )
+    return _fused_loss(inputs, plan)
+
+
+def planned_joiner(
+    am: Tensor,
+    lm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    utterances: Utterances,
+    *,
+    start: Tensor | None,
+    columns: int,
+    vocabulary: int,
+    activation: int,
+    options: LossOptions,
+) -> tuple[JoinerInputs, JoinerPlan]:
+    """The arguments of joiner_loss in one dtype, and how to compute it; rows of weight and bias
+    behind the vocabulary are those of durations.
+
+    Rows are packed where the host knows the lengths, because then their number is known without
+    waiting; else padded.
     """
     dtype = product_dtype(am, lm, weight)
     batch, frames, hidden = am.shape
@@ -224,10 +263,9 @@ def joiner_loss(
         columns=columns,
         logit_bytes=padded[0].shape[0] * dtype.itemsize,
         hidden_bytes=hidden * dtype.itemsize,
-        vocabulary=weight.shape[0],
+        vocabulary=vocabulary,
         activation=activation,
         options=options,
         host_lengths=host_lengths if start is None else None,
     )
-    inputs = JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits)
-    return _fused_loss(inputs, plan)
+    return JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits), plan

@@ -1,7 +1,8 @@
 """Log-probabilities of a joiner's logits that are computed, chunk by chunk, in a workspace.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, V' >= V
-rows of the output layer, R lattice rows (row_geometry.py), C rows of the largest chunk.
+rows of the output layer, R lattice rows (row_geometry.py), C rows of the largest chunk, K durations
+of TDT, whose logits are the columns behind V.
 
 These two ops call joiner_rows, a matrix product and log_probs for one chunk after the other, on
 every device. They are ops so that torch.compile sees one node. How the chunks are chosen and kept
@@ -20,6 +21,7 @@ from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import Out, op
 from pruned_rnnt.ops.common.matrix_products import multiply_into
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.joiner_rows import joiner_rows, joiner_rows_backward
 from pruned_rnnt.ops.joiner.log_probs import (
     RowLogProbs,
@@ -87,6 +89,17 @@ class JoinerGradients(NamedTuple):
     grad_bias: Tensor
 
 
+class DurationRows(NamedTuple):
+    """Of TDT, otherwise None: duration logits and their occupancies (R,K), both acc."""
+
+    duration_logits: Tensor | None
+    gd: Tensor | None
+
+
+def _duration_columns(logits: Tensor, vocabulary: int, duration_logits: Tensor) -> Tensor:
+    return logits[:, vocabulary : vocabulary + duration_logits.shape[1]]
+
+
 def _compute_logits(
     inputs: JoinerInputs, chunks: Chunks, workspace: Workspace, begin: int, end: int
 ) -> None:
@@ -99,14 +112,22 @@ def _compute_logits(
 
 @op
 def fused_log_probs(
-    inputs: JoinerInputs, chunks: Chunks, workspace: Out[Workspace], out: Out[RowLogProbs]
+    inputs: JoinerInputs,
+    chunks: Chunks,
+    workspace: Out[Workspace],
+    out: Out[RowLogProbs],
+    duration_logits: Out[Tensor | None],
 ) -> None:
-    """px, py, lse (R) acc as of log_probs."""
+    """px, py, lse (R) acc as of log_probs; duration_logits (R,K) acc for TDT."""
     rows = chunks.lattice_rows(inputs)
     for begin, end in pairwise(chunks.chunk_offsets):
         _compute_logits(inputs, chunks, workspace, begin, end)
         logits = workspace.logits[: end - begin, : chunks.vocabulary]
         log_probs(logits, inputs.targets, rows, begin, chunks.blank, chunks.normalization, out)
+        if duration_logits is not None:
+            padded = workspace.logits[: end - begin]
+            columns = _duration_columns(padded, chunks.vocabulary, duration_logits)
+            duration_logits[begin:end] = columns
 
 
 @op
@@ -115,6 +136,7 @@ def fused_log_probs_backward(
     inputs: JoinerInputs,
     chunks: Chunks,
     statistics: RowStatistics,
+    durations: DurationRows,
     fastemit_lambda: float,
     clamp: float,
     hidden_rows: int,
@@ -141,6 +163,9 @@ def fused_log_probs_backward(
         log_probs_backward(
             grad_loss, logits, statistics, inputs.targets, rows, begin, *options, padded
         )
+        if durations.duration_logits is not None:
+            columns = _duration_columns(padded, chunks.vocabulary, durations.duration_logits)
+            duration_gradient(grad_loss, *durations, rows, begin, clamp, columns)
         multiply_into(grads.grad_weight, padded.t(), hidden, add=not is_last)
         column_sums(padded, grads.grad_bias, add=not is_last)
         for first in range(0, end - begin, hidden_rows):

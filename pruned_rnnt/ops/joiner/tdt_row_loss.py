@@ -56,7 +56,9 @@ def run_tdt_recursion(
     flat = TdtSums(sums.total, gx.view(-1), gy.view(-1), stay.view(-1), gd)
     px, py = px.view(-1), py.view(-1)
     work = tdt_workspace(px, batch, symbols, durations)
-    tdt_lattice(px, py, duration_logits.view(by_row), geometry, options.lattice, work, flat)
+    tdt_lattice(
+        px, py, duration_logits.view(by_row), geometry, options.lattice, symbols, work, flat
+    )
     return sums
 
 

@@ -167,11 +167,12 @@ def tdt_lattice(
     duration_logits: Tensor,
     rows: LatticeRows,
     options: TdtOptions,
+    symbols: int,
     work: Out[Tensor],
     sums: Out[TdtSums],
 ) -> None:
-    """px, py (R) as log_probs writes them and duration_logits (R,K), all acc -> total (N), gx, gy,
-    stay (R), gd (R,K).
+    """px, py (R) as log_probs writes them and duration_logits (R,K), all acc; symbols is the padded
+    U -> total (N), gx, gy, stay (R), gd (R,K).
 
     No path, T_n outside 1..T or U_n outside 0..U: total = -inf, all occupancies 0, and nothing is
     read outside the rows. Invalid nodes: occupancies of 0. work: as tdt_workspace makes it.
@@ -181,10 +182,10 @@ def tdt_lattice(
         rows = rows._replace(frames=min(rows.frames, int(rows.logit_lengths.max())))
     lengths_N = rows.logit_lengths
     n, t, u, valid = rows.nodes(0, px.shape[0])
-    columns = rows.columns if rows.start is None else 1 + int(u.masked_fill(~valid, 0).max())
+    valid = valid & (u <= symbols)
     at = (n[valid], t[valid], u[valid])
     delay = options.delay_penalty * ((lengths_N.to(px.dtype)[n] - 1) / 2 - t)
-    shape = (lengths_N.shape[0], rows.frames, columns)
+    shape = (lengths_N.shape[0], rows.frames, symbols + 1)
     scores = px.new_full((2, *shape), NEG_INF)
     scores[(0, *at)] = (px + delay - options.sigma)[valid]
     scores[(1, *at)] = (py - options.sigma)[valid]

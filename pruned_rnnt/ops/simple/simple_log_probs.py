@@ -86,6 +86,15 @@ class Upstream(NamedTuple):
     gy: Tensor
 
 
+class Products(NamedTuple):
+    """product (N,T,U') and logz (N,T,U+1), acc; am_sum (N,T,V') and lm_sum (N,U',V')."""
+
+    product: Tensor
+    logz: Tensor
+    am_sum: Tensor
+    lm_sum: Tensor
+
+
 def safe_product(dtype: torch.dtype) -> float:
     """SAFE of the module docstring for an accumulator dtype."""
     return 1e-280 if dtype == torch.float64 else 1e-28
@@ -216,10 +225,7 @@ def simple_backward(
     am: Tensor,
     lm: Tensor,
     exps: Exponentials,
-    product: Tensor,
-    logz: Tensor,
-    am_sum: Tensor,
-    lm_sum: Tensor,
+    products: Products,
     smoothing: Smoothing,
     batch: TargetsAndLengths,
     scales: Scales,
@@ -227,10 +233,11 @@ def simple_backward(
     grad_am: Out[Tensor],
     grad_lm: Out[Tensor],
 ) -> None:
-    """am_sum (N,T,V'), lm_sum (N,U',V') -> grad_am (N,T,V), grad_lm (N,U+1,V) of the dtype of am.
-    If that is also the dtype of the sums, they may be am_sum and lm_sum themselves. The result is
-    the same from run to run on every device."""
+    """grad_am (N,T,V) and grad_lm (N,U+1,V) have the dtype of am. If that is also the dtype of the
+    sums, they may be am_sum and lm_sum themselves. The result is the same from run to run on every
+    device."""
     grad_loss, gx, gy = upstream
+    product, logz, am_sum, lm_sum = products
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
     targets, logit_lengths, target_lengths = batch
     blank, lm_only_scale, am_only_scale = scales

@@ -18,6 +18,7 @@ from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     NodeScores,
+    Products,
     Scales,
     Smoothing,
     Upstream,
@@ -56,6 +57,22 @@ def simple_forward(
 ) -> tuple[Tensor, Tensor, Tensor, SimpleState]:
     """total (N,) = log P and occupancies gx, gy (N,T,U+1) of contiguous am (N,T,V) and
     lm (N,U+1,V); not differentiable by itself."""
+    scores, state = simple_scores(am, lm, batch, options)
+    rows = whole_lattices(am, lm, batch)
+    rnnt_type, delay_penalty = options.loss.rnnt_type, options.loss.delay_penalty
+    return *run_recursion(scores.px, scores.py, rows, rnnt_type, delay_penalty), state
+
+
+def whole_lattices(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> LatticeRows:
+    """The geometry of (N,T,U+1)."""
+    _, logit_lengths, target_lengths = batch
+    return LatticeRows(logit_lengths, target_lengths, None, None, am.shape[1], lm.shape[1])
+
+
+def simple_scores(
+    am: Tensor, lm: Tensor, batch: TargetsAndLengths, options: SimpleOptions
+) -> tuple[NodeScores, SimpleState]:
+    """px and py (N,T,U+1) of contiguous am (N,T,V) and lm (N,U+1,V)."""
     acc = accumulator(am.dtype)
     (utterances, frames, size), width = am.shape, lm.shape[1]
     layout = exp_layout(am.dtype, am.device)
@@ -86,10 +103,7 @@ def simple_forward(
     smoothing = Smoothing(lm_lse, am_lse, log_q)
     scores = NodeScores(*am.new_empty((3, utterances, frames, width), dtype=acc).unbind(0))
     simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, options.scales, scores)
-    rows = LatticeRows(logit_lengths, target_lengths, None, None, frames, width)
-    rnnt_type, delay_penalty = options.loss.rnnt_type, options.loss.delay_penalty
-    sums = run_recursion(scores.px, scores.py, rows, rnnt_type, delay_penalty)
-    return *sums, SimpleState(exps, product, scores.logz, smoothing)
+    return scores, SimpleState(exps, product, scores.logz, smoothing)
 
 
 def simple_gradient(
@@ -121,7 +135,7 @@ def simple_gradient(
         total if in_place and total.shape == x.shape else torch.empty_like(x)
         for total, x in ((am_sum, am), (lm_sum, lm))
     )
-    kept = (exps, product, state.logz, am_sum, lm_sum, smoothing, batch)
+    kept = (exps, Products(product, state.logz, am_sum, lm_sum), smoothing, batch)
     simple_backward(upstream, am, lm, *kept, scales, fastemit, grad_am, grad_lm)
     if smoothing.log_q is not None:
         through_prior = unigram_gradient(upstream, am, lm, smoothing, batch, scales.blank, fastemit)

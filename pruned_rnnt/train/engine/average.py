@@ -14,7 +14,7 @@ AVERAGED_CHECKPOINTS = 3
 
 
 class RunningAverage:
-    """Exponential moving average of a model's parameters and buffers.
+    """Exponential moving average of a model's parameters; buffers have their present values.
 
     Update k gives the newest parameters the weight 1 - min(decay, (1 + k) / (10 + k)), so that the
     average quickly forgets early values.
@@ -28,12 +28,12 @@ class RunningAverage:
         self.updates = 0
         self._names = dict(model.state_dict(keep_vars=True))
         # A module that is registered twice has two names for one parameter, which is averaged once.
-        self._live = {id(value): value for value in self._names.values()}
+        self._live: dict[int, Tensor] = {
+            id(p): p for p in self._names.values() if isinstance(p, nn.Parameter)
+        }
         self._average = {key: value.detach().clone() for key, value in self._live.items()}
         # The tensors stay the same objects, so their lists are built once.
-        moving = [key for key, value in self._live.items() if value.is_floating_point()]
-        self._moving = self._pairs(moving)
-        self._copied = self._pairs([key for key in self._live if key not in set(moving)])
+        self._moving = (list(self._average.values()), list(self._live.values()))
 
     @torch.no_grad()
     def update(self) -> None:
@@ -41,11 +41,6 @@ class RunningAverage:
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(*self._moving, 1 - decay)
-        if self._copied[0]:
-            torch._foreach_copy_(*self._copied)
-
-    def _pairs(self, keys: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        return [self._average[key] for key in keys], [self._live[key] for key in keys]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -64,14 +59,15 @@ class RunningAverage:
             self._average[key].copy_(own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Averages under the names of the model's own state."""
-        return {name: self._average[id(value)] for name, value in self._names.items()}
+        """Averages, and the model's buffers, under the names of the model's own state."""
+        return {name: self._average.get(id(value), value) for name, value in self._names.items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Load saved averages and the number of updates behind them."""
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
+        for name, value in self._names.items():
+            if id(value) in self._average:
+                self._average[id(value)].copy_(state[name])
         self.updates = updates
 
 

@@ -24,13 +24,23 @@ def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
     """
     if not _has_tokens(run):
         return
-    own = Tokenizer.load(run / _FOLDER).symbols
+    own = run_tokenizer(run).symbols
     if tokenizer.symbols != own:
         raise ConfigError(
             f"the tokens of data.path={data} ({len(tokenizer)} symbols) differ from those of the "
             f"run {run} ({len(own)} symbols): use data prepared with the run's tokens, or choose "
             "another train.folder"
         )
+
+
+def run_tokenizer(run: Path) -> Tokenizer:
+    """The tokens of a run.
+
+    Raises:
+        FileNotFoundError: it has none.
+        ValueError: they are damaged.
+    """
+    return Tokenizer.load(run / _FOLDER)
 
 
 def save_tokens(tokenizer: Tokenizer, run: Path) -> None:

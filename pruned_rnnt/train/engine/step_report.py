@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
@@ -13,12 +14,13 @@ class StepReport:
 
     sums: losses by part, and measures with a name that ends in PER_UTTERANCE, summed over
         utterances.
+    seconds: until the result was known; for a step that was launched before the result of the
+        previous one was known, since then.
     gradient_norm: norm before clipping, of the loss per frame; NaN if it was not computed.
     problem: reason why the parameters were not updated, empty if they were; all processes agree on
         whether it is empty.
     suspects: if this process caused the problem, the utterances with infinite or NaN loss, or all
         utterances if there are none.
-    stop_requested: some process received a request to stop.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -27,4 +29,33 @@ class StepReport:
     gradient_norm: float
     problem: str = ""
     suspects: tuple[Utterance, ...] = ()
-    stop_requested: bool = False
+
+
+class LaunchedStep:
+    """A step whose work is launched; the device may still be busy with it.
+
+    Args:
+        read: waits for the result and makes the report; called once.
+
+    Attributes:
+        stop_requested: some process received a request to stop.
+        is_finished: the report is known.
+    """
+
+    def __init__(self, read: Callable[[], StepReport], *, stop_requested: bool) -> None:
+        self.stop_requested = stop_requested
+        self._read: Callable[[], StepReport] | None = read
+        self._report: StepReport | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._report is not None
+
+    def report(self) -> StepReport:
+        """The result; waits for it if necessary."""
+        if self._report is None:
+            assert self._read is not None
+            self._report = self._read()
+            # It holds the batches.
+            self._read = None
+        return self._report

@@ -6,7 +6,7 @@ The engine (trainer, steps, checkpoints, logs) is the same for all tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pruned_rnnt.train.engine.log import RunLog
     from pruned_rnnt.train.experiment import TrainConfig
     from pruned_rnnt.train.optim.optimiser import OptimiserConfig
+    from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
     from pruned_rnnt.train.optim.schedule import ScheduleConfig
 
 
@@ -103,6 +104,9 @@ class Task(Protocol):
 
     @property
     def model(self) -> nn.Module: ...
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        """The parameters to train, by learning rate; without any, all that require a gradient."""
 
     def train_loader(self) -> Loader: ...
 

@@ -1,5 +1,14 @@
 """One optimiser step: forward, backward, clip, update; or a report of why it was skipped.
 
+On CUDA the host does not wait for the result of a step. It launches the update, which the device
+skips by itself if a loss or a gradient is infinite or NaN, and the passes of the next step, and
+reads the result only then:
+
+    host    passes 1, update 1, passes 2, result 1, update 2, passes 3, result 2, ...
+    device     passes 1, update 1, passes 2, update 2, passes 3, ...
+
+So the device always has work. Elsewhere the host reads the result before the update.
+
 The loss of a step is the sum over all utterances of all processes and accumulated batches divided
 by all their encoder frames, so the objective depends neither on the number of processes nor on the
 number of accumulated batches.
@@ -12,7 +21,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +30,13 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import gradients_of
+from pruned_rnnt.train.engine.host_copy import HostCopy
 from pruned_rnnt.train.engine.log import PER_UTTERANCE
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
-from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.step_report import LaunchedStep, StepReport
 from pruned_rnnt.train.engine.task import Task, Utterance, total_size
 from pruned_rnnt.train.experiment import TrainConfig
+from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # If gradients overflow float16 at a smaller loss scale, the values themselves are broken.
@@ -48,8 +59,21 @@ class _Passes:
     out_of_memory: str = ""
 
 
+class _Verdict(NamedTuple):
+    """What the host knows about a step when its result has arrived; as in `StepReport`."""
+
+    problem: str
+    gradient_norm: float
+    sums: list[float]
+
+
 class Stepper:
-    """Makes optimiser steps; the state of `scaler` belongs into checkpoints."""
+    """Makes optimiser steps; the state of `scaler` belongs into checkpoints.
+
+    Attributes:
+        reads_late: the result of a step is read after the passes of the next one. Set it to False
+            to read every result before the update.
+    """
 
     def __init__(
         self,
@@ -69,37 +93,60 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.gradients = gradients_of(self.parameters, ranks)
+        self.reads_late = self.device.type == "cuda" and isinstance(optimiser, ConditionalOptimiser)
+        self._last: LaunchedStep | None = None
+        self._known_at = 0.0
 
     def __call__(
-        self, batches: Sequence[Any], step: int, *, stop_requested: bool = False
-    ) -> StepReport:
+        self,
+        batches: Sequence[Any],
+        step: int,
+        *,
+        stop_requested: bool = False,
+        before_update: Callable[[], None] = lambda: None,
+    ) -> LaunchedStep:
         """Train on `batches`; `step` is the number of steps done before.
+
+        Args:
+            before_update: called between the passes and the update, when the report of the
+                previous step can be read without stopping the device.
 
         Raises:
             TrainingStopped: memory ran out in the update itself, which cannot be undone.
         """
         started = time.perf_counter()
         size = total_size(self.task.size(batch) for batch in batches)
-        # The sum is awaited after the first forward pass only.
-        all_frames = self.ranks.start_sum([size.frames])
+        # The sums are awaited after the first forward pass only.
+        sums = self.ranks.start_sum([size.frames, float(stop_requested)])
         self.gradients.start()
-        passes = self._passes(batches, step, lambda: 1 / all_frames()[0])
-        # If the first pass ran out of memory, the sum has not been awaited yet.
-        all_frames()
-        problem, norm, losses, stop = self._agree(passes, stop_requested)
-        if problem:
-            self.gradients.start()
-        else:
-            self._update()
-        return StepReport(
-            sums=dict(zip(passes.names, losses, strict=True)),
-            size=size,
-            seconds=time.perf_counter() - started,
-            gradient_norm=norm,
-            problem=problem,
-            suspects=self._suspects(batches, passes, problem),
-            stop_requested=stop,
-        )
+        passes = self._passes(batches, step, lambda: 1 / sums()[0])
+        # If the first pass ran out of memory, the sums have not been awaited yet.
+        _, stop = sums()
+        values_K = self._agree(passes)
+        before_update()
+        if self._last is not None:
+            # The update needs to know how many updates there were.
+            self._last.report()
+        judge = self._update(values_K, passes)
+
+        def read() -> StepReport:
+            problem, norm, losses = judge()
+            known_at = time.perf_counter()
+            seconds = known_at - max(started, self._known_at)
+            self._known_at = known_at
+            return StepReport(
+                sums=dict(zip(passes.names, losses, strict=True)),
+                size=size,
+                seconds=seconds,
+                gradient_norm=norm,
+                problem=problem,
+                suspects=self._suspects(batches, passes, problem),
+            )
+
+        self._last = LaunchedStep(read, stop_requested=stop > 0)
+        if not self.reads_late:
+            self._last.report()
+        return self._last
 
     def _passes(self, batches: Sequence[Any], step: int, scale: Callable[[], float]) -> _Passes:
         """Forward and backward of each batch, up to the first that does not fit into memory."""
@@ -125,52 +172,86 @@ class Stepper:
         done.sums_K = sums_K if done.sums_K is None else done.sums_K + sums_K
         done.losses.append(losses.total)
 
-    def _agree(self, passes: _Passes, stop_requested: bool) -> tuple[str, float, list[float], bool]:
-        """Sum gradients over processes, unscale and clip them; returns problem, norm, losses, stop.
+    def _agree(self, passes: _Passes) -> Tensor | None:
+        """Sum gradients over processes, unscale and clip them.
 
         All processes reach the same decision, as they compute it from sums: flags are summed along
         with the gradients.
+
+        Returns:
+            (K,) on the device: norm of the gradients, scale of the loss, processes that ran out of
+            memory, NaN or 0 for bad or good losses, sums of the losses. None if this is the only
+            process and it ran out of memory.
         """
         # Filled in place: a copy from the host would wait for the device.
-        flags_K = torch.zeros(3, device=self.device)
-        for index, flag in ((0, bool(passes.out_of_memory)), (2, stop_requested)):
-            if flag:
-                flags_K[index].fill_(1.0)
+        flags_K = torch.zeros(2, device=self.device)
+        if passes.out_of_memory:
+            flags_K[0].fill_(1.0)
         if passes.sums_K is not None:
             # NaN if a loss is infinite or NaN; 0 times any other number is 0.
             torch.mul(passes.sums_K[0], 0.0, out=flags_K[1])
         flags_K = self.gradients.finish(flags_K)
         if self.ranks.world_size == 1 and passes.out_of_memory:
             # There may be no gradient at all, which scaler and clipping do not support.
-            sums = [] if passes.sums_K is None else passes.sums_K.tolist()
-            return _out_of_memory(passes), math.nan, sums, stop_requested
+            return None
+        scale = self.scaler.scale(torch.ones(1, device=self.device))
         self.scaler.unscale_(self.optimiser)
         norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
         if self.clip_norm > 0:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        # The only wait for the device in a step.
-        known = [norm.reshape(1), flags_K]
-        values = torch.cat(known if passes.sums_K is None else [*known, passes.sums_K]).tolist()
-        gradient_norm, failed, bad_losses, stop, *sums = values
+        known = [norm.reshape(1), scale, flags_K]
+        return torch.cat(known if passes.sums_K is None else [*known, passes.sums_K])
+
+    def _update(self, values_K: Tensor | None, passes: _Passes) -> Callable[[], _Verdict]:
+        """Update the parameters unless there is a problem; returns a function that tells."""
+        if values_K is None:
+            self.gradients.start()
+            sums = [] if passes.sums_K is None else passes.sums_K.tolist()
+            verdict = _Verdict(_out_of_memory(passes), math.nan, sums)
+            return lambda: verdict
+        copy = HostCopy(values_K)
+        if self.reads_late:
+            self._step_optimiser(values_K[0].isfinite() & (values_K[2:4].sum() == 0))
+        else:
+            verdict = self._judge(copy.values(), passes)
+            if verdict.problem:
+                self.gradients.start()
+            else:
+                self._step_optimiser(None)
+        self.scaler.update()
+        if not self.reads_late:
+            return lambda: verdict
+
+        def judge() -> _Verdict:
+            verdict = self._judge(copy.values(), passes)
+            if verdict.problem:
+                assert isinstance(self.optimiser, ConditionalOptimiser)
+                self.optimiser.take_back()
+            return verdict
+
+        return judge
+
+    def _judge(self, values: list[float], passes: _Passes) -> _Verdict:
+        gradient_norm, scale, failed, bad_losses, *sums = values
         problem = ""
         if failed:
             problem = _out_of_memory(passes)
         elif bad_losses:
             problem = "infinite or NaN loss"
         elif not math.isfinite(gradient_norm):
-            problem = self._problem_of_gradient()
-        if problem:
-            self.scaler.update()
-        return problem, gradient_norm, sums, stop > 0
+            problem = "infinite or NaN gradient"
+            if self.scaler.is_enabled() and scale > _SMALLEST_SCALE:
+                problem = "gradient beyond float16; the loss scale is halved"
+        return _Verdict(problem, gradient_norm, sums)
 
-    def _problem_of_gradient(self) -> str:
-        if self.scaler.is_enabled() and self.scaler.get_scale() > _SMALLEST_SCALE:
-            return "gradient beyond float16; the loss scale is halved"
-        return "infinite or NaN gradient"
-
-    def _update(self) -> None:
+    def _step_optimiser(self, applies: Tensor | None) -> None:
+        """Update the parameters; with `applies`, () bool, only if it is true."""
         try:
-            self.scaler.step(self.optimiser)
+            if applies is None:
+                self.optimiser.step()
+            else:
+                assert isinstance(self.optimiser, ConditionalOptimiser)
+                self.optimiser.step_if(applies)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -179,7 +260,6 @@ class Stepper:
                 "memory ran out in the optimiser's update; continue from the last checkpoint with "
                 f"smaller batches or a smaller model ({error})"
             ) from error
-        self.scaler.update()
 
     def _suspects(
         self, batches: Sequence[Any], passes: _Passes, problem: str

@@ -18,15 +18,14 @@ from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.folder_lock import exclusive_folder_lock
 from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.train.engine.average import RunningAverage
-from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_file
-from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.state import TrainingState
-from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.step_recorder import StepRecorder
 from pruned_rnnt.train.engine.stop_signals import StopSignals
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_step import Stepper
@@ -78,7 +77,8 @@ class Trainer:
         self.task.check_files(self.folder)
         self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
-        self.optimiser = build_optimiser(self.model, config.optimiser)
+        groups = self.task.parameter_groups()
+        self.optimiser = build_optimiser(self.model, config.optimiser, groups)
         self.stepper = Stepper(
             self.task,
             self.optimiser,
@@ -103,6 +103,7 @@ class Trainer:
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
         self.log = TrainingLog(config.train.steps, self.ranks, self.console)
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
+        self.recorder = StepRecorder(self.state, self.checkpoints, self.log)
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
 
     def run(self) -> Outcome:
@@ -120,6 +121,7 @@ class Trainer:
                 return self._train(stack)
             except WorkerDiedError as error:
                 if self.ranks.world_size == 1:
+                    self.recorder.record_last()
                     self.state.save(self.checkpoints, score=None)
                 reason = self.groups.reason(error)
                 raise stopped_without_worker(self.state.counters.step, reason) from error
@@ -132,14 +134,21 @@ class Trainer:
             for batches in self._steps_of_epoch(stack):
                 self._set_learning_rate()
                 stop = self.stop_signals.received is not None or bool(self.groups.lost_worker)
-                report = self.stepper(batches, counters.step, stop_requested=stop)
-                self._record_step(report, batches)
+                step = self.stepper(
+                    batches,
+                    counters.step,
+                    stop_requested=stop,
+                    before_update=self.recorder.record_last,
+                )
+                self.recorder.add(step, batches)
+                at_end = counters.step >= config.steps
+                if step.stop_requested or at_end or self._anything_due():
+                    self.recorder.record_last()
                 if self._due(config.log_every):
                     self.state.stop_if_diverged(self.checkpoints)
                     self.log.write(counters, self.stepper)
-                at_end = counters.step >= config.steps
                 counters.validation_due = at_end or self._due(config.validate_every)
-                if report.stop_requested:
+                if step.stop_requested:
                     return self._stop()
                 if counters.validation_due:
                     self._save_and_validate()
@@ -151,6 +160,7 @@ class Trainer:
                 if at_end or self._stops_early():
                     break
             else:
+                self.recorder.record_last()
                 self._end_epoch()
         if counters.step < config.steps and self.ranks.is_first:
             logger.info(
@@ -194,35 +204,18 @@ class Trainer:
             self.config.schedule, counters.step, counters.epoch, self.config.train.steps
         )
         for group in self.optimiser.param_groups:
-            group["lr"] = self.config.optimiser.learning_rate * scale
-
-    def _record_step(self, report: StepReport, batches: list[Any]) -> None:
-        """Count the step; report a skipped one, and stop after too many consecutive ones."""
-        counters = self.state.counters
-        counters.step += 1
-        self.log.add(report)
-        if not report.problem:
-            counters.consecutive_bad_steps = 0
-            if self.average is not None:
-                self.average.update()
-            return
-        counters.bad_steps += 1
-        counters.consecutive_bad_steps += 1
-        if not report.problem.startswith(OUT_OF_MEMORY):
-            # With broken parameters, the utterances are not the cause.
-            self.state.stop_if_diverged(self.checkpoints)
-        folder = self.folder / BAD_STEPS
-        shapes = [self.task.shapes(batch) for batch in batches]
-        dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
-        if counters.consecutive_bad_steps >= self.config.train.max_bad_steps:
-            raise TrainingStopped(
-                f"training stopped at step {counters.step}: {counters.consecutive_bad_steps} steps "
-                f"in a row were skipped, the last one because of: {report.problem}; see {folder}"
-            )
+            # Checkpoints of earlier versions have no rates.
+            group["lr"] = self.config.optimiser.learning_rate * scale * group.get("rate", 1.0)
 
     def _due(self, every: int) -> bool:
         """Whether something is due that is done every `every` steps; never for 0."""
         return every > 0 and self.state.counters.step % every == 0
+
+    def _anything_due(self) -> bool:
+        """Whether a log line, validation, checkpoint or picture follows this step."""
+        config = self.config.train
+        periods = (config.log_every, config.validate_every, config.save_every, config.picture_every)
+        return any(map(self._due, periods))
 
     def _end_epoch(self) -> None:
         counters = self.state.counters

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.train.optim.conditional import Condition
+
 # Steps from one estimate of the limit to the next, and the steps of the early estimates.
 _PERIOD = 100
 _EARLY_STEPS = (10, 20, 40)
@@ -34,16 +36,20 @@ class MedianClipping:
         ):
             options[name] = options.get(name, start).to(device, torch.float32)
 
-    def factor(self, norm: Tensor) -> Tensor | None:
-        """(), at most 1, from the norm () of the gradients of this step; None for 1."""
+    def factor(self, norm: Tensor, condition: Condition) -> Tensor | None:
+        """(), at most 1, from the norm () of the gradients of this step; None for 1.
+
+        The norm and the limit are kept only if the step applies.
+        """
         step, norms, limit = (self.options[name] for name in ("step", "clip_norms", "clip_limit"))
         if step == 0:
             return None
-        norms[step % _PERIOD].copy_(norm)
+        condition.assign(norms[step % _PERIOD], norm)
         if step % _PERIOD == 0:
-            limit.copy_(self.options["clip_scale"] * _median(norms))
+            condition.assign(limit, self.options["clip_scale"] * _median(norms))
         elif step in _EARLY_STEPS:
-            limit.copy_(2.0 * self.options["clip_scale"] * _median(norms[1 : step + 1]))
+            early = 2.0 * self.options["clip_scale"] * _median(norms[1 : step + 1])
+            condition.assign(limit, early)
         elif step < _EARLY_STEPS[0]:
             return None
         factor: Tensor = (limit / (norm + 1e-20)).clamp_(max=1.0)

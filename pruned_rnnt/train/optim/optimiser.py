@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.train.optim.conditional import FusedAdamW
 from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
+from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 
 
@@ -54,13 +57,17 @@ class OptimiserConfig:
         return 0.0 if self.name == "scaled_adam" else self.clip_norm
 
 
-def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
-    """The optimiser over all parameters that require a gradient, in the model's order.
+def build_optimiser(
+    model: nn.Module, config: OptimiserConfig, groups: Sequence[ParameterGroup] = ()
+) -> torch.optim.Optimizer:
+    """The optimiser of the groups; without any, of all parameters that require a gradient.
 
     Its moments are allocated here, before the first pass: running out of memory in an update,
     unlike in a pass, ends training.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters: list[Any] = [
+        group.options(config.name) for group in groups or trained_parameters(model)
+    ]
     if config.name == "scaled_adam":
         return ScaledAdam(
             parameters,
@@ -73,18 +80,21 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
         return PaperScaledAdam(
             parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps
         )
-    matrices = [p for p in parameters if p.dim() >= 2]
-    vectors = [p for p in parameters if p.dim() < 2]
-    optimiser = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
+    by_decay = []
+    for options in parameters:
+        matrices = [p for p in options["params"] if p.dim() >= 2]
+        vectors = [p for p in options["params"] if p.dim() < 2]
+        by_decay.append({**options, "params": matrices, "weight_decay": config.weight_decay})
+        by_decay.append({**options, "params": vectors, "weight_decay": 0.0})
+    ordered = [parameter for options in by_decay for parameter in options["params"]]
+    fused = all(p.is_cuda for p in ordered)
+    optimiser = (FusedAdamW if fused else torch.optim.AdamW)(
+        by_decay,
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
-        # One kernel for all parameters, which allocates no memory.
-        fused=all(p.is_cuda for p in parameters),
+        # It allocates no memory.
+        fused=fused,
     )
     moments = {
         index: {
@@ -92,7 +102,7 @@ def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Op
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
-        for index, parameter in enumerate([*matrices, *vectors])
+        for index, parameter in enumerate(ordered)
     }
     optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
     return optimiser

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from pruned_rnnt.train.optim.conditional import Condition
 from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, ParameterVector, vector_of
 
 # Size of the vectors in which parameters are updated; about ten copies exist during an update.
@@ -67,6 +68,7 @@ class PaperScaledAdam(ClosureOptimiser):
             },
         )
         self._vectors: dict[Tensor, _Vectors] = {}
+        self._updated: list[_Vectors] = []
         self._allocate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -90,12 +92,21 @@ class PaperScaledAdam(ClosureOptimiser):
                 self._vectors[parameter] = vectors
         return vectors
 
-    def update(self) -> None:
+    def update(self, condition: Condition) -> None:
         """Update every parameter that has a gradient."""
+        self._updated = []
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for parameters in self._buckets(with_gradient):
-                _update(self._vectors_of(parameters), group)
+                vectors = self._vectors_of(parameters)
+                _update(vectors, group, condition)
+                self._updated.append(vectors)
+
+    def take_back(self) -> None:
+        """Uncount the last update, which did not apply."""
+        for vectors in self._updated:
+            for state in vectors.states:
+                state["step"] -= 1
 
     def _buckets(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
         """Lists of parameters with the same step, device and dtype, each at most a vector long."""
@@ -148,7 +159,7 @@ class _Vectors(ParameterVector):
         )
 
 
-def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
+def _update(vectors: _Vectors, group: dict[str, Any], condition: Condition) -> None:
     """One step of parameters with the same step count."""
     for state in vectors.states:
         state["step"] += 1
@@ -157,7 +168,10 @@ def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
     correction1, correction2 = 1 - beta1**step, 1 - beta2**step
     sizes_P = vectors.sizes_P
     values = vector_of(vectors.parameters)
-    gradient = vector_of([p.grad for p in vectors.parameters if p.grad is not None])
+    # An update of zeros changes nothing; infinity or NaN times zero would.
+    gradient = condition.zero_(
+        vector_of([p.grad for p in vectors.parameters if p.grad is not None])
+    )
 
     rms_P = (vectors.sums(values.square()) / sizes_P).sqrt_()
     floor_P = torch.where(sizes_P == 1, group["scalar_rms"], group["min_rms"])
@@ -166,18 +180,18 @@ def _update(vectors: _Vectors, group: dict[str, Any]) -> None:
 
     # The gradient for the parameter measured in units of its own size.
     scaled = gradient.mul_(bounded_rms)
-    mean = vectors.mean.lerp_(scaled, 1 - beta1)
-    square = vectors.square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
+    mean = condition.lerp_(vectors.mean, scaled, 1 - beta1)
+    square = condition.mul_(vectors.square, beta2).addcmul_(scaled, scaled, value=1 - beta2)
     direction = (mean / correction1).div_((square / correction2).sqrt_().add_(eps))
     change = direction.mul_(bounded_rms).mul_(-lr)
 
-    size_mean_P = vectors.size_mean_P.lerp_(size_gradient_P, 1 - beta2)
-    size_square_P = vectors.size_square_P.lerp_(size_gradient_P.square(), 1 - beta2)
+    size_mean_P = condition.lerp_(vectors.size_mean_P, size_gradient_P, 1 - beta2)
+    size_square_P = condition.lerp_(vectors.size_square_P, size_gradient_P.square(), 1 - beta2)
     size_step_P = (size_mean_P / correction2) / ((size_square_P / correction2).sqrt() + eps)
     growth_P = (-lr * group["size_lr"] * size_step_P).clamp(-0.1, 0.1)
     # Neither shrink below the floor nor grow beyond the ceiling.
     stays_P = (sizes_P == 1) | ((rms_P < floor_P) & (growth_P < 0))
     stays_P |= (rms_P > group["max_rms"]) & (growth_P > 0)
     change.addcmul_(values, vectors.each(growth_P.masked_fill_(stays_P, 0.0)))
-    pieces = _unflatten_dense_tensors(change, vectors.parameters)
+    pieces = _unflatten_dense_tensors(condition.or_zeros(change), vectors.parameters)
     torch._foreach_add_(vectors.parameters, list(pieces))

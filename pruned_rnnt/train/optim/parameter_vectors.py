@@ -12,13 +12,24 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
+from pruned_rnnt.train.optim.conditional import Condition
+
 
 class ClosureOptimiser(torch.optim.Optimizer):
-    """An optimiser whose subclasses define `update`."""
+    """A `ConditionalOptimiser` whose subclasses define `update` and `take_back`."""
 
-    def update(self) -> None:
-        """Update the parameters by their gradients."""
+    def update(self, condition: Condition) -> None:
+        """Update the parameters by their gradients, and count the update."""
         raise NotImplementedError
+
+    def take_back(self) -> None:
+        """Uncount the last update, which did not apply."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step_if(self, applies: Tensor) -> None:
+        """Update if the flag on the device is true; see `ConditionalOptimiser`."""
+        self.update(Condition(applies))
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -33,7 +44,7 @@ class ClosureOptimiser(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.update()
+        self.update(Condition(None))
         return loss
 
 

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from pruned_rnnt.train.optim.conditional import Condition
 from pruned_rnnt.train.optim.median_clipping import MedianClipping
 from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, ParameterVector, vector_of
 
@@ -102,10 +103,15 @@ class ScaledAdam(ClosureOptimiser):
         super().__setstate__(state)
         self._groups = [_Group(group, self.state) for group in self.param_groups]
 
-    def update(self) -> None:
+    def update(self, condition: Condition) -> None:
         """Update every parameter."""
         for group in self._groups:
-            group.update()
+            group.update(condition)
+
+    def take_back(self) -> None:
+        """Uncount the last update, which did not apply."""
+        for group in self.param_groups:
+            group["step"] -= 1
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which start as those of a new optimiser."""
@@ -122,18 +128,19 @@ class _Group:
         self.vectors = [_Vectors(bucket, state, options) for bucket in _buckets(options["params"])]
         self.clipping = MedianClipping(options, options["params"][0].device)
 
-    def update(self) -> None:
-        gradients = [vectors.gradient() for vectors in self.vectors]
+    def update(self, condition: Condition) -> None:
+        # An update of zeros changes nothing; infinity or NaN times zero would.
+        gradients = [condition.zero_(vectors.gradient()) for vectors in self.vectors]
         if self.options["clip_scale"] > 0:
             squares = [
                 vectors.square_norm(gradient)
                 for vectors, gradient in zip(self.vectors, gradients, strict=True)
             ]
-            factor = self.clipping.factor(torch.stack(squares).sum().sqrt_())
+            factor = self.clipping.factor(torch.stack(squares).sum().sqrt_(), condition)
             if factor is not None:
                 torch._foreach_mul_(gradients, factor)
         for vectors, gradient in zip(self.vectors, gradients, strict=True):
-            vectors.update(gradient)
+            vectors.update(gradient, condition)
         self.options["step"] += 1
 
 
@@ -177,44 +184,47 @@ class _Vectors(ParameterVector):
         """(): sum of the squares of gradient times root mean square of its parameter."""
         return torch.dot(self.sums(gradient.square()), self.rms_P.square())
 
-    def update(self, gradient: Tensor) -> None:
-        """One step."""
+    def update(self, gradient: Tensor, condition: Condition) -> None:
+        """One step; `gradient` must be zero if it does not apply."""
         step, lr, eps = (self.options[name] for name in ("step", "lr", "eps"))
         beta1, beta2 = self.options["betas"]
         values = vector_of(self.parameters)
         place = step % _SIZE_PERIOD
-        self.size_gradients_KP[place] = self.sums(values * gradient)
+        condition.assign(self.size_gradients_KP[place], self.sums(values * gradient))
         if place == _SIZE_PERIOD - 1:
-            self._measure(values)
+            self._measure(values, condition)
 
-        self.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        condition.mul_(self.square, beta2).addcmul_(gradient, gradient, value=1 - beta2)
         correction = 1 - beta2 ** (step + 1)
         if correction < _NEGLIGIBLE_CORRECTION:
             spread = torch.div(self.square, correction).sqrt_()
         else:
             spread = self.square.sqrt()
         direction = gradient.div_(spread.add_(eps))
-        self.change.mul_(beta1).addcmul_(direction, self._measured_rms, value=-lr * (1 - beta1))
+        condition.mul_(self.change, beta1)
+        self.change.addcmul_(direction, self._measured_rms, value=-lr * (1 - beta1))
         if place == _SIZE_PERIOD - 1:
-            self.change.addcmul_(values, self.each(self._growth_P()), value=1 - beta1)
+            growth_P = condition.zero_(self._growth_P(condition))
+            self.change.addcmul_(values, self.each(growth_P), value=1 - beta1)
 
-        pieces = _unflatten_dense_tensors(self.change, self.parameters)
+        pieces = _unflatten_dense_tensors(condition.or_zeros(self.change), self.parameters)
         torch._foreach_add_(self.parameters, list(pieces))
         if self.scalars:
             torch._foreach_clamp_max_(self.scalars, self.options["max_scalar"])
             torch._foreach_clamp_min_(self.scalars, -self.options["max_scalar"])
 
-    def _measure(self, values: Tensor) -> None:
+    def _measure(self, values: Tensor, condition: Condition) -> None:
         rms_P = (self.sums(values.square()) / self.sizes_P).sqrt_()
-        torch.where(self.is_scalar_P, self.rms_P, rms_P, out=self.rms_P)
+        condition.assign(self.rms_P, torch.where(self.is_scalar_P, self.rms_P, rms_P))
         self._measured_rms = self.each(self.rms_P.clamp(min=self.options["min_rms"]))
 
-    def _growth_P(self) -> Tensor:
+    def _growth_P(self, condition: Condition) -> Tensor:
         """(P,): change of the size of each parameter, as a share of it."""
         options = self.options
         beta2 = options["betas"][1] ** _SIZE_PERIOD
         updates = (options["step"] + 1) // _SIZE_PERIOD
-        self.size_square_P.lerp_(self.size_gradients_KP.square().mean(dim=0), 1 - beta2)
+        squares_P = self.size_gradients_KP.square().mean(dim=0)
+        condition.lerp_(self.size_square_P, squares_P, 1 - beta2)
         spread_P = self.size_square_P.sqrt().add_(options["eps"])
         rate = -options["size_lr"] * options["lr"] * math.sqrt(1 - beta2**updates)
         growth_P = self.size_gradients_KP.sum(dim=0).div_(spread_P).mul_(rate)

@@ -168,7 +168,7 @@ class DryRun:
         try:
             for _ in range(_PASSES):
                 started = time.perf_counter()
-                problem = self.stepper([batch], step=0).problem
+                problem = self.stepper([batch], step=0).report().problem
                 fits = fits and not problem.startswith(OUT_OF_MEMORY)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize()

@@ -32,6 +32,7 @@ from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
 from pruned_rnnt.train.experiment import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
+from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 from pruned_rnnt.train.run import find_checkpoint
 
@@ -75,6 +76,10 @@ class LanguageModelExperiment:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(folder="exp/lm"))
 
+    def __post_init__(self) -> None:
+        if self.train.init:
+            raise ValueError("train.init is for recognisers; a language model has no fine-tuning")
+
 
 class LanguageModelTask:
     """Texts and model of one process; the engine's frames are symbols here.
@@ -91,6 +96,9 @@ class LanguageModelTask:
         self._train = TextFiles(folder, config.data.train)
         self._valid = TextFiles(folder, config.data.valid)
         self.model = LanguageModel(config.model, len(self.tokenizer)).to(device)
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        return ()
 
     def train_loader(self) -> TextLoader:
         return self._loader(self._train, shuffle=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.config import ConfigError, load_config, top_level_value
+from pruned_rnnt.config import ConfigError, load_config, value_of
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -29,7 +29,7 @@ def load_experiment(
         ConfigError: as for `load_config`, or an unknown task.
     """
     overrides = list(overrides)
-    name = top_level_value("task", yaml_path, overrides)
+    name = value_of("task", yaml_path, overrides)
     if name is None:
         return load_config(ExperimentConfig, yaml_path, overrides), SpeechTask
     if name != "lm":

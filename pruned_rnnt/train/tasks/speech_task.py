@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.kernels.available import kernel_report
@@ -28,6 +30,7 @@ from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig, TrainConfig
+from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
 from pruned_rnnt.train.tasks.pictures import (
     lattice_of_example,
@@ -68,15 +71,10 @@ class SpeechTask:
     def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
         self.config = config
         self.ranks = ranks
-        self.data = DataModule(
-            config.data,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            view_mask_factor=config.loss.cr_ctc_mask_factor if config.loss.views == 2 else None,
-        )
+        self.data = self._make_data()
         # Raises errors about the validation set now, not at the first validation.
         self.data.valid_loader()
-        self.model = build_model(config.model, len(self.data.tokenizer), config.loss).to(device)
+        self.model = self._make_model().to(device)
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
@@ -85,6 +83,24 @@ class SpeechTask:
             # ExperimentConfig refuses it for other models.
             assert isinstance(self.model, TransducerModel)
             self._mwer = MinimumWordError(self.model, self.data.tokenizer, config.mwer)
+
+    def _make_data(self, tokenizer: Tokenizer | None = None) -> DataModule:
+        """The data, with the symbols of the tokenizer if there is one."""
+        loss, ranks = self.config.loss, self.ranks
+        return DataModule(
+            self.config.data,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            view_mask_factor=loss.cr_ctc_mask_factor if loss.views == 2 else None,
+            tokenizer=tokenizer,
+        )
+
+    def _make_model(self) -> SpeechModel:
+        """The model on the CPU."""
+        return build_model(self.config.model, len(self.data.tokenizer), self.config.loss)
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        return ()
 
     def train_loader(self) -> BatchLoader:
         return self.data.train_loader()

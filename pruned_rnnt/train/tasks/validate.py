@@ -22,14 +22,15 @@ from pruned_rnnt.decode.decode_set import (
 )
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, count_errors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
-from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
+from pruned_rnnt.model.model_config import LossConfig
+from pruned_rnnt.model.speech_model import BLANK, ModelLosses, SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 
 # Greedy search, as in runtimes of exported models.
 _GREEDY = DecodeConfig()
 # The sampler repeats utterances to give each process the same number of batches.
-_REPEATED = re.compile(r"_dup\d+$")
+REPEATED_ID = re.compile(r"_dup\d+$")
 _SAMPLES = 5
 
 
@@ -116,10 +117,7 @@ class _Validation:
         one encoder frame.
         """
         frames_N = self.model.encoder.output_lengths(batch.feature_lengths_N)
-        least_N = torch.ones_like(frames_N)
-        if self.model.loss_config.rnnt_type != "regular":
-            least_N += batch.target_lengths_N
-        measured = batch.select(frames_N >= least_N)
+        measured = batch.select(frames_N >= least_frames(batch, self.model.loss_config))
         sums = _Sums()
         finite: set[str] = set()
         losses: ModelLosses | None = None
@@ -127,7 +125,7 @@ class _Validation:
             losses = self._losses(measured.to(self.device))
             finite_N = losses.total.isfinite().cpu()
             finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
-            once_N = ~torch.tensor([bool(_REPEATED.search(name)) for name in measured.ids])
+            once_N = ~torch.tensor([bool(REPEATED_ID.search(name)) for name in measured.ids])
             masses = band_masses(losses, measured, self.model.loss_config.rnnt_type)
             sums.add_losses(losses, masses, measured, finite_N & once_N)
         found: list[Decoded] = []
@@ -135,7 +133,7 @@ class _Validation:
         if len(searched) > 0:
             hypotheses = search_batch(self.model, searched, self.search)
             found = to_texts(searched, hypotheses, self.tokenizer)
-        unique = [decoded for decoded in found if not _REPEATED.search(decoded.id)]
+        unique = [decoded for decoded in found if not REPEATED_ID.search(decoded.id)]
         sums.errors = count_errors([utterance.transcript for utterance in unique])
         self.sums.add(sums)
         self.samples += unique[: _SAMPLES - len(self.samples)]
@@ -152,6 +150,19 @@ class _Validation:
             self.step,
         )
         return losses
+
+
+def least_frames(batch: Batch, loss: LossConfig) -> Tensor:
+    """Encoder frames (N,) that utterances need to have a finite loss."""
+    least_N = torch.ones_like(batch.feature_lengths_N)
+    if loss.kind == "ctc":
+        targets_NU = batch.targets_NU.cpu()
+        # Equal neighbours need a blank between them; the padding is blank.
+        repeats_NU = (targets_NU[:, 1:] == targets_NU[:, :-1]) & (targets_NU[:, 1:] != BLANK)
+        return least_N.maximum(batch.target_lengths_N + repeats_NU.sum(1))
+    if loss.rnnt_type != "regular":
+        least_N += batch.target_lengths_N
+    return least_N
 
 
 def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, Tensor]:

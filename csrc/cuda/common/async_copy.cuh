@@ -1,0 +1,37 @@
+// Asynchronous copies of single elements from global to shared memory (ordinary copies before
+// compute capability 8.0).
+#pragma once
+
+#include "cuda/common/launch.cuh"
+
+namespace pruned_rnnt::cuda {
+
+template <typename scalar>
+RNNT_DEVICE void copy_async(scalar* shared, const scalar* global) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  static_assert(sizeof(scalar) == 4 || sizeof(scalar) == 8);
+  const uint32_t target = uint32_t(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(global),
+               "n"(sizeof(scalar))
+               : "memory");
+#else
+  *shared = *global;
+#endif
+}
+
+// Ends a group of copies of this thread.
+RNNT_DEVICE void commit_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most the latest `groups` of this thread's groups are in flight.
+template <int groups>
+RNNT_DEVICE void wait_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+}  // namespace pruned_rnnt::cuda

@@ -1,0 +1,192 @@
+"""Word error rates of the old and the new test set before and after fine-tuning.
+
+RUN/finetune.json      source and results, which a run that is continued reads
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import decode_set
+from pruned_rnnt.decode.fusion.build import FusionConfig
+from pruned_rnnt.decode.scoring.wer import count_errors
+from pruned_rnnt.finetune.source import Source
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.run import load_model
+from pruned_rnnt.train.tasks.validate import REPEATED_ID
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "finetune.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Errors and words of the references of a set."""
+
+    errors: int
+    words: int
+
+    @property
+    def rate(self) -> float:
+        return self.errors / max(self.words, 1)
+
+
+@dataclass(kw_only=True)
+class TestSet:
+    """A split that is decoded before and after; domain: new or old."""
+
+    domain: str
+    path: str
+    split: str
+    before: Counts | None = None
+    after: Counts | None = None
+
+
+class Evaluation:
+    """The test sets of a fine-tuning and their results.
+
+    Args:
+        source: None to continue a run; the sets and results are then those that it saved.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        source: Source | None,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.ranks = ranks
+        self.device = device
+        if source is None:
+            self.sets = _saved(config.folder)
+        else:
+            old = config.data.old_path or source.data_path
+            self.sets = _test_sets(config, old)
+
+    def measure_source(self) -> None:
+        """Decode all sets with the source, unless the run has checkpoints and its results."""
+        if self.source is None:
+            return
+        model = self.source.model.to(self.device)
+        for each in self.sets:
+            each.before = self._decode(each, model, self.source.tokenizer)
+        model.cpu()
+
+    def measure_result(self) -> None:
+        """Decode all sets with the checkpoint that decode.checkpoint names; save the results."""
+        loaded = load_model(self.config)
+        model = loaded.model.to(self.device)
+        for each in self.sets:
+            each.after = self._decode(each, model, loaded.tokenizer)
+        if self.ranks.is_first:
+            self.save(self.config.folder)
+
+    def save(self, folder: Path) -> None:
+        """Write the results to the folder of the run."""
+        values = {
+            "source": self.config.train.init,
+            "sets": [dataclasses.asdict(each) for each in self.sets],
+        }
+        (folder / FILE_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+    def show(self) -> None:
+        """Print the word error rates as a table."""
+        console = Console()
+        table = Table(title=f"{self.config.folder}: word error rate")
+        for name in ("set", "words", "before", "after"):
+            table.add_column(name, justify="left" if name == "set" else "right")
+        for each in self.sets:
+            known = each.after or each.before
+            table.add_row(
+                f"{each.domain}: {each.path} {each.split}",
+                str(known.words) if known else "",
+                *(f"{c.rate:.2%}" if c else "-" for c in (each.before, each.after)),
+            )
+        console.print(table)
+        old = [each for each in self.sets if each.domain == "old" and each.before and each.after]
+        mixes = self.config.data.old_path and self.config.data.old_share > 0
+        if not mixes and any(_is_worse(each) for each in old):
+            console.print(
+                "The old domain is worse than before. To keep it, mix its data in: "
+                f"data.old_path={old[0].path} data.old_share=0.25",
+                markup=False,
+                soft_wrap=True,
+            )
+
+    def _decode(self, each: TestSet, model: SpeechModel, tokenizer: Tokenizer) -> Counts:
+        """The errors of all processes."""
+        config = dataclasses.replace(self.config.data, path=each.path)
+        # Language models and hotwords have symbols of their own vocabulary.
+        search = dataclasses.replace(self.config.decode, fusion=FusionConfig())
+        ranks = self.ranks
+        data = DataModule(config, rank=ranks.rank, world_size=ranks.world_size, tokenizer=tokenizer)
+        # Starting workers draws from torch's generator.
+        with torch.random.fork_rng(devices=[]):
+            decoded = decode_set(model, data.test_loader(each.split), tokenizer, search)
+        utterances = [u for u in decoded.utterances if not REPEATED_ID.search(u.id)]
+        counts = count_errors([utterance.transcript for utterance in utterances])
+        errors, words = ranks.sum([counts.errors, counts.reference_words])
+        return Counts(errors=int(errors), words=int(words))
+
+
+def _is_worse(each: TestSet) -> bool:
+    assert each.before is not None
+    assert each.after is not None
+    return each.after.rate > each.before.rate + 0.01
+
+
+def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
+    """The set of the new data, and that of the old data if they are known and still there."""
+    sets = []
+    for domain, path in (("new", config.data.path), ("old", old)):
+        if domain == "old" and (not path or _same(path, config.data.path)):
+            continue
+        split = _split(config, path)
+        if split:
+            sets.append(TestSet(domain=domain, path=path, split=split))
+        else:
+            logger.info("%s has no test set: its word error rate is not measured", path)
+    return sets
+
+
+def _same(path: str, other: str) -> bool:
+    return Path(path).resolve() == Path(other).resolve()
+
+
+def _split(config: ExperimentConfig, path: str) -> str:
+    """The split of decode.split, or else of data.valid; empty if the folder has neither."""
+    splits = PreparedFolder(Path(path)).splits()
+    return next((s for s in (config.decode.split, config.data.valid) if s in splits), "")
+
+
+def _saved(folder: Path) -> list[TestSet]:
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return []
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return [
+        TestSet(
+            domain=each["domain"],
+            path=each["path"],
+            split=each["split"],
+            before=Counts(**each["before"]) if each["before"] else None,
+        )
+        for each in values["sets"]
+    ]

@@ -1,0 +1,133 @@
+"""The task of fine-tuning: a recogniser that starts from a source, in part or as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.finetune.evaluation import Evaluation
+from pruned_rnnt.finetune.fit import check_data, check_model
+from pruned_rnnt.finetune.source import Source
+from pruned_rnnt.finetune.trained_parts import freeze, grouped_by_rate
+from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
+from pruned_rnnt.model.lora import add_adapters
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.vocabulary_change import transfer_parameters
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.run_tokens import run_tokenizer
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+
+# Beyond the end of every schedule of an encoder: those for random parameters would harm.
+_STEPS_BEFORE = 100_000.0
+
+
+class FinetuneTask(SpeechTask):
+    """A recogniser that starts from a source.
+
+    Args:
+        source: None to continue a run that has checkpoints, whose parameters and tokens are used.
+
+    Raises:
+        ConfigError: data or settings do not fit the source.
+        FileNotFoundError: the data are not prepared.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        ranks: Ranks,
+        device: torch.device,
+        *,
+        source: Source | None,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self._notes: list[str] = []
+        if source is None:
+            self.tokenizer = run_tokenizer(config.folder)
+        else:
+            self.tokenizer = self._fitting_vocabulary(source).tokenizer
+        super().__init__(config, ranks, device)
+        self.evaluation = Evaluation(config, source, ranks, device)
+
+    def _fitting_vocabulary(self, source: Source) -> Vocabulary:
+        """The vocabulary, after the check that all data fit."""
+        config = self.config
+        check_model((source.model.config, source.model.loss_config), (config.model, config.loss))
+        bins = source.model.config.encoder.num_mel_bins
+        data = config.data
+        new = check_data(data, data.path, bins, (data.train, data.valid))
+        tokenizer = _data_tokenizer(data.path, config.finetune.vocabulary, source)
+        vocabulary = choose_vocabulary(
+            config.finetune.vocabulary, source.tokenizer, tokenizer, new.texts
+        )
+        check_coverage(vocabulary, new.texts, new.path)
+        if data.old_path and data.old_share > 0:
+            old = check_data(data, data.old_path, bins, (data.train,))
+            check_coverage(vocabulary, old.texts, old.path)
+        self._change = vocabulary.change
+        self._notes = [f"fine-tuning of {source.name}", vocabulary.describe()]
+        return vocabulary
+
+    def _make_data(self, tokenizer: Tokenizer | None = None) -> DataModule:
+        return super()._make_data(tokenizer or self.tokenizer)
+
+    def _make_model(self) -> SpeechModel:
+        config = self.config.finetune
+        model = super()._make_model()
+        model.steps_before = _STEPS_BEFORE
+        if self.source is not None:
+            random = transfer_parameters(self.source.model, model, self._change)
+            if random:
+                self._notes.append(f"not in the source, so random: {', '.join(random)}")
+        if config.freeze:
+            frozen = freeze(model, config.freeze)
+            self._notes.append(f"frozen: {frozen:,} parameters of {', '.join(config.freeze)}")
+        if config.lora.rank > 0:
+            layers = add_adapters(model.encoder, config.lora)
+            self._notes.append(f"adapters of rank {config.lora.rank} on {len(layers)} layers")
+        return model
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        return grouped_by_rate(self.model, self.config.finetune.layer_decay)
+
+    def notes(self) -> list[str]:
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        mixed = self.config.data.old_share if self.config.data.old_path else 0.0
+        old = f", {mixed:.0%} of the utterances from {self.config.data.old_path}" if mixed else ""
+        return [*self._notes, f"trained: {trained:,} parameters{old}", *super().notes()]
+
+    def check_files(self, folder: Path) -> None:
+        if self.source is not None:
+            super().check_files(folder)
+
+    def save_files(self, folder: Path) -> None:
+        super().save_files(folder)
+        self.evaluation.save(folder)
+
+
+def _data_tokenizer(path: str, how: str, source: Source) -> Tokenizer:
+    """The tokenizer of the data; that of the source if it is kept, and the data have none."""
+    try:
+        return PreparedFolder(Path(path)).tokenizer()
+    except FileNotFoundError:
+        if how == "keep":
+            return source.tokenizer
+        raise
+
+
+def task_of(source: Source | None) -> Any:
+    """Builds the task for the trainer; see `FinetuneTask`."""
+
+    def make(config: ExperimentConfig, ranks: Ranks, device: torch.device) -> FinetuneTask:
+        return FinetuneTask(config, ranks, device, source=source)
+
+    return make

@@ -1,0 +1,118 @@
+"""The configuration of a fine-tuning: the source's settings, changed for a short training.
+
+defaults <- source <- the changes below <- YAML <- `section.key=value`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.config import ConfigError, from_dict, load_config, to_dict, value_of
+from pruned_rnnt.data.input.datamodule import DataConfig
+from pruned_rnnt.finetune.source import Source, load_source
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.finetune_config import FinetuneConfig
+
+# Of the source's learning rate, and of its steps.
+_RATE = 0.2
+_STEPS = 0.1
+_FEWEST_STEPS = 200
+# For a source whose length of training is unknown.
+_USUAL_STEPS = 2000
+_WARM_UP = 0.05
+_VALIDATIONS = 5
+# What another folder of data or another run needs anew.
+_OWN_DATA_KEYS = ("path", "train", "valid", "old_path", "old_share", "lazy", "allow_commands")
+_OWN_DECODE_KEYS = ("checkpoint", "split", "fusion", "num_best")
+_INHERITED_TRAIN_KEYS = (
+    "accumulate",
+    "device",
+    "precision",
+    "fused_kernels",
+    "cuda_graphs",
+    "average_decay",
+    "threads",
+)
+
+
+def continued_finetuning(
+    yaml_path: Path | None, overrides: Sequence[str]
+) -> tuple[ExperimentConfig, Source | None]:
+    """The configuration of a run, and its source if it has no checkpoint yet."""
+    config = load_config(ExperimentConfig, yaml_path, overrides)
+    if _has_checkpoints(config):
+        return config, None
+    return config, load_source(Path(config.train.init), config.finetune)
+
+
+def load_finetuning(
+    yaml_path: Path | None, overrides: Sequence[str]
+) -> tuple[ExperimentConfig, Source | None]:
+    """The configuration of a run that starts from train.init, and its source.
+
+    If the run has checkpoints, it is continued, and the source is None.
+
+    Raises:
+        ConfigError: as for `load_config`, or there is no source.
+        ValueError: the source cannot be used.
+    """
+    init = str(value_of("train.init", yaml_path, overrides))
+    chosen = {
+        key: value
+        for key in ("checkpoint", "tokens", "trust")
+        if (value := value_of(f"finetune.{key}", yaml_path, overrides)) is not None
+    }
+    source = load_source(Path(init), from_dict(FinetuneConfig, chosen))
+    values = settings_from(source)
+    for part in ("encoder", "predictor"):
+        # Another kind has other settings, so it cannot be compared with the source's later.
+        key, kind = f"model.{part}.kind", values["model"][part]["kind"]
+        if (value_of(key, yaml_path, overrides) or kind) != kind:
+            raise ConfigError(
+                f"{key} is {value_of(key, yaml_path, overrides)}, and the model in train.init has "
+                f"a {kind}: leave {key} out"
+            )
+    data = Path(str(value_of("data.path", yaml_path, overrides) or DataConfig.path))
+    values["train"]["folder"] = f"exp/{source.name}-{data.resolve().name}"
+    base = (f"the settings of {init}", values)
+    config = load_config(ExperimentConfig, yaml_path, overrides, base=base)
+    if config.folder.resolve() == Path(init).resolve():
+        raise ConfigError(
+            f"train.folder is the run in train.init, {init}: choose another folder for the new run"
+        )
+    return config, None if _has_checkpoints(config) else source
+
+
+def _has_checkpoints(config: ExperimentConfig) -> bool:
+    return bool(CheckpointFolder(config.folder / "checkpoints").paths())
+
+
+def settings_from(source: Source) -> dict[str, Any]:
+    """The nested settings that a fine-tuning has by default."""
+    values = to_dict(source.config)
+    train, decode = values["train"], values["decode"]
+    again = bool(train["init"])  # the source was fine-tuned, with a fraction of rate and steps
+    trained_steps = train["steps"] if source.data_path else None
+    if trained_steps is None:
+        steps = _USUAL_STEPS
+    else:
+        steps = max(_FEWEST_STEPS, round(trained_steps * (1.0 if again else _STEPS)))
+    warm_up = max(1, round(_WARM_UP * steps))
+    optimiser = values["optimiser"]
+    optimiser["learning_rate"] *= 1.0 if again else _RATE
+    return {
+        "data": {k: v for k, v in values["data"].items() if k not in _OWN_DATA_KEYS},
+        "model": values["model"],
+        "loss": {**values["loss"], "warm_up_steps": warm_up},
+        "optimiser": optimiser,
+        "schedule": {"kind": "cosine", "warm_up_steps": warm_up},
+        "train": {
+            **{key: train[key] for key in _INHERITED_TRAIN_KEYS},
+            "steps": steps,
+            "validate_every": max(1, steps // _VALIDATIONS),
+        },
+        "decode": {k: v for k, v in decode.items() if k not in _OWN_DECODE_KEYS},
+    }

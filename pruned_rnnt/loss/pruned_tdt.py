@@ -1,0 +1,128 @@
+"""The TDT part of PrunedTransducerLoss: projections of the trivial joiner to durations, and the two
+losses.
+
+Axes: N batch, T frames, U symbols, E encoder width, P predictor width, K durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from pruned_rnnt.loss.initial_scale import scale_initial
+from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
+from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
+from pruned_rnnt.ops.simple.simple_tdt import (
+    SimpleTdtInputs,
+    SimpleTdtOptions,
+    SimpleTdtResults,
+    simple_tdt_loss,
+)
+
+
+class TdtLosses(NamedTuple):
+    """Losses (N,), the simple one with its occupancies, and the start of the band (N,T)."""
+
+    simple: SimpleTdtResults
+    start: Tensor
+    pruned: Tensor
+
+
+class TdtHead(nn.Module):
+    """Projects encoder and predictor output to duration logits of the trivial joiner.
+
+    Args:
+        encoder_dim, predictor_dim: E and P.
+        durations, sigma, omega: see rnnt_loss_tdt; omega applies in training.
+        initial_scale: initial weights of the projections as a fraction of torch's default.
+    """
+
+    def __init__(
+        self,
+        encoder_dim: int,
+        predictor_dim: int,
+        durations: Sequence[int],
+        sigma: float,
+        omega: float,
+        initial_scale: float,
+    ):
+        super().__init__()
+        self.durations = check_durations(durations)
+        self.sigma, self.omega = sigma, omega
+        self.simple_am_proj = nn.Linear(encoder_dim, len(self.durations))
+        self.simple_lm_proj = nn.Linear(predictor_dim, len(self.durations))
+        for projection in (self.simple_am_proj, self.simple_lm_proj):
+            scale_initial(projection, initial_scale)
+
+    def forward(
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        tokens: tuple[Tensor, Tensor],
+        joiner: Joiner,
+        utterances: Utterances,
+        options: SimpleOptions,
+        *,
+        s_range: int,
+        exact_bounds: bool,
+    ) -> TdtLosses:
+        """tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
+        utterances on the device."""
+        check_tdt_paths(utterances, self.durations, validate=False)
+        am, lm = tokens
+        omega = self.omega if self.training else 0.0
+        tdt = check_tdt_options(options.loss, self.durations, self.sigma, omega, am.device)
+        projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
+        durations = [x.to(am.dtype).contiguous() for x in projected]
+        inputs = SimpleTdtInputs(am, lm, durations[0], durations[1])
+        batch = utterances.tensors
+        simple = simple_tdt_loss(inputs, batch, SimpleTdtOptions(options, tdt))
+        start_NT = tdt_bounds(
+            (simple.gx, simple.gy, simple.stay),
+            utterances.lengths,
+            s_range=s_range,
+            durations=self.durations,
+            exact=exact_bounds,
+        )
+        tokens_out, durations_out = joiner.output_linear, joiner.duration_linear
+        assert durations_out is not None
+        pruned_N = tdt_joiner_loss(
+            joiner.encoder_proj(encoder_out),
+            joiner.decoder_proj(predictor_out),
+            OutputLayers(
+                tokens_out.weight, tokens_out.bias, durations_out.weight, durations_out.bias
+            ),
+            utterances,
+            start=start_NT,
+            columns=s_range,
+            activation=ACTIVATIONS[joiner.activation],
+            options=tdt,
+        )
+        return TdtLosses(simple, start_NT, pruned_N)
+
+
+def check_tdt_joiner(joiner: object, durations: Sequence[int], rnnt_type: str, hat: bool) -> None:
+    """ValueError unless the joiner has a layer for these durations and options fit TDT."""
+    if not isinstance(joiner, Joiner) or joiner.duration_linear is None:
+        raise ValueError(
+            f"durations is {tuple(durations)}, but joiner has no layer for them; it must be a "
+            "pruned_rnnt.Joiner with duration_count=len(durations)"
+        )
+    if joiner.duration_linear.out_features != len(durations):
+        raise ValueError(
+            f"durations has {len(durations)} elements but joiner.duration_linear "
+            f"{joiner.duration_linear.out_features} outputs; give Joiner duration_count="
+            f"{len(durations)}"
+        )
+    if rnnt_type != "regular" or hat:
+        raise ValueError(
+            f"rnnt_type is {rnnt_type!r} and hat {hat}; durations need rnnt_type='regular' and "
+            "hat=False"
+        )

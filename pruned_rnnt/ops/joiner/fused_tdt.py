@@ -1,0 +1,113 @@
+"""Joiner and TDT loss in one: fused_joiner.py with a recursion over durations.
+
+Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, K durations,
+R rows (row_geometry.py).
+
+The output layers of tokens and durations are one matrix of V + K rows, so that one product makes
+both logits of a chunk. Duration logits are few, and stored for all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
+from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.fused_joiner import (
+    JoinerPlan,
+    joiner_workspace,
+    planned_joiner,
+    row_gradients,
+)
+from pruned_rnnt.ops.joiner.fused_log_probs import DurationRows, JoinerInputs, fused_log_probs
+from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
+from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, run_tdt_recursion
+
+
+class OutputLayers(NamedTuple):
+    """weight (V,D) and bias (V) or None of tokens, and (K,D), (K) or None of durations."""
+
+    weight: Tensor
+    bias: Tensor | None
+    duration_weight: Tensor
+    duration_bias: Tensor | None
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """weight (V+K,D) and bias (V+K)."""
+        weights = (self.weight, self.duration_weight)
+        biases = (self.bias, self.duration_bias)
+        filled = [
+            weight.new_zeros(weight.shape[0]) if bias is None else bias
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        return torch.cat(weights), torch.cat(filled)
+
+
+class _FusedTdtLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, ctx.plan, options = arguments
+        inputs, plan = JoinerInputs(*tensors), ctx.plan
+        chunks, workspace = plan.chunks, joiner_workspace(inputs, plan)
+        acc = accumulator(inputs.am.dtype)
+        scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
+        count = len(options.lattice.durations)
+        duration_logits = scores.lse.new_empty((chunks.rows, count))
+        fused_log_probs(inputs, chunks, workspace, scores, duration_logits)
+        rows = TdtRows(inputs.targets, chunks.lattice_rows(inputs))
+        sums = run_tdt_recursion(scores.px, scores.py, duration_logits, rows, options)
+        ctx.workspace = None if torch.compiler.is_compiling() else workspace
+        statistics = (scores.lse, sums.gx, sums.gy, duration_logits, sums.gd)
+        ctx.save_for_backward(*tensors, *statistics)
+        return -sums.total
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, lse, gx, gy, duration_logits, gd = ctx.saved_tensors
+        # The first pass takes the workspace; a second one, with retain_graph, computes it anew.
+        kept, ctx.workspace = ctx.workspace, None
+        upstream = grad_loss.to(lse.dtype).contiguous()
+        inputs, statistics = JoinerInputs(*tensors), RowStatistics(lse, gx, gy)
+        durations = DurationRows(duration_logits, gd)
+        grads = row_gradients(upstream, inputs, statistics, ctx.plan, kept, durations)
+        return (*(grad.to(inputs.am.dtype) for grad in grads), *[None] * 7)
+
+
+@opaque_to_compile
+def _fused_tdt_loss(inputs: JoinerInputs, plan: JoinerPlan, options: TdtLossOptions) -> Tensor:
+    loss: Tensor = _FusedTdtLoss.apply(*inputs, plan, options)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def tdt_joiner_loss(
+    am: Tensor,
+    lm: Tensor,
+    layers: OutputLayers,
+    utterances: Utterances,
+    *,
+    start: Tensor | None,
+    columns: int,
+    activation: int,
+    options: TdtLossOptions,
+) -> Tensor:
+    """Loss (N,) acc, differentiable in am (N,T,D), lm (N,U+1,D) and the output layers.
+
+    start (N,T): of a band of that many columns, None for the whole lattice.
+    """
+    inputs, plan = planned_joiner(
+        am,
+        lm,
+        *layers.joined(),
+        utterances,
+        start=start,
+        columns=columns,
+        vocabulary=layers.weight.shape[0],
+        activation=activation,
+        options=options.loss,
+    )
+    return _fused_tdt_loss(inputs, plan, options)

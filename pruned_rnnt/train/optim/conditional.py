@@ -1,0 +1,86 @@
+"""Updates about which a flag on the device decides, so that the host need not wait for it."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class ConditionalOptimiser(Protocol):
+    """An optimiser that can leave a decision to the device."""
+
+    def step_if(self, applies: Tensor) -> None:
+        """Update as `step` does if the flag is true, else change nothing; does not wait for it.
+
+        The host counts the update in any case: `take_back` must be called before the next update
+        if the flag was false.
+
+        Args:
+            applies: () bool, on the device of the parameters.
+        """
+
+    def take_back(self) -> None:
+        """Uncount the last update, whose flag was false."""
+
+
+class Condition:
+    """The parts of an update that applies if a flag is true, always without a flag.
+
+    Args:
+        applies: () bool on the device, or None.
+    """
+
+    def __init__(self, applies: Tensor | None) -> None:
+        self.applies = applies
+
+    def mul_(self, values: Tensor, factor: float) -> Tensor:
+        """Multiply all values, in place."""
+        if self.applies is None:
+            return values.mul_(factor)
+        one = torch.ones((), dtype=values.dtype, device=values.device)
+        # This kernel is faster than the usual one for a factor on the device.
+        torch._foreach_mul_([values], one.masked_fill_(self.applies, factor))
+        return values
+
+    def or_zeros(self, values: Tensor) -> Tensor:
+        """The values, or zeros if the update does not apply."""
+        if self.applies is None:
+            return values
+        product: Tensor
+        (product,) = torch._foreach_mul([values], self.applies.to(values.dtype))
+        return product
+
+    def lerp_(self, values: Tensor, end: Tensor, weight: float) -> Tensor:
+        """Move `values` towards `end`, in place; `end` may be infinite or NaN."""
+        if self.applies is None:
+            return values.lerp_(end, weight)
+        return self.assign(values, values.lerp(end, weight))
+
+    def assign(self, values: Tensor, new: Tensor) -> Tensor:
+        """Copy `new` into `values`."""
+        if self.applies is None:
+            return values.copy_(new)
+        return torch.where(self.applies, new, values, out=values)
+
+    def zero_(self, values: Tensor) -> Tensor:
+        """Set all values to zero, in place, if the update does not apply."""
+        return values if self.applies is None else values.masked_fill_(~self.applies, 0.0)
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """AdamW with one kernel for all parameters, which also reads the flag; see
+    `ConditionalOptimiser`."""
+
+    def step_if(self, applies: Tensor) -> None:
+        # With these attributes GradScaler lets the kernel skip an update and its count.
+        self.grad_scale, self.found_inf = None, (~applies).float()
+        try:
+            self.step()
+        finally:
+            del self.grad_scale, self.found_inf
+
+    def take_back(self) -> None:
+        """The kernel has not counted the update."""

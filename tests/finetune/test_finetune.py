@@ -1,0 +1,244 @@
+"""`pruned-rnnt finetune` from a run, a model file and an icefall checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import pruned_rnnt
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import decode_set
+from pruned_rnnt.decode.scoring.wer import count_errors
+from pruned_rnnt.export.model_file import save_model
+from pruned_rnnt.finetune.finetune_task import FinetuneTask
+from pruned_rnnt.finetune.settings import load_finetuning
+from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.model.zipformer.config import ZipformerConfig
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.run import load_model, run_config
+from tests.finetune.runs import command
+from tests.tiny_models import tiny_model
+from tests.train.processes import run_ranks
+from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
+
+TINY_ZIPFORMER = ZipformerConfig(
+    downsampling=(1, 2),
+    layers=(1, 1),
+    dims=(16, 24),
+    unmasked_dims=(16, 24),
+    feedforward_dims=(16, 24),
+    heads=(2, 2),
+    kernel_sizes=(7, 7),
+    query_head_dim=4,
+    value_head_dim=4,
+)
+
+
+def task_of(*settings: str) -> FinetuneTask:
+    config, source = load_finetuning(None, list(settings))
+    return FinetuneTask(config, Ranks(), torch.device("cpu"), source=source)
+
+
+@pytest.mark.slow
+def test_both_test_sets_are_measured_before_and_after(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "tuned"
+    assert main(command(root, run, f"data.old_path={root}/old")) == 0
+    printed = capsys.readouterr().out
+    table = [line for line in printed.splitlines() if "%" in line]
+    assert [line.count("%") for line in table] == [2, 2]
+    log = (run / "train.log").read_text()
+    assert "vocabulary extended: kept 6 symbols, added 2 (▁black, ▁white), dropped 0" in log
+    assert f"25% of the utterances from {root}/old" in log
+    results = json.loads((run / "finetune.json").read_text())
+    assert results["source"] == str(root / "run")
+    new, old = results["sets"]
+    for each, domain in ((new, "new"), (old, "old")):
+        assert each["path"] == str(root / domain)
+        assert each["before"] == counts_of(root / "run", root / domain)
+        assert each["after"] == counts_of(run, root / domain)
+    assert main(["decode", str(run)]) == 0
+    assert main(["align", str(run)]) in (0, EXIT_FAILED)
+
+
+def counts_of(run: Path, data: Path) -> dict[str, int]:
+    """Errors and words of the test set, with the tokens of the run."""
+    config = run_config(run)
+    loaded = load_model(config)
+    module = DataModule(replace(config.data, path=str(data)), tokenizer=loaded.tokenizer)
+    decoded = decode_set(loaded.model, module.test_loader("test"), loaded.tokenizer, config.decode)
+    counts = count_errors([each.transcript for each in decoded.utterances])
+    return {"errors": counts.errors, "words": counts.reference_words}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["finetune.lora.rank=2", "optimiser.name=scaled_adam", "data.num_workers=1"],
+        ["finetune.layer_decay=0.5", "finetune.freeze=[predictor]", "finetune.vocabulary=replace"],
+    ],
+    ids=["mixed", "adapters", "frozen"],
+)
+def test_resume_is_exact_without_the_source(
+    root: Path, tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*settings, "train.save_every=2", "data.augmentation.spec_augment.enabled=true"]
+    if "finetune.vocabulary=replace" not in settings:
+        settings.append(f"data.old_path={root}/old")
+    source = shutil.copytree(root / "run", tmp_path / "source")
+    arguments = ["finetune", str(source), str(root / "new"), *command(root, Path())[4:], *settings]
+    assert main([*arguments, f"train.folder={tmp_path}/straight"]) == 0
+    with monkeypatch.context() as patch:
+        killed_at(patch, 3)
+        with pytest.raises(Killed):
+            main([*arguments, f"train.folder={tmp_path}/resumed", "--debug"])
+    before = json.loads((tmp_path / "resumed/finetune.json").read_text())["sets"]
+    source.rename(tmp_path / "elsewhere")
+    torch.rand(17)
+    assert main(["train", f"{tmp_path}/resumed"]) == 0
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    assert losses_of(resumed) == losses_of(straight)
+    assert checkpoint_of(resumed, 4) == checkpoint_of(straight, 4)
+    after = [json.loads((run / "finetune.json").read_text()) for run in (straight, resumed)]
+    assert after[0] == after[1]
+    assert [each["before"] for each in after[1]["sets"]] == [each["before"] for each in before]
+
+
+def test_kept_rows_and_all_other_parameters_are_those_of_the_source(root: Path) -> None:
+    settings = [f"train.init={root}/run", f"data.path={root}/new"]
+    source = load_model(run_config(root / "run"))
+    state = source.model.state_dict()
+    for how, symbols in (
+        ("extend", [*source.tokenizer.symbols, "▁black", "▁white"]),
+        ("replace", Tokenizer.load(root / "new/tokens").symbols),
+    ):
+        task = task_of(*settings, f"finetune.vocabulary={how}")
+        assert task.tokenizer.symbols == symbols
+        for name, value in task.model.state_dict().items():
+            if value.shape == state[name].shape and "output_linear" not in name:
+                if not name.startswith(("predictor.embedding", "pruned_loss", "ctc_head")):
+                    assert torch.equal(value, state[name]), name
+                continue
+            for index, symbol in enumerate(symbols):
+                if symbol in source.tokenizer.symbols:
+                    row = source.tokenizer.symbols.index(symbol)
+                    assert torch.equal(value[index], state[name][row]), (name, symbol)
+
+
+def test_settings_come_from_the_source_with_a_lower_rate(root: Path, tmp_path: Path) -> None:
+    old = run_config(root / "run")
+    config, _ = load_finetuning(None, [f"train.init={root}/run", f"data.path={root}/new"])
+    assert config.model == old.model
+    assert config.loss.rnnt_type == "modified"
+    assert config.optimiser.learning_rate == pytest.approx(old.optimiser.learning_rate / 5)
+    assert config.data.max_duration == old.data.max_duration
+    assert config.train.folder == "exp/run-new"
+    assert config.train.steps == 200
+    yaml = tmp_path / "tune.yaml"
+    yaml.write_text(
+        f"train:\n  init: {root}/run\n  steps: 7\noptimiser:\n  learning_rate: 0.5\n"
+        f"data:\n  path: {root}/new\n"
+    )
+    config, _ = load_finetuning(yaml, ["train.steps=8"])
+    assert config.optimiser.learning_rate == 0.5
+    assert config.train.steps == 8
+    assert config.model == old.model
+
+
+def measure(ranks: Ranks, root: Path) -> list[dict[str, int] | None]:
+    settings = [f"train.init={root}/run", f"data.path={root}/new", "data.valid_max_duration=4"]
+    config, source = load_finetuning(None, settings)
+    task = FinetuneTask(config, ranks, torch.device("cpu"), source=source)
+    task.evaluation.measure_source()
+    return [each.before and vars(each.before) for each in task.evaluation.sets]
+
+
+@pytest.mark.slow
+def test_processes_measure_together(root: Path) -> None:
+    alone = measure(Ranks(), root)
+    assert run_ranks(2, measure, root) == [alone, alone]
+    assert alone[0] == counts_of(root / "run", root / "new")
+
+
+@pytest.mark.slow
+def test_yaml_trains_as_the_command(root: Path, tmp_path: Path) -> None:
+    assert main(command(root, tmp_path / "command")) == 0
+    yaml = tmp_path / "tune.yaml"
+    yaml.write_text(
+        f"data:\n  path: {root}/new\ntrain:\n  init: {root}/run\n  folder: {tmp_path}/yaml\n"
+        "  steps: 4\n  log_every: 1\n  device: cpu\n"
+    )
+    assert main(["train", "--config", str(yaml)]) == 0
+    assert losses_of(tmp_path / "command") == losses_of(tmp_path / "yaml")
+
+
+@pytest.mark.slow
+def test_adapters_are_merged_in_what_is_exported(root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "tuned"
+    assert main(command(root, run, "finetune.lora.rank=2", "optimiser.learning_rate=0.05")) == 0
+    saved = load_checkpoint(run / "checkpoints/step-00000004.pt")["average"]
+    name = "encoder.layers.0.attention.in_proj"
+    loaded = load_model(run_config(run)).model.state_dict()
+    up, down = saved[f"{name}.lora_up"], saved[f"{name}.lora_down"]
+    assert up.abs().max() > 0
+    torch.testing.assert_close(loaded[f"{name}.weight"], saved[f"{name}.weight"] + 8.0 * up @ down)
+    assert not any("lora" in key for key in loaded)
+    assert main(["export", str(run), "--format", "torch"]) == 0
+    exported = pruned_rnnt.load(run / "export/torch").model.state_dict()
+    for key, value in loaded.items():
+        assert torch.equal(exported[key], value), key
+
+
+def test_model_file_as_source(root: Path, tmp_path: Path) -> None:
+    loaded = load_model(run_config(root / "run"))
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "model.pt", "a test")
+    for path in (tmp_path / "model.pt", tmp_path):
+        task = task_of(f"train.init={path}", f"data.path={root}/old")
+        assert task.notes()[1].startswith("vocabulary kept: kept 6 symbols, added 0")
+        for name, value in loaded.model.state_dict().items():
+            assert torch.equal(task.model.state_dict()[name], value), name
+        assert [each.domain for each in task.evaluation.sets] == ["new"]
+
+
+def test_checkpoint_of_a_run_as_source(root: Path) -> None:
+    path = root / "run/checkpoints/step-00000002.pt"
+    task = task_of(f"train.init={path}", f"data.path={root}/old", "decode.use_average=false")
+    assert task.config.model == run_config(root / "run").model
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_icefall_checkpoint_as_source(root: Path, tmp_path: Path, beside: bool) -> None:
+    symbols = Tokenizer.load(root / "old/tokens").symbols
+    model = tiny_model(TINY_ZIPFORMER, len(symbols))
+    path = tmp_path / "epoch-3.pt"
+    torch.save({"model": to_icefall_state(model)}, path)
+    tokens = (tmp_path if beside else root) / "tokens.txt"
+    tokens.write_text("".join(f"{symbol} {index}\n" for index, symbol in enumerate(symbols)))
+    settings = [f"train.init={path}", f"data.path={root}/new"]
+    if not beside:
+        with pytest.raises(ValueError, match=r"no bpe.model or tokens.txt beside.*finetune.tokens"):
+            load_finetuning(None, settings)
+        settings.append(f"finetune.tokens={tokens}")
+    task = task_of(*settings)
+    assert task.config.optimiser.name == "scaled_adam"
+    assert task.config.optimiser.learning_rate == pytest.approx(0.009)
+    assert task.config.train.folder == "exp/epoch-3-new"
+    assert task.tokenizer.symbols == [*symbols, "▁black", "▁white"]
+    new, old = task.model.state_dict(), model.state_dict()
+    for name, value in old.items():
+        assert torch.equal(new[name][: len(value)] if value.dim() else new[name], value), name
+    task.model.train()
+    task.losses(next(iter(task.train_loader())), 0)
+    assert task.model.encoder.clock.step > 50_000  # type: ignore[union-attr]
