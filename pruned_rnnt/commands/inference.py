@@ -149,7 +149,8 @@ def _language_model(
 _ALIGN_HELP = (
     "  pruned-rnnt align RUN --split test --format ctm\n"
     '  pruned-rnnt align RUN talk.wav --text "the words of the talk"\n'
-    "Times are those at which the model emits its symbols. Utterances without an alignment\n"
+    "Times are those of the CTC head, corrected by RUN/calibration.json if there is one\n"
+    "(pruned-rnnt decode RUN decode.split=dev --calibrate). Utterances without an alignment\n"
     "are listed with the reason; the exit code is then 1.\n\n" + OVERRIDES_HELP
 )
 

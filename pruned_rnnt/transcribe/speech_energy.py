@@ -4,9 +4,9 @@ A frame is speech unless one of two rules holds.
 
 1. It is close to the noise. The noise is estimated for each mel bin, so that hum in some bins hides
    no speech in the others; what counts is the root mean square, over the bins, of the excess.
-2. It is far below the loudest sound nearby, and so are its neighbours, and their energy is steady.
-   This rule finds pauses whose noise differs from that of the rest, as in recordings of several
-   rooms. The energy of speech is not steady, also where the speaker is far from the microphone.
+2. It is far below the loudest speech, and so are its neighbours, and their energy is steady. This
+   rule finds pauses whose noise differs from that of the rest, as in recordings of several rooms.
+   The energy of speech is not steady, also where the speaker is far from the microphone.
 
 Axes: T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and energies are
 natural logarithms.
@@ -31,10 +31,11 @@ _NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
 # A frame is close to the noise up to this fraction of the way from the noise to the speech, but at
 # least to 2 dB (0.5) and at most to 6.5 dB (1.5) above the noise: a quiet speaker is speech, too.
 _FRACTION, _LEAST, _MOST = 0.25, 0.5, 1.5
-# Where nobody speaks, the remembered level of speech decays by half in about four minutes.
-_DECAY = 0.994
+# Where nobody speaks, what is remembered of speech fades: in a minute, the excess over the noise by
+# a sixth, and the energy by 1.3 dB.
+_DECAY, _FADE = 0.994, 0.01
 _SMOOTHING_FRAMES = 3
-# Far below the loudest sound nearby: 13 dB (3.0) within 1.5 s on both sides.
+# Far below the loudest sound within 1.5 s on both sides, or the remembered speech: 13 dB (3.0).
 _DEPTH, _NEARBY_FRAMES = 3.0, 150
 # Steady: within 0.3 s on both sides, the median change in 50 ms is below 1.5 dB (0.35).
 _CHANGE, _CHANGE_FRAMES, _STEADY_FRAMES = 0.35, 5, 30
@@ -49,6 +50,7 @@ class EnergyDetector:
         self._decided = 0
         self._pooled_PF = torch.zeros(0, FEATURE_DIM)
         self._contrast = 0.0
+        self._loud = -torch.inf
 
     def accept(self, samples_S: FloatArray, features_TF: Tensor) -> Tensor:
         """More (T, F) features -> (T',) bool, True for speech: the next frames that are decided."""
@@ -70,7 +72,10 @@ class EnergyDetector:
         begin, end = self._decided, self._decided + frames
         known_TF = self._features_TF[: end + _AHEAD_FRAMES]
         pooled_PF = torch.cat((self._pooled_PF, _pooled(known_TF[begin:])))
-        is_noise_T = self._is_close_to_noise(known_TF, pooled_PF) | _is_quiet_and_steady(known_TF)
+        loud = float(_quantile(pooled_PF.logsumexp(dim=1), _SPEECH_QUANTILE))
+        self._loud = max(loud, self._loud - _FADE)
+        is_noise_T = self._is_close_to_noise(known_TF, pooled_PF)
+        is_noise_T |= _is_quiet_and_steady(known_TF, self._loud)
         self._pooled_PF = pooled_PF[: len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)
@@ -93,13 +98,13 @@ class EnergyDetector:
         return _smooth(_excess(known_TF, noise_F)) < threshold
 
 
-def _is_quiet_and_steady(known_TF: Tensor) -> Tensor:
-    """(T,) bool"""
+def _is_quiet_and_steady(known_TF: Tensor, loud: float) -> Tensor:
+    """(T,) bool; loud: the energy of speech."""
     energy_T = _smooth(known_TF.logsumexp(dim=1))
     nearby_T = nn.functional.max_pool1d(energy_T[None], 2 * _NEARBY_FRAMES + 1, 1, _NEARBY_FRAMES)[
         0
     ]
-    is_quiet_T = energy_T < nearby_T - _DEPTH
+    is_quiet_T = energy_T < nearby_T.clamp(min=loud) - _DEPTH
     if len(energy_T) <= _CHANGE_FRAMES:
         return is_quiet_T
     change_T = (energy_T[_CHANGE_FRAMES:] - energy_T[:-_CHANGE_FRAMES]).abs()

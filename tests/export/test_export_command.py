@@ -122,7 +122,7 @@ def test_default_windows_are_as_long_as_training_utterances(
     windows = []
 
     def spy(recogniser: Recogniser, *_: object) -> bool:
-        windows.append(recogniser._windows.window)
+        windows.append(recogniser._segments.lengths(recogniser.p99_duration).longest)
         return True
 
     monkeypatch.setattr("pruned_rnnt.transcribe.transcribe_command.run_transcribe", spy)
@@ -130,9 +130,9 @@ def test_default_windows_are_as_long_as_training_utterances(
     assert main(["transcribe", str(run), str(utterances[0][0]), "--window", "9"]) == 0
     cuts = PreparedFolder(Path(run_config(run).data.path)).cuts("train")
     durations = sorted(cut.duration for cut in cuts)
-    assert durations[-4] <= 0.04 * windows[0] + 0.02
-    assert 0.04 * windows[0] - 0.02 <= durations[-1]
-    assert windows[1] == 225
+    assert durations[-4] <= 0.01 * windows[0] / 1.25 + 0.01
+    assert 0.01 * windows[0] / 1.25 - 0.01 <= durations[-1]
+    assert windows[1] == 900
 
 
 def test_sherpa_onnx_gives_our_streaming_texts(

@@ -146,3 +146,11 @@ def test_silence_and_clicks_give_no_segment() -> None:
 def test_wrong_settings_are_errors(config: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SegmentConfig(**config)
+
+
+def test_long_pauses_with_other_noise_give_no_segment() -> None:
+    """Their noise is far above that of the other pauses, and far below the speech."""
+    parts = [speech(2.0), silence(4.0, level=-12.0), speech(2.0), silence(5.0, level=-7.0)]
+    found = segments(torch.cat([*parts, speech(2.0)]))
+    assert [begin for begin, _ in spans(found)] == pytest.approx([0, 580, 1280], abs=12)
+    assert [end for _, end in spans(found)] == pytest.approx([220, 820, 1500], abs=12)

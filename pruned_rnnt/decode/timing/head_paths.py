@@ -18,8 +18,8 @@ from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
 
-# States and frames of one search, which needs about 20 bytes for each pair.
-_MAX_CELLS = 2**27
+# States times frames of one search, which stores one byte for each.
+_MAX_CELLS = 2**29
 
 
 class HeadPath(NamedTuple):
