@@ -13,4 +13,5 @@ def test_long_doubles_work_after_every_kernel() -> None:
     for op, arguments in first_calls().items():
         copies = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
         getattr(torch.ops.pruned_rnnt, op).default(*copies)
-        assert np.isfinite(np.ldexp(np.longdouble(1), 3)), op
+        # Its twiddle factors are long doubles.
+        assert np.isfinite(np.fft.rfft(np.arange(10.0), 16000)).all(), op
