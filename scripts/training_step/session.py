@@ -229,7 +229,6 @@ def _task_class() -> Any:
             self, config: Any, ranks: Any, device: torch.device, *, loader: TimedBatches
         ) -> None:
             self.config, self.ranks, self.loader = config, ranks, loader
-            self._mwer = None
             self.model = imported("TransducerModel")(config.model, VOCABULARY, config.loss)
             self.model.to(device)
             self.model.batch_seconds = config.data.max_duration * ranks.world_size

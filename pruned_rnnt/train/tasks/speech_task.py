@@ -68,6 +68,8 @@ class SpeechTask:
         FileNotFoundError: the data are not prepared.
     """
 
+    _mwer: MinimumWordError | None = None
+
     def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
         self.config = config
         self.ranks = ranks
@@ -78,7 +80,6 @@ class SpeechTask:
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
-        self._mwer: MinimumWordError | None = None
         if config.mwer.enabled:
             # ExperimentConfig refuses it for other models.
             assert isinstance(self.model, TransducerModel)
