@@ -51,6 +51,22 @@ def tiny_zipformer(*, causal: bool) -> ZipformerConfig:
     )
 
 
+def zipformer_of_icefall(*, causal: bool = False) -> ZipformerConfig:
+    """Every size except position_head_dim can be read from the parameters."""
+    return ZipformerConfig(
+        downsampling=(1, 2),
+        layers=(1, 1),
+        dims=(16, 24),
+        unmasked_dims=(16, 24),
+        feedforward_dims=(16, 24),
+        heads=(2, 2),
+        kernel_sizes=(7, 7),
+        query_head_dim=4,
+        value_head_dim=4,
+        causal=causal,
+    )
+
+
 def tiny_model(
     encoder: EncoderConfig | None = None,
     vocab_size: int = 7,

@@ -120,10 +120,10 @@ def test_greedy_is_the_best_path(silent: list[int]) -> None:
     probs = log_probs(model, frames)
     for n, hypothesis in enumerate(CtcGreedySearch(model, silent_symbols=silent)(frames, lengths)):
         best, score = max(scored_paths(probs[n, : LENGTHS[n]]), key=lambda scored: scored[1])
-        heard = tuple(BLANK if symbol in silent else symbol for symbol in best)
-        assert hypothesis.symbols == collapsed(heard)
+        emitted = tuple(BLANK if symbol in silent else symbol for symbol in best)
+        assert hypothesis.symbols == collapsed(emitted)
         assert hypothesis.score == pytest.approx(score, abs=1e-5)
-        assert [heard[t] for t in hypothesis.frames] == list(hypothesis.symbols)
+        assert [emitted[t] for t in hypothesis.frames] == list(hypothesis.symbols)
 
 
 def test_greedy_search_of_streams_joins_runs_over_chunks() -> None:

@@ -21,26 +21,13 @@ from pruned_rnnt.export.model_file import save_model
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
-from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.run import load_model, run_config
 from tests.finetune.runs import command
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, zipformer_of_icefall
 from tests.train.processes import run_ranks
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
-
-TINY_ZIPFORMER = ZipformerConfig(
-    downsampling=(1, 2),
-    layers=(1, 1),
-    dims=(16, 24),
-    unmasked_dims=(16, 24),
-    feedforward_dims=(16, 24),
-    heads=(2, 2),
-    kernel_sizes=(7, 7),
-    query_head_dim=4,
-    value_head_dim=4,
-)
 
 
 def task_of(*settings: str) -> FinetuneTask:
@@ -221,7 +208,7 @@ def test_checkpoint_of_a_run_as_source(root: Path) -> None:
 @pytest.mark.parametrize("beside", [True, False])
 def test_icefall_checkpoint_as_source(root: Path, tmp_path: Path, beside: bool) -> None:
     symbols = Tokenizer.load(root / "old/tokens").symbols
-    model = tiny_model(TINY_ZIPFORMER, len(symbols))
+    model = tiny_model(zipformer_of_icefall(), len(symbols))
     path = tmp_path / "epoch-3.pt"
     torch.save({"model": to_icefall_state(model)}, path)
     tokens = (tmp_path if beside else root) / "tokens.txt"

@@ -19,24 +19,11 @@ from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import make_corpus
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, zipformer_of_icefall
 
-# Every size except position_head_dim can be read from the parameters.
-ENCODER = ZipformerConfig(
-    downsampling=(1, 2),
-    layers=(1, 1),
-    dims=(16, 24),
-    unmasked_dims=(16, 24),
-    feedforward_dims=(16, 24),
-    heads=(2, 2),
-    kernel_sizes=(7, 7),
-    query_head_dim=4,
-    value_head_dim=4,
-    causal=True,
-)
+ENCODER = zipformer_of_icefall(causal=True)
 SYMBOLS = ["<blk>", "<sos/eos>", "<unk>", "▁SO", "▁IT", "S", "ED"]
 
 

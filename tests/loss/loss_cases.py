@@ -9,7 +9,7 @@ the recurrence in plain torch, one node at a time, and autograd computes its gra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -182,3 +182,28 @@ def assert_same_loss_and_gradients(
     expected_grads = gradients(expected_N, upstream, *inputs)
     for grad, expected in zip(gradients(loss_N, upstream, *inputs), expected_grads, strict=True):
         torch.testing.assert_close(grad, expected)
+
+
+def assert_near_float64(
+    loss_N: Tensor,
+    expected_N: Tensor,
+    upstream: Tensor,
+    given: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    tolerance: float,
+) -> None:
+    """Losses of narrow inputs on any device against those of the same values in float64.
+
+    Losses must be float32, and gradients must have the dtype of their inputs; the tolerance of a
+    gradient is relative to its largest element.
+    """
+    assert loss_N.dtype == torch.float32
+    torch.testing.assert_close(loss_N.cpu().double(), expected_N, rtol=tolerance, atol=tolerance)
+    grads = torch.autograd.grad((loss_N * upstream.to(loss_N)).sum(), given)
+    wanted = gradients(expected_N, upstream, *wide)
+    for x, grad, want in zip(given, grads, wanted, strict=True):
+        assert grad.dtype == x.dtype
+        scale = want.abs().max().item()
+        torch.testing.assert_close(
+            grad.cpu().double(), want, rtol=tolerance, atol=tolerance * scale
+        )

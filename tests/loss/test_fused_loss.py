@@ -11,6 +11,7 @@ from pruned_rnnt import Bounds
 from pruned_rnnt.ops.joiner import fused_joiner
 from tests.loss.loss_cases import (
     DEVICES,
+    assert_near_float64,
     assert_same_loss_and_gradients,
     gradients,
     make_batch,
@@ -131,18 +132,10 @@ def test_dtypes(dtype, tolerance, device) -> None:
     batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
     tensors = [x.detach().mul(0.3).to(dtype) for x in inputs(batch)]
     wide = [x.double().requires_grad_() for x in tensors]
-    expected = stored_loss(batch, wide, None, "tanh")
     given = [x.to(device).requires_grad_() for x in tensors]
+    expected = stored_loss(batch, wide, None, "tanh")
     loss = fused_loss(batch, given, None, device, device)
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss.cpu().double(), expected, rtol=tolerance, atol=tolerance)
-    grads = torch.autograd.grad((loss * batch.upstream().to(loss)).sum(), given)
-    for grad, want in zip(grads, gradients(expected, batch.upstream(), *wide), strict=True):
-        assert grad.dtype == dtype
-        scale = want.abs().max().item()
-        torch.testing.assert_close(
-            grad.cpu().double(), want, rtol=tolerance, atol=tolerance * scale
-        )
+    assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
 
 
 @pytest.mark.parametrize("device", DEVICES)

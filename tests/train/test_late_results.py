@@ -19,7 +19,7 @@ from pruned_rnnt.train.engine.step_report import LaunchedStep
 from pruned_rnnt.train.engine.train_step import Stepper
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.failures import run_out_of_memory
 from tests.train.processes import run_ranks
 from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
@@ -35,11 +35,6 @@ OVERRIDES = [
     "train.average_decay=0.9",
     "data.augmentation.spec_augment.enabled=true",
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 class FailingSteps:

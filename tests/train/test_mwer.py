@@ -23,7 +23,7 @@ from pruned_rnnt.train.tasks.mwer import MinimumWordError, MwerConfig, expected_
 from pruned_rnnt.train.tasks.mwer_candidates import candidates_of, errors_of, references_of
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.lattice_paths import joiner_log_probs, log_total
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.tiny_models import tiny_model
 
 TEXTS = ("a b", "c", "b a c", "a")
@@ -284,11 +284,6 @@ def test_training_lowers_the_expected_errors(tokenizer: Tokenizer) -> None:
         losses.objective.backward()
         optimiser.step()
     assert history[-1] < 0.65 * history[0], history
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.dry_run import DryRun
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import tiny_experiment
 from tests.train.processes import run_ranks
 
 VIEWS = [
@@ -20,11 +20,6 @@ VIEWS = [
     "data.augmentation.spec_augment.frame_mask_size=10",
     "loss.cr_ctc_scale=0.2",
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def task_of(config: ExperimentConfig) -> SpeechTask:
