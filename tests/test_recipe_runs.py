@@ -112,3 +112,15 @@ def test_variants_train_decode_and_add_lines(tmp_path: Path) -> None:
     assert plain["validations"][-1]["step"] == 2
     assert "seed: 3" in (tmp_path / "exp" / "plain-3" / "config.yaml").read_text()
     assert metrics(tmp_path / "exp" / "plain-3", "train")
+
+
+def test_probe_without_a_step_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scripts.recipe_runs.__main__.probe", lambda run, seconds: 0.0)
+    plan = write(tmp_path / "plan.yaml", PLAN)
+    arguments = [str(plan), "--json", str(tmp_path / "r.jsonl"), "--folder", str(tmp_path / "exp")]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--seconds", "60", "--probe", "5"])
+    assert "no variant trained 10 steps in 5 s" in capsys.readouterr().err
+    assert not (tmp_path / "exp").exists()

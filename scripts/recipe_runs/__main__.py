@@ -5,7 +5,8 @@
 
 A plan is a YAML file with `config`, `settings`, `splits`, `searches` and `variants` (plan.py).
 With --seconds, the number of steps follows from the time: all variants first train for --probe
-seconds, side by side as later, which measures their speed.
+seconds, side by side as later, which measures their speed. With --probe 0 it follows from the
+settings, and --seconds only ends what takes longer.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="42", metavar="N,N", help="(default 42)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings side by side")
     parser.add_argument("--seconds", type=float, metavar="S", help="time of each training")
-    parser.add_argument("--probe", type=float, default=45.0, metavar="S", help="(default 45)")
+    parser.add_argument(
+        "--probe", type=float, default=45.0, metavar="S", help="(default 45; 0: none)"
+    )
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="for all variants")
     options = parser.parse_intermixed_args(arguments)
     plan = read_plan(options.plan)
@@ -173,10 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
-        if options.seconds is not None:
+        if options.seconds is not None and options.probe > 0:
             speeds = list(pool.map(partial(probe, seconds=options.probe), runs))
+            if not any(speeds):
+                parser.error(
+                    f"--probe: no variant trained 10 steps in {options.probe:g} s, needs a longer "
+                    "probe; or set train.steps and --probe 0"
+                )
             # The first step of a large model may take longer than the probe, to compile kernels.
-            slow = min((speed for speed in speeds if speed > 0), default=1.0) / 2
+            slow = min(speed for speed in speeds if speed > 0) / 2
             runs = [
                 _timed(run, speed or slow, options.seconds)
                 for run, speed in zip(runs, speeds, strict=True)
