@@ -104,12 +104,15 @@ _TDT = {"device": "cuda", "N": 32, "T": 188, "U": 91, "D": 640, "E": 1024, "P": 
 _TDT_STEP = {**_TDT, "kind": "tdt_step", "S": 5, "autocast": "bfloat16"}
 _TDT_EXACT = {**_TDT, "kind": "tdt_exact_step", "autocast": "bfloat16"}
 _V5000 = {**_STEP, "N": 30, "T": 400, "U": 100, "V": 5000}
+# The vocabulary of a large language model.
+_V151936 = {**_STEP, "N": 16, "T": 250, "U": 60, "V": 151936}
 CUDA_CASES = [
     Case(name="cuda-step-b30-bf16", autocast="bfloat16", **_B30),
     Case(name="cuda-trainer-step-b30-bf16", autocast="bfloat16", **_TRAINER_B30),
     Case(name="cuda-step-b30-fp32", **_B30),
     Case(name="cuda-step-b30-tf32", tf32=True, **_B30),
     Case(name="cuda-step-v5000-bf16", autocast="bfloat16", **_V5000),
+    Case(name="cuda-step-v151936-bf16", autocast="bfloat16", **_V151936),
     Case(name="cuda-simple-v1000", kind="simple", device="cuda", N=32, T=2000, U=100, V=1000),
     Case(name="cuda-simple-v10000", kind="simple", device="cuda", N=32, T=2000, U=100, V=10000),
     Case(name="cuda-full-v50", kind="full", device="cuda", N=32, T=1500, U=300, V=50),
