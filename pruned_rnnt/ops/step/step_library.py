@@ -1,7 +1,7 @@
 """The compiled library's pruned step: its ops, and the memory that Python allocates for them.
 
-Axes as in pruned_step.py, which says what is computed and is the reference; W = U+1, V' = V rounded
-up.
+Axes as in pruned_step.py; W = U+1, V' = V rounded up to 16 bytes of elements, because a product of
+16-bit numbers whose width is no multiple of 8 takes more than twice the time.
 
 Python allocates a few pieces of memory, so that running out of memory raises torch's own error. The
 library answers how large they are, divides them (csrc/cuda/step/step_layout.cuh), casts the weights
@@ -21,7 +21,6 @@ from torch import Tensor
 from pruned_rnnt.ops.common.library import LIBRARY, accumulator
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.simple.simple_products import exp_layout
-from pruned_rnnt.ops.step.linear_layers import padded_width
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 # fields: StepArguments and StepMemory as int64 on the CPU; a tensor, because a list of numbers
@@ -165,6 +164,11 @@ _FIELDS = _FieldTable() if has_native_kernel("pruned_step_forward", "cuda") else
 
 def has_native_step() -> bool:
     return _FIELDS is not None
+
+
+def padded_width(size: int, dtype: torch.dtype) -> int:
+    multiple = 16 // dtype.itemsize
+    return -(-size // multiple) * multiple
 
 
 def step_call(
