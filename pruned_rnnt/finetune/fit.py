@@ -13,7 +13,7 @@ from typing import Any
 
 from pruned_rnnt.config import ConfigError, differences, to_dict
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
-from pruned_rnnt.data.input.datamodule import DataConfig
+from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
