@@ -2,7 +2,7 @@
 callable.
 
 Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
-V vocabulary.
+D joiner width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ def band_loss(
     of choose_bounds."""
     start_NT, s_range = bounds
     if isinstance(joiner, Joiner):
+        am_NTD = projection(joiner.encoder_proj, encoder_out)
+        lm_NUD = projection(joiner.decoder_proj, predictor_out)
         inputs, plan = planned_joiner(
-            projection(joiner.encoder_proj, encoder_out),
-            projection(joiner.decoder_proj, predictor_out),
+            am_NTD,
+            lm_NUD,
             joiner.output_linear.weight,
             joiner.output_linear.bias,
             utterances,
