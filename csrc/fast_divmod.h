@@ -5,11 +5,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define PRUNED_RNNT_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define PRUNED_RNNT_HOST_DEVICE inline
-#endif
+#include "host_device.h"
 
 namespace pruned_rnnt {
 

@@ -86,4 +86,8 @@ void dispatch_accumulator(ScalarType type, const char* op, Work&& work) {
   STD_TORCH_CHECK(found, op, " takes float64 or float32");
 }
 
+// Registers the function `op` for the op of the same name on the CPU.
+#define PRUNED_RNNT_CPU_OP(op) \
+  STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl(#op, TORCH_BOX(&op)); }
+
 }  // namespace pruned_rnnt

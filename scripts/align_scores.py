@@ -8,32 +8,22 @@ the text of another utterance; prints quantiles of the score per word of each.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from pruned_rnnt.align.utterance import AlignedUtterance, align_batches
 from pruned_rnnt.data.input.batch import Batch, pad_targets
-from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.train.run import load_model, run_config
+from scripts.run_and_split import load_run_and_split
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--split", default="test")
-    options = parser.parse_args()
-    config = run_config(options.run, options.overrides)
-    loaded = load_model(config)
-    batches = list(DataModule(config.data).test_loader(options.split))
+    _, loaded, batches = load_run_and_split(__doc__.splitlines()[0])
     texts = [text for batch in batches for text in batch.texts]
     rng = random.Random(0)
     words = sorted({word for text in texts for word in text.split()})

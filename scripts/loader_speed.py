@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from scripts.benchmark.results import commit, machine
 from scripts.documented_parser import documented_parser

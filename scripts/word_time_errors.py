@@ -8,20 +8,17 @@ without it, and prints the mean absolute and the mean error of starts and ends o
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from pruned_rnnt.align.utterance import AlignedUtterance, align_batches
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration, read_calibration
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.train.run import load_model, run_config
+from scripts.run_and_split import load_run_and_split
 
 
 class TimeErrors(NamedTuple):
@@ -60,17 +57,10 @@ def time_errors(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--split", default="test")
-    options = parser.parse_intermixed_args()
-    config = run_config(options.run, options.overrides)
-    loaded = load_model(config)
-    batches = list(DataModule(config.data).test_loader(options.split))
+    run, loaded, batches = load_run_and_split(__doc__.splitlines()[0])
     for name, calibration in (
         ("without calibration", None),
-        ("calibrated", read_calibration(options.run, loaded.model.vocab_size)),
+        ("calibrated", read_calibration(run, loaded.model.vocab_size)),
     ):
         errors = time_errors(loaded.model, loaded.tokenizer, batches, calibration)
         print(f"{name}: {len(errors.start_W)} words, {errors}")

@@ -38,7 +38,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "data.path=/nowhere"], EXIT_FAILED, "run `pruned-rnnt prepare`"),
         (["decode", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
         (["decode"], EXIT_USAGE, "name one run"),
-        (["train", "task=singing"], EXIT_USAGE, "needs to be 'lm'"),
+        (["train", "task=singing"], EXIT_USAGE, "must be 'lm'"),
         (["decode", "a", "b"], EXIT_USAGE, "name one run"),
         (["inspect", "absent.yaml"], EXIT_USAGE, "config file not found"),
         (["average", "/nowhere"], EXIT_FAILED, "has 0 checkpoints"),

@@ -57,7 +57,7 @@ class TestSet:
 
 
 class Evaluation:
-    """The test sets of a fine-tuning and their results.
+    """The test sets of a fine-tuning run and their results.
 
     Args:
         source: None to continue a run; the sets and results are then those that it saved.
@@ -81,7 +81,7 @@ class Evaluation:
             self.sets = _test_sets(config, old)
 
     def measure_source(self) -> None:
-        """Decode all sets with the source, unless the run has checkpoints and its results."""
+        """Decode all sets with the source model; nothing if a run is continued."""
         if self.source is None:
             return
         model = self.source.model.to(self.device)
@@ -124,16 +124,16 @@ class Evaluation:
         mixes = self.config.data.old_path and self.config.data.old_share > 0
         if not mixes and any(_is_worse(each) for each in old):
             console.print(
-                "The old domain is worse than before. To keep it, mix its data in: "
+                "The error rate of the old domain has risen. To prevent that, mix in its data: "
                 f"data.old_path={old[0].path} data.old_share=0.25",
                 markup=False,
                 soft_wrap=True,
             )
 
     def _decode(self, each: TestSet, model: SpeechModel, tokenizer: Tokenizer) -> Counts:
-        """The errors of all processes."""
+        """Errors and words, summed over all processes."""
         config = dataclasses.replace(self.config.data, path=each.path)
-        # Language models and hotwords have symbols of their own vocabulary.
+        # Language models and hotwords are tied to the vocabulary that they were made for.
         search = dataclasses.replace(self.config.decode, fusion=FusionConfig())
         ranks = self.ranks
         data = DataModule(config, rank=ranks.rank, world_size=ranks.world_size, tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""The task of fine-tuning: a recogniser that starts from a source, in part or as a whole."""
+"""The fine-tuning task: trains a recogniser, or parts of it, from a source model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
-# Beyond the end of every schedule of an encoder: those for random parameters would harm.
+# Past the end of all schedules of encoders, which suit random parameters and would do harm here.
 _STEPS_BEFORE = 100_000.0
 
 
 class FinetuneTask(SpeechTask):
-    """A recogniser that starts from a source.
+    """A recogniser that starts from a source model.
 
     Args:
         source: None to continue a run that has checkpoints, whose parameters and tokens are used.
@@ -59,7 +59,7 @@ class FinetuneTask(SpeechTask):
         self.evaluation = Evaluation(config, source, ranks, device)
 
     def _fitting_vocabulary(self, source: Source) -> Vocabulary:
-        """The vocabulary, after the check that all data fit."""
+        """Check that all data fit the source; returns the vocabulary."""
         config = self.config
         check_model((source.model.config, source.model.loss_config), (config.model, config.loss))
         bins = source.model.config.encoder.num_mel_bins
@@ -87,7 +87,7 @@ class FinetuneTask(SpeechTask):
         if self.source is not None:
             random = transfer_parameters(self.source.model, model, self._change)
             if random:
-                self._notes.append(f"not in the source, so random: {', '.join(random)}")
+                self._notes.append(f"not in the source, initialised at random: {', '.join(random)}")
         if config.freeze:
             frozen = freeze(model, config.freeze)
             self._notes.append(f"frozen: {frozen:,} parameters of {', '.join(config.freeze)}")
@@ -115,7 +115,7 @@ class FinetuneTask(SpeechTask):
 
 
 def _data_tokenizer(path: str, how: str, source: Source) -> Tokenizer:
-    """The tokenizer of the data; that of the source if it is kept, and the data have none."""
+    """The tokenizer of the data, or the source's if the data have none and it is kept."""
     try:
         return PreparedFolder(Path(path)).tokenizer()
     except FileNotFoundError:

@@ -13,12 +13,12 @@ from typing import Any
 
 from pruned_rnnt.config import ConfigError, differences, to_dict
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
-from pruned_rnnt.data.input.datamodule import DataConfig
+from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 
-# Utterances of each split that are looked at.
+# Utterances of each split that are checked.
 _MOST_CUTS = 10_000
 _FRAME_SHIFT = 0.01
 # Settings that may differ from the source's: they change training, but not what parameters mean.
@@ -51,7 +51,7 @@ class Texts:
 def check_model(
     source: tuple[ModelConfig, LossConfig], wanted: tuple[ModelConfig, LossConfig]
 ) -> None:
-    """Raise ConfigError if the configured model or loss is another than the source's."""
+    """Raise ConfigError if the configured model or loss differs from the source's."""
     lines = [
         f"model.{line}"
         for line in differences(to_dict(source[0]), to_dict(wanted[0]))
@@ -65,7 +65,7 @@ def check_model(
     if lines:
         raise ConfigError(
             f"the settings differ from those of the model in train.init ({'; '.join(lines)}): "
-            "leave them out, and they are those of the source"
+            "leave them out to use the source's"
         )
 
 
@@ -75,7 +75,7 @@ def check_data(config: DataConfig, path: str, num_mel_bins: int, splits: Iterabl
     Args:
         path: the folder.
         num_mel_bins: F of the source.
-        splits: those to look at.
+        splits: the splits to read.
 
     Raises:
         ConfigError: the features are not those that the source was trained on.

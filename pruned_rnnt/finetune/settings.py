@@ -1,4 +1,4 @@
-"""The configuration of a fine-tuning: the source's settings, changed for a short training.
+"""The configuration of a fine-tuning run: the source's settings, adapted to a short training.
 
 defaults <- source <- the changes below <- YAML <- `section.key=value`
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config import ConfigError, from_dict, load_config, to_dict, value_of
-from pruned_rnnt.data.input.datamodule import DataConfig
+from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune.source import Source, load_source
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -24,7 +24,7 @@ _FEWEST_STEPS = 200
 _USUAL_STEPS = 2000
 _WARM_UP = 0.05
 _VALIDATIONS = 5
-# What another folder of data or another run needs anew.
+# Not inherited, because they belong to a data folder or to one run.
 _OWN_DATA_KEYS = ("path", "train", "valid", "old_path", "old_share", "lazy", "allow_commands")
 _OWN_DECODE_KEYS = ("checkpoint", "split", "fusion", "num_best")
 _INHERITED_TRAIN_KEYS = (
@@ -91,7 +91,7 @@ def _has_checkpoints(config: ExperimentConfig) -> bool:
 
 
 def settings_from(source: Source) -> dict[str, Any]:
-    """The nested settings that a fine-tuning has by default."""
+    """The nested settings that a fine-tuning run has by default."""
     values = to_dict(source.config)
     train, decode = values["train"], values["decode"]
     again = bool(train["init"])  # the source was fine-tuned, with a fraction of rate and steps

@@ -16,7 +16,7 @@ from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
 
-# Of a model file, which has no settings of training.
+# Training settings for a model file, which has none.
 _ZIPFORMER_TRAINING = (
     "optimiser.name=scaled_adam",
     "optimiser.learning_rate=0.045",
@@ -55,8 +55,8 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
     """
     if not path.exists():
         raise ConfigError(
-            f"train.init={path}: there is no such run or file. A run that was started from it goes "
-            "on without it: pruned-rnnt train RUN"
+            f"train.init={path}: there is no such run or file. To continue a run that was started "
+            "from it: pruned-rnnt train RUN"
         )
     if (path / CONFIG_NAME).is_file():
         return _run(path, config.checkpoint)
@@ -120,5 +120,5 @@ def _format_of(path: Path) -> str:
     try:
         values = read_saved(path, "model")
     except UnusableFileError:
-        return ""  # the reader of icefall's checkpoints explains
+        return ""  # the reader of icefall's checkpoints reports the error
     return str(values.get("format", "")) if isinstance(values, dict) else ""

@@ -11,7 +11,7 @@ from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.reduction import reduced
-from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss
+from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 
@@ -71,7 +71,7 @@ def rnnt_loss_fused(
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
-    loss = joiner_loss(
+    inputs, plan = planned_joiner(
         am,
         lm,
         weight,
@@ -79,10 +79,11 @@ def rnnt_loss_fused(
         utterances,
         start=None if bounds is None else bounds.start,
         columns=lm.shape[1] if bounds is None else bounds.s_range,
+        vocabulary=vocabulary,
         activation=ACTIVATIONS[activation],
         options=options,
     )
-    return reduced(loss, reduction)
+    return reduced(joiner_loss(inputs, plan), reduction)
 
 
 def check_output_layer(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.loss.band_loss import band_loss, projection
 from pruned_rnnt.loss.bounds import check_band_width
 from pruned_rnnt.loss.checks import (
     Sizes,
@@ -23,7 +24,6 @@ from pruned_rnnt.loss.checks import (
     check_shape,
     readable,
 )
-from pruned_rnnt.loss.full import check_logits, loss_of_logits
 from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
@@ -32,13 +32,13 @@ from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, joiner_plan
+from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
-from pruned_rnnt.ops.step.pruned_step import pruned_step
-from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
+from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
+from pruned_rnnt.ops.step.step_library import has_native_step
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
 
 # Of the simple loss's projections, because their sum should begin near the uniform distribution.
 _INITIAL_SCALE = 0.25
@@ -119,8 +119,8 @@ class PrunedTransducerLoss(nn.Module):
         self.reduction = reduction
         self.simple_am_proj = nn.Linear(encoder_dim, vocab_size)
         self.simple_lm_proj = nn.Linear(predictor_dim, vocab_size)
-        for projection in (self.simple_am_proj, self.simple_lm_proj):
-            scale_initial(projection, _INITIAL_SCALE)
+        for layer in (self.simple_am_proj, self.simple_lm_proj):
+            scale_initial(layer, _INITIAL_SCALE)
 
         self.tdt: TdtHead | None = None
         if durations is not None:
@@ -177,10 +177,8 @@ class PrunedTransducerLoss(nn.Module):
         if utterances.host_lengths is not None and readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
-        inputs = self._step_inputs(encoder_out, predictor_out)
-        if inputs is not None:
-            losses = pruned_step(inputs, utterances, self._step_plan(inputs, utterances, scales))
-        else:
+        losses = self._in_one_step(encoder_out, predictor_out, utterances, scales)
+        if losses is None:
             losses = self._composed(encoder_out, predictor_out, utterances.on_device(), scales)
         if losses.utterance_losses is not None:
             by_utterance = UtteranceLosses(*losses.utterance_losses.unbind())
@@ -205,8 +203,11 @@ class PrunedTransducerLoss(nn.Module):
         utterances: Utterances,
         scales: tuple[float, float],
     ) -> StepLosses:
-        """The losses layer by layer, of any joiner and in torch.compile."""
-        projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
+        """The losses layer by layer."""
+        projected = (
+            projection(self.simple_am_proj, encoder_out),
+            projection(self.simple_lm_proj, predictor_out),
+        )
         dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
         am, lm = (x.to(dtype).contiguous() for x in projected)
         if self.tdt is not None:
@@ -219,29 +220,15 @@ class PrunedTransducerLoss(nn.Module):
         simple_N, emit, blank = simple_loss(am, lm, utterances.tensors, self.simple_options)
         topology = (self.s_range, self.options.rnnt_type)
         start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
-        if isinstance(self.joiner, Joiner):
-            pruned_N = joiner_loss(
-                self.joiner.encoder_proj(encoder_out),
-                self.joiner.decoder_proj(predictor_out),
-                self.joiner.output_linear.weight,
-                self.joiner.output_linear.bias,
-                utterances,
-                start=start_NT,
-                columns=self.s_range,
-                activation=ACTIVATIONS[self.joiner.activation],
-                options=self.options,
-            )
-        else:
-            am_NTSE = encoder_out[:, :, None, :].expand(-1, -1, self.s_range, -1)
-            lm_NTSP = gathered_band(predictor_out.contiguous(), start_NT, self.s_range)
-            logits = self.joiner(am_NTSE, lm_NTSP)
-            shape = (*start_NT.shape, self.s_range, self.vocab_size)
-            check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
-            check_logits(logits, "S", in_place=False)
-            bounds = Bounds(start_NT, self.s_range)
-            pruned_N = loss_of_logits(
-                logits, utterances.tensors, bounds, self.options, in_place=False, validate=False
-            )
+        pruned_N = band_loss(
+            self.joiner,
+            encoder_out,
+            predictor_out,
+            utterances,
+            Bounds(start_NT, self.s_range),
+            vocab_size=self.vocab_size,
+            options=self.options,
+        )
         return self._step_losses(simple_N, pruned_N, emit, blank, start_NT, scales)
 
     def _step_losses(
@@ -264,44 +251,34 @@ class PrunedTransducerLoss(nn.Module):
             utterance_losses=torch.stack([total_N, simple_N, pruned_N]).detach(),
         )
 
-    def _step_inputs(self, encoder_out: Tensor, predictor_out: Tensor) -> StepInputs | None:
-        """The inputs of pruned_step; None unless all layers are plain nn.Linear with weight and
-        bias, without wrappers or hooks, and without torch.compile, which must see each layer."""
-        joiner, device = self.joiner, encoder_out.device
-        if not isinstance(joiner, Joiner) or torch.compiler.is_compiling() or self.tdt is not None:
+    def _in_one_step(
+        self,
+        encoder_out: Tensor,
+        predictor_out: Tensor,
+        utterances: Utterances,
+        scales: tuple[float, float],
+    ) -> StepLosses | None:
+        """The losses by the compiled step; None where that does not apply. torch.compile must see
+        each layer, and the step has no prior of the predictor (am_only_scale)."""
+        joiner = self.joiner
+        if not (isinstance(joiner, Joiner) and encoder_out.is_cuda and has_native_step()):
             return None
-        if min(encoder_out.numel(), predictor_out.numel()) == 0 or predictor_out.device != device:
+        has_prior = self.simple_options.scales.am_only_scale != 0
+        if torch.compiler.is_compiling() or self.tdt is not None or has_prior:
             return None
-        weights: list[Tensor] = []
-        for layer in (
-            self.simple_am_proj,
-            self.simple_lm_proj,
-            joiner.encoder_proj,
-            joiner.decoder_proj,
-            joiner.output_linear,
-        ):
-            if type(layer) is not nn.Linear:
-                return None
-            if layer._forward_hooks or layer._forward_pre_hooks:
-                return None
-            if layer._backward_hooks or layer._backward_pre_hooks:
-                return None
-            # Not by attribute, which takes the host ten times as long; without a parametrization
-            # both are there.
-            parameters = layer._parameters
-            weight, bias = parameters.get("weight"), parameters.get("bias")
-            if weight is None or bias is None or weight.device != device:
-                return None
-            weights += (weight, bias)
-        return StepInputs(encoder_out, predictor_out, *weights)
-
-    def _step_plan(
-        self, inputs: StepInputs, utterances: Utterances, scales: tuple[float, float]
-    ) -> StepPlan:
-        assert isinstance(self.joiner, Joiner)
+        if min(encoder_out.numel(), predictor_out.numel()) == 0:
+            return None
+        simple = (self.simple_am_proj, self.simple_lm_proj)
+        joined = (joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear)
+        parameters = plain_parameters((*simple, *joined), encoder_out.device)
+        if parameters is None:
+            return None
+        inputs = StepInputs(encoder_out, predictor_out, *parameters)
         dtype = product_dtype(*inputs)
-        frames = inputs.encoder.shape[1]
-        return StepPlan(
+        if not has_dtypes_of_step(inputs, dtype):
+            return None
+        frames = encoder_out.shape[1]
+        plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
@@ -312,7 +289,7 @@ class PrunedTransducerLoss(nn.Module):
                 logit_bytes=self.vocab_size * dtype.itemsize,
                 hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
                 vocabulary=self.vocab_size,
-                activation=ACTIVATIONS[self.joiner.activation],
+                activation=ACTIVATIONS[joiner.activation],
                 options=self.options,
             ),
             exact_bounds=self.exact_bounds,
@@ -320,3 +297,4 @@ class PrunedTransducerLoss(nn.Module):
             pruned_scale=scales[1],
             reduction=self.reduction,
         )
+        return pruned_step(inputs, utterances, plan)

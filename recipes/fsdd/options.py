@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pruned_rnnt.data.prepare.corpus_options import add_common_arguments, add_count_arguments
+from pruned_rnnt.data.prepare.corpus_options import (
+    NumberOption,
+    add_common_arguments,
+    add_count_arguments,
+    add_number_arguments,
+)
 from pruned_rnnt.data.prepare.corpus_recipe import add_source_arguments
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
 
@@ -52,23 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="A,B",
             help=f"range of the {what} of training utterances (default {default[0]},{default[1]})",
         )
-    for name, fraction, what in (
-        ("natural", 0.3, "recorded training utterances that keep speed and tempo 1"),
-        ("synthetic", 0.0, "training utterances spoken by synthetic voices"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=float,
-            default=fraction,
-            metavar="P",
-            help=f"fraction of the {what} (default {fraction:g})",
-        )
-    parser.add_argument(
-        "--synthetic-speakers",
-        type=int,
-        default=120,
-        metavar="N",
-        help="number of synthetic voices (default 120)",
+    recorded = "fraction of the recorded training utterances that keep speed and tempo 1"
+    spoken = "fraction of the training utterances spoken by synthetic voices"
+    add_number_arguments(
+        parser,
+        NumberOption("natural", 0.3, "P", recorded),
+        NumberOption("synthetic", 0.0, "P", spoken),
+        NumberOption("synthetic-speakers", 120, "N", "number of synthetic voices"),
     )
 
 

@@ -14,7 +14,10 @@ from rich.console import Console
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_options import (
+    NumberOption,
+    add_allow_commands_argument,
     add_corpus_arguments,
+    add_number_arguments,
     build_config,
     train_options,
 )
@@ -78,21 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use all speakers, those of 16 years or older, or the younger ones; the held-out "
         "speakers of both groups are the same as with all (default all)",
     )
-    parser.add_argument(
-        "--allow-commands",
-        action="store_true",
-        help="run the shell commands in wav.scp (entries that end in |); use it only if you trust "
-        "the folder",
-    )
+    add_allow_commands_argument(parser, "the folder", "wav.scp entries that end in |")
     for split, count in (("test", 25), ("dev", 10)):
-        parser.add_argument(
-            f"--{split}-speakers",
-            type=int,
-            default=count,
-            metavar="N",
-            help=f"speakers of the training half to hold out for {split}, before --speakers "
-            f"selects a group (default {count})",
-        )
+        text = f"speakers of the training half to hold out for {split}, before --speakers chooses"
+        add_number_arguments(parser, NumberOption(f"{split}-speakers", count, "N", text))
 
 
 def prepare(options: argparse.Namespace, console: Console) -> None:

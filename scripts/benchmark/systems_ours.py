@@ -29,16 +29,19 @@ def simple(case: Case, inputs: Inputs) -> Step:
     return Step(loss, inputs)
 
 
-def _pruned_transducer(case: Case) -> pruned_rnnt.PrunedTransducerLoss:
+def _pruned_transducer(case: Case, durations: int = 0) -> pruned_rnnt.PrunedTransducerLoss:
+    """Of a TDT model if durations is above 0: their number."""
     layers = make_layers(case)
+    activation = "relu" if durations > 0 else "tanh"
     module = pruned_rnnt.PrunedTransducerLoss(
-        _joiner(case, layers),
+        _joiner(case, layers, activation=activation, duration_count=durations),
         case.E,
         case.P,
         case.V,
         s_range=case.S,
         lm_only_scale=case.lm_only_scale,
         warm_up_steps=0,
+        durations=range(durations) if durations > 0 else None,
     )
     module.simple_am_proj, module.simple_lm_proj = layers.simple_am, layers.simple_lm
     return module
@@ -113,18 +116,7 @@ def _joiner(case: Case, layers: Layers, **options: int | str) -> pruned_rnnt.Joi
 
 
 def _build_tdt_step(case: Case, inputs: Inputs) -> Step:
-    layers = make_layers(case)
-    module = pruned_rnnt.PrunedTransducerLoss(
-        _joiner(case, layers, activation="relu", duration_count=case.K),
-        case.E,
-        case.P,
-        case.V,
-        s_range=case.S,
-        lm_only_scale=case.lm_only_scale,
-        warm_up_steps=0,
-        durations=range(case.K),
-    )
-    module.simple_am_proj, module.simple_lm_proj = layers.simple_am, layers.simple_lm
+    module = _pruned_transducer(case, case.K)
     module.to(case.device, getattr(torch, case.dtype))
 
     def loss() -> Tensor:

@@ -16,7 +16,8 @@ from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder

@@ -13,7 +13,8 @@ from lhotse import Recording, SupervisionSegment
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from tests.data.recorded_speech import write_audio

@@ -14,7 +14,8 @@ from lhotse import CutSet
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text, encoder_frames
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from tests import tiny_corpus

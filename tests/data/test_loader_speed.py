@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from scripts import loader_speed
 from tests.data.recorded_speech import write_audio
 from tests.data.spoken_corpus import make_corpus

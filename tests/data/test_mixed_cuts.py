@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from tests.tiny_corpus import make_corpus
 
 NEW, OLD = 24, 60

@@ -11,7 +11,8 @@ from lhotse import CutSet
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, read_cuts
 from tests.data.own_corpus import prepare

@@ -11,7 +11,8 @@ import soundfile
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text
 from tests.data.own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
 from tests.data.recorded_speech import TEXTS, text_of, truncate, write_audio

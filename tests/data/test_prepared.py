@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
 from tests.data.spoken_corpus import make_corpus
 

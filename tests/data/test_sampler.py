@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import building, write_report
 from pruned_rnnt.data.input.sampler import duration_bins, split_by_lattice

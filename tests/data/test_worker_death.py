@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.worker_signals import (
     WorkerDiedError,
     WorkersDoneEvent,

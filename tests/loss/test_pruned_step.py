@@ -1,4 +1,4 @@
-"""The pruned loss as one step against its composition of layers and losses."""
+"""The pruned loss as one compiled step, on CUDA, against its composition of layers and losses."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt.ops.joiner import fused_joiner
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+STEP = [pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu", *STEP]
 N, T, U, E, P, D = 3, 11, 5, 12, 10, 16
 FRAMES, SYMBOLS = [11, 6, 9], [5, 3, 0]
 
@@ -63,7 +64,7 @@ def assert_same(got: list[Tensor], wanted: list[Tensor], rtol: float, atol: floa
         torch.testing.assert_close(left.double(), right.double(), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 @pytest.mark.parametrize("vocabulary", [24, 29])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("what", ["total", "simple", "pruned", "all"])
@@ -74,7 +75,7 @@ def test_equals_composition(device, vocabulary, reduction, what) -> None:
     assert_same(got, wanted, 1e-10, 1e-10)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 @pytest.mark.parametrize(
     "options",
     [
@@ -120,7 +121,7 @@ def test_dtypes(device, dtype, tolerance) -> None:
         torch.testing.assert_close(left.double(), right, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 def test_autocast_gives_gradients_in_the_parameters_dtype(device) -> None:
     step, composition = modules(device, 29, torch.float32)
     batch = inputs(device, 29, torch.float32)
@@ -204,7 +205,7 @@ def sized_step(
     return (*modules, [*leaves, targets.to(device), frames_N, symbols_N])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 def test_chunks_of_a_wide_band(device, monkeypatch) -> None:
     """Many more bytes of logits and hidden rows than the simple loss takes."""
     monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", 1)
@@ -212,7 +213,7 @@ def test_chunks_of_a_wide_band(device, monkeypatch) -> None:
     assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 def test_more_utterances_than_lengths_in_one_launch(device) -> None:
     step, composition, batch = sized_step(device, (1000, 4, 2, 4, 4, 8), 3)
     # Lengths as a column of a table, in int64.
@@ -221,7 +222,7 @@ def test_more_utterances_than_lengths_in_one_launch(device) -> None:
     assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 def test_lengths_on_the_device_and_another_default_device(device) -> None:
     step, composition, batch = sized_step(device, (3, 14, 6, 8, 8, 12), 4)
     wanted = results(composition, batch, "all")
@@ -230,7 +231,7 @@ def test_lengths_on_the_device_and_another_default_device(device) -> None:
         assert_same(results(step, batch, "all"), wanted, 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 @pytest.mark.parametrize("vocabulary", [8, 40, 500])
 def test_hidden_gradients_in_pieces(device, vocabulary, monkeypatch) -> None:
     """Vocabularies that are narrower than the joiner, and wider."""
@@ -239,7 +240,7 @@ def test_hidden_gradients_in_pieces(device, vocabulary, monkeypatch) -> None:
     assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 @pytest.mark.parametrize("vocabulary", [140, 301, 3000])
 @pytest.mark.parametrize("workspace", [1, 1 << 30])
 def test_rows_of_logits_of_all_lengths(device, vocabulary, workspace, monkeypatch) -> None:
@@ -249,7 +250,7 @@ def test_rows_of_logits_of_all_lengths(device, vocabulary, workspace, monkeypatc
     assert_same(results(step, batch, "all"), results(composition, batch, "all"), 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", STEP)
 @pytest.mark.parametrize("vocabulary", [300, 1500])
 def test_long_rows_under_autocast(device, vocabulary) -> None:
     step, composition, batch = sized_step(device, (4, 40, 30, 8, 16, vocabulary), 16)

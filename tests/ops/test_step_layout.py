@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.ops.step.linear_layers import padded_width
+from pruned_rnnt.ops.step.step_library import padded_width
 
 CSRC = Path(__file__).parents[2] / "csrc"
 TORCH = Path(torch.__file__).parent

@@ -11,7 +11,8 @@ from pruned_rnnt.recipes.synthetic import prepare as recipe
 from pruned_rnnt.recipes.synthetic.commands import draw_command, vocabulary
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.input.datamodule import DataConfig, DataModule
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 

@@ -64,8 +64,7 @@ void column_sums(const Tensor& x, bool add, const Tensor& partial, const Tensor&
   });
 }
 
+PRUNED_RNNT_CPU_OP(column_sums)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("column_sums", TORCH_BOX(&column_sums)); }
-
 }  // namespace pruned_rnnt

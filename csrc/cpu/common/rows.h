@@ -4,14 +4,30 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/common/parallel.h"
 #include "cpu/common/vectorise.h"
-#include "stable.h"
+#include "row_geometry.h"
 
 namespace pruned_rnnt {
 
 // As many rows of `size` elements as take some ten microseconds.
 inline int64_t rows_per_task(int64_t size) {
   return std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1));
+}
+
+// Calls work(r, node) for all rows r of a chunk, which begins at row `row_begin` of the geometry,
+// from several threads; size: elements that a row takes.
+template <typename Work>
+void for_rows(const RowGeometry& geometry, int64_t row_begin, int64_t rows, int64_t size,
+              const Work& work) {
+  parallel_tasks(rows, rows_per_task(size), [&](int64_t begin, int64_t end) {
+    RowCursor node(geometry, row_begin + begin);
+    for (int64_t r = begin;;) {
+      work(r, node);
+      if (++r == end) return;
+      node.advance(1);
+    }
+  });
 }
 
 // An integer that orders as the number does, and back: some compilers vectorise the maximum of

@@ -1,9 +1,7 @@
 // duration_gradient: gradient of the TDT loss by duration logits. Formulas:
-// pruned_rnnt/ops/joiner/duration_gradient.py; layout: cpu/common/geometry.h.
+// pruned_rnnt/ops/joiner/duration_gradient.py; layout: row_geometry.h.
 //
 // Axes: R rows, K durations.
-#include "cpu/common/geometry.h"
-#include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
 
 namespace pruned_rnnt {
@@ -31,7 +29,7 @@ void duration_gradient(const Tensor& grad_loss, const Tensor& duration_logits, c
                        const Tensor& logit_lengths, const Tensor& target_lengths,
                        const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
                        int64_t S, int64_t row_begin, double clamp, const Tensor& grad) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   const int64_t rows = grad.size(0), K = grad.size(1), stride = grad.stride(0);
   dispatch_floating(grad.scalar_type(), "duration_gradient", [&](auto zero) {
     using scalar = decltype(zero);
@@ -40,20 +38,14 @@ void duration_gradient(const Tensor& grad_loss, const Tensor& duration_logits, c
     const real* occupancy = data_of<real>(gd) + row_begin * K;
     const real* upstream = data_of<real>(grad_loss);
     scalar* gradient = mutable_data_of<scalar>(grad);
-    parallel_tasks(rows, rows_per_task(K), [&](int64_t begin, int64_t end) {
-      NodeCursor node(geometry, row_begin + begin);
-      for (int64_t r = begin; r < end; ++r, node.advance()) {
-        gradient_row(logits + r * K, occupancy + r * K, K, static_cast<real>(clamp),
-                     upstream[node.n()], gradient + r * stride);
-      }
+    for_rows(geometry, row_begin, rows, K, [&](int64_t r, const RowCursor& node) {
+      gradient_row(logits + r * K, occupancy + r * K, K, static_cast<real>(clamp),
+                   upstream[node.n()], gradient + r * stride);
     });
   });
 }
 
+PRUNED_RNNT_CPU_OP(duration_gradient)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("duration_gradient", TORCH_BOX(&duration_gradient));
-}
-
 }  // namespace pruned_rnnt

@@ -1,10 +1,8 @@
 // joiner_rows: the joiner's hidden layer act(am[n,t] + lm[n,u]) for a run of lattice nodes, and its
-// gradient. Layout: cpu/common/geometry.h.
+// gradient. Layout: row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, D joiner dimension.
 #include "cpu/common/fresh_memory.h"
-#include "cpu/common/geometry.h"
-#include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
 #include "joiner_options.h"
 
@@ -60,7 +58,8 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
                  const Tensor& target_lengths, const OptionalTensor& start,
                  const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
                  int64_t activation, const Tensor& hidden) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, lm.size(1) - 1);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             lm.size(1) - 1);
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   const int64_t frames = am.size(1), positions = lm.size(1);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
@@ -70,16 +69,13 @@ void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths
     scalar* output = mutable_data_of<scalar>(hidden);
     dispatch_activation(activation, [&](auto chosen) {
       using Row = HiddenRow<decltype(chosen)::value>;
-      parallel_tasks(rows, rows_per_task(D), [&](int64_t begin, int64_t end) {
-        NodeCursor node(geometry, row_begin + begin);
-        for (int64_t r = begin; r < end; ++r, node.advance()) {
-          if (!node.valid()) {
-            std::fill(output + r * D, output + (r + 1) * D, scalar(0.0f));
-            continue;
-          }
-          run_vectorised<Row>(acoustic + (node.n() * frames + node.t()) * D,
-                              language + (node.n() * positions + node.u()) * D, D, output + r * D);
+      for_rows(geometry, row_begin, rows, D, [&](int64_t r, const RowCursor& node) {
+        if (!node.valid()) {
+          std::fill(output + r * D, output + (r + 1) * D, scalar(0.0f));
+          return;
         }
+        run_vectorised<Row>(acoustic + (node.n() * frames + node.t()) * D,
+                            language + (node.n() * positions + node.u()) * D, D, output + r * D);
       });
     });
   });
@@ -97,7 +93,7 @@ template <typename scalar, typename am_scalar>
 struct Backward {
   static constexpr int64_t kSlice = 64;
 
-  const Geometry& geometry;
+  const RowGeometry& geometry;
   int64_t row_begin, row_end;
   int64_t D, frames, positions;
   const scalar *grad_hidden, *hidden;
@@ -109,17 +105,18 @@ struct Backward {
   void run_slice(int64_t n, int64_t from) const {
     acc_type<scalar> frame_sum[kSlice];
     const int64_t size = std::min(kSlice, D - from);
-    const int64_t end = std::min(row_end, geometry.end_row_of(n));
-    int64_t row = std::max(row_begin, geometry.first_row_of(n));
-    NodeCursor node(geometry, row);
-    while (row < end) {
-      const int64_t t = node.t();
+    const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
+    const int64_t stored = geometry.stored_frames_of(n), valid = geometry.frames_of(n);
+    // The chunk has whole frames.
+    const int64_t end = std::min(row_end, first + stored * width);
+    for (int64_t row = std::max(row_begin, first); row < end; row += width) {
+      const int64_t t = (row - first) / width, start = geometry.first_symbol_of(n, t);
       std::fill(frame_sum, frame_sum + size, acc_type<scalar>(0));
-      for (; row < end && node.n() == n && node.t() == t; ++row, node.advance()) {
-        if (!node.valid()) continue;
-        const int64_t offset = (row - row_begin) * D + from;
+      for (int64_t j = 0; j < width && t < valid; ++j) {
+        const int64_t u = start + j, offset = (row + j - row_begin) * D + from;
+        if (u < 0 || u > geometry.target_lengths[n]) continue;
         run_vectorised<Row>(grad_hidden + offset, hidden + offset, size, frame_sum + 0,
-                            grad_lm + (n * positions + node.u()) * D + from);
+                            grad_lm + (n * positions + u) * D + from);
       }
       run_vectorised<RoundedRow>(frame_sum + 0, size, grad_am + (n * frames + t) * D + from);
     }
@@ -134,12 +131,12 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
                           const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
                           int64_t S, int64_t row_begin, int64_t activation, const Tensor& grad_am,
                           const Tensor& grad_lm) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                          grad_lm.size(1) - 1);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             grad_lm.size(1) - 1);
   const int64_t row_end = row_begin + hidden.size(0), D = hidden.size(1);
   if (row_begin == row_end) return;
-  const int64_t first_utterance = NodeCursor(geometry, row_begin).n();
-  const int64_t utterances = NodeCursor(geometry, row_end - 1).n() + 1 - first_utterance;
+  const int64_t first_utterance = geometry.utterance_of(row_begin);
+  const int64_t utterances = geometry.utterance_of(row_end - 1) + 1 - first_utterance;
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);
     const auto run = [&](auto am_zero) {
@@ -173,11 +170,8 @@ void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
   });
 }
 
+PRUNED_RNNT_CPU_OP(joiner_rows)
+PRUNED_RNNT_CPU_OP(joiner_rows_backward)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("joiner_rows", TORCH_BOX(&joiner_rows));
-  m.impl("joiner_rows_backward", TORCH_BOX(&joiner_rows_backward));
-}
-
 }  // namespace pruned_rnnt

@@ -2,11 +2,9 @@
 // gradient of the loss by the logits. Modes, formulas and layout:
 // pruned_rnnt/ops/joiner/log_probs.py.
 #include "cpu/common/fresh_memory.h"
-#include "cpu/common/geometry.h"
-#include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
-#include "cpu/common/symbol_table.h"
 #include "joiner_options.h"
+#include "symbol_table.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -68,7 +66,7 @@ real sigmoid(real x) {
 }
 
 // The symbol that a node emits; negative if it emits none.
-int64_t symbol_at(const SymbolTable& symbols, const NodeCursor& node) {
+int32_t symbol_at(const SymbolTable& symbols, const RowCursor& node) {
   return node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
 }
 
@@ -77,7 +75,8 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
                const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
                int64_t blank, int64_t mode_number, const Tensor& px, const Tensor& py,
                const Tensor& lse) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   const SymbolTable symbols(targets, V, blank);
   const LogitMode mode = static_cast<LogitMode>(mode_number);
@@ -88,28 +87,24 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
     real *emit = mutable_data_of<real>(px) + row_begin,
          *stay = mutable_data_of<real>(py) + row_begin;
     real* normaliser = mutable_data_of<real>(lse) + row_begin;
-    parallel_tasks(rows, rows_per_task(V), [&](int64_t begin, int64_t end) {
-      NodeCursor node(geometry, row_begin + begin);
-      for (int64_t r = begin; r < end; ++r, node.advance()) {
-        const scalar* x = all_logits + r * stride;
-        emit[r] = stay[r] = minus_infinity<real>;
-        normaliser[r] = 0;
-        if (!node.valid()) continue;
-        const real blank_logit = static_cast<real>(x[blank]);
-        real emit_base = 0;
-        if (mode == LogitMode::kHat) {
-          normaliser[r] = run_vectorised<LogSumExpNonBlank>(x, V, blank);
-          stay[r] = log_sigmoid(blank_logit);
-          emit_base = log_sigmoid(-blank_logit);
-        } else {
-          if (mode == LogitMode::kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
-          if (normaliser[r] != minus_infinity<real>) stay[r] = blank_logit - normaliser[r];
-        }
-        if (normaliser[r] == minus_infinity<real>) continue;
-        const int64_t symbol = symbol_at(symbols, node);
-        if (symbol < 0) continue;
-        emit[r] = emit_base + (static_cast<real>(x[symbol]) - normaliser[r]);
+    for_rows(geometry, row_begin, rows, V, [&](int64_t r, const RowCursor& node) {
+      const scalar* x = all_logits + r * stride;
+      emit[r] = stay[r] = minus_infinity<real>;
+      normaliser[r] = 0;
+      if (!node.valid()) return;
+      const real blank_logit = static_cast<real>(x[blank]);
+      real emit_base = 0;
+      if (mode == LogitMode::kHat) {
+        normaliser[r] = run_vectorised<LogSumExpNonBlank>(x, V, blank);
+        stay[r] = log_sigmoid(blank_logit);
+        emit_base = log_sigmoid(-blank_logit);
+      } else {
+        if (mode == LogitMode::kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
+        if (normaliser[r] != minus_infinity<real>) stay[r] = blank_logit - normaliser[r];
       }
+      const int32_t symbol = symbol_at(symbols, node);
+      if (normaliser[r] == minus_infinity<real> || symbol < 0) return;
+      emit[r] = emit_base + (static_cast<real>(x[symbol]) - normaliser[r]);
     });
   });
 }
@@ -117,7 +112,7 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
 // One row of the gradient: the dense part by a vector loop, then the elements of the blank and the
 // target. Their logits are read first because the gradient may overwrite the logits.
 template <typename scalar, typename real>
-void gradient_row(const scalar* x, int64_t V, int64_t blank, int64_t target, LogitMode mode,
+void gradient_row(const scalar* x, int64_t V, int64_t blank, int32_t target, LogitMode mode,
                   real lse, real emit, real stay, real clamp, real scale, scalar* gradient) {
   const auto finish = [&](real unit) {
     if (clamp > 0) unit = std::max(-clamp, std::min(clamp, unit));
@@ -154,7 +149,8 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
                         const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
                         int64_t S, int64_t row_begin, int64_t blank, int64_t mode,
                         double fastemit_lambda, double clamp, const Tensor& grad_logits) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, targets.size(1));
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1);
   const SymbolTable symbols(targets, V, blank);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
@@ -170,29 +166,21 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
     scalar* all_gradients = mutable_data_of<scalar>(grad_logits);
     const real emit_factor = static_cast<real>(1 + fastemit_lambda);
     expect_full_write(grad_logits, sizeof(scalar));
-    parallel_tasks(rows, rows_per_task(V), [&](int64_t begin, int64_t end) {
-      NodeCursor node(geometry, row_begin + begin);
-      for (int64_t r = begin; r < end; ++r, node.advance()) {
-        scalar* gradient = all_gradients + r * gradient_stride;
-        std::fill(gradient + V, gradient + columns, scalar(0.0f));
-        const real scaled_emit = emit_factor * emit[r];
-        if (!node.valid() || scaled_emit + stay[r] == 0) {
-          std::fill(gradient, gradient + V, scalar(0.0f));
-          continue;
-        }
-        gradient_row(all_logits + r * stride, V, blank, symbol_at(symbols, node),
-                     static_cast<LogitMode>(mode), normaliser[r], scaled_emit, stay[r],
-                     static_cast<real>(clamp), upstream[node.n()], gradient);
-      }
+    for_rows(geometry, row_begin, rows, V, [&](int64_t r, const RowCursor& node) {
+      scalar* gradient = all_gradients + r * gradient_stride;
+      const real scaled_emit = emit_factor * emit[r];
+      const bool used = node.valid() && scaled_emit + stay[r] != 0;
+      std::fill(gradient + (used ? V : 0), gradient + columns, scalar(0.0f));
+      if (!used) return;
+      gradient_row(all_logits + r * stride, V, blank, symbol_at(symbols, node),
+                   static_cast<LogitMode>(mode), normaliser[r], scaled_emit, stay[r],
+                   static_cast<real>(clamp), upstream[node.n()], gradient);
     });
   });
 }
 
+PRUNED_RNNT_CPU_OP(log_probs)
+PRUNED_RNNT_CPU_OP(log_probs_backward)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("log_probs", TORCH_BOX(&log_probs));
-  m.impl("log_probs_backward", TORCH_BOX(&log_probs_backward));
-}
-
 }  // namespace pruned_rnnt

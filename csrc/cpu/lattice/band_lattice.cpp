@@ -1,6 +1,6 @@
 // band_lattice: the recursion over a band of columns per frame (a full lattice is a band that
 // starts at 0 everywhere). The recursion and its boundary cases are stated in
-// pruned_rnnt/ops/lattice/band_lattice.py; layout in cpu/common/geometry.h.
+// pruned_rnnt/ops/lattice/band_lattice.py; layout in row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, W columns of a frame (j), u = start + j.
 #include <vector>
@@ -79,7 +79,7 @@ struct Arrays {
 };
 
 template <Topology topology, typename real>
-void run_lattices(const Geometry& geometry, double delay_penalty, const Arrays<real>& arrays) {
+void run_lattices(const RowGeometry& geometry, double delay_penalty, const Arrays<real>& arrays) {
   parallel_tasks(geometry.N, 1, [&](int64_t begin, int64_t end) {
     Scratch<real> scratch{WaveScratch<real>(geometry.start == nullptr ? geometry.S : 0), {}, {}};
     for (int64_t n = begin; n < end; ++n) {
@@ -91,7 +91,7 @@ void run_lattices(const Geometry& geometry, double delay_penalty, const Arrays<r
                                     arrays.gy + first,
                                     n,
                                     geometry.frames_of(n),
-                                    geometry.symbols_of(n),
+                                    geometry.target_lengths[n],
                                     geometry.width_of(n),
                                     delay_penalty};
       arrays.total[n] = static_cast<real>(run_utterance<topology>(lattice, scratch));
@@ -104,7 +104,7 @@ void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_length
                   const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
                   double delay_penalty, const Tensor&, const Tensor& total, const Tensor& gx,
                   const Tensor& gy) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);
     const Arrays<real> arrays{data_of<real>(px), data_of<real>(py), mutable_data_of<real>(total),
@@ -115,8 +115,7 @@ void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_length
   });
 }
 
+PRUNED_RNNT_CPU_OP(band_lattice)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("band_lattice", TORCH_BOX(&band_lattice)); }
-
 }  // namespace pruned_rnnt

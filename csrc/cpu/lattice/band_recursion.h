@@ -10,8 +10,8 @@
 // Axes: T frames, U symbols, W columns of a frame (j), u = start + j.
 #pragma once
 
-#include "cpu/common/geometry.h"
 #include "cpu/lattice/wave.h"
+#include "row_geometry.h"
 #include "topology.h"
 
 namespace pruned_rnnt {
@@ -29,7 +29,7 @@ PRUNED_RNNT_INLINE void shift_columns(const double* source, int64_t width, int64
 // One utterance's part of the arrays. gx holds the arc shares between the two walks.
 template <typename real>
 struct Utterance {
-  const Geometry& geometry;
+  const RowGeometry& geometry;
   const real *px, *py;
   real *gx, *gy;
   int64_t n, frames, symbols, width;

@@ -143,8 +143,7 @@ void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary,
   });
 }
 
+PRUNED_RNNT_CPU_OP(lattice)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("lattice", TORCH_BOX(&lattice)); }
-
 }  // namespace pruned_rnnt

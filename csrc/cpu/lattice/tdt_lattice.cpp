@@ -1,5 +1,5 @@
 // tdt_lattice: the recursion of token-and-duration transducers. The recursion and its boundary
-// cases are stated in pruned_rnnt/ops/lattice/tdt_lattice.py; layout in cpu/common/geometry.h.
+// cases are stated in pruned_rnnt/ops/lattice/tdt_lattice.py; layout in row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, K durations.
 #include "cpu/common/parallel.h"
@@ -45,7 +45,7 @@ void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logi
                  int64_t S, std::vector<int64_t> durations, double sigma, double delay_penalty,
                  int64_t symbols, const Tensor& work, const Tensor& total, const Tensor& gx,
                  const Tensor& gy, const Tensor& stay, const Tensor& gd) {
-  const Geometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
   const int64_t K = static_cast<int64_t>(durations.size());
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
@@ -65,7 +65,7 @@ void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logi
                                          mutable_data_of<real>(gd) + first * K,
                                          n,
                                          geometry.frames_of(n),
-                                         geometry.symbols_of(n),
+                                         geometry.target_lengths[n],
                                          geometry.width_of(n),
                                          sigma,
                                          delay_penalty};
@@ -75,8 +75,7 @@ void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logi
   });
 }
 
+PRUNED_RNNT_CPU_OP(tdt_lattice)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("tdt_lattice", TORCH_BOX(&tdt_lattice)); }
-
 }  // namespace pruned_rnnt

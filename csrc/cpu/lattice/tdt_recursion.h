@@ -14,15 +14,15 @@
 
 #include <vector>
 
-#include "cpu/common/geometry.h"
 #include "log_math.h"
+#include "row_geometry.h"
 
 namespace pruned_rnnt {
 
 // One utterance's part of the arrays.
 template <typename real>
 struct TdtUtterance {
-  const Geometry& geometry;
+  const RowGeometry& geometry;
   const std::vector<int64_t>& durations;
   const real *px, *py, *duration_logits;
   real *shares, *gx, *gy, *stay, *gd;

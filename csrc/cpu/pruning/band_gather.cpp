@@ -70,11 +70,8 @@ void band_gather_backward(const Tensor& grad, const Tensor& start, const Tensor&
   });
 }
 
+PRUNED_RNNT_CPU_OP(band_gather)
+PRUNED_RNNT_CPU_OP(band_gather_backward)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("band_gather", TORCH_BOX(&band_gather));
-  m.impl("band_gather_backward", TORCH_BOX(&band_gather_backward));
-}
-
 }  // namespace pruned_rnnt

@@ -162,11 +162,8 @@ void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_
                  });
 }
 
+PRUNED_RNNT_CPU_OP(prune_bounds)
+PRUNED_RNNT_CPU_OP(prune_bounds_exact)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("prune_bounds", TORCH_BOX(&prune_bounds));
-  m.impl("prune_bounds_exact", TORCH_BOX(&prune_bounds_exact));
-}
-
 }  // namespace pruned_rnnt

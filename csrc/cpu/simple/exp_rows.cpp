@@ -55,8 +55,7 @@ void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tenso
   });
 }
 
+PRUNED_RNNT_CPU_OP(exp_rows)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl("exp_rows", TORCH_BOX(&exp_rows)); }
-
 }  // namespace pruned_rnnt

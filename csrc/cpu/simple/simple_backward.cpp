@@ -8,7 +8,9 @@
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
-#include "cpu/simple/simple_batch.h"
+#include "joiner_options.h"
+#include "simple_batch.h"
+#include "symbol_table.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -98,7 +100,7 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
                      const Tensor& logit_lengths, const Tensor& target_lengths, int64_t blank,
                      double lm_only_scale, double am_only_scale, double fastemit_lambda,
                      const Tensor& grad_am, const Tensor& grad_lm) {
-  const Batch batch(product, logit_lengths, target_lengths);
+  const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
   const int64_t V = symbols.V, T = batch.T, width = batch.width;
   STD_TORCH_CHECK(
@@ -124,12 +126,12 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
                                 scales.lm_only};
 
     const auto am_row = [&](int64_t row, real* gradient) {
-      const int64_t n = row / T, first = row * width, positions = batch.positions(n);
-      dense_gradient(acoustic, row, language.x + n * width * V, occupancies, first, 1, positions,
+      const int64_t n = row / T, first = row * width, columns = batch.columns(n);
+      dense_gradient(acoustic, row, language.x + n * width * V, occupancies, first, 1, columns,
                      scales.combined, upstream[n], V, gradient);
       const real scale = (scales.combined + scales.am_only) * upstream[n];
       double stay = 0;
-      for (int64_t u = 0; u < positions; ++u) {
+      for (int64_t u = 0; u < columns; ++u) {
         const int64_t y = symbols.symbol(n, u);
         if (y >= 0) gradient[y] -= scale * occupancies.emit(first + u);
         stay += static_cast<double>(occupancies.blank_occupancy[first + u]);
@@ -174,14 +176,11 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
         grad_am, batch.N * T, [&](int64_t row) { return row % T < batch.frames(row / T); }, am_row);
     all_rows(
         grad_lm, batch.N * width,
-        [&](int64_t row) { return row % width < batch.positions(row / width); }, lm_row);
+        [&](int64_t row) { return row % width < batch.columns(row / width); }, lm_row);
   });
 }
 
+PRUNED_RNNT_CPU_OP(simple_backward)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("simple_backward", TORCH_BOX(&simple_backward));
-}
-
 }  // namespace pruned_rnnt

@@ -5,7 +5,9 @@
 // Axes: N batch, T frames, U symbols, V symbols.
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
-#include "cpu/simple/simple_batch.h"
+#include "joiner_options.h"
+#include "simple_batch.h"
+#include "symbol_table.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -48,9 +50,9 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
                       const Tensor& target_lengths, int64_t blank, double lm_only_scale,
                       double am_only_scale, const Tensor& px, const Tensor& py,
                       const Tensor& logz) {
-  const Batch batch(product, logit_lengths, target_lengths);
+  const SimpleBatch batch(px, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
-  const int64_t V = symbols.V, width = batch.width;
+  const int64_t V = symbols.V, width = batch.width, frames = int64_t{batch.N} * batch.T;
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -66,10 +68,10 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
       const int64_t frame = n * batch.T + t, row = frame * width;
       const scalar* acoustic = data_of<scalar>(am) + frame * V;
       const scalar* language = data_of<scalar>(lm) + n * width * V;
-      const int64_t positions = batch.positions(n);
+      const int64_t columns = batch.columns(n);
       run_vectorised<SafeLogarithm>(products + row, data_of<real>(lm_max) + n * width,
-                                    data_of<real>(am_max)[frame], positions, normaliser + row);
-      for (int64_t u = 0; u < positions; ++u) {
+                                    data_of<real>(am_max)[frame], columns, normaliser + row);
+      for (int64_t u = 0; u < columns; ++u) {
         const scalar* lm_row = language + u * V;
         if (!(products[row + u] >= kSafeProduct<real>)) {
           normaliser[row + u] = run_vectorised<SumLogSumExp>(acoustic, lm_row, V);
@@ -84,15 +86,15 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
           return p;
         };
         const bool possible = z != minus_infinity<real>;
-        const int64_t y = u < positions - 1 ? symbols.symbol(n, u) : -1;
+        const int64_t y = u < columns - 1 ? symbols.symbol(n, u) : -1;
         emit[row + u] = possible && y >= 0 ? log_prob(y) : minus_infinity<real>;
         stay[row + u] = possible ? log_prob(symbols.blank) : minus_infinity<real>;
       }
-      std::fill(emit + row + positions, emit + row + width, minus_infinity<real>);
-      std::fill(stay + row + positions, stay + row + width, minus_infinity<real>);
-      std::fill(normaliser + row + positions, normaliser + row + width, real(0));
+      std::fill(emit + row + columns, emit + row + width, minus_infinity<real>);
+      std::fill(stay + row + columns, stay + row + width, minus_infinity<real>);
+      std::fill(normaliser + row + columns, normaliser + row + width, real(0));
     };
-    parallel_tasks(batch.N * batch.T, rows_per_task(16 * width), [&](int64_t begin, int64_t end) {
+    parallel_tasks(frames, rows_per_task(16 * width), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
         const int64_t n = frame / batch.T, t = frame % batch.T, row = frame * width;
         if (t < batch.frames(n)) {
@@ -125,8 +127,8 @@ void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
                     const Tensor& product, const Tensor& logit_lengths,
                     const Tensor& target_lengths, double scale, double fastemit_lambda,
                     const Tensor& weights) {
-  const Batch batch(product, logit_lengths, target_lengths);
-  const int64_t width = batch.width;
+  const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
+  const int64_t width = batch.width, frames = int64_t{batch.N} * batch.T;
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
     using real = decltype(zero);
     const real emit_factor = static_cast<real>(1 + fastemit_lambda);
@@ -134,23 +136,20 @@ void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
     const real *emit = data_of<real>(gx), *stay = data_of<real>(gy);
     const real* products = data_of<real>(product);
     real* output = mutable_data_of<real>(weights);
-    parallel_tasks(batch.N * batch.T, rows_per_task(width), [&](int64_t begin, int64_t end) {
+    parallel_tasks(frames, rows_per_task(width), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
         const int64_t n = frame / batch.T, row = frame * width;
-        const int64_t positions = frame % batch.T < batch.frames(n) ? batch.positions(n) : 0;
-        run_vectorised<WeightsRow>(emit + row, stay + row, products + row, positions, emit_factor,
+        const int64_t columns = frame % batch.T < batch.frames(n) ? batch.columns(n) : 0;
+        run_vectorised<WeightsRow>(emit + row, stay + row, products + row, columns, emit_factor,
                                    static_cast<real>(scale) * upstream[n], output + row);
-        std::fill(output + row + positions, output + row + width, real(0));
+        std::fill(output + row + columns, output + row + width, real(0));
       }
     });
   });
 }
 
+PRUNED_RNNT_CPU_OP(simple_log_probs)
+PRUNED_RNNT_CPU_OP(simple_weights)
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) {
-  m.impl("simple_log_probs", TORCH_BOX(&simple_log_probs));
-  m.impl("simple_weights", TORCH_BOX(&simple_weights));
-}
-
 }  // namespace pruned_rnnt

@@ -31,9 +31,7 @@ struct Summed {
 };
 
 template <typename scalar>
-struct SummedList {
-  std::array<Summed<scalar>, kMostColumnSums> all;
-};
+using SummedList = std::array<Summed<scalar>, kMostColumnSums>;
 
 template <typename scalar>
 RNNT_DEVICE void store_sum(const Summed<scalar>& matrix, int64_t column, acc_type<scalar> sum) {
@@ -85,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
     column_sums_kernel(SummedList<scalar> list, int across) {
   using real = acc_type<scalar>;
   __shared__ real sums[width][kThreads];
-  const Summed<scalar>& matrix = list.all[blockIdx.z];
+  const Summed<scalar>& matrix = list[blockIdx.z];
   const int lane = threadIdx.x & (across - 1), group = threadIdx.x / across;
   const int groups = kThreads / across;
   const int64_t first = int64_t(blockIdx.x) * across * width;
@@ -128,7 +126,7 @@ template <typename scalar>
 __global__ void __launch_bounds__(32 * kGroups) column_sums_parts_kernel(SummedList<scalar> list) {
   using real = acc_type<scalar>;
   __shared__ real sums[kGroups][33];
-  const Summed<scalar>& matrix = list.all[blockIdx.y];
+  const Summed<scalar>& matrix = list[blockIdx.y];
   if (matrix.is_one_part()) return;
   const int64_t C = matrix.columns;
   const real* partial = matrix.partial;
@@ -165,16 +163,16 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count) {
     for (int i = 0; i < count; ++i) {
       const auto& [x, partial, sums, add] = all[i];
       const int64_t R = x.size(0), P = partial.size(0);
-      list.all[i] = {data_of<scalar>(x),
-                     mutable_data_of<real>(partial),
-                     mutable_data_of<real>(sums),
-                     R,
-                     x.size(1),
-                     sums.size(0),
-                     x.stride(0),
-                     (R + P - 1) / P,
-                     int32_t(P),
-                     add};
+      list[i] = {data_of<scalar>(x),
+                 mutable_data_of<real>(partial),
+                 mutable_data_of<real>(sums),
+                 R,
+                 x.size(1),
+                 sums.size(0),
+                 x.stride(0),
+                 (R + P - 1) / P,
+                 int32_t(P),
+                 add};
       widest = std::min(widest, widest_vector<scalar>(x.data_ptr(), x.stride(0)));
       columns = std::max(columns, x.size(1));
       parts = std::max(parts, int32_t(P));

@@ -24,9 +24,7 @@ struct Scaled {
   ScalarType type;
 };
 
-struct ScaledTensors {
-  std::array<Scaled, kMostTensors> all;
-};
+using ScaledTensors = std::array<Scaled, kMostTensors>;
 
 template <typename scalar>
 RNNT_DEVICE void scale_elements(const Scaled& tensor, int64_t first, acc_type<scalar> factor) {
@@ -58,7 +56,7 @@ template <typename real>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const __grid_constant__ ScaledTensors tensors, const real* __restrict__ factors,
                  int64_t N) {
-  const Scaled& tensor = tensors.all[blockIdx.y];
+  const Scaled& tensor = tensors[blockIdx.y];
   for (int64_t n = blockIdx.z; n < N; n += gridDim.z) {
     const real factor = factors[n];
     // The usual factor: nothing to do.
@@ -91,9 +89,8 @@ void scale(const Launcher& launch, std::optional<std::vector<Tensor>> sources, c
     for (size_t i = 0; i < count; ++i) {
       const Tensor& result = results[begin + i];
       const Tensor& source = sources.has_value() ? (*sources)[begin + i] : result;
-      tensors.all[i] = {source.data_ptr(), result.data_ptr(), source.numel() / N,
-                        source.scalar_type()};
-      bytes = std::max(bytes, tensors.all[i].size * element_bytes(tensors.all[i].type));
+      tensors[i] = {source.data_ptr(), result.data_ptr(), source.numel() / N, source.scalar_type()};
+      bytes = std::max(bytes, tensors[i].size * element_bytes(tensors[i].type));
     }
     if (bytes == 0) continue;
     const int64_t share = 16 * kThreads * kVectorsEach;

@@ -4,7 +4,7 @@
 // Axes: R rows, K durations.
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/device_op.cuh"
-#include "cuda/common/row_cursor.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
 namespace {
@@ -49,8 +49,7 @@ void duration_gradient(const Launcher& launch, const View& grad_loss, const View
                        int64_t S, int64_t row_begin, double clamp, const View& grad) {
   const int64_t rows = grad.size(0);
   if (rows == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             std::numeric_limits<int32_t>::max() - 1);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   dispatch_floating(grad.scalar_type(), "duration_gradient", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;

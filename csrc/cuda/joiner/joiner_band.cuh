@@ -19,7 +19,6 @@
 #pragma once
 
 #include "cuda/joiner/joiner_slice.cuh"
-#include "cuda/lattice/band.cuh"
 
 namespace pruned_rnnt::cuda {
 

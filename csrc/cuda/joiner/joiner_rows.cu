@@ -3,9 +3,9 @@
 //
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
 #include "cuda/common/ops.cuh"
-#include "cuda/common/row_cursor.cuh"
 #include "cuda/common/vector_access.cuh"
 #include "cuda/joiner/joiner_activation.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
 namespace {

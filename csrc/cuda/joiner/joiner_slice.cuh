@@ -4,9 +4,9 @@
 // Axes: N batch, T frames, U symbols, S columns of the band, D joiner dim, r rows of the chunk.
 #pragma once
 
-#include "cuda/common/row_cursor.cuh"
 #include "cuda/common/vector_access.cuh"
 #include "cuda/joiner/joiner_activation.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
 

@@ -4,10 +4,10 @@
 // Axes: R rows, V vocabulary.
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
-#include "cuda/common/row_cursor.cuh"
-#include "cuda/common/symbol_table.cuh"
 #include "cuda/joiner/logit_rows.cuh"
 #include "cuda/joiner/short_rows.cuh"
+#include "row_geometry.h"
+#include "symbol_table.h"
 
 namespace pruned_rnnt::cuda {
 namespace {

@@ -47,8 +47,7 @@ void band_lattice(const Launcher& launch, const View& px, const View& py, const 
                   const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
                   double delay_penalty, const View& work, const View& total, const View& gx,
                   const View& gy) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             std::numeric_limits<int32_t>::max() - 1);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   if (geometry.N == 0) return;
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);

@@ -22,6 +22,12 @@
 
 namespace pruned_rnnt::cuda {
 
+template <typename real>
+struct LatticeArrays {
+  const real *px, *py;
+  real *total, *gx, *gy, *work;
+};
+
 enum class Walk { kEarlySums, kLateSums, kEarlyMasses, kLateMasses };
 
 constexpr bool is_early(Walk walk) {

@@ -27,12 +27,6 @@ struct Shape {
   }
 };
 
-template <typename real>
-struct Arrays {
-  const real *px, *py;
-  real *total, *gx, *gy, *work;
-};
-
 // Frames begin .. end of an utterance that belong to a block; the walks have written those of
 // [kept_begin, kept_end) in the rows that have nodes.
 struct FrameRange {
@@ -55,7 +49,7 @@ __device__ void clear_outside(real* data, int32_t rows, int32_t length, int32_t 
 // The sums of a half (blockIdx.y) of each utterance, then its masses.
 template <typename real, Topology topology, int team_warps, bool sums>
 __global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
-    lattice_kernel(Shape shape, Arrays<real> arrays) {
+    lattice_kernel(Shape shape, LatticeArrays<real> arrays) {
   const int64_t n = blockIdx.x;
   const bool early = blockIdx.y == 1;
   const Rectangle inside = shape.rectangle(n);
@@ -105,7 +99,7 @@ void lattice(const Launcher& launch, const View& px, const View& py, const Optio
   const Shape shape{int32_t(T), int32_t(U), int32_t(px.size(2)), data_or_null<int32_t>(boundary)};
   dispatch_accumulator(px.scalar_type(), "lattice", [&](auto zero) {
     using real = decltype(zero);
-    const Arrays<real> arrays{
+    const LatticeArrays<real> arrays{
         data_of<real>(px),         data_of<real>(py),         mutable_data_of<real>(total),
         mutable_data_of<real>(gx), mutable_data_of<real>(gy), mutable_data_of<real>(work)};
     const WaveBlock<real> block = wave_block<real, Layout::kFrames>(U + 1, launch.shared_bytes());

@@ -4,16 +4,10 @@
 #pragma once
 
 #include "cuda/common/ops.cuh"
-#include "cuda/common/row_cursor.cuh"
 #include "cuda/lattice/halves.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
-
-template <typename real>
-struct LatticeArrays {
-  const real *px, *py;
-  real *total, *gx, *gy, *work;
-};
 
 // The frames of an utterance that a block writes; rest: and all rows behind them.
 struct RowRange {

@@ -16,8 +16,8 @@
 #pragma once
 
 #include "cuda/common/async_copy.cuh"
-#include "cuda/common/row_cursor.cuh"
 #include "cuda/lattice/probability.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
 

@@ -5,11 +5,27 @@
 // Axes: N batch, T frames, U symbols, V vocabulary.
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
-#include "cuda/common/symbol_table.cuh"
-#include "cuda/simple/simple_batch.cuh"
+#include "joiner_options.h"
+#include "simple_batch.h"
+#include "symbol_table.h"
 
 namespace pruned_rnnt::cuda {
 namespace {
+
+// Distribution of nodes: threads along the columns of a frame, each for kFramesEach frames, so that
+// the data of a column is read once.
+constexpr int kNodeThreads = 256;
+constexpr int kFramesEach = 8;
+
+struct NodeGrid {
+  NodeGrid(const SimpleBatch& batch, int32_t columns) {
+    const uint32_t along = std::min<uint32_t>(128, (columns + 31) / 32 * 32);
+    block = dim3(along, kNodeThreads / along);
+    const uint32_t frames = block.y * kFramesEach;
+    grid = dim3((batch.T + frames - 1) / frames, (columns + along - 1) / along, batch.N);
+  }
+  dim3 grid, block;
+};
 
 template <typename scalar>
 struct Inputs {
@@ -42,10 +58,9 @@ __global__ void __launch_bounds__(kNodeThreads)
   const int32_t n = blockIdx.z, V = symbols.V, blank = symbols.blank;
   const int32_t u = blockIdx.y * blockDim.x + threadIdx.x;
   const int32_t first_frame = blockIdx.x * blockDim.y * kFramesEach + threadIdx.y;
-  const bool fits = batch.fits(n);
   const int32_t frames = batch.frames(n), columns = batch.columns(n);
   // The threads of a warp share a frame, and all of them take part in the exact sums.
-  const bool column_used = fits && u < columns;
+  const bool column_used = u < columns;
   const int64_t column = int64_t(n) * batch.width + u;
   const scalar* lm = in.lm + (column_used ? column : 0) * V;
   const int32_t y = column_used && u + 1 < columns ? symbols.symbol(n, u) : -1;

@@ -8,9 +8,10 @@
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"
-#include "cuda/common/symbol_table.cuh"
 #include "cuda/common/vector_access.cuh"
-#include "cuda/simple/simple_batch.cuh"
+#include "joiner_options.h"
+#include "simple_batch.h"
+#include "symbol_table.h"
 
 namespace pruned_rnnt::cuda {
 

@@ -1,6 +1,5 @@
 // pruned_step_forward: encoder and predictor outputs to losses, in one call. Contract:
-// pruned_rnnt/ops/step/step_library.py; the same steps in torch, with the reasons:
-// ops/step/pruned_step.py.
+// pruned_rnnt/ops/step/step_library.py; the same in torch: pruned_rnnt/loss/pruned_transducer.py.
 //
 // Axes: N batch, T frames, W = U+1 lattice columns, V vocabulary, D joiner dim, S band, R rows.
 #include <string>
@@ -8,8 +7,7 @@
 
 #include "cuda/step/step.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 namespace {
 
 int64_t number_at(const View& numbers, int64_t i) {
@@ -60,12 +58,12 @@ void PrunedStep::prologue(const View& encoder, const View& predictor,
   int count = 0;
   int64_t largest = 0;
   const auto add = [&](const View& source, const View& target, float fill) {
-    segments.all[count++] = {source.data_ptr(),
-                             target.data_ptr(),
-                             source.numel(),
-                             target.numel(),
-                             fill,
-                             source.scalar_type() != s.type};
+    segments[count++] = {source.data_ptr(),
+                         target.data_ptr(),
+                         source.numel(),
+                         target.numel(),
+                         fill,
+                         source.scalar_type() != s.type};
     largest = std::max(largest, target.numel());
   };
   if (s.cast_encoder) add(encoder, saved.input[kEncoderSide], 0);
@@ -231,5 +229,4 @@ STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CompositeExplicitAutograd, m) {
   m.impl("pruned_step_fields", TORCH_BOX(&pruned_step_fields));
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -5,8 +5,7 @@
 // Axes: N batch, T frames, W = U+1 lattice columns, V vocabulary, D joiner dim, S band, R rows.
 #include "cuda/step/step.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 // Gradients of the logits of a chunk to those of its hidden rows, and on to the joiner's inputs.
 void PrunedStep::hidden_backward(const View& start, int64_t begin, int64_t count) const {
@@ -90,8 +89,8 @@ void scale_simple(const Launcher& launch, const StepSizes& s, const SavedBuffers
     using scalar = decltype(zero);
     PitchedSides<scalar> sides;
     for (const int side : {kEncoderSide, kPredictorSide}) {
-      sides.all[side] = {mutable_data_of<scalar>(saved.outputs[side]), s.length_of(side),
-                         s.side_outputs(), static_cast<int32_t>(s.padded_V)};
+      sides[side] = {mutable_data_of<scalar>(saved.outputs[side]), s.length_of(side),
+                     s.side_outputs(), static_cast<int32_t>(s.padded_V)};
     }
     const uint32_t blocks = static_cast<uint32_t>(std::min<int64_t>(std::max(s.T, s.W), 256));
     // Rows are as far apart as the joiner's width leaves them.
@@ -142,5 +141,4 @@ STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
   m.impl("pruned_step_layers_backward", TORCH_BOX(&DeviceOp<&pruned_step_layers_backward>::call));
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -7,8 +7,7 @@
 #include "cuda/step/step_kernels.cuh"
 #include "cuda/step/step_layout.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 struct PrunedStep {
   // Where rows are packed, the lengths are on the CPU, and `saved` has room for them on the device.
@@ -49,5 +48,4 @@ struct PrunedStep {
   const View &am, &lm;  // the joiner's inputs
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -35,8 +35,7 @@
   result(sums_size)                        /* elements of sums */
 // clang-format on
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 // The fields as they are in the caller's memory: 8 bytes each.
 #define PRUNED_RNNT_INTEGER(name, ...) int64_t name;
@@ -111,5 +110,4 @@ StepFields& fields_in(const Array& memory) {
   return *mutable_data_of<StepFields>(memory);
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

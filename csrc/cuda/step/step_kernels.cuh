@@ -7,8 +7,7 @@
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/vector_access.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 constexpr int kSegmentThreads = 256;
 // Elements a thread takes at a time.
@@ -26,9 +25,7 @@ struct Segment {
   bool wide;
 };
 
-struct Segments {
-  std::array<Segment, kMostSegments> all;
-};
+using Segments = std::array<Segment, kMostSegments>;
 
 template <typename from, typename to>
 __device__ __forceinline__ void cast_segment(const Segment& segment) {
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(kSegmentThreads)
     }
     return;
   }
-  const Segment& segment = segments.all[task];
+  const Segment& segment = segments[task];
   if (segment.wide) {
     cast_segment<float, to>(segment);
   } else {
@@ -155,9 +152,7 @@ struct PitchedRows {
 };
 
 template <typename scalar>
-struct PitchedSides {
-  std::array<PitchedRows<scalar>, 2> all;
-};
+using PitchedSides = std::array<PitchedRows<scalar>, 2>;
 
 // gradient *= factor(n), for the two sides of the simple loss (blockIdx.y) and utterance n
 // (blockIdx.z), of which `rows` is the number of rows.
@@ -166,7 +161,7 @@ __global__ void __launch_bounds__(kSegmentThreads)
     scale_rows_kernel(const __grid_constant__ PitchedSides<scalar> sides,
                       const acc_type<scalar>* __restrict__ factors) {
   using real = acc_type<scalar>;
-  const PitchedRows<scalar>& side = sides.all[blockIdx.y];
+  const PitchedRows<scalar>& side = sides[blockIdx.y];
   const real factor = factors[blockIdx.z];
   for (int64_t row = blockIdx.x; row < side.rows; row += gridDim.x) {
     scalar* const data = side.data + (blockIdx.z * side.rows + row) * side.pitch;
@@ -258,5 +253,4 @@ __global__ void upstream_kernel(const real* __restrict__ total, const real* __re
   }
 }
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

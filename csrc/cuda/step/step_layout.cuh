@@ -14,8 +14,7 @@
 #include "cuda/lattice/cut_elements.h"
 #include "cuda/step/step_fields.cuh"
 
-namespace pruned_rnnt {
-namespace cuda {
+namespace pruned_rnnt::cuda {
 
 inline View dense_view(void* data, ScalarType type, std::initializer_list<int64_t> shape) {
   std::array<int64_t, kMostDims> sizes{}, strides{};
@@ -276,5 +275,4 @@ struct SumBuffers {
   View weight, bias, biases[kSides];
 };
 
-}  // namespace cuda
-}  // namespace pruned_rnnt
+}  // namespace pruned_rnnt::cuda

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pruned_rnnt.data.input.datamodule import DataConfig, lattice_size
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import lattice_size
 from pruned_rnnt.data.input.filters import CutFilter
 from pruned_rnnt.data.input.lm_texts import TextFiles
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder

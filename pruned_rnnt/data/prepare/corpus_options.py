@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_builder import BuildConfig
@@ -13,6 +14,37 @@ from pruned_rnnt.data.prepare.replacement import add_replace_argument, check_rep
 from pruned_rnnt.data.prepare.shard_writer import ShardConfig
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.tokenizer import TOKENIZER_KINDS, TokenizerConfig
+
+
+class NumberOption(NamedTuple):
+    """An option whose value is an int or a float, as its default is."""
+
+    name: str
+    default: float
+    metavar: str
+    help: str
+
+
+def add_number_arguments(parser: argparse._ActionsContainer, *options: NumberOption) -> None:
+    """Add them, with their defaults in the help."""
+    for name, default, metavar, text in options:
+        parser.add_argument(
+            f"--{name}",
+            type=type(default),
+            default=default,
+            metavar=metavar,
+            help=f"{text} (default {default:g})",
+        )
+
+
+def add_allow_commands_argument(parser: argparse.ArgumentParser, source: str, which: str) -> None:
+    """--allow-commands, to read a source whose texts name shell commands; which: where they are."""
+    parser.add_argument(
+        "--allow-commands",
+        action="store_true",
+        help=f"run the shell commands that {source} contains instead of audio files ({which}); use "
+        f"it only if you trust {source}",
+    )
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, output: str) -> None:
@@ -40,22 +72,16 @@ def add_common_arguments(
 ) -> None:
     """The output options, --seed, --tokens and --vocab-size of every recipe of speech."""
     add_output_arguments(parser, output)
-    parser.add_argument(
-        "--seed", type=int, default=42, metavar="N", help="seed of all random draws (default 42)"
-    )
+    add_number_arguments(parser, NumberOption("seed", 42, "N", "seed of all random draws"))
     parser.add_argument(
         "--tokens",
         choices=TOKENIZER_KINDS,
         default=tokenizer.kind,
         help=f"kind of symbols that the model emits (default {tokenizer.kind})",
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        default=tokenizer.vocab_size,
-        metavar="N",
-        help=f"largest number of symbols, for unigram and bpe (default {tokenizer.vocab_size})",
-    )
+    size = tokenizer.vocab_size
+    text = "largest number of symbols, for unigram and bpe"
+    add_number_arguments(parser, NumberOption("vocab-size", size, "N", text))
 
 
 def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, int]) -> None:
@@ -64,13 +90,8 @@ def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, in
     counts: the default of each split.
     """
     for split, count in counts.items():
-        parser.add_argument(
-            f"--{split}",
-            type=int,
-            default=count,
-            metavar="N",
-            help=f"utterances in the {split} split (default {count})",
-        )
+        text = f"utterances in the {split} split"
+        add_number_arguments(parser, NumberOption(split, count, "N", text))
 
 
 def add_corpus_arguments(
@@ -99,31 +120,15 @@ def add_corpus_arguments(
         help="store features or audio in tar files (lhotse Shar), which training streams: for "
         "large corpora",
     )
-    data.add_argument(
-        "--shard-size",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="utterances in a shard (default 1000)",
-    )
     limits = UtteranceLimits()
-    for name, verb, default in (
-        ("min-duration", "shorter", limits.min_duration),
-        ("max-duration", "longer", limits.max_duration),
-    ):
-        data.add_argument(
-            f"--{name}",
-            type=float,
-            default=default,
-            metavar="S",
-            help=f"leave out utterances {verb} than S seconds (default {default})",
-        )
-    data.add_argument(
-        "--channel",
-        type=int,
-        default=limits.channel,
-        metavar="N",
-        help="channel to use of files with several channels (default 0)",
+    channel = "channel to use of files with several channels"
+    shorter, longer = (f"leave out utterances {x} than S seconds" for x in ("shorter", "longer"))
+    add_number_arguments(
+        data,
+        NumberOption("shard-size", 1000, "N", "utterances in a shard"),
+        NumberOption("min-duration", limits.min_duration, "S", shorter),
+        NumberOption("max-duration", limits.max_duration, "S", longer),
+        NumberOption("channel", limits.channel, "N", channel),
     )
     for name, choices, chosen, what in (
         ("case", ("keep", "lower", "upper"), text.case, "case of the texts"),

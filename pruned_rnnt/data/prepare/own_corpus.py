@@ -10,7 +10,10 @@ from rich.console import Console
 
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
 from pruned_rnnt.data.prepare.corpus_options import (
+    NumberOption,
+    add_allow_commands_argument,
     add_corpus_arguments,
+    add_number_arguments,
     build_config,
     train_options,
 )
@@ -47,28 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace $data_root (or another $NAME) at the start of a SpeechBrain table's paths by "
         "DIR",
     )
-    parser.add_argument(
-        "--allow-commands",
-        action="store_true",
-        help="run the shell commands that SOURCE contains instead of audio files (wav.scp entries "
-        "that end in |, lhotse sources of type command); use it only if you trust SOURCE",
-    )
-    for split, share in (("dev", 0.05), ("test", 0.05)):
-        parser.add_argument(
-            f"--{split}-share",
-            type=float,
-            default=share,
-            metavar="P",
-            help=f"fraction of the utterances to draw for {split} if SOURCE has no splits "
-            f"(default {share})",
-        )
-    parser.add_argument(
-        "--held-out-most",
-        type=int,
-        default=5000,
-        metavar="N",
-        help="draw at most N utterances each for dev and test (default 5000)",
-    )
+    which = "wav.scp entries that end in |, lhotse sources of type command"
+    add_allow_commands_argument(parser, "SOURCE", which)
+    for split in ("dev", "test"):
+        text = f"fraction of the utterances to draw for {split} if SOURCE has no splits"
+        add_number_arguments(parser, NumberOption(f"{split}-share", 0.05, "P", text))
+    text = "draw at most N utterances each for dev and test"
+    add_number_arguments(parser, NumberOption("held-out-most", 5000, "N", text))
     parser.add_argument(
         "--only-test",
         action="store_true",

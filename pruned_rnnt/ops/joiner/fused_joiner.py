@@ -60,20 +60,6 @@ def joiner_workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
     return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
 
 
-def row_losses(
-    inputs: JoinerInputs, plan: JoinerPlan
-) -> tuple[Tensor, RowStatistics, Workspace | None]:
-    """log P (N,) acc, and the workspace, which holds the last chunk."""
-    chunks, options, workspace = plan.chunks, plan.options, joiner_workspace(inputs, plan)
-    acc = accumulator(inputs.am.dtype)
-    scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
-    fused_log_probs(inputs, chunks, workspace, scores, None)
-    rows, rnnt_type = chunks.lattice_rows(inputs), options.rnnt_type
-    total, gx, gy = run_recursion(scores.px, scores.py, rows, rnnt_type, options.delay_penalty)
-    kept = None if torch.compiler.is_compiling() else workspace
-    return total, RowStatistics(scores.lse, gx, gy), kept
-
-
 def row_gradients(
     grad_loss: Tensor,
     inputs: JoinerInputs,
@@ -82,8 +68,8 @@ def row_gradients(
     kept: Workspace | None,
     durations: DurationRows = NO_DURATIONS,
 ) -> JoinerGradients:
-    """For grad_loss (N,) acc, that of am in its dtype; kept: the workspace that row_losses has
-    returned, if unchanged."""
+    """For grad_loss (N,) acc, that of am in its dtype; kept: the workspace with the last chunk, as
+    the forward pass has left it."""
     sums = (inputs.lm, inputs.weight, inputs.bias)
     grads = JoinerGradients(
         torch.empty_like(inputs.am),
@@ -109,8 +95,14 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.plan = arguments
-        total, statistics, ctx.workspace = row_losses(JoinerInputs(*tensors), ctx.plan)
-        ctx.save_for_backward(*tensors, *statistics)
+        inputs, (chunks, _, options) = JoinerInputs(*tensors), ctx.plan
+        workspace, acc = joiner_workspace(inputs, ctx.plan), accumulator(inputs.am.dtype)
+        scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
+        fused_log_probs(inputs, chunks, workspace, scores, None)
+        rows, rnnt_type = chunks.lattice_rows(inputs), options.rnnt_type
+        total, gx, gy = run_recursion(scores.px, scores.py, rows, rnnt_type, options.delay_penalty)
+        ctx.workspace = None if torch.compiler.is_compiling() else workspace
+        ctx.save_for_backward(*tensors, scores.lse, gx, gy)
         return -total
 
     @staticmethod
@@ -191,40 +183,10 @@ def _padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Te
 
 
 @opaque_to_compile
-def _fused_loss(inputs: JoinerInputs, plan: JoinerPlan) -> Tensor:
+def joiner_loss(inputs: JoinerInputs, plan: JoinerPlan) -> Tensor:
+    """Loss (N,) acc, differentiable in am, lm, weight and bias."""
     loss: Tensor = _FusedLoss.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     return loss
-
-
-def joiner_loss(
-    am: Tensor,
-    lm: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    utterances: Utterances,
-    *,
-    start: Tensor | None,
-    columns: int,
-    activation: int,
-    options: LossOptions,
-) -> Tensor:
-    """Loss (N,) acc, differentiable in am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V).
-
-    start (N,T): of a band of that many columns, None for the whole lattice.
-    """
-    inputs, plan = planned_joiner(
-        am,
-        lm,
-        weight,
-        bias,
-        utterances,
-        start=start,
-        columns=columns,
-        vocabulary=weight.shape[0],
-        activation=activation,
-        options=options,
-    )
-    return _fused_loss(inputs, plan)
 
 
 def planned_joiner(
@@ -240,8 +202,9 @@ def planned_joiner(
     activation: int,
     options: LossOptions,
 ) -> tuple[JoinerInputs, JoinerPlan]:
-    """The arguments of joiner_loss in one dtype, and how to compute it; rows of weight and bias
-    behind the vocabulary are those of durations.
+    """The arguments of joiner_loss, for am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V). Rows
+    of weight and bias behind the vocabulary are those of durations; start (N,T): of a band of that
+    many columns, None for the whole lattice.
 
     Rows are packed where the host knows the lengths, because then their number is known without
     waiting; else padded.

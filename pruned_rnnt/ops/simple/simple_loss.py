@@ -52,17 +52,6 @@ class SimpleState(NamedTuple):
     smoothing: Smoothing
 
 
-def simple_forward(
-    am: Tensor, lm: Tensor, batch: TargetsAndLengths, options: SimpleOptions
-) -> tuple[Tensor, Tensor, Tensor, SimpleState]:
-    """total (N,) = log P and occupancies gx, gy (N,T,U+1) of contiguous am (N,T,V) and
-    lm (N,U+1,V); not differentiable by itself."""
-    scores, state = simple_scores(am, lm, batch, options)
-    rows = whole_lattices(am, lm, batch)
-    rnnt_type, delay_penalty = options.loss.rnnt_type, options.loss.delay_penalty
-    return *run_recursion(scores.px, scores.py, rows, rnnt_type, delay_penalty), state
-
-
 def whole_lattices(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> LatticeRows:
     """The geometry of (N,T,U+1)."""
     _, logit_lengths, target_lengths = batch
@@ -148,7 +137,10 @@ class _SimpleLoss(torch.autograd.Function):
     def forward(ctx: Any, am: Tensor, lm: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         *tensors, ctx.options = arguments
         batch = TargetsAndLengths(*tensors)
-        total, gx, gy, state = simple_forward(am, lm, batch, ctx.options)
+        scores, state = simple_scores(am, lm, batch, ctx.options)
+        rows, loss = whole_lattices(am, lm, batch), ctx.options.loss
+        recursion = (rows, loss.rnnt_type, loss.delay_penalty)
+        total, gx, gy = run_recursion(scores.px, scores.py, *recursion)
         exps, product, logz, smoothing = state
         ctx.save_for_backward(gx, gy, am, lm, *batch, product, logz, *exps, *smoothing)
         ctx.mark_non_differentiable(gx, gy)

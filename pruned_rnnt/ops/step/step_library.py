@@ -1,7 +1,7 @@
 """The compiled library's pruned step: its ops, and the memory that Python allocates for them.
 
-Axes as in pruned_step.py, which says what is computed and is the reference; W = U+1, V' = V rounded
-up.
+Axes as in pruned_step.py; W = U+1, V' = V rounded up to 16 bytes of elements: 16-bit products whose
+width is no multiple of 8 take more than twice the time.
 
 Python allocates a few pieces of memory, so that running out of memory raises torch's own error. The
 library answers how large they are, divides them (csrc/cuda/step/step_layout.cuh), casts the weights
@@ -21,7 +21,6 @@ from torch import Tensor
 from pruned_rnnt.ops.common.library import LIBRARY, accumulator
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.simple.simple_products import exp_layout
-from pruned_rnnt.ops.step.linear_layers import padded_width
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 # fields: StepArguments and StepMemory as int64 on the CPU; a tensor, because a list of numbers
@@ -167,6 +166,11 @@ def has_native_step() -> bool:
     return _FIELDS is not None
 
 
+def padded_width(size: int, dtype: torch.dtype) -> int:
+    multiple = 16 // dtype.itemsize
+    return -(-size // multiple) * multiple
+
+
 def step_call(
     inputs: StepInputs, *, packed: bool, grads_in_forward: bool, plan: StepPlan
 ) -> StepCall:
@@ -238,10 +242,9 @@ def forward(
     parts = saved.new_empty((2, *shape), dtype=acc)
     utterance_losses = saved.new_empty((3, N), dtype=acc) if call.is_reduced else None
     sums = saved.new_empty(memory.sums_size, dtype=acc) if arguments.grads_in_forward else None
-    outputs = (gx, gy, start, total, parts, utterance_losses, sums)
-    _ops.pruned_step_forward.default(
-        encoder, predictor, layers, *targets_and_lengths, fields, saved, work, *outputs
-    )
+    written = (saved, work, gx, gy, start, total, parts, utterance_losses, sums)
+    step_forward = _ops.pruned_step_forward.default
+    step_forward(encoder, predictor, layers, *targets_and_lengths, fields, *written)
     simple, pruned = parts.unbind()
     losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses)
     return losses, StepBuffers(saved, work), sums

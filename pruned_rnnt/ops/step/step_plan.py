@@ -1,14 +1,15 @@
-"""Inputs, options and results of a pruned step; its two implementations share them.
+"""Inputs, options and results of a pruned step, and the layers that it takes.
 
 Axes as in pruned_step.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pruned_rnnt.ops.joiner.fused_joiner import JoinerPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
@@ -58,3 +59,23 @@ class StepLosses(NamedTuple):
     blank_occupancy: Tensor
     start: Tensor
     utterance_losses: Tensor | None
+
+
+def plain_parameters(layers: Iterable[nn.Module], device: torch.device) -> list[Tensor] | None:
+    """weight and bias of each layer; None unless all are nn.Linear without wrappers or hooks, with
+    both parameters on that device."""
+    found: list[Tensor] = []
+    for layer in layers:
+        if type(layer) is not nn.Linear:
+            return None
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return None
+        if layer._backward_hooks or layer._backward_pre_hooks:
+            return None
+        # Not by attribute, which takes the host ten times as long; without a parametrization
+        # both are there.
+        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+        if weight is None or bias is None or weight.device != device:
+            return None
+        found += (weight, bias)
+    return found

@@ -59,7 +59,7 @@ def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: 
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
-            "--dry-run and --find-max-duration run what one process of a training does: start them "
+            "--dry-run and --find-max-duration try the batches of a single process: start them "
             "without torchrun"
         )
     on_cpu = pick_device(config.train).type == "cpu"

@@ -157,7 +157,7 @@ class MinimumWordError:
         frames = frames_N.tolist()
         with _evaluation_mode(self.model.predictor, self.model.joiner):
             found = self._search(encoded_NTE.detach()[:, : max(frames)], frames_N)
-        # Autocast has cached casts of parameters without a way back for gradients.
+        # The search has filled the cache of autocast with copies that pass no gradient back.
         torch.clear_autocast_cache()
         references = references_of(batch) if self.config.add_reference else None
         return candidates_of(found, frames, self.model.loss_config.rnnt_type, references)

@@ -33,5 +33,5 @@ def load_experiment(
     if name is None:
         return load_config(ExperimentConfig, yaml_path, overrides), SpeechTask
     if name != "lm":
-        raise ConfigError(f"task is {name!r}, needs to be 'lm' (or absent, for a recogniser)")
+        raise ConfigError(f"task is {name!r}; it must be 'lm', or absent for a recogniser")
     return load_config(LanguageModelExperiment, yaml_path, overrides), LanguageModelTask

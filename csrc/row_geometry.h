@@ -1,18 +1,22 @@
 // Memory layout of the nodes of a batch of lattices, stated in
-// pruned_rnnt/ops/common/row_geometry.py.
+// pruned_rnnt/ops/common/row_geometry.py, for the CPU and CUDA alike.
 //
 // Axes: N utterances, T frames, U symbols, S columns of a frame (W_n of utterance n), R rows.
 #pragma once
 
-#include "cuda/common/launch.cuh"
-#include "fast_divmod.h"
+#include <limits>
 
-namespace pruned_rnnt::cuda {
+#include "fast_divmod.h"
+#include "stable.h"
+
+namespace pruned_rnnt {
 
 struct RowGeometry {
   // most_symbols: the largest valid U_n; the lattice's columns limit it, too.
-  RowGeometry(const View& logit_lengths, const View& target_lengths, const OptionalView& start,
-              const OptionalView& row_splits, int64_t T, int64_t S, int64_t most_symbols)
+  template <typename Array>
+  RowGeometry(const Array& logit_lengths, const Array& target_lengths,
+              const std::optional<Array>& start, const std::optional<Array>& row_splits, int64_t T,
+              int64_t S, int64_t most_symbols = std::numeric_limits<int32_t>::max())
       : logit_lengths(data_of<int32_t>(logit_lengths)),
         target_lengths(data_of<int32_t>(target_lengths)),
         start(data_or_null<int32_t>(start)),
@@ -23,7 +27,7 @@ struct RowGeometry {
         most_symbols(int32_t(most_symbols)),
         // With packed rows T may be an upper bound, and the product is not used.
         utterance_rows(this->row_splits ? 1 : T * S),
-        by_columns(uint32_t(S)),
+        by_columns(uint32_t(S > 0 ? S : 1)),
         by_utterance(uint32_t(utterance_rows > 0 ? utterance_rows : 1)) {
     if (this->start == nullptr && most_symbols > S - 1) {
       this->most_symbols = int32_t(S - 1);
@@ -31,19 +35,27 @@ struct RowGeometry {
   }
 
   // Frames that have nodes: none if the lengths exceed the padding.
-  RNNT_DEVICE int32_t frames_of(int32_t n) const {
+  PRUNED_RNNT_HOST_DEVICE int32_t frames_of(int64_t n) const {
     const int32_t frames = logit_lengths[n], symbols = target_lengths[n];
     return frames <= T && symbols >= 0 && symbols <= most_symbols ? frames : 0;
   }
-  RNNT_DEVICE int32_t width_of(int32_t n) const {
+  // Frames that have rows: all T when padded.
+  PRUNED_RNNT_HOST_DEVICE int32_t stored_frames_of(int64_t n) const {
+    return row_splits != nullptr ? logit_lengths[n] : T;
+  }
+  PRUNED_RNNT_HOST_DEVICE int32_t width_of(int64_t n) const {
     if (row_splits == nullptr || start != nullptr) return S;
     const int32_t width = target_lengths[n] + 1;
     return width > 0 ? width : 1;
   }
-  RNNT_DEVICE int64_t first_row_of(int32_t n) const {
+  PRUNED_RNNT_HOST_DEVICE int64_t first_row_of(int64_t n) const {
     return row_splits != nullptr ? row_splits[n] : n * utterance_rows;
   }
-  RNNT_DEVICE int32_t utterance_of(int64_t row) const {
+  // Symbol position of a frame's first column.
+  PRUNED_RNNT_HOST_DEVICE int32_t first_symbol_of(int64_t n, int64_t t) const {
+    return start != nullptr && t < T ? start[n * T + t] : 0;
+  }
+  PRUNED_RNNT_HOST_DEVICE int32_t utterance_of(int64_t row) const {
     if (row_splits == nullptr) {
       return row <= 0xffffffffll ? by_utterance.divide(uint32_t(row))
                                  : int32_t(row / utterance_rows);
@@ -71,24 +83,25 @@ struct RowGeometry {
 // Iterates over nodes; only the first one of an utterance needs a division.
 class RowCursor {
  public:
-  RNNT_DEVICE RowCursor(const RowGeometry& geometry, int64_t row) : geometry_(geometry), row_(row) {
+  PRUNED_RNNT_HOST_DEVICE RowCursor(const RowGeometry& geometry, int64_t row)
+      : geometry_(geometry), row_(row) {
     enter_utterance(geometry.utterance_of(row));
   }
 
-  RNNT_DEVICE int32_t n() const { return n_; }
-  RNNT_DEVICE int32_t t() const { return t_; }
-  RNNT_DEVICE int32_t column() const { return column_; }
-  RNNT_DEVICE int32_t u() const { return first_symbol_ + column_; }
+  PRUNED_RNNT_HOST_DEVICE int32_t n() const { return n_; }
+  PRUNED_RNNT_HOST_DEVICE int32_t t() const { return t_; }
+  PRUNED_RNNT_HOST_DEVICE int32_t column() const { return column_; }
+  PRUNED_RNNT_HOST_DEVICE int32_t u() const { return first_symbol_ + column_; }
   // Of this utterance.
-  RNNT_DEVICE int32_t frames() const { return frames_; }
-  RNNT_DEVICE int32_t symbols() const { return symbols_; }
-  RNNT_DEVICE int32_t width() const { return width_; }
-  RNNT_DEVICE bool valid() const { return t_ < frames_ && u() <= symbols_ && u() >= 0; }
+  PRUNED_RNNT_HOST_DEVICE int32_t frames() const { return frames_; }
+  PRUNED_RNNT_HOST_DEVICE int32_t symbols() const { return symbols_; }
+  PRUNED_RNNT_HOST_DEVICE int32_t width() const { return width_; }
+  PRUNED_RNNT_HOST_DEVICE bool valid() const { return t_ < frames_ && u() <= symbols_ && u() >= 0; }
   // Whether the node has an emit: not all symbols have been emitted yet.
-  RNNT_DEVICE bool emits() const { return valid() && u() < symbols_; }
+  PRUNED_RNNT_HOST_DEVICE bool emits() const { return valid() && u() < symbols_; }
 
   // Moves to a later row, which must exist.
-  RNNT_DEVICE void advance(int32_t rows) {
+  PRUNED_RNNT_HOST_DEVICE void advance(int32_t rows) {
     row_ += rows;
     if (row_ >= end_row_) {
       enter_utterance(geometry_.utterance_of(row_));
@@ -100,11 +113,11 @@ class RowCursor {
       column_ -= width_;
       ++t_;
     } while (column_ >= width_);
-    enter_frame();
+    first_symbol_ = geometry_.first_symbol_of(n_, t_);
   }
 
  private:
-  RNNT_DEVICE void enter_utterance(int32_t n) {
+  PRUNED_RNNT_HOST_DEVICE void enter_utterance(int32_t n) {
     n_ = n;
     frames_ = geometry_.frames_of(n);
     symbols_ = geometry_.target_lengths[n];
@@ -115,12 +128,7 @@ class RowCursor {
     const uint32_t within = uint32_t(row_ - first);
     t_ = width_ == geometry_.S ? geometry_.by_columns.divide(within) : within / width_;
     column_ = within - t_ * width_;
-    enter_frame();
-  }
-  RNNT_DEVICE void enter_frame() {
-    first_symbol_ = geometry_.start != nullptr && t_ < geometry_.T
-                        ? geometry_.start[int64_t(n_) * geometry_.T + t_]
-                        : 0;
+    first_symbol_ = geometry_.first_symbol_of(n, t_);
   }
 
   const RowGeometry& geometry_;
@@ -128,4 +136,4 @@ class RowCursor {
   int32_t n_, t_, column_, width_, frames_, symbols_, first_symbol_;
 };
 
-}  // namespace pruned_rnnt::cuda
+}  // namespace pruned_rnnt
