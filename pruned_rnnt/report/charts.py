@@ -154,12 +154,19 @@ class Bars:
     colour: int
 
 
-def bar_chart(title: str, groups: Sequence[str], bars: Sequence[Bars]) -> Chart:
-    """Fractions as bars in percent, side by side within each group."""
+def bar_chart(
+    title: str, groups: Sequence[str], bars: Sequence[Bars], unit: str, salt: str
+) -> Chart:
+    """Fractions as bars in percent, side by side within each group.
+
+    Args:
+        unit: of the groups.
+        salt: different from that of other charts of the page.
+    """
     from matplotlib import rc_context
     from matplotlib.ticker import PercentFormatter
 
-    with rc_context(_style(title)):
+    with rc_context(_style(salt)):
         figure, axes = _figure()
         width = 0.62 / len(bars)
         for number, each in enumerate(bars):
@@ -180,7 +187,8 @@ def bar_chart(title: str, groups: Sequence[str], bars: Sequence[Bars]) -> Chart:
                         linewidth=1,
                         capsize=3,
                     )
-        axes.set_xticks(range(len(groups)), groups)
+        axes.set_xticks(range(len(groups)), groups, fontsize=8)
+        axes.set_xlabel(unit)
         axes.tick_params(axis="x", length=0)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol="%"))
         axes.set_ylim(0, None)
@@ -219,8 +227,8 @@ def _svg(figure: Figure) -> str:
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Names of groups would occur once in every chart.
-    text = re.sub(r'<g id="[A-Za-z]+[\d_]*">', "<g>", text)
+    # These names would occur once in every chart; those of clips and markers depend on the salt.
+    text = re.sub(r' id="[a-zA-Z.\d]+_\d+"', "", text)
     text = re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2)
     text = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", text)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,8 +53,8 @@ class Comparison:
         """Number of utterances in which the second result has more errors."""
         return sum(second.errors.errors > first.errors.errors for first, second in self.pairs)
 
-    def verdict(self) -> str:
-        """One sentence about the difference."""
+    def verdict(self, names: Sequence[str]) -> str:
+        """One sentence about the difference; names: of the first and the second result."""
         found = self.difference
         if not self.pairs or found.difference != found.difference:
             return "Nothing to compare: the results have no reference words in common."
@@ -61,7 +62,10 @@ class Comparison:
             return "Both have the same number of errors."
         word = "lower" if found.difference < 0 else "higher"
         points = 100 * abs(found.difference)
-        sentence = f"The {self.first.metric} of the second is {points:.2f} percentage points {word}"
+        sentence = (
+            f"The {self.first.metric} of {names[1]} is {points:.2f} percentage points {word} than "
+            f"that of {names[0]}"
+        )
         if found.p_value < SIGNIFICANT:
             return f"{sentence}, and the difference is significant at the 5% level."
         return (

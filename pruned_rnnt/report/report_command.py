@@ -203,9 +203,7 @@ def _hints(
         if each is None:
             continue
         if not each.metrics:
-            hints.append(
-                f"{each.name} has no training log (metrics.jsonl), so there are no curves."
-            )
+            hints.append(f"{each.name} has no metrics.jsonl, so there are no curves.")
         elif each.step < each.steps:
             hints.append(
                 f"{each.name} is at step {each.step:,} of {each.steps:,}: this page shows the run "

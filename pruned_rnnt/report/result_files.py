@@ -105,8 +105,9 @@ def find_results(run: Path, pattern: str = "*") -> list[ResultFile]:
 
 
 def _read_nbest(path: Path) -> tuple[list[Decoded], int]:
+    # Not splitlines(), which also splits at the Unicode separators that a text may contain.
     utterances, damaged = [], 0
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             utterances.append(_decoded(json.loads(text)))
         except (ValueError, KeyError, TypeError):
@@ -141,7 +142,7 @@ def _read_recogs(path: Path) -> tuple[list[Decoded], int]:
     """The pairs of lines `id:<tab>ref=[...]` and `id:<tab>hyp=[...]`."""
     texts: dict[str, dict[str, tuple[str, ...]]] = {}
     damaged = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         name, _, rest = line.partition(":\t")
         kind, _, words = rest.partition("=")
         try:

@@ -19,9 +19,11 @@ from pruned_rnnt.decode.scoring.wer import (
 from pruned_rnnt.report.cut_details import CutDetails
 from pruned_rnnt.report.result_files import Decoded, ResultFile, TimedWord, Token
 
-# Limits of the groups of durations in seconds.
-_DURATIONS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 45, 60, 120, 300, 600)
-_MOST_GROUPS = 9
+# Widths of the groups of durations in seconds; the smallest with few enough groups is used. The
+# longest utterances, one in 50, are one group.
+_WIDTHS = (0.25, 0.5, 1, 2, 5, 10, 20, 60, 300, 1200)
+_MOST_GROUPS = 8
+_SHORT_SHARE = 0.98
 # For intervals of groups, which are drawn, not printed.
 _GROUP_REPLICATIONS = 1000
 
@@ -131,18 +133,24 @@ class ScoredSet:
                 return number
         return 0
 
-    def by_duration(self) -> list[GroupRate]:
-        """Error rates of utterances of similar duration, shortest first; empty if unknown."""
-        known = [utterance for utterance in self.utterances if utterance.seconds is not None]
-        limits: Sequence[float] = _DURATIONS
-        while True:
-            groups: dict[int, list[ScoredUtterance]] = {}
-            for utterance in known:
-                place = bisect_right(limits, utterance.seconds or 0.0)
-                groups.setdefault(place, []).append(utterance)
-            if len(groups) <= _MOST_GROUPS:
+    def duration_limits(self) -> list[float]:
+        """Limits of groups of similar duration in seconds; empty if durations are unknown."""
+        known = sorted(u.seconds for u in self.utterances if u.seconds is not None)
+        if not known:
+            return []
+        lowest, highest = known[0], known[min(len(known) - 1, int(_SHORT_SHARE * len(known)))]
+        for width in _WIDTHS:
+            first, last = int(lowest // width), int(highest // width) + 1
+            if last - first < _MOST_GROUPS:
                 break
-            limits = limits[::2]
+        return [width * place for place in range(first, last + 1)]
+
+    def by_duration(self, limits: Sequence[float]) -> list[GroupRate]:
+        """Error rates of the utterances between these limits (seconds), where there are any."""
+        groups: dict[int, list[ScoredUtterance]] = {}
+        for utterance in self.utterances:
+            if utterance.seconds is not None:
+                groups.setdefault(bisect_right(limits, utterance.seconds), []).append(utterance)
         return [
             _group_rate(_between(limits, place), members)
             for place, members in sorted(groups.items())
@@ -195,6 +203,8 @@ def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Deco
 
 def _between(limits: Sequence[float], place: int) -> str:
     """The name of the durations between two limits."""
+    if place == 0:
+        return f"under {limits[0]:g} s"
     if place == len(limits):
         return f"over {limits[-1]:g} s"
     return f"{limits[place - 1]:g}\N{EN DASH}{limits[place]:g} s"

@@ -32,6 +32,7 @@ class SetSection:
     scored: ScoredSet
     comparison: Comparison | None
     durations: Chart | None
+    duration_rows: Sequence[GroupRate]
     speakers: Table | None
     words: Table
     confusions: Table
@@ -67,7 +68,8 @@ def set_section(
         key=key,
         scored=scored,
         comparison=comparison,
-        durations=_duration_chart(scored, comparison, names),
+        durations=_duration_chart(key, scored, comparison, names),
+        duration_rows=scored.by_duration(scored.duration_limits()),
         speakers=group_table(speakers, f"{key}-speakers", "Speaker", scored.metric)
         if len(speakers) > 1
         else None,
@@ -84,19 +86,23 @@ def set_section(
 
 
 def _duration_chart(
-    scored: ScoredSet, comparison: Comparison | None, names: Sequence[str]
+    key: str, scored: ScoredSet, comparison: Comparison | None, names: Sequence[str]
 ) -> Chart | None:
-    groups = scored.by_duration()
+    limits = scored.duration_limits()
+    groups = scored.by_duration(limits)
     if not groups:
         return None
     labels = [group.name for group in groups]
     bars = [_bars(names[0], labels, groups, 0)]
     if comparison is not None:
-        others = comparison.second.by_duration()
-        # Groups have the same limits unless the sets differ.
+        others = comparison.second.by_duration(limits)
+        # The second set may have other utterances.
         labels += [group.name for group in others if group.name not in labels]
         bars = [_bars(names[0], labels, groups, 0), _bars(names[1], labels, others, 4)]
-    return bar_chart(f"{scored.metric} by duration", labels, bars)
+    shown = [
+        label.removesuffix(" s").replace("over ", ">").replace("under ", "<") for label in labels
+    ]
+    return bar_chart(f"{scored.metric} by duration", shown, bars, "seconds", salt=key)
 
 
 def _bars(label: str, labels: Sequence[str], groups: Sequence[GroupRate], colour: int) -> Bars:
