@@ -13,7 +13,14 @@ import sys
 from collections.abc import Sequence
 
 from pruned_rnnt import __version__
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, inference, training
+from pruned_rnnt.commands import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    inference,
+    reporting,
+    training,
+)
 from pruned_rnnt.console import start_logging
 from pruned_rnnt.optional_packages import (
     PACKAGES_OF_EXTRA,
@@ -33,6 +40,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt finetune exp/synthetic data/calls          start from a trained model
   pruned-rnnt decode exp/synthetic                       transcribe the test set, WER
   pruned-rnnt inspect exp/synthetic                      history and curves of the run
+  pruned-rnnt report exp/synthetic                       a web page of curves and errors
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             transcribe your own audio
 """
@@ -87,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     inference.add_export(parsers)
     inference.add_transcribe(parsers)
     training.add_import_icefall(parsers)
-    training.add_inspect(parsers)
+    reporting.add_inspect(parsers)
+    reporting.add_report(parsers)
     return parser
 
 

@@ -31,6 +31,7 @@ PACKAGES_OF_EXTRA = {
     "lm": ("kenlm",),
     "k2": ("k2",),
     "microphone": ("sounddevice",),
+    "report": ("jinja2",),
     "vad": ("silero_vad", "onnxruntime"),
 }
 # Packages of each kind of export.

@@ -68,14 +68,24 @@ def config_of_run(options: argparse.Namespace) -> ExperimentConfig:
         UsageError: they name no run, or more than one.
         ConfigError: there is no such run, or a setting is wrong.
     """
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.run import run_config
+
+    return run_config(*run_and_settings(options))
+
+
+def run_and_settings(options: argparse.Namespace) -> tuple[Path, list[str]]:
+    """The folder of the run that the options of `add_run_arguments` name, and the settings.
+
+    Raises:
+        UsageError: they name no run, or more than one.
+        ConfigError: a setting of the configuration is wrong.
+    """
+    from pruned_rnnt.train.tasks.registry import load_experiment
 
     overrides, runs = split_arguments(options.arguments)
     if len(runs) + (options.config is not None) != 1:
         raise UsageError("name one run: the folder RUN, or --config CONFIG of the experiment")
     if runs:
-        return run_config(Path(runs[0]), overrides)
-    folder = load_config(ExperimentConfig, options.config, overrides).folder
-    return run_config(folder, overrides)
+        return Path(runs[0]), overrides
+    config, _ = load_experiment(options.config, overrides)
+    return Path(config.train.folder), overrides

@@ -1,4 +1,4 @@
-"""Commands that prepare data and make, average, import or inspect runs.
+"""Commands that prepare data and make, average or import runs.
 
 Imports within functions are deliberate: `pruned-rnnt --help` must not load libraries that it does
 not use.
@@ -247,44 +247,4 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
         overrides=options.overrides,
     )
     print_import(run)
-    return 0
-
-
-_INSPECT_HELP = (
-    "For a run's folder: prints a table and draws RUN/curves.png. For a configuration\n"
-    "(a YAML file, or the name of a packaged one): prints the model's size and histograms of\n"
-    "durations and lattice sizes.\n\n" + OVERRIDES_HELP
-)
-
-
-def add_inspect(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(parsers, inspect, _INSPECT_HELP)
-    parser.add_argument("target", type=Path, metavar="RUN | CONFIG")
-    parser.add_argument(
-        "--keys",
-        action="store_true",
-        help="print every setting with its meaning and default, as YAML",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-
-
-def inspect(options: argparse.Namespace, console: Console) -> int:
-    """Show a run's history and curves, or a configuration's model and data."""
-    from rich.console import Console
-
-    from pruned_rnnt.settings_help import settings_as_yaml
-    from pruned_rnnt.train.report import inspect_config, inspect_run
-    from pruned_rnnt.train.run import config_path
-    from pruned_rnnt.train.tasks.registry import load_experiment
-
-    is_run = options.target.is_dir()
-    if is_run and not options.keys:
-        inspect_run(options.target, Console())
-        return 0
-    path = config_path(options.target) if is_run else options.target
-    config, _ = load_experiment(path, options.overrides)
-    if options.keys:
-        print(settings_as_yaml(config), end="")
-    else:
-        inspect_config(config, Console())
     return 0

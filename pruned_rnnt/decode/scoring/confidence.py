@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_GAP = "*"
+from pruned_rnnt.decode.scoring.error_statistics import align_words
+
 # Confidences of 0 and 1 count as these; more digits are not printed.
 _LEAST, _MOST = 1e-4, 1 - 1e-4
 
 
 def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
     """For each word of the hypothesis, whether the best alignment has it in the reference."""
-    import kaldialign
-
-    # Marked, so that no word of a text equals the sign of a gap.
-    pairs = kaldialign.align(
-        [f"={word}" for word in reference], [f"={word}" for word in hypothesis], _GAP
-    )
-    return [expected == found for expected, found in pairs if found != _GAP]
+    pairs = align_words(reference, hypothesis)
+    return [expected == found for expected, found in pairs if found is not None]
 
 
 def normalised_cross_entropy(confidences: Sequence[float], right: Sequence[bool]) -> float:

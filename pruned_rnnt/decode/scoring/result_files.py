@@ -9,65 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from pruned_rnnt.decode.scoring.error_statistics import (
+    ErrorStatistics,
+    WordCounts,
+    WordPair,
+    align_words,
+)
 from pruned_rnnt.decode.scoring.wer import Transcript
 
 _KeyT = TypeVar("_KeyT", str, tuple[str, str])
 
-# In an alignment: no word on this side.
-GAP = "*"
-
-
-@dataclass
-class _WordCounts:
-    """How often a word was correct, and how often it was part of each kind of error."""
-
-    correct: int = 0
-    replaced: int = 0
-    replacing: int = 0
-    inserted: int = 0
-    deleted: int = 0
-
-    @property
-    def errors(self) -> int:
-        return self.replaced + self.replacing + self.inserted + self.deleted
-
-    @property
-    def in_reference(self) -> int:
-        return self.correct + self.replaced + self.deleted
-
-    @property
-    def in_hypothesis(self) -> int:
-        return self.correct + self.replacing + self.inserted
-
-
-@dataclass
-class _Statistics:
-    substitutions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    deletions: Counter[str] = field(default_factory=Counter)
-    insertions: Counter[str] = field(default_factory=Counter)
-    words: dict[str, _WordCounts] = field(default_factory=dict)
-
-    def add(self, reference: str, hypothesis: str) -> None:
-        """Count one aligned pair."""
-        if reference == GAP:
-            self.insertions[hypothesis] += 1
-            self._word(hypothesis).inserted += 1
-        elif hypothesis == GAP:
-            self.deletions[reference] += 1
-            self._word(reference).deleted += 1
-        elif reference == hypothesis:
-            self._word(reference).correct += 1
-        else:
-            self.substitutions[(reference, hypothesis)] += 1
-            self._word(reference).replaced += 1
-            self._word(hypothesis).replacing += 1
-
-    def _word(self, word: str) -> _WordCounts:
-        return self.words.setdefault(word, _WordCounts())
+# In an utterance with errors: no word on this side.
+_GAP = "*"
 
 
 def write_results(
@@ -115,14 +71,11 @@ def _summary_lines(rates: Mapping[str, float], metric: str) -> list[str]:
 
 
 def _error_lines(transcripts: Sequence[Transcript], metric: str) -> tuple[list[str], float]:
-    import kaldialign
-
-    statistics = _Statistics()
+    statistics = ErrorStatistics()
     details = []
     for transcript in transcripts:
-        pairs = kaldialign.align(transcript.reference, transcript.hypothesis, GAP)
-        for reference, hypothesis in pairs:
-            statistics.add(reference, hypothesis)
+        pairs = align_words(transcript.reference, transcript.hypothesis)
+        statistics.add(pairs)
         details.append(f"{transcript.id}:\t{_marked_text(pairs)}")
     insertions = statistics.insertions.total()
     deletions = statistics.deletions.total()
@@ -164,7 +117,7 @@ def _most_frequent(counter: Counter[_KeyT]) -> list[tuple[_KeyT, int]]:
     return sorted(counter.items(), key=lambda item: (item[1], item[0]), reverse=True)
 
 
-def _word_lines(words: Mapping[str, _WordCounts]) -> list[str]:
+def _word_lines(words: Mapping[str, WordCounts]) -> list[str]:
     worst_first = sorted(words.items(), key=lambda item: (item[1].errors, item[0]), reverse=True)
     return [
         f"{word}   {counts.correct} {counts.errors} {counts.in_reference} {counts.in_hypothesis}"
@@ -172,7 +125,7 @@ def _word_lines(words: Mapping[str, _WordCounts]) -> list[str]:
     ]
 
 
-def _marked_text(pairs: Sequence[tuple[str, str]]) -> str:
+def _marked_text(pairs: Sequence[WordPair]) -> str:
     """Correct words as they are, errors as (reference->hypothesis), adjacent errors joined."""
     parts: list[str] = []
     reference: list[str] = []
@@ -180,18 +133,18 @@ def _marked_text(pairs: Sequence[tuple[str, str]]) -> str:
 
     def close_bracket() -> None:
         if reference or hypothesis:
-            parts.append(f"({' '.join(reference) or GAP}->{' '.join(hypothesis) or GAP})")
+            parts.append(f"({' '.join(reference) or _GAP}->{' '.join(hypothesis) or _GAP})")
             reference.clear()
             hypothesis.clear()
 
     for expected, found in pairs:
-        if expected == found:
+        if expected is not None and expected == found:
             close_bracket()
             parts.append(expected)
             continue
-        if expected != GAP:
+        if expected is not None:
             reference.append(expected)
-        if found != GAP:
+        if found is not None:
             hypothesis.append(found)
     close_bracket()
     return " ".join(parts)

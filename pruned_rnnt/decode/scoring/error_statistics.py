@@ -1,0 +1,78 @@
+"""Aligned words of references and hypotheses, and how often each word was right or wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+# A word of the reference and of the hypothesis; None: no word on this side.
+WordPair = tuple[str | None, str | None]
+
+_GAP = "*"
+
+
+def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[WordPair]:
+    """The alignment with the fewest errors, the one that `count_errors` counts."""
+    import kaldialign
+
+    # Marked, so that no word of a text equals the sign of a gap.
+    pairs = kaldialign.align(
+        [f"={word}" for word in reference], [f"={word}" for word in hypothesis], _GAP
+    )
+    return [
+        (None if expected == _GAP else expected[1:], None if found == _GAP else found[1:])
+        for expected, found in pairs
+    ]
+
+
+@dataclass
+class WordCounts:
+    """How often a word was correct, and how often it was part of each kind of error."""
+
+    correct: int = 0
+    replaced: int = 0
+    replacing: int = 0
+    inserted: int = 0
+    deleted: int = 0
+
+    @property
+    def errors(self) -> int:
+        return self.replaced + self.replacing + self.inserted + self.deleted
+
+    @property
+    def in_reference(self) -> int:
+        return self.correct + self.replaced + self.deleted
+
+    @property
+    def in_hypothesis(self) -> int:
+        return self.correct + self.replacing + self.inserted
+
+
+@dataclass
+class ErrorStatistics:
+    """Errors by kind and by word; substitutions are counted by (reference, hypothesis)."""
+
+    substitutions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    deletions: Counter[str] = field(default_factory=Counter)
+    insertions: Counter[str] = field(default_factory=Counter)
+    words: dict[str, WordCounts] = field(default_factory=dict)
+
+    def add(self, pairs: Iterable[WordPair]) -> None:
+        """Count the aligned words of one utterance."""
+        for reference, hypothesis in pairs:
+            if reference is None and hypothesis is not None:
+                self.insertions[hypothesis] += 1
+                self._word(hypothesis).inserted += 1
+            elif reference is not None and hypothesis is None:
+                self.deletions[reference] += 1
+                self._word(reference).deleted += 1
+            elif reference is not None and reference == hypothesis:
+                self._word(reference).correct += 1
+            elif reference is not None and hypothesis is not None:
+                self.substitutions[(reference, hypothesis)] += 1
+                self._word(reference).replaced += 1
+                self._word(hypothesis).replacing += 1
+
+    def _word(self, word: str) -> WordCounts:
+        return self.words.setdefault(word, WordCounts())

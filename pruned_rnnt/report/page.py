@@ -1,0 +1,101 @@
+"""The page from its template, style and script, which are files of the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt import __version__
+from pruned_rnnt.config import differences, to_yaml
+from pruned_rnnt.decode.scoring.significance import REPLICATIONS
+from pruned_rnnt.optional_packages import PACKAGES_OF_EXTRA, require
+from pruned_rnnt.report.charts import Chart
+from pruned_rnnt.report.report_run import ReportRun
+from pruned_rnnt.report.scored_set import ScoredSet
+from pruned_rnnt.report.set_section import SetSection
+from pruned_rnnt.report.training_charts import validation_table
+
+_FILES = Path(__file__).parent / "page"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that the template shows.
+
+    names: of the run, and of the other one if there is one; different from each other.
+    results: every decoded set of the runs, for the table of results, with the run's name.
+    hints: what is missing, and the command that makes it.
+    written: date and time.
+    """
+
+    run: ReportRun
+    other: ReportRun | None
+    names: Sequence[str]
+    charts: Sequence[Chart]
+    results: Sequence[tuple[str, ScoredSet]]
+    sections: Sequence[SetSection]
+    hints: Sequence[str]
+    written: str
+
+
+def render_page(page: Page) -> str:
+    """The HTML of a page; all texts are escaped."""
+    require(*PACKAGES_OF_EXTRA["report"])
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        loader=FileSystemLoader(_FILES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(json=script_json, percent=percent, clock=clock)
+    tables = [table for section in page.sections for table in section.tables]
+    return environment.get_template("report.html").render(
+        page=page,
+        style=(_FILES / "report.css").read_text(encoding="utf-8"),
+        script=(_FILES / "report.js").read_text(encoding="utf-8"),
+        tables={table.name: table.as_json() for table in tables},
+        hover=[chart.hover for chart in page.charts],
+        validations=[validation_table(run) for run in (page.run, page.other) if run is not None],
+        replications=REPLICATIONS,
+        settings=_settings(page.run),
+        differences=_differences(page.run, page.other),
+        version=__version__,
+    )
+
+
+def _settings(run: ReportRun) -> str:
+    return "" if run.config is None else to_yaml(run.config)
+
+
+def _differences(run: ReportRun, other: ReportRun | None) -> list[str]:
+    if other is None or run.config is None or other.config is None:
+        return []
+    return differences(run.config, other.config)
+
+
+def script_json(value: Any) -> str:
+    """JSON for a script element, in which no text can end the element or start a comment."""
+    from markupsafe import Markup
+
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def percent(value: float, digits: int = 2) -> str:
+    """A fraction in percent; a dash for infinite and NaN."""
+    if abs(value) < float("inf"):
+        return f"{100 * value:.{digits}f}%"
+    return "\N{EN DASH}"
+
+
+def clock(seconds: float) -> str:
+    """A duration: `7.5 s`, `3.4 min` or `12.0 h`."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,136 @@
+"""Pictures of utterances: spectrogram, words, and the lattice with its band.
+
+Without a transducer (no checkpoint, or a CTC model) a picture is the spectrogram alone.
+
+Axes: T feature frames, F mel bins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lhotse import CutSet
+from torch import Tensor
+
+from pruned_rnnt.align.picture import draw_utterance
+from pruned_rnnt.data.audio.recordings import last_line
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.diagnostics.figure import PATH
+from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.report.clips import Clip, picture_clip
+from pruned_rnnt.report.result_files import ResultFile, TimedWord
+from pruned_rnnt.report.scored_set import ScoredUtterance
+from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.run import load_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class UtterancePictures:
+    """Draws utterances of one result with the model that decoded it.
+
+    problem: why there are no lattices, or which other model they are of; empty if all is well.
+    """
+
+    def __init__(self, config: ExperimentConfig, result: ResultFile) -> None:
+        self.model: TransducerModel | None = None
+        self.problem = ""
+        self.stored = config.data.features == "stored"
+        self.tokenizer = Tokenizer.load(config.folder / "tokens")
+        checkpoint = _checkpoint_of(config, result)
+        if checkpoint is None:
+            checkpoint = config.decode.checkpoint
+            self.problem = (
+                f"The lattices are those of the checkpoint {checkpoint!r}, because that of the "
+                f"result {result.setting} does not exist any more."
+            )
+        decode = dataclasses.replace(config.decode, checkpoint=checkpoint)
+        try:
+            loaded = load_model(dataclasses.replace(config, decode=decode))
+            self.model = as_transducer(loaded.model, "a picture of the lattice")
+        except (OSError, ValueError) as error:
+            self.problem = f"Pictures have no lattice: {last_line(error)}."
+
+    def clip(self, utterance: ScoredUtterance, cut: Any | None) -> Clip:
+        """The picture of one utterance, or why there is none."""
+        if cut is None:
+            return Clip("", "no picture: the utterance is not in the data")
+        try:
+            return picture_clip(self._draw(utterance, cut))
+        except Exception as error:  # readers of audio and features raise errors of every kind
+            return Clip("", f"no picture: {last_line(error)}")
+
+    def _draw(self, utterance: ScoredUtterance, cut: Any) -> Figure:
+        dataset = SpeechDataset(
+            self.tokenizer, stored=self.stored, augmenter=None, bad_audio="stop"
+        )
+        batch = dataset[0, CutSet.from_cuts([cut])]
+        if self.model is None:
+            return spectrogram_figure(batch.features_NTF[0], utterance.words)
+        hypothesis = _hypothesis(utterance, self.tokenizer)
+        figure = draw_utterance(self.model, self.tokenizer, batch, hypothesis)
+        figure.suptitle("")  # the page has the texts
+        return figure
+
+
+def spectrogram_figure(features_TF: Tensor, words: Sequence[TimedWord]) -> Figure:
+    """Log-mel energies (T, F) in frames of 10 ms, with the starts of the recognised words."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    seconds = len(features_TF) * FEATURE_SECONDS
+    figure = Figure(figsize=(min(4.0 + seconds, 16.0), 2.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    image_FT = features_TF.T.numpy()
+    extent = (0.0, seconds, -0.5, len(image_FT) - 0.5)
+    axes.imshow(image_FT, origin="lower", aspect="auto", cmap="Greys", extent=extent)
+    for word in words:
+        axes.axvline(word.start, color=PATH, linewidth=0.8)
+        axes.annotate(
+            printable(word.word),
+            (word.start, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=8,
+            color=PATH,
+        )
+    axes.set(xlabel="seconds", ylabel="mel bin")
+    use_fonts_of_labels(figure)
+    return figure
+
+
+def _checkpoint_of(config: ExperimentConfig, result: ResultFile) -> str | None:
+    """The value of decode.checkpoint that made a result; None if it does not exist any more."""
+    paths = CheckpointFolder(config.folder / "checkpoints").paths()
+    if paths and result.setting.endswith(
+        f"-{paths[-1].stem}-average-last-{min(AVERAGED_CHECKPOINTS, len(paths))}"
+    ):
+        return "average"
+    candidates = [*paths, *sorted(config.folder.glob("*.pt"))]
+    return next((str(p) for p in candidates if result.setting.endswith(f"-{p.stem}")), None)
+
+
+def _hypothesis(utterance: ScoredUtterance, tokenizer: Tokenizer) -> Hypothesis | None:
+    """The symbols of the result file at their frames; None if they are unknown."""
+    ids = {name: symbol for symbol, name in enumerate(tokenizer.symbols)}
+    if not utterance.tokens or any(token.name not in ids for token in utterance.tokens):
+        return None
+    return Hypothesis(
+        symbols=tuple(ids[token.name] for token in utterance.tokens),
+        # Symbols of one frame share it in parts; the small addition is for rounded times.
+        frames=tuple(int(token.start / FRAME_SECONDS + 1e-3) for token in utterance.tokens),
+        score=sum(token.log_prob for token in utterance.tokens),
+        symbol_scores=tuple(token.log_prob for token in utterance.tokens),
+    )

@@ -1,0 +1,222 @@
+"""Makes the report of a run: reads and scores its results, draws, and writes the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.progress import progress_bar
+from pruned_rnnt.report.clips import ByteBudget
+from pruned_rnnt.report.comparison import Comparison, compare
+from pruned_rnnt.report.cut_details import CutDetails, read_cut_details
+from pruned_rnnt.report.page import Page, render_page
+from pruned_rnnt.report.pictures import UtterancePictures
+from pruned_rnnt.report.report_run import ReportRun, read_run
+from pruned_rnnt.report.result_files import ResultFile
+from pruned_rnnt.report.scored_set import ScoredSet, score_result
+from pruned_rnnt.report.set_section import SetSection, set_section
+from pruned_rnnt.report.training_charts import training_charts
+from pruned_rnnt.report.worst import worst_utterances
+from pruned_rnnt.usage_errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REPORT_NAME = "report.html"
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of the command; see `arguments`."""
+
+    result: str = "*"
+    other_result: str = "*"
+    utterances: int = 12
+    megabytes: float = 8.0
+    audio: bool = True
+    pictures: bool = True
+
+    def __post_init__(self) -> None:
+        if self.utterances < 0:
+            raise UsageError(f"--utterances must be at least 0, got {self.utterances}")
+        if not self.megabytes >= 0:
+            raise UsageError(f"--megabytes must be at least 0, got {self.megabytes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A page, and what is missing in it as sentences."""
+
+    html: str
+    hints: tuple[str, ...]
+
+
+def make_report(
+    folder: Path,
+    other_folder: Path | None = None,
+    options: ReportOptions | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> Report:
+    """The report of a run, or of two runs side by side.
+
+    Args:
+        overrides: settings of the first run, such as data.path=DIR.
+        console: for the progress bar.
+
+    Raises:
+        ConfigError: a folder is no run, or a setting is wrong.
+        UsageError: a pattern matches no result, or a number is negative.
+    """
+    options = options or ReportOptions()
+    run = read_run(folder, overrides, options.result)
+    other = None
+    if other_folder is not None:
+        other = read_run(other_folder, pattern=options.other_result)
+    names = _names(run, other)
+    scored = {split: _score(run, result) for split, result in run.newest_results().items()}
+    second: dict[str, ScoredSet] = {}
+    if other is not None:
+        for split, result in other.newest_results().items():
+            # The other run has the same utterances, or none of them are compared.
+            details = scored[split].details if split in scored else None
+            second[split] = _score(other, result, details)
+    comparisons = {split: compare(scored[split], second[split]) for split in scored.keys() & second}
+    sections = _sections(run, scored, comparisons, names, options, console)
+    results = [(names[0], each) for each in scored.values()]
+    results += [(names[1], each) for each in second.values()]
+    hints = tuple(_hints(run, other, scored, second))
+    page = Page(
+        run=run,
+        other=other,
+        names=names,
+        charts=training_charts([run] if other is None else [run, other], names),
+        results=results,
+        sections=sections,
+        hints=hints,
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+    return Report(html=render_page(page), hints=hints)
+
+
+def _names(run: ReportRun, other: ReportRun | None) -> tuple[str, ...]:
+    """Short names of the runs that differ from each other."""
+    if other is None:
+        return (run.name,)
+    if run.name != other.name:
+        return (run.name, other.name)
+    if run.folder.resolve() != other.folder.resolve():
+        return (str(run.folder), str(other.folder))
+    settings = [
+        next((result.setting for result in each.results), "no result") for each in (run, other)
+    ]
+    return (settings[0], settings[1] if settings[1] != settings[0] else f"{settings[1]} (again)")
+
+
+def _score(run: ReportRun, result: ResultFile, details: CutDetails | None = None) -> ScoredSet:
+    decoded, damaged = result.read()
+    if details is None and run.config is not None:
+        names = [each.transcript.id for each in decoded]
+        details = read_cut_details(run.config.data, result.split, names)
+    scored = score_result(result, details or CutDetails(), decoded)
+    return (
+        scored
+        if not damaged
+        else scored.with_problem(
+            f"{damaged:,} lines of {result.stem} are damaged and left out; decode again if nothing "
+            "writes the file now."
+        )
+    )
+
+
+def _sections(
+    run: ReportRun,
+    scored: dict[str, ScoredSet],
+    comparisons: dict[str, Comparison],
+    names: Sequence[str],
+    options: ReportOptions,
+    console: Console | None,
+) -> list[SetSection]:
+    budget = int(options.megabytes * _MEGABYTE)
+    sections = []
+    total = sum(len(each.worst(options.utterances)) for each in scored.values())
+    with progress_bar(console, "drawing, utterances", total) as bar:
+        done = 0
+        for number, (split, each) in enumerate(scored.items()):
+            own = ByteBudget(budget // (len(scored) - number))
+            left_before = own.left
+            pictures, problems = None, []
+            if options.pictures and options.utterances and each.details.cuts and run.config:
+                pictures, problem = _pictures(run, each.result)
+                problems = [problem] if problem else []
+            worst = []
+            for shown in worst_utterances(
+                each,
+                options.utterances,
+                own,
+                pictures,
+                with_audio=options.audio,
+                comparison=comparisons.get(split),
+            ):
+                worst.append(shown)
+                done += 1
+                bar.show(done)
+            budget -= left_before - own.left
+            sections.append(
+                set_section(
+                    f"set-{number}",
+                    each,
+                    comparisons.get(split),
+                    names,
+                    worst,
+                    problems,
+                    own.left_out,
+                )
+            )
+    return sections
+
+
+def _pictures(run: ReportRun, result: ResultFile) -> tuple[UtterancePictures | None, str]:
+    """The painter of a result, and what is missing."""
+    assert run.config is not None
+    try:
+        pictures = UtterancePictures(run.config, result)
+    except (OSError, ValueError) as error:
+        return None, f"No pictures: {error}."
+    return pictures, pictures.problem
+
+
+def _hints(
+    run: ReportRun,
+    other: ReportRun | None,
+    scored: dict[str, ScoredSet],
+    second: dict[str, ScoredSet],
+) -> list[str]:
+    """What is missing, and the command that makes it."""
+    hints = []
+    for each in (run, other):
+        if each is None:
+            continue
+        if not each.metrics:
+            hints.append(f"{each.name} has no metrics.jsonl, so there are no curves.")
+        elif each.step < each.steps:
+            hints.append(
+                f"{each.name} is at step {each.step:,} of {each.steps:,}: this page shows the run "
+                "so far."
+            )
+        if each.config is not None and not each.results:
+            hints.append(
+                f"{each.name} was not decoded yet: run `pruned-rnnt decode {each.folder}`, then "
+                "make the report again."
+            )
+    if scored and second and not scored.keys() & second.keys():
+        hints.append(
+            f"Nothing is compared: the decoded sets are {', '.join(scored)} and "
+            f"{', '.join(second)}."
+        )
+    return hints

@@ -1,0 +1,157 @@
+"""Reads the result files of `pruned-rnnt decode`: which there are, and their utterances."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.scoring.wer import Transcript
+
+_METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
+# The split may contain hyphens; the setting starts with the search method.
+_STEM = re.compile(rf"(?P<split>.+?)-(?P<setting>(?:{_METHODS})(?:-.*)?)")
+
+
+class TimedWord(NamedTuple):
+    """A word of a hypothesis with its times in seconds and its confidence."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float
+
+
+class Token(NamedTuple):
+    """A symbol of a hypothesis: name, start of its frame in seconds, log-probability."""
+
+    name: str
+    start: float
+    log_prob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """One utterance of a result file.
+
+    transcript: in words, or in characters if the result counts characters.
+    words, tokens: of the hypothesis; empty if only the recogs file exists.
+    """
+
+    transcript: Transcript
+    words: tuple[TimedWord, ...] = ()
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """A decoded set: `split`, and search and checkpoint as `setting`, as in the file names."""
+
+    folder: Path
+    split: str
+    setting: str
+
+    @property
+    def stem(self) -> str:
+        return f"{self.split}-{self.setting}" if self.setting else self.split
+
+    @property
+    def nbest_path(self) -> Path:
+        return self.folder / f"nbest-{self.stem}.jsonl"
+
+    @property
+    def recogs_path(self) -> Path:
+        return self.folder / f"recogs-{self.stem}.txt"
+
+    @property
+    def modified(self) -> float:
+        """When it was written, in seconds since 1970."""
+        paths = [path for path in (self.nbest_path, self.recogs_path) if path.is_file()]
+        return max((path.stat().st_mtime for path in paths), default=0.0)
+
+    @property
+    def counts_characters(self) -> bool:
+        """Whether it was decoded with decode.metric=cer."""
+        return "-cer-" in f"-{self.setting}-"
+
+    def read(self) -> tuple[list[Decoded], int]:
+        """The utterances, and the number of damaged lines (of a file that is being written)."""
+        if self.nbest_path.is_file():
+            utterances, damaged = _read_nbest(self.nbest_path)
+            if self.counts_characters:
+                utterances = [_in_characters(utterance) for utterance in utterances]
+            if utterances or not self.recogs_path.is_file():
+                return utterances, damaged
+        return _read_recogs(self.recogs_path)
+
+
+def find_results(run: Path, pattern: str = "*") -> list[ResultFile]:
+    """The results of a run whose settings match the pattern, newest first."""
+    folder = run / "results"
+    stems = {path.stem.removeprefix("nbest-") for path in folder.glob("nbest-*.jsonl")}
+    stems |= {path.stem.removeprefix("recogs-") for path in folder.glob("recogs-*.txt")}
+    found = []
+    for stem in sorted(stems):
+        match = _STEM.fullmatch(stem)
+        split, setting = (match["split"], match["setting"]) if match else (stem, "")
+        if fnmatchcase(setting, pattern):
+            found.append(ResultFile(folder=folder, split=split, setting=setting))
+    return sorted(found, key=lambda result: (-result.modified, result.stem))
+
+
+def _read_nbest(path: Path) -> tuple[list[Decoded], int]:
+    # Not splitlines(), which also splits at the Unicode separators that a text may contain.
+    utterances, damaged = [], 0
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            utterances.append(_decoded(json.loads(text)))
+        except (ValueError, KeyError, TypeError):
+            damaged += bool(text.strip())
+    return utterances, damaged
+
+
+def _decoded(line: Any) -> Decoded:
+    found = line["hypotheses"]
+    best: dict[str, Any] = found[0] if found else {"text": "", "words": [], "tokens": []}
+    transcript = Transcript(
+        id=line["id"],
+        reference=tuple(line["reference"].split()),
+        hypothesis=tuple(best["text"].split()),
+    )
+    return Decoded(
+        transcript=transcript,
+        words=tuple(
+            TimedWord(w["word"], w["start"], w["end"], w["confidence"]) for w in best["words"]
+        ),
+        tokens=tuple(Token(t["token"], t["start"], t["score"]) for t in best["tokens"]),
+    )
+
+
+def _in_characters(utterance: Decoded) -> Decoded:
+    return Decoded(
+        transcript=utterance.transcript.characters(), words=utterance.words, tokens=utterance.tokens
+    )
+
+
+def _read_recogs(path: Path) -> tuple[list[Decoded], int]:
+    """The pairs of lines `id:<tab>ref=[...]` and `id:<tab>hyp=[...]`."""
+    texts: dict[str, dict[str, tuple[str, ...]]] = {}
+    damaged = 0
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        name, _, rest = line.partition(":\t")
+        kind, _, words = rest.partition("=")
+        try:
+            texts.setdefault(name, {})[kind] = tuple(ast.literal_eval(words))
+        except (ValueError, SyntaxError):
+            damaged += bool(line.strip())
+    whole = {name: sides for name, sides in texts.items() if sides.keys() == {"ref", "hyp"}}
+    transcripts = [
+        Transcript(id=name, reference=sides["ref"], hypothesis=sides["hyp"])
+        for name, sides in whole.items()
+    ]
+    return [Decoded(transcript=transcript) for transcript in transcripts], damaged

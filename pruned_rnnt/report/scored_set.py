@@ -1,0 +1,224 @@
+"""A decoded set with its errors: in total, by utterance, by duration and by speaker."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from pruned_rnnt.decode.scoring.error_statistics import ErrorStatistics, WordPair, align_words
+from pruned_rnnt.decode.scoring.significance import rate_interval
+from pruned_rnnt.decode.scoring.wer import (
+    ErrorCounts,
+    Transcript,
+    confidence_interval,
+    count_errors,
+)
+from pruned_rnnt.report.cut_details import CutDetails
+from pruned_rnnt.report.result_files import Decoded, ResultFile, TimedWord, Token
+
+# Widths of the groups of durations in seconds; the smallest with few enough groups is used. The
+# longest utterances, one in 50, are one group.
+_WIDTHS = (0.25, 0.5, 1, 2, 5, 10, 20, 60, 300, 1200)
+_MOST_GROUPS = 8
+_SHORT_SHARE = 0.98
+# For intervals of groups, which are drawn, not printed.
+_GROUP_REPLICATIONS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredUtterance:
+    """An utterance with its aligned words (or characters) and errors.
+
+    seconds: duration; None if unknown. speaker: empty if unknown.
+    words, tokens: of the hypothesis, empty if unknown.
+    """
+
+    transcript: Transcript
+    pairs: tuple[WordPair, ...]
+    errors: ErrorCounts
+    seconds: float | None
+    speaker: str
+    words: tuple[TimedWord, ...]
+    tokens: tuple[Token, ...]
+
+    @property
+    def id(self) -> str:
+        return self.transcript.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRate:
+    """The error rate of a group of utterances, with its 95% interval by bootstrap."""
+
+    name: str
+    utterances: int
+    seconds: float
+    errors: ErrorCounts
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSet:
+    """A result file with its errors.
+
+    unit: what its error rate counts. With `word`, characters are counted, too.
+    problems: sentences about what is missing.
+    """
+
+    result: ResultFile
+    unit: Literal["word", "character"]
+    utterances: tuple[ScoredUtterance, ...]
+    details: CutDetails
+    problems: tuple[str, ...]
+
+    @property
+    def metric(self) -> str:
+        return "WER" if self.unit == "word" else "CER"
+
+    @cached_property
+    def transcripts(self) -> list[Transcript]:
+        return [utterance.transcript for utterance in self.utterances]
+
+    @cached_property
+    def errors(self) -> ErrorCounts:
+        return sum((utterance.errors for utterance in self.utterances), ErrorCounts())
+
+    @cached_property
+    def character_errors(self) -> ErrorCounts:
+        if self.unit == "character":
+            return self.errors
+        return count_errors([transcript.characters() for transcript in self.transcripts])
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval that `pruned-rnnt decode` prints."""
+        return confidence_interval(self.transcripts)
+
+    @cached_property
+    def statistics(self) -> ErrorStatistics:
+        statistics = ErrorStatistics()
+        for utterance in self.utterances:
+            statistics.add(utterance.pairs)
+        return statistics
+
+    def with_problem(self, problem: str) -> ScoredSet:
+        """The same set with one more sentence about what is missing."""
+        return replace(self, problems=(*self.problems, problem))
+
+    @property
+    def correct(self) -> int:
+        """The number of utterances without an error."""
+        return sum(utterance.errors.errors == 0 for utterance in self.utterances)
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the utterances for which it is known."""
+        return sum(utterance.seconds or 0.0 for utterance in self.utterances)
+
+    def worst(self, count: int) -> list[ScoredUtterance]:
+        """Utterances with errors, by number of errors, then error rate."""
+        wrong = [utterance for utterance in self.utterances if utterance.errors.errors]
+        wrong.sort(key=lambda u: (-u.errors.errors, -u.errors.rate, u.id))
+        return wrong[:count]
+
+    def holding_half(self) -> int:
+        """The smallest number of utterances that have half of the errors."""
+        half, found = self.errors.errors / 2, 0
+        for number, utterance in enumerate(self.worst(len(self.utterances)), 1):
+            found += utterance.errors.errors
+            if found >= half:
+                return number
+        return 0
+
+    def duration_limits(self) -> list[float]:
+        """Limits of groups of similar duration in seconds; empty if durations are unknown."""
+        known = sorted(u.seconds for u in self.utterances if u.seconds is not None)
+        if not known:
+            return []
+        lowest, highest = known[0], known[min(len(known) - 1, int(_SHORT_SHARE * len(known)))]
+        for width in _WIDTHS:
+            first, last = int(lowest // width), int(highest // width) + 1
+            if last - first < _MOST_GROUPS:
+                break
+        return [width * place for place in range(first, last + 1)]
+
+    def by_duration(self, limits: Sequence[float]) -> list[GroupRate]:
+        """Error rates of the utterances between these limits (seconds), where there are any."""
+        groups: dict[int, list[ScoredUtterance]] = {}
+        for utterance in self.utterances:
+            if utterance.seconds is not None:
+                groups.setdefault(bisect_right(limits, utterance.seconds), []).append(utterance)
+        return [
+            _group_rate(_between(limits, place), members)
+            for place, members in sorted(groups.items())
+        ]
+
+    def by_speaker(self) -> list[GroupRate]:
+        """Error rates of speakers, by name; empty if no utterance has one."""
+        groups: dict[str, list[ScoredUtterance]] = {}
+        for utterance in self.utterances:
+            if utterance.speaker:
+                groups.setdefault(utterance.speaker, []).append(utterance)
+        return [_group_rate(name, members) for name, members in sorted(groups.items())]
+
+
+def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Decoded]) -> ScoredSet:
+    """Align and count; utterances are in the order of their ids."""
+    utterances = []
+    for each in sorted(decoded, key=lambda each: each.transcript.id):
+        transcript = each.transcript
+        utterances.append(
+            ScoredUtterance(
+                transcript=transcript,
+                pairs=tuple(align_words(transcript.reference, transcript.hypothesis)),
+                errors=count_errors([transcript]),
+                seconds=details.seconds(transcript.id),
+                speaker=details.speaker(transcript.id),
+                words=each.words,
+                tokens=each.tokens,
+            )
+        )
+    problems = [details.problem] if details.problem else []
+    empty = sum(not utterance.transcript.reference for utterance in utterances)
+    if empty and empty == len(utterances):
+        problems.append(
+            "No utterance has a reference text: there are no error rates, and every recognised "
+            "word counts as an insertion."
+        )
+    elif empty:
+        problems.append(
+            f"{empty:,} utterances have no reference text; their words count as insertions."
+        )
+    return ScoredSet(
+        result=result,
+        unit="character" if result.counts_characters else "word",
+        utterances=tuple(utterances),
+        details=details,
+        problems=tuple(problems),
+    )
+
+
+def _between(limits: Sequence[float], place: int) -> str:
+    """The name of the durations between two limits."""
+    if place == 0:
+        return f"under {limits[0]:g} s"
+    if place == len(limits):
+        return f"over {limits[-1]:g} s"
+    return f"{limits[place - 1]:g}\N{EN DASH}{limits[place]:g} s"
+
+
+def _group_rate(name: str, members: Sequence[ScoredUtterance]) -> GroupRate:
+    return GroupRate(
+        name=name,
+        utterances=len(members),
+        seconds=sum(member.seconds or 0.0 for member in members),
+        errors=sum((member.errors for member in members), ErrorCounts()),
+        interval=rate_interval(
+            [member.errors.errors for member in members],
+            [member.errors.reference_words for member in members],
+            replications=_GROUP_REPLICATIONS,
+        ),
+    )

@@ -1,0 +1,141 @@
+"""Folders of runs as `train` and `decode` write them, without training; and the parsed page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.config import to_yaml
+from pruned_rnnt.decode.scoring.result_files import write_results
+from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.train.experiment import CONFIG_NAME
+from tests.tiny_corpus import tiny_experiment
+
+VALIDATION = {"total": 0.5, "wer": 0.25, "retained_mass": 0.99, "band_edge_mass": 0.1}
+TRAINING = {"total_per_frame": 0.6, "simple_per_frame": 0.7, "learning_rate": 1e-3}
+
+
+def transcript(name: str, reference: str, hypothesis: str) -> Transcript:
+    return Transcript(
+        id=name, reference=tuple(reference.split()), hypothesis=tuple(hypothesis.split())
+    )
+
+
+def write_run(folder: Path, corpus: Path, steps: int = 4, done: int = 4) -> Path:
+    """A run without checkpoints that has done some of its steps."""
+    folder.mkdir(parents=True)
+    config = tiny_experiment(corpus, folder, f"train.steps={steps}")
+    (folder / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
+    lines = []
+    for step in range(1, done + 1):
+        lines.append({"group": "train", "step": step, **TRAINING})
+        lines.append({"group": "valid", "step": step, **VALIDATION})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_decoded(
+    run: Path,
+    transcripts: Sequence[Transcript],
+    split: str = "test",
+    suffix: str = "greedy-step-00000004",
+    metric: str = "WER",
+) -> None:
+    """The result files of a decoded set."""
+    folder = run / "results"
+    label = suffix.partition("-step")[0]
+    shown = [t.characters() for t in transcripts] if metric == "CER" else transcripts
+    write_results(folder, split, suffix, label, shown, metric)
+    with (folder / f"nbest-{split}-{suffix}.jsonl").open("w", encoding="utf-8") as file:
+        for each in transcripts:
+            words = [
+                {"word": word, "start": 0.1 * n, "end": 0.1 * n + 0.1, "confidence": 0.9}
+                for n, word in enumerate(each.hypothesis)
+            ]
+            tokens = [
+                {"token": word["word"], "start": word["start"], "end": word["end"], "score": -0.1}
+                for word in words
+            ]
+            best = {"text": " ".join(each.hypothesis), "score": -1.0}
+            line = {
+                "id": each.id,
+                "reference": " ".join(each.reference),
+                "hypotheses": [{**best, "tokens": tokens, "words": words}],
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+@dataclass
+class Element:
+    """An element of the page with its texts and elements in order."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list[Element | str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All texts within, with single spaces."""
+        parts = [each if isinstance(each, str) else each.text for each in self.children]
+        return " ".join(" ".join(parts).split())
+
+    def find(self, tag: str = "", **attributes: str) -> list[Element]:
+        """The elements within that have a tag and attributes; `class_` holds one of the classes."""
+        found = []
+        for each in self.children:
+            if isinstance(each, str):
+                continue
+            wanted = dict(attributes)
+            classes = each.attributes.get("class", "").split()
+            fits = wanted.pop("class_", None) in (None, *classes)
+            if (not tag or each.tag == tag) and fits and wanted.items() <= each.attributes.items():
+                found.append(each)
+            found += each.find(tag, **attributes)
+        return found
+
+
+_VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class _Builder(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = [Element("page", {})]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(element)
+        if tag not in _VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Element(tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1].tag == tag, f"</{tag}> closes <{self.open[-1].tag}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def parse(html: str) -> Element:
+    """The page as a tree; an element that is not closed, or closed twice, is an error."""
+    builder = _Builder()
+    builder.feed(html)
+    builder.close()
+    assert [element.tag for element in builder.open] == ["page"]
+    return builder.open[0]
+
+
+def table(page: Element, name: str) -> dict[str, list[Any]]:
+    """The columns of a table of the page by their labels."""
+    (script,) = page.find("script", id=f"data-{name}")
+    (text,) = script.children
+    assert isinstance(text, str)
+    return {column["label"]: column["values"] for column in json.loads(text)["columns"]}

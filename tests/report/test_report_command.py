@@ -1,0 +1,182 @@
+"""`pruned-rnnt report` on runs that `train` and `decode` made, with audio and pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from lhotse import CutSet
+from PIL import Image
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.report.clips import ByteBudget, Clip, audio_clip
+from tests.data import spoken_corpus
+from tests.report.run_folders import Element, parse, table, write_run
+from tests.tiny_corpus import tiny_overrides
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoded run on recordings of noise; what it recognises is nonsense."""
+    folder = tmp_path_factory.mktemp("spoken")
+    corpus = spoken_corpus.make_corpus(folder / "data", train=8)
+    run = folder / "run"
+    assert main(["train", *tiny_overrides(corpus, run, "train.steps=2")]) == 0
+    assert main(["decode", str(run)]) == 0
+    return run
+
+
+def report(run: Path, tmp_path: Path, *options: str) -> Element:
+    path = tmp_path / "page.html"
+    assert main(["report", str(run), "--output", str(path), *options]) == 0
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def payload(element: Element) -> io.BytesIO:
+    return io.BytesIO(base64.b64decode(element.attributes["src"].partition("base64,")[2]))
+
+
+def test_worst_utterances_have_audio_and_pictures(run: Path, tmp_path: Path) -> None:
+    page = report(run, tmp_path, "--utterances", "3")
+    articles = page.find("article")
+    assert len(articles) == 3
+    seconds = table(page, "set-0-utterances")
+    for article in articles:
+        name = article.find("h3")[0].text
+        expected = seconds["Seconds"][seconds["Utterance"].index(name)]
+        samples, rate = soundfile.read(payload(article.find("audio")[0]))
+        assert len(samples) / rate == pytest.approx(expected, abs=0.1)
+        picture = Image.open(payload(article.find("img")[0]))
+        assert picture.width > 300
+        # A spectrogram and a lattice, not an empty picture.
+        assert len(np.unique(np.asarray(picture.convert("L")))) > 50
+
+
+def test_default_path_is_in_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run), "--no-audio", "--no-pictures"]) == 0
+    assert (run / "report.html").is_file()
+    assert f"report: {run / 'report.html'} (" in capsys.readouterr().out
+    assert not parse((run / "report.html").read_text(encoding="utf-8")).find("audio")
+
+
+def test_pages_have_a_largest_size(run: Path, tmp_path: Path) -> None:
+    page = report(run, tmp_path, "--megabytes", "0.02", "--no-pictures")
+    embedded = sum(len(audio.attributes["src"]) for audio in page.find("audio"))
+    assert 0 < embedded <= 20_000
+    assert len(page.find("audio")) < len(page.find("article"))
+    assert "are left out, because the page would exceed" in page.find("p", class_="hint")[-1].text
+
+
+def test_later_clips_that_fit_are_kept() -> None:
+    budget = ByteBudget(10)
+    taken = [budget.take(Clip("x" * size)).url for size in (6, 8, 4, 1)]
+    assert [len(url) for url in taken] == [6, 0, 4, 0]
+    assert budget.left_out == 2
+
+
+def test_without_the_checkpoint_pictures_have_no_lattice(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copy / "checkpoints")
+    page = report(copy, tmp_path, "--utterances", "1")
+    assert "have no lattice" in page.find("p", class_="hint")[0].text
+    assert Image.open(payload(page.find("img")[0])).width > 300
+
+
+def test_missing_recording_is_named(run: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(run.parent / "data", tmp_path / "data")
+    shutil.rmtree(data / "audio")
+    page = report(run, tmp_path, "--utterances", "2", "--no-pictures", f"data.path={data}")
+    assert not page.find("audio")
+    for article in page.find("article"):
+        assert "audio cannot be read" in article.find("p", class_="missing")[0].text
+
+
+def test_utterance_without_reference_has_a_picture(run: Path, tmp_path: Path) -> None:
+    """The lattice of an empty text has one row."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    data = PreparedFolder(run.parent / "data")
+    cut = next(iter(data.cuts("test")))
+    moved = shutil.copytree(data.path, tmp_path / "data")
+    cut.supervisions[0].text = ""
+    CutSet.from_cuts([cut]).to_file(moved / "test_cuts.jsonl.gz")
+    nbest = next((copy / "results").glob("nbest-*"))
+    nbest.write_text(
+        f'{{"id": "{cut.id}", "reference": "", "hypotheses": [{{"text": "on", "tokens": [], '
+        '"words": []}]}\n'
+    )
+    page = report(copy, tmp_path, f"data.path={moved}")
+    assert len(page.find("article")) == len(page.find("img")) == 1
+
+
+def test_audio_of_a_shar(tmp_path: Path) -> None:
+    """A Shar has the audio of several utterances in one tar file, here at 8 kHz."""
+    samples = 0.3 * np.sin(np.arange(8000) / 5)
+    rows = []
+    for number in range(3):
+        soundfile.write(tmp_path / f"{number}.wav", samples[: 4000 + 1000 * number], 8000)
+        rows.append(f"{number}.wav\tword {['one', 'two', 'three'][number]}\n")
+    (tmp_path / "table.tsv").write_text("".join(rows))
+    output = tmp_path / "data"
+    arguments = ["prepare", "own", str(tmp_path / "table.tsv"), "--output", str(output)]
+    options = ["--shar", "--features", "waveform", "--tokens", "char", "--dev-share", "0"]
+    assert main([*arguments, *options, "--test-share", "0"]) == 0
+    cuts = list(PreparedFolder(output).cuts("train"))
+    assert len(cuts) == 3
+    for cut in cuts:
+        heard, rate = soundfile.read(payload(Element("audio", {"src": audio_clip(cut).url})))
+        assert rate == 8000
+        assert len(heard) / rate == pytest.approx(cut.duration, abs=0.1)
+        assert np.abs(heard).max() == pytest.approx(0.3, abs=0.1)
+
+
+def test_data_with_features_only(corpus: Path) -> None:
+    cut = next(iter(PreparedFolder(corpus).cuts("test")))
+    assert audio_clip(cut) == Clip("", "no audio: the data hold features only")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "code"),
+    [
+        (["--utterances", "-1"], "--utterances must be at least 0, got -1", EXIT_USAGE),
+        (["--megabytes", "nan"], "--megabytes must be at least 0, got nan", EXIT_USAGE),
+        (["--result", "beam*"], "matches 'beam*'; it has greedy-step-00000002", EXIT_USAGE),
+        (["--other", "nowhere"], "nowhere is not a run", EXIT_USAGE),
+    ],
+)
+def test_wrong_options(
+    run: Path, options: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run), *options]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_missing_package_is_one_line(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", str(run)]) == EXIT_FAILED
+    expected = "pruned-rnnt report: jinja2 is not installed: pip install 'pruned_rnnt[report]'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_report_of_a_language_model_has_curves(tmp_path: Path) -> None:
+    run = tmp_path / "lm"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"task: lm\ntrain:\n  steps: 4\n  folder: {run}\n")
+    line = '{"group": "valid", "step": 4, "total": 1.5, "perplexity": 4.5}\n'
+    (run / "metrics.jsonl").write_text(line)
+    page = report(run, tmp_path)
+    assert "Validation perplexity" in [figure.find("h3")[0].text for figure in page.find("figure")]
+    assert not page.find("p", class_="hint")

@@ -1,0 +1,293 @@
+"""The page: its numbers equal the scorer's, its texts are escaped, and parts may be missing."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pruned_rnnt.decode.scoring.significance import paired_difference
+from pruned_rnnt.decode.scoring.wer import (
+    ErrorCounts,
+    Transcript,
+    confidence_interval,
+    count_errors,
+)
+from pruned_rnnt.report.report_command import ReportOptions, make_report
+from pruned_rnnt.usage_errors import UsageError
+from tests.report.run_folders import parse, table, transcript, write_decoded, write_run
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "big", "grey", "mouse"]
+NO_MEDIA = ReportOptions(audio=False, pictures=False)
+
+
+def random_transcripts(count: int, errors: float, seed: int, length: int = 12) -> list[Transcript]:
+    """Transcripts with errors of all kinds; the references depend on the count alone."""
+    texts, mistakes = random.Random(count), random.Random(seed)
+    made = []
+    for number in range(count):
+        reference = [texts.choice(WORDS) for _ in range(texts.randint(1, length))]
+        hypothesis = []
+        for word in reference:
+            if mistakes.random() >= errors:
+                hypothesis.append(word)
+            elif mistakes.random() < 0.7:
+                hypothesis += mistakes.choices(WORDS, k=mistakes.randint(1, 2))
+        made.append(transcript(f"u-{number:05d}", " ".join(reference), " ".join(hypothesis)))
+    return made
+
+
+@pytest.fixture
+def run(corpus: Path, tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", corpus)
+
+
+def percent(rate: float) -> str:
+    return f"{100 * rate:.2f}%"
+
+
+def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
+    transcripts = random_transcripts(200, 0.2, seed=1)
+    write_decoded(run, transcripts)
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    total = count_errors(transcripts)
+    characters = count_errors([each.characters() for each in transcripts])
+    lower, upper = confidence_interval(transcripts)
+    (row,) = page.find("section", **{"aria-labelledby": "results-title"})[0].find("tbody")
+    cells = [cell.text for cell in row.find("td")]
+    counts = (total.insertions, total.deletions, total.substitutions, total.reference_words)
+    assert cells[1] == f"{percent(total.rate)} WER"
+    assert cells[2].replace(" ", "") == f"{percent(lower)}\u2013{percent(upper)}"
+    assert [int(cell.replace(",", "")) for cell in cells[3:7]] == list(counts)
+    assert cells[7] == percent(characters.rate)
+    rows = table(page, "set-0-utterances")
+    assert rows["Utterance"] == [each.id for each in transcripts]
+    for number, each in enumerate(transcripts):
+        counted = count_errors([each])
+        assert rows["Errors"][number] == counted.errors
+        assert rows["Ins"][number] == counted.insertions
+        assert rows["Del"][number] == counted.deletions
+        assert rows["Sub"][number] == counted.substitutions
+        assert rows["WER"][number] == pytest.approx(counted.rate, abs=1e-5)
+    confusions = table(page, "set-0-confusions")
+    for kind, count in (
+        ("insertion", total.insertions),
+        ("deletion", total.deletions),
+        ("substitution", total.substitutions),
+    ):
+        pairs = zip(confusions["Error"], confusions["Count"], strict=True)
+        assert sum(number for name, number in pairs if name == kind) == count
+    words = table(page, "set-0-words")
+    assert sum(words["In reference"]) == total.reference_words
+    assert (
+        sum(words["Deleted"]) + sum(words["Substituted"]) == total.deletions + total.substitutions
+    )
+    assert sum(words["Wrongly recognised"]) == total.insertions + total.substitutions
+
+
+def test_alignments_give_back_the_texts(run: Path) -> None:
+    """A hypothesis is left out if it equals the reference; the letters fit both texts."""
+    transcripts = random_transcripts(100, 0.3, seed=2)
+    write_decoded(run, transcripts)
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    for each, shown in zip(
+        transcripts, table(page, "set-0-utterances")["Reference and errors"], strict=True
+    ):
+        assert shown[0] == " ".join(each.reference)
+        if each.reference == each.hypothesis:
+            assert len(shown) == 1
+            continue
+        assert shown[1] == " ".join(each.hypothesis)
+        letters = shown[2]
+        assert sum(letter != "i" for letter in letters) == len(each.reference)
+        assert sum(letter != "d" for letter in letters) == len(each.hypothesis)
+        assert sum(letter != "=" for letter in letters) == count_errors([each]).errors
+
+
+def test_worst_utterances_show_their_alignments(run: Path) -> None:
+    write_decoded(
+        run,
+        [
+            transcript("bad", "a b c d", "a x d e"),
+            transcript("worse", "a b c d", "x y z"),
+            transcript("good", "a", "a"),
+        ],
+    )
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    articles = page.find("article")
+    assert [article.find("h3")[0].text for article in articles] == ["worse", "bad"]
+    pairs = articles[1].find("span", class_="pair")
+    shown = [[child.text for child in pair.children] for pair in pairs]  # type: ignore[union-attr]
+    assert sorted(map(tuple, shown)) == sorted(
+        [("a", "a"), ("b", "x"), ("c", "·"), ("d", "d"), ("·", "e")]
+    ) or shown == [["a", "a"], ["b", "·"], ["c", "x"], ["d", "d"], ["·", "e"]]
+    # Words have the times of the n-best file, gaps have none.
+    starts = [pair.attributes.get("data-start") for pair in pairs]
+    assert [start for start in starts if start] == ["0.00", "0.10", "0.20", "0.30"]
+
+
+def test_texts_cannot_add_elements(run: Path) -> None:
+    evil = "<script>alert(1)</script> </script><img/src=x> --> & \" ' \u2028 \u202e"
+    spoken = Transcript(id=evil, reference=tuple(evil.split()), hypothesis=("<b>", "שלום"))
+    write_decoded(run, [spoken], split="<i>test")
+    write_decoded(run, [spoken])
+    html = make_report(run, options=NO_MEDIA).html
+    page = parse(html)
+    assert len(page.find("script")) == len(re.findall(r"<script\b", html))
+    assert [script for script in page.find("script") if "alert" in script.text] == [
+        script for script in page.find("script", type="application/json") if "alert" in script.text
+    ]
+    assert not [image for image in page.find("img") if image.attributes.get("src") == "x"]
+    assert not page.find("i", class_="test")
+    ids = [table(page, f"set-{number}-utterances")["Utterance"] for number in range(2)]
+    assert ids == [[evil], [evil]]
+    assert {article.find("h3")[0].text for article in page.find("article")} == {
+        " ".join(evil.split())
+    }
+
+
+def test_page_asks_for_nothing_from_outside(run: Path) -> None:
+    write_decoded(run, random_transcripts(20, 0.3, seed=3))
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    for tag, name in (("img", "src"), ("script", "src"), ("link", "href"), ("a", "href")):
+        for element in page.find(tag):
+            assert element.attributes.get(name, "#").startswith(("data:", "#"))
+    (policy,) = page.find("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert policy.attributes["content"].startswith("default-src 'none'")
+
+
+def test_curves_have_the_values_of_the_log(run: Path) -> None:
+    page = parse(make_report(run).html)
+    titles = [figure.find("h3")[0].text for figure in page.find("figure")]
+    assert {"Loss per encoder frame", "Validation WER", "Retained mass"} <= set(titles)
+    (script,) = page.find("script", id="data-hover")
+    hover = json.loads(script.text)
+    assert hover[titles.index("Validation WER")]["lines"] == [[[1, 2, 3, 4], [0.25] * 4]]
+    assert hover[titles.index("Retained mass")]["lines"] == [[[1, 2, 3, 4], [0.99] * 4]]
+    for figure in page.find("figure"):
+        assert figure.find("svg")
+        assert figure.find("div", role="img")[0].attributes["aria-label"]
+
+
+def test_run_without_results_says_what_to_run(run: Path) -> None:
+    report = make_report(run)
+    assert report.hints == (
+        f"run was not decoded yet: run `pruned-rnnt decode {run}`, then make the report again.",
+    )
+    page = parse(report.html)
+    assert [hint.text for hint in page.find("p", class_="hint")] == list(report.hints)
+    assert page.find("figure")
+    assert not page.find("article")
+
+
+def test_run_that_is_still_training(corpus: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", corpus, steps=100, done=3)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"group": "train", "step": 4, "total_per_fr')
+    hints = make_report(run).hints
+    assert hints[0] == "run is at step 3 of 100: this page shows the run so far."
+
+
+def test_run_without_metrics(corpus: Path, tmp_path: Path) -> None:
+    """An imported model has no log."""
+    run = write_run(tmp_path / "run", corpus)
+    (run / "metrics.jsonl").unlink()
+    write_decoded(run, random_transcripts(5, 0.5, seed=4))
+    report = make_report(run, options=NO_MEDIA)
+    assert report.hints == ("run has no metrics.jsonl, so there are no curves.",)
+    assert not parse(report.html).find("section", id="training")
+
+
+def test_set_without_references(run: Path) -> None:
+    write_decoded(run, [transcript("a", "", "x y"), transcript("b", "", "")])
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    assert "No utterance has a reference text" in page.find("p", class_="hint")[-1].text
+    rows = table(page, "set-0-utterances")
+    assert (rows["WER"], rows["Ins"]) == ([None, 0.0], [2, 0])
+
+
+def test_data_that_are_gone(corpus: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(corpus, tmp_path / "data")
+    run = write_run(tmp_path / "run", moved)
+    write_decoded(run, [transcript("test-0", "red", "blue"), transcript("test-1", "red", "red")])
+    whole = parse(make_report(run, options=NO_MEDIA).html)
+    assert all(seconds > 0 for seconds in table(whole, "set-0-utterances")["Seconds"])
+    assert [f.find("h3")[0].text for f in whole.find("figure")].count("WER by duration") == 1
+    moved.rename(tmp_path / "elsewhere")
+    gone = parse(make_report(run).html)
+    assert "add data.path=DIR" in gone.find("p", class_="hint")[0].text
+    assert "no audio" in gone.find("article")[0].text
+    assert "Seconds" not in table(gone, "set-0-utterances")
+    found = parse(make_report(run, overrides=[f"data.path={tmp_path / 'elsewhere'}"]).html)
+    assert table(found, "set-0-utterances") == table(whole, "set-0-utterances")
+
+
+def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", corpus)
+    first, second = (random_transcripts(150, rate, seed=5) for rate in (0.3, 0.1))
+    write_decoded(run, first)
+    write_decoded(other, [*second[1:], transcript("only here", "a", "b")])
+    page = parse(make_report(run, other, NO_MEDIA).html)
+    errors = [
+        [count_errors([each]).errors for each in each_run[1:]] for each_run in (first, second)
+    ]
+    words = [len(each.reference) for each in first[1:]]
+    expected = paired_difference(*errors, words)
+    (card,) = page.find("div", class_="comparison")
+    facts = {dt.text: dd.text for dt, dd in zip(card.find("dt"), card.find("dd"), strict=True)}
+    assert facts["Difference"] == f"{100 * expected.difference:+.2f} points"
+    interval = f"{100 * expected.lower:+.2f} to {100 * expected.upper:+.2f}"
+    assert facts["95% interval"] == interval
+    assert "is significant at the 5% level" in card.find("p", class_="verdict")[0].text
+    assert "149 utterances are compared; 2 are left out" in card.text
+    better = sum(b < a for a, b in zip(*errors, strict=True))
+    assert facts["Utterances better, worse, equal"].startswith(f"{better}, ")
+    changes = table(page, "set-0-changes")["Change"]
+    assert sorted(changes) == sorted(b - a for a, b in zip(*errors, strict=True) if a != b)
+    charts = {figure.find("h3")[0].text: figure for figure in page.find("figure")}
+    keys = [key.text for key in charts["Validation WER"].find("span", class_="key")]
+    assert keys == ["run: WER", "other: WER"]
+
+
+def test_results_of_one_run_are_compared(run: Path) -> None:
+    write_decoded(run, random_transcripts(30, 0.3, seed=6))
+    write_decoded(run, random_transcripts(30, 0.2, seed=7), suffix="modified_beam-step-00000004")
+    options = ReportOptions(result="greedy*", other_result="modified*", pictures=False)
+    page = parse(make_report(run, run, options).html)
+    assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"
+    with pytest.raises(UsageError, match=r"matches 'fast.*it has .*greedy-step-00000004"):
+        make_report(run, options=ReportOptions(result="fast*"))
+
+
+def test_all_sets_are_shown(run: Path) -> None:
+    for split in ("dev", "test-other", "test-clean"):
+        write_decoded(run, random_transcripts(10, 0.3, seed=8), split)
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    tabs = page.find("button", role="tab")
+    assert [tab.text for tab in tabs] == ["test-clean", "test-other", "dev"]
+    panels = [panel.attributes["id"] for panel in page.find("div", role="tabpanel")]
+    assert [tab.attributes["aria-controls"] for tab in tabs] == panels
+
+
+def test_ids_of_the_page_are_unique(run: Path) -> None:
+    for split in ("dev", "test"):
+        write_decoded(run, random_transcripts(10, 0.3, seed=9), split)
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    ids = [each.attributes["id"] for each in page.find() if "id" in each.attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_ten_thousand_utterances_are_a_small_page(run: Path) -> None:
+    transcripts = random_transcripts(10_000, 0.05, seed=10, length=36)
+    write_decoded(run, transcripts)
+    html = make_report(run, options=NO_MEDIA).html
+    texts = sum(len(" ".join(each.reference + each.hypothesis)) for each in transcripts)
+    # Each text once, and about 60 bytes for the numbers of an utterance.
+    assert len(html.encode()) < texts + 60 * len(transcripts) + 200_000
+    rows = table(parse(html), "set-0-utterances")
+    total = sum((count_errors([each]) for each in transcripts), ErrorCounts())
+    assert sum(rows["Errors"]) == total.errors

@@ -1,0 +1,86 @@
+"""Result files as `decode` writes them, whole, in parts, and of several sets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pruned_rnnt.report.result_files import find_results
+from tests.report.run_folders import transcript, write_decoded
+
+DECODED = [
+    transcript("u-1", "über den wolken", "über wolken"),
+    transcript("u-2", "", "noise"),
+    transcript("u-3", "it's <b>", "it's <b>"),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_decoded(tmp_path, DECODED)
+    return tmp_path
+
+
+def test_results_are_named_by_set_and_setting(run: Path) -> None:
+    for split, suffix in (
+        ("test-clean-100", "ctc_greedy-chunk16-step-00000004"),
+        ("dev", "modified_beam-beam8-step-00000004-average-last-3"),
+        ("dev", "greedy-best"),
+    ):
+        write_decoded(run, DECODED, split, suffix)
+    found = {(result.split, result.setting) for result in find_results(run)}
+    assert found == {
+        ("test", "greedy-step-00000004"),
+        ("test-clean-100", "ctc_greedy-chunk16-step-00000004"),
+        ("dev", "modified_beam-beam8-step-00000004-average-last-3"),
+        ("dev", "greedy-best"),
+    }
+    assert {result.split for result in find_results(run, "greedy*")} == {"test", "dev"}
+
+
+def test_newest_result_comes_first(run: Path) -> None:
+    write_decoded(run, DECODED, suffix="modified_beam-step-00000004")
+    for path in (run / "results").glob("*greedy*"):
+        os.utime(path, (2e9, 2e9))
+    assert next(r.setting for r in find_results(run)) == "greedy-step-00000004"
+
+
+def test_nbest_file_has_times(run: Path) -> None:
+    (result,) = find_results(run)
+    utterances, damaged = result.read()
+    assert [each.transcript for each in utterances] == DECODED
+    assert damaged == 0
+    assert [word.word for word in utterances[0].words] == ["über", "wolken"]
+    assert utterances[0].words[1].start == pytest.approx(0.1)
+    assert [token.name for token in utterances[1].tokens] == ["noise"]
+
+
+def test_recogs_file_alone_is_enough(run: Path) -> None:
+    (result,) = find_results(run)
+    result.nbest_path.unlink()
+    (result,) = find_results(run)
+    utterances, damaged = result.read()
+    assert [each.transcript for each in utterances] == DECODED
+    assert (damaged, utterances[0].words) == (0, ())
+
+
+def test_file_that_is_being_written(run: Path) -> None:
+    (result,) = find_results(run)
+    text = result.nbest_path.read_text(encoding="utf-8")
+    result.nbest_path.write_text(text[: len(text) * 2 // 3], encoding="utf-8")
+    utterances, damaged = result.read()
+    assert [each.transcript for each in utterances] == DECODED[: len(utterances)]
+    assert 0 < len(utterances) < 3
+    assert damaged == 1
+
+
+def test_characters_of_a_result_that_counts_them(tmp_path: Path) -> None:
+    write_decoded(tmp_path, DECODED, suffix="greedy-cer-step-00000004", metric="CER")
+    (result,) = find_results(tmp_path)
+    assert result.counts_characters
+    expected = [each.characters() for each in DECODED]
+    assert [each.transcript for each in result.read()[0]] == expected
+    result.nbest_path.unlink()
+    assert [each.transcript for each in result.read()[0]] == expected
