@@ -32,6 +32,7 @@ PACKAGES_OF_EXTRA = {
     "k2": ("k2",),
     "microphone": ("sounddevice",),
     "vad": ("silero_vad", "onnxruntime"),
+    "hub": ("huggingface_hub",),
 }
 # Packages of each kind of export.
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")

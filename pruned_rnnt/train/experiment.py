@@ -12,6 +12,7 @@ from pruned_rnnt.data.input.datamodule import DataConfig
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
+from pruned_rnnt.train.card_config import CardConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
@@ -96,6 +97,7 @@ class ExperimentConfig:
     mwer: MwerConfig = field(default_factory=MwerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    card: CardConfig = field(default_factory=CardConfig)
 
     def __post_init__(self) -> None:
         if self.finetune != FinetuneConfig() and not self.train.init:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Keys that may change between a run and its continuation, as they do not affect training.
 _FREE_KEYS = (
+    "card.",
     "decode.",
     "data.num_workers",
     "data.prefetch_factor",

@@ -24,6 +24,7 @@ from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_file
 from pruned_rnnt.train.engine.random_state import seed_everything
+from pruned_rnnt.train.engine.run_versions import add_version
 from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.engine.step_recorder import StepRecorder
 from pruned_rnnt.train.engine.stop_signals import StopSignals
@@ -272,6 +273,7 @@ class Trainer:
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
+            add_version(self.folder, step)
             self.task.save_files(self.folder)
         self.log.open(stack, self.folder, self.state.counters)
         logger.info(
