@@ -33,6 +33,8 @@ PACKAGES_OF_EXTRA = {
     "microphone": ("sounddevice",),
     "vad": ("silero_vad", "onnxruntime"),
     "hub": ("huggingface_hub",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }
 # Packages of each kind of export.
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")

@@ -40,6 +40,7 @@ _FREE_KEYS = (
     "train.folder",
     "train.init",
     "train.log_every",
+    "train.loggers",
     "train.validate_every",
     "train.save_every",
     "train.picture_every",
