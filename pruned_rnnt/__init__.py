@@ -58,12 +58,14 @@ from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.ops import backend_report, backend_summary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
 
     from pruned_rnnt import diagnostics
-    from pruned_rnnt.transcribe.recogniser import Recogniser
+    from pruned_rnnt.transcribe.recogniser import AudioRecogniser
+    from pruned_rnnt.transcribe.segments import SegmentConfig
 
 __all__ = [
     "Bounds",
@@ -112,17 +114,39 @@ def __dir__() -> list[str]:
     return sorted({*globals(), "diagnostics"})
 
 
-def load(path: Path | str, device: torch.device | str = "cpu") -> Recogniser:
-    """Loads a model that `pruned-rnnt export RUN --format torch` wrote, for `.transcribe(file)`.
+def load(
+    path: Path | str,
+    device: torch.device | str = "cpu",
+    *,
+    settings: Sequence[str] = (),
+    segments: SegmentConfig | None = None,
+) -> AudioRecogniser:
+    """Loads a trained model of any kind, for `.transcribe("a.wav").text`.
+
+    Args:
+        path: the folder of a run or one of its checkpoints; a model.pt of `pruned-rnnt export
+            --format torch` or its folder; a folder of `--format onnx`, which onnxruntime runs on
+            the CPU; a .pt file of icefall's Zipformer recipe with bpe.model or tokens.txt near it,
+            or their folder; or a repository of the Hugging Face hub with one of these,
+            `owner/name` or `hf://owner/name@revision`.
+        device: of the model, for example `cuda`; `auto` uses a CUDA device if there is one.
+        settings: `decode.key=value` as for `pruned-rnnt transcribe`, such as
+            `decode.method=modified_beam`. A run has those of its configuration by default.
+        segments: how long audio is cut.
+
+    Returns:
+        An object with `transcribe` (paths, samples, or lists of them), `model` (None for ONNX),
+        `tokenizer` and `sampling_rate`.
 
     Raises:
-        ValueError: the file does not exist or is of another kind.
-        MissingPackageError: a package of the extra `train` is not installed.
+        ValueError: there is no model at the path, or it is damaged; the message says what is there.
+        MissingPackageError: a package of the extra `train`, for ONNX of `export`, or for a
+            repository of `hub`, is not installed.
     """
     # Imported here because the losses need torch alone.
     from pruned_rnnt.optional_packages import missing_packages_named
 
     with missing_packages_named():
-        from pruned_rnnt.transcribe import recogniser
+        from pruned_rnnt.pretrained import load as pretrained_load
 
-    return recogniser.load(path, device)
+    return pretrained_load.load(path, device, settings=settings, segments=segments)

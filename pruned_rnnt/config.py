@@ -121,6 +121,13 @@ def value_as_yaml(key: str, value: Any) -> str:
     return OmegaConf.to_yaml({key: value}).strip()
 
 
+def plain_yaml(values: Mapping[str, Any]) -> str:
+    """Nested plain values as YAML, in their order; texts are quoted where YAML needs it."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(values))) if values else "{}\n"
+
+
 def differences(old: Any, new: Any) -> list[str]:
     """Lines `section.key: old -> new` for every key in which two configurations differ.
 

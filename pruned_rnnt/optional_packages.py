@@ -33,6 +33,9 @@ PACKAGES_OF_EXTRA = {
     "microphone": ("sounddevice",),
     "report": ("jinja2",),
     "vad": ("silero_vad", "onnxruntime"),
+    "hub": ("huggingface_hub",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }
 # Packages of each kind of export.
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")

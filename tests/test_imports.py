@@ -48,7 +48,26 @@ ALLOWED = {
     "export": {"config", "data", "decode", "interop", "model"},
     "transcribe": {"data", "decode", "export", "model"},
     "align": {"data", "decode", "diagnostics", "model", "transcribe"},
-    "finetune": {"config", "data", "decode", "export", "interop", "model", "train"},
+    "pretrained": {
+        "config",
+        "data",
+        "decode",
+        "export",
+        "interop",
+        "model",
+        "train",
+        "transcribe",
+    },
+    "finetune": {
+        "config",
+        "data",
+        "decode",
+        "export",
+        "interop",
+        "model",
+        "pretrained",
+        "train",
+    },
     "interop": {"config", "data", "model", "train"},
 }
 

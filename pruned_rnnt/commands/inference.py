@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-    from pruned_rnnt.decode.decode_set import DecodeConfig
-    from pruned_rnnt.model.language_model import LanguageModel
-    from pruned_rnnt.model.speech_model import SpeechModel
     from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -60,9 +57,11 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.decode_set import decode_set
     from pruned_rnnt.decode.nbest import write_hypotheses
     from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
+    from pruned_rnnt.decode.scoring.measured import ErrorRate, save_measurement
     from pruned_rnnt.decode.scoring.result_files import write_results
-    from pruned_rnnt.decode.scoring.wer import confidence_interval, count_errors
     from pruned_rnnt.decode.timing.calibration import read_calibration, save_calibration
+    from pruned_rnnt.pretrained.load import fusion_language_model
+    from pruned_rnnt.pretrained.run_card import measurement_of_run
     from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
@@ -74,7 +73,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
             "decode data prepared with the run's tokenizer"
         )
-    language_model = _language_model(config.decode, loaded.model, loaded.tokenizer)
+    language_model = fusion_language_model(config.decode, loaded.model, loaded.tokenizer)
     if options.plot is not None:
         from pruned_rnnt.align.picture import plot_utterances
         from pruned_rnnt.model.build_model import as_transducer
@@ -104,10 +103,12 @@ def decode(options: argparse.Namespace, console: Console) -> int:
         )
     nbest = folder / f"nbest-{split}-{suffix}.jsonl"
     write_hypotheses(nbest, decoded.utterances, loaded.tokenizer, calibration)
-    lower, upper = confidence_interval(transcripts)
+    by_word, by_character = ErrorRate.of(words), ErrorRate.of(characters)
+    save_measurement(folder, measurement_of_run(config, loaded, len(words), by_word, by_character))
+    chosen = by_word if config.decode.metric == "wer" else by_character
     print(
-        f"{split} {label} {loaded.name}: WER {count_errors(words)}, "
-        f"CER {count_errors(characters)}, 95% interval of the {metric} {lower:.2%} .. {upper:.2%}, "
+        f"{split} {label} {loaded.name}: WER {by_word.counts}, CER {by_character.counts}, "
+        f"95% interval of the {metric} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
         f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
     )
     confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
@@ -124,26 +125,6 @@ def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
     from pruned_rnnt.data.input.datamodule import DataModule
 
     return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)
-
-
-def _language_model(
-    config: DecodeConfig, model: SpeechModel, tokenizer: Tokenizer
-) -> LanguageModel | None:
-    """The model of decode.fusion.lm on the recogniser's device; None if the setting is empty."""
-    from pruned_rnnt.train.tasks.lm_task import load_language_model
-
-    if not config.fusion.lm:
-        return None
-    folder = Path(config.fusion.lm)
-    if not folder.is_dir():
-        raise UsageError(f"decode.fusion.lm: there is no run of a language model at {folder}")
-    language_model, symbols = load_language_model(folder, next(model.parameters()).device)
-    if symbols.symbols != tokenizer.symbols:
-        raise UsageError(
-            f"the language model {folder} and the recogniser have different symbols: prepare the "
-            "texts of the language model with `pruned-rnnt prepare lm` from the same data"
-        )
-    return language_model
 
 
 _ALIGN_HELP = (
@@ -198,7 +179,9 @@ def align(options: argparse.Namespace, console: Console) -> int:
 _EXPORT_HELP = (
     "Writes RUN/export/FORMAT with a README. The format onnx needs\n"
     "pip install 'pruned_rnnt[export]'.\n"
-    "decode.checkpoint and decode.use_average choose the parameters.\n\n" + OVERRIDES_HELP
+    "decode.checkpoint and decode.use_average choose the parameters. The README is a model card:\n"
+    "it has the error rates that `pruned-rnnt decode` measured with these parameters, and what\n"
+    "card.license, card.data and the other settings of card say.\n\n" + OVERRIDES_HELP
 )
 
 
@@ -213,9 +196,19 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export.export_command import check_export, run_export
+    from pruned_rnnt.export.readme import use_of_export
+    from pruned_rnnt.optional_packages import require
+    from pruned_rnnt.pretrained.hub import hub_name, push
+    from pruned_rnnt.pretrained.run_card import card_of_run
     from pruned_rnnt.train.run import load_model
 
     check_export(options)
+    repository = None
+    if options.push is not None:
+        require("huggingface_hub")
+        repository = hub_name(options.push)
+    elif options.private:
+        raise UsageError("--private needs --push OWNER/NAME")
     config = config_of_run(options)
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
@@ -224,12 +217,18 @@ def export(options: argparse.Namespace, console: Console) -> int:
     longest = read_p99_duration(config.folder)
     parts = loaded.model, loaded.tokenizer
     calibration = read_calibration(config.folder, loaded.model.vocab_size)
+    card = card_of_run(config, loaded)  # before the model is moved and changed
     exact = run_export(options, *parts, folder, source, config.decode, longest, calibration)
+    card.write(folder, use_of_export(folder, options.format))
+    if repository is not None and exact:
+        print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
     return 0 if exact else EXIT_FAILED
 
 
 _TRANSCRIBE_HELP = (
-    "MODEL is a run's folder, or a model that `pruned-rnnt export --format torch` wrote.\n"
+    "MODEL is the folder of a run, a model that `pruned-rnnt export` wrote (torch or onnx),\n"
+    "an icefall checkpoint with its bpe.model or tokens.txt beside it, or owner/name, a\n"
+    "repository of the Hugging Face hub with one of these.\n"
     "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3 and sph, with ffmpeg also m4a,\n"
     "aac, wma and webm. Unreadable files are named, and the exit code is then 1.\n"
     "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
@@ -246,15 +245,9 @@ def add_transcribe(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     """Transcribe audio files of any length and sampling rate."""
-    from pruned_rnnt.config import load_config
-    from pruned_rnnt.data.input.training_durations import read_p99_duration
-    from pruned_rnnt.decode.timing.calibration import read_calibration
-    from pruned_rnnt.export import model_file
-    from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
-    from pruned_rnnt.train.run import load_model, run_config, set_chunks
+    from pruned_rnnt.pretrained.load import load
     from pruned_rnnt.transcribe.live import LiveRecogniser
     from pruned_rnnt.transcribe.microphone import microphone
-    from pruned_rnnt.transcribe.recogniser import Recogniser
     from pruned_rnnt.transcribe.standard_input import open_samples
     from pruned_rnnt.transcribe.transcribe_command import (
         check_transcribe,
@@ -266,30 +259,16 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
 
     settings = take_settings(options)
     inputs = check_transcribe(options, settings)
-    if not options.model.exists():
-        raise UsageError(f"neither a run nor an exported model at {options.model}")
-    if (options.model / CONFIG_NAME).is_file():
-        config = run_config(options.model, settings)
-        loaded = load_model(config)
-        model, tokenizer = loaded.model, loaded.tokenizer
-        longest = read_p99_duration(options.model)
-        calibration = read_calibration(options.model, model.vocab_size)
-    else:
-        config = load_config(ExperimentConfig, None, settings)
-        model, tokenizer, longest, calibration = model_file.load_model(options.model)
-        set_chunks(model, config.decode)
-        model = model.to(pick_device(config.train))
-    recogniser = Recogniser(
-        model,
-        tokenizer,
-        longest,
-        calibration,
-        segments=segment_config(options),
-        decode=config.decode,
-        language_model=_language_model(config.decode, model, tokenizer),
+    recogniser = load(
+        options.model, device="auto", settings=settings, segments=segment_config(options)
     )
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
+    if recogniser.model is None:
+        raise UsageError(
+            f"{options.model} has ONNX files, which this command does not run live: transcribe "
+            "with a run or a model.pt, or use sherpa-onnx"
+        )
     live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:
         with microphone() as source:

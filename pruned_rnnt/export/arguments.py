@@ -43,3 +43,12 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare outputs of the ONNX files with torch, and texts of sherpa-onnx with those of "
         "greedy search; exit code 1 if they differ",
     )
+    parser.add_argument(
+        "--push",
+        metavar="OWNER/NAME",
+        help="also upload the folder to this repository of the Hugging Face hub, which is created "
+        "if there is none; log in first with `hf auth login`",
+    )
+    parser.add_argument(
+        "--private", action="store_true", help="with --push: a new repository is private"
+    )

@@ -71,7 +71,7 @@ def run_export(
         export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
         print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
         return True
-    graphs = export_onnx(model, tokenizer, folder, sizes, source, decode)
+    graphs = export_onnx(model, tokenizer, folder, sizes, source, decode, p99_duration)
     print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")
     for line in differences(model, decode):
         print(f"may decode differently: {line}")

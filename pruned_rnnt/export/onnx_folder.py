@@ -1,10 +1,10 @@
-"""A folder that sherpa-onnx runs: ONNX files with metadata, tokens, a script and a README.
+"""A folder that sherpa-onnx runs: ONNX files with metadata, tokens and a script.
 
 encoder.onnx decoder.onnx joiner.onnx     and optionally NAME.int8.onnx, NAME.fp16.onnx;
 model.onnx                                instead of them: of a model of a CTC head alone
 tokens.txt tokens.model                   `SYMBOL ID` lines; SentencePiece model (for hotwords)
 settings.json                             streaming or not, chunk, sample rate and more
-recognise.py README.md                    transcribes audio with the files; instructions
+recognise.py                              transcribes audio with the files
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from pruned_rnnt.export.graphs import (
     write_onnx,
 )
 from pruned_rnnt.export.precision import write_fp16, write_int8
-from pruned_rnnt.export.readme import readme_text
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.model.conformer import Conformer
@@ -127,6 +126,7 @@ def export_onnx(
     options: OnnxOptions,
     source: str,
     decode: DecodeConfig | None = None,
+    p99_duration: float | None = None,
 ) -> tuple[Graph, ...]:
     """Write the folder, replacing the files of an earlier export.
 
@@ -134,6 +134,7 @@ def export_onnx(
         model: on the CPU; set to evaluation mode.
         source: name of the run and checkpoint for README and metadata, such as `fsdd, step 5000`.
         decode: configuration of the run; the README lists what sherpa-onnx decodes differently.
+        p99_duration: as for `save_model`, for `pruned_rnnt.load`.
 
     Returns:
         The exported graphs.
@@ -146,6 +147,7 @@ def export_onnx(
     check_tokens(model, tokenizer)
     graphs = exported_graphs(model.eval(), options)
     settings = _settings(model, graphs[0], options, source)
+    settings["p99_duration"] = p99_duration
     settings["differences"] = list(differences(model, decode or DecodeConfig()))
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.onnx"):
@@ -161,7 +163,6 @@ def export_onnx(
     tokenizer.save(folder)
     shutil.copyfile(_RECOGNISE, folder / "recognise.py")
     (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(readme_text(settings), encoding="utf-8")
     return graphs
 
 

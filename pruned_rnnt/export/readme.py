@@ -1,17 +1,51 @@
-"""The README of an exported folder."""
+"""How to use an exported folder: the part of its README that depends on the format."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-_SHARED = """\
-# Exported {kind} model
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 
-Model: {source}. It runs in sherpa-onnx (tested with 2.0.1). In this folder:
+HERE = "."
+_TORCH = """\
+## Use
+
+```bash
+pip install 'pruned_rnnt[train]'
+```
+
+```python
+import pruned_rnnt
+
+recogniser = pruned_rnnt.load("{load_name}")
+print(recogniser.transcribe("a.wav").text)
+```
+
+`pruned-rnnt transcribe {load_name} a.wav` does the same on the command line, and `pruned-rnnt
+finetune {load_name} DATA` trains the model further. The `.pt2` files are for `torch.export.load`
+and run without pruned_rnnt.
+"""
+
+_ICEFALL = """\
+## Use
+
+`pretrained.pt`, `bpe.model` and `tokens.txt` are for the scripts of icefall's Zipformer recipe
+(`--checkpoint pretrained.pt`). `pruned_rnnt.load("{load_name}").transcribe("a.wav")` loads them,
+too.
+"""
+
+_SHARED = """\
+## Use
+
+Exported {kind} model: {source}. It runs in sherpa-onnx (tested with 2.0.1). In this folder:
 
     pip install sherpa-onnx soundfile
     python recognise.py a.wav
+
+`pruned_rnnt.load("{load_name}").transcribe("a.wav")` runs it with onnxruntime, also on long audio.
 
 {method}`--threads 2` uses two threads{other}.
 With the programs of a sherpa-onnx build:
@@ -61,8 +95,21 @@ words for it.
 """
 
 
-def readme_text(settings: Mapping[str, Any]) -> str:
-    """The text of README.md, from the folder's settings."""
+def use_of_export(folder: Path, kind: str, load_name: str = HERE) -> str:
+    """Markdown on how to use the files of an export.
+
+    Args:
+        kind: `torch`, `onnx` or `icefall`.
+        load_name: what `pruned_rnnt.load` takes; by default the current folder.
+    """
+    if kind == "onnx":
+        settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+        return onnx_use(settings, load_name)
+    return {"torch": _TORCH, "icefall": _ICEFALL}[kind].format(load_name=load_name)
+
+
+def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
+    """Of a folder of `--format onnx`, from its settings."""
     program = "sherpa-onnx" if settings["streaming"] else "sherpa-onnx-offline"
     others = [name for name in settings["precisions"] if name != "fp32"]
     is_ctc = settings["kind"] == "ctc"
@@ -71,6 +118,7 @@ def readme_text(settings: Mapping[str, Any]) -> str:
         option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
         model = f"--{option}=model.onnx"
     text = _SHARED.format(
+        load_name=load_name,
         source=settings["source"],
         kind="CTC" if is_ctc else "transducer",
         method="" if is_ctc else "`--method modified_beam_search` uses beam search, ",

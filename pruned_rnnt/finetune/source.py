@@ -9,10 +9,10 @@ from pruned_rnnt.config import ConfigError, load_config
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export import model_file
 from pruned_rnnt.interop.icefall.imported_run import read_run
-from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.train.engine import checkpoint
-from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
+from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
+from pruned_rnnt.pretrained.hub import HubError, local_path
+from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
 
@@ -22,7 +22,6 @@ _ZIPFORMER_TRAINING = (
     "optimiser.learning_rate=0.045",
     "train.precision=bfloat16",
 )
-_TOKEN_FILES = ("bpe.model", "tokens.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +45,39 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
 
     Args:
         path: the folder of a run, one of its checkpoints, a file or folder that `pruned-rnnt
-            export --format torch` wrote, or an icefall checkpoint.
+            export --format torch` wrote, an icefall checkpoint, or the name of a repository of the
+            hub with one of these.
         config: which checkpoint of a run, and the tokens of an icefall checkpoint.
 
     Raises:
         ConfigError: there is nothing at the path, or no tokens.
         ValueError: the file cannot be used; the message says why.
     """
+    try:
+        path = local_path(path)
+    except HubError as error:
+        raise ConfigError(f"train.init={path}: {error}") from error
     if not path.exists():
         raise ConfigError(
             f"train.init={path}: there is no such run or file. To continue a run that was started "
             "from it: pruned-rnnt train RUN"
         )
-    if (path / CONFIG_NAME).is_file():
-        return _run(path, config.checkpoint)
-    if path.is_dir() or _format_of(path) == model_file.FORMAT:
-        return _model_file(path)
-    if _format_of(path) == checkpoint.FORMAT:
-        folder = next((p for p in path.parents if (p / CONFIG_NAME).is_file()), None)
-        if folder is None:
-            raise ConfigError(f"train.init={path}: the checkpoint is not in the folder of its run")
-        return _run(folder, str(path))
-    return _icefall(path, config)
+    tokens = Path(config.tokens) if config.tokens else None
+    try:
+        found = find_model(path, tokens)
+    except NoModelError as error:
+        raise ConfigError(
+            f"train.init={error} (finetune.tokens=FILE names the tokens of an icefall checkpoint)"
+        ) from error
+    if found.kind == "run":
+        return _run(found.path, str(found.checkpoint or config.checkpoint))
+    if found.kind == "file":
+        return _model_file(path, found.path)
+    if found.kind == "onnx":
+        raise ConfigError(
+            f"train.init={path}: ONNX files cannot be trained; name the run or its model.pt"
+        )
+    return _icefall(found, trust=config.trust)
 
 
 def _run(folder: Path, which: str) -> Source:
@@ -82,8 +92,8 @@ def _run(folder: Path, which: str) -> Source:
     )
 
 
-def _model_file(path: Path) -> Source:
-    loaded = model_file.load_model(path)
+def _model_file(path: Path, file: Path) -> Source:
+    loaded = model_file.load_model(file)
     is_zipformer = loaded.model.config.encoder.kind == "zipformer"
     training = load_config(ExperimentConfig, None, _ZIPFORMER_TRAINING if is_zipformer else ())
     config = ExperimentConfig(
@@ -96,29 +106,8 @@ def _model_file(path: Path) -> Source:
     return Source(name=name, model=loaded.model, tokenizer=loaded.tokenizer, config=config)
 
 
-def _icefall(path: Path, config: FinetuneConfig) -> Source:
-    tokens = Path(config.tokens) if config.tokens else _tokens_beside(path)
-    run = read_run(path, tokens, Path("exp/icefall"), trust=config.trust)
+def _icefall(found: FoundModel, *, trust: bool) -> Source:
+    assert found.tokens is not None
+    path = found.path
+    run = read_run(path, found.tokens, Path("exp/icefall"), trust=trust)
     return Source(name=path.stem, model=run.model, tokenizer=run.tokenizer, config=run.config)
-
-
-def _tokens_beside(path: Path) -> Path:
-    """The tokens of an icefall checkpoint, in its folder or the one above."""
-    folders = [path.parent, path.resolve().parent.parent]
-    candidates = [folder / name for folder in folders for name in _TOKEN_FILES]
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if found is None:
-        raise ConfigError(
-            f"train.init={path}: there is no {' or '.join(_TOKEN_FILES)} beside this icefall "
-            "checkpoint: name the file with finetune.tokens=FILE"
-        )
-    return found
-
-
-def _format_of(path: Path) -> str:
-    """The format that a file of this package names; empty for other files."""
-    try:
-        values = read_saved(path, "model")
-    except UnusableFileError:
-        return ""  # the reader of icefall's checkpoints reports the error
-    return str(values.get("format", "")) if isinstance(values, dict) else ""

@@ -12,6 +12,8 @@ from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
+from pruned_rnnt.train.card_config import CardConfig
+from pruned_rnnt.train.engine.loggers import LOGGERS
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
@@ -43,7 +45,10 @@ class TrainConfig:
     log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
         (log_every: at least 1). A run also ends with a validation. Each validation saves a
         checkpoint.
-    picture_every: steps between pictures and decoded samples in TensorBoard, in addition to those
+    loggers: programs that show metrics, pictures and samples, any of tensorboard (events in the
+        run's folder), mlflow (MLFLOW_TRACKING_URI, or the folder mlruns beside the run) and wandb
+        (Weights & Biases; offline with WANDB_MODE=offline). A continued run continues there, too.
+    picture_every: steps between pictures and decoded samples for the loggers, in addition to those
         of each validation; 0 for none in addition.
     keep_last, keep_best: number of checkpoints kept, the newest and those of lowest validation WER.
     early_stopping_patience: training stops after this many consecutive validations without a new
@@ -66,6 +71,7 @@ class TrainConfig:
     cuda_graphs: Literal["auto", "off"] = "auto"
     average_decay: float = 0.99
     log_every: int = 20
+    loggers: tuple[str, ...] = ("tensorboard",)
     validate_every: int = 0
     save_every: int = 0
     picture_every: int = 0
@@ -81,6 +87,9 @@ class TrainConfig:
         others = ("validate_every", "save_every", "picture_every", "keep_best", "threads")
         check_at_least("train", self, **dict.fromkeys((*others, "early_stopping_patience"), 0))
         check_fractions("train", self, "average_decay", below_one=True)
+        for name in self.loggers:
+            if name not in LOGGERS:
+                raise ValueError(f"train.loggers has {name!r}, needs any of {', '.join(LOGGERS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +105,7 @@ class ExperimentConfig:
     mwer: MwerConfig = field(default_factory=MwerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    card: CardConfig = field(default_factory=CardConfig)
 
     def __post_init__(self) -> None:
         if self.finetune != FinetuneConfig() and not self.train.init:

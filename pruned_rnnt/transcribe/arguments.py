@@ -9,7 +9,7 @@ from pathlib import Path
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the audio and the options."""
     parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="folder of a run, or an exported model.pt"
+        "model", metavar="MODEL", help="run, exported model, icefall checkpoint, or hub repository"
     )
     parser.add_argument(
         "audio",

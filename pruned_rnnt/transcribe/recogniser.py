@@ -5,23 +5,26 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_stream import FeatureStream, audio_blocks
-from pruned_rnnt.data.audio.waveform import FloatArray
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.waveform import FloatArray, resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.timing.head_paths import head_paths
+from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.decode.word_times import TimedWord
-from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.joined_path import JoinedPath
@@ -48,61 +51,98 @@ class Transcription:
         return self.text
 
 
-class Recogniser:
-    """Transcribes files of any length; only the transcript grows with their length.
+# What `transcribe` takes: the path of an audio file, or (S,) samples.
+Audio = Path | str | FloatArray
+AudioList = list[Any] | tuple[Audio, ...]
+
+
+class AudioRecogniser(ABC):
+    """Transcribes audio of any length; only the transcript grows with its length.
 
     Audio longer than `segments.window` is cut at pauses. Where there is no pause for so long,
     overlapping windows are transcribed and joined at words that both have.
 
-    Args:
+    Attributes:
+        model: the torch model in evaluation mode; None if another library runs it.
+        tokenizer: converts between texts and the ids of symbols.
         p99_duration: 99th percentile of the training utterances' durations in seconds; None if
             unknown.
-        calibration: of the model's word times and confidences.
-        segments: how audio is cut.
-        decode: search method, beam and fusion; default: greedy search.
-        language_model: the model that `decode.fusion.lm` names.
+        sampling_rate: 16000, the rate in Hz that the model works at.
 
     Raises:
-        ValueError, FileNotFoundError: as `build_search`.
         MissingPackageError: a package that `segments.detector` needs is not installed.
     """
 
+    model: SpeechModel | None = None
+    sampling_rate = SAMPLING_RATE
+
     def __init__(
         self,
-        model: SpeechModel,
         tokenizer: Tokenizer,
         p99_duration: float | None = None,
         calibration: Calibration | None = None,
-        *,
         segments: SegmentConfig | None = None,
-        decode: DecodeConfig | None = None,
-        language_model: LanguageModel | None = None,
     ) -> None:
-        self.model = model.eval()
         self.tokenizer = tokenizer
         self.p99_duration = p99_duration
         self._calibration = calibration
         self._segments = segments or SegmentConfig()
         self._new_detector()
-        self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
+
+    @abstractmethod
+    def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
+        """The best path through one segment (T, F), and that of the CTC head, if it has one."""
+
+    @overload
+    def transcribe(
+        self,
+        audio: Audio,
+        *,
+        sampling_rate: int = ...,
+        on_seconds: Callable[[float], None] | None = ...,
+    ) -> Transcription: ...
+
+    @overload
+    def transcribe(
+        self,
+        audio: AudioList,
+        *,
+        sampling_rate: int = ...,
+        on_seconds: Callable[[float], None] | None = ...,
+    ) -> list[Transcription]: ...
 
     def transcribe(
         self,
-        audio: Path | str | FloatArray,
+        audio: Audio | AudioList,
         *,
+        sampling_rate: int = SAMPLING_RATE,
         on_seconds: Callable[[float], None] | None = None,
-    ) -> Transcription:
-        """Transcribe an audio file (any that `open_audio` reads), or (S,) samples at 16 kHz.
+    ) -> Transcription | list[Transcription]:
+        """Transcribe an audio file (any that `open_audio` reads), samples, or a list of these.
 
         Audio with nothing but digital silence gives an empty text.
 
         Args:
-            on_seconds: called with the seconds of audio read so far.
+            audio: a path; or (S,) samples of one channel in [-1, 1]; or a list or tuple of these.
+            sampling_rate: of samples, in Hz; files have their own.
+            on_seconds: called with the seconds read so far of the file or samples.
+
+        Returns:
+            One transcription, or a list of them for a list.
 
         Raises:
-            FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`.
+            FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`;
+                ValueError also for samples of another shape.
         """
-        blocks = audio_blocks(audio) if isinstance(audio, str | Path) else [audio]
+        if isinstance(audio, list | tuple):
+            return [
+                self.transcribe(item, sampling_rate=sampling_rate, on_seconds=on_seconds)
+                for item in audio
+            ]
+        if isinstance(audio, str | Path):
+            blocks: Iterable[FloatArray] = audio_blocks(audio)
+        else:
+            blocks = [_samples(audio, sampling_rate)]
         return self._transcribe(_pieces(blocks), on_seconds)
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
@@ -123,11 +163,7 @@ class Recogniser:
         segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
         path = JoinedPath(self.tokenizer, self._calibration)
         for segment in segmenter(counter):
-            encoded_NTE = encode_features(self.model, segment.features_TF)
-            lengths = torch.tensor([encoded_NTE.size(1)])
-            ((best, *_),) = self._search(encoded_NTE, lengths)
-            (head,) = head_paths(self.model, encoded_NTE, lengths, [best.symbols])
-            path.append(best, head, segment)
+            path.append(*self._best_path(segment.features_TF), segment)
         return Transcription(
             text=path.text,
             words=path.words,
@@ -137,6 +173,64 @@ class Recogniser:
 
     def _new_detector(self) -> SpeechDetector:
         return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
+
+
+class Recogniser(AudioRecogniser):
+    """Transcribes with a torch model; see `AudioRecogniser`.
+
+    Args:
+        p99_duration: 99th percentile of the training utterances' durations in seconds; None if
+            unknown.
+        calibration: of the model's word times and confidences.
+        segments: how audio is cut.
+        decode: search method, beam and fusion; default: greedy search.
+        language_model: the model that `decode.fusion.lm` names.
+
+    Raises:
+        ValueError, FileNotFoundError: as `build_search`.
+        MissingPackageError: a package that `segments.detector` needs is not installed.
+    """
+
+    model: SpeechModel
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        tokenizer: Tokenizer,
+        p99_duration: float | None = None,
+        calibration: Calibration | None = None,
+        *,
+        segments: SegmentConfig | None = None,
+        decode: DecodeConfig | None = None,
+        language_model: LanguageModel | None = None,
+    ) -> None:
+        super().__init__(tokenizer, p99_duration, calibration, segments)
+        self.model = model.eval()
+        self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
+
+    def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
+        encoded_NTE = encode_features(self.model, features_TF)
+        lengths = torch.tensor([encoded_NTE.size(1)])
+        ((best, *_),) = self._search(encoded_NTE, lengths)
+        (head,) = head_paths(self.model, encoded_NTE, lengths, [best.symbols])
+        return best, head
+
+
+def _samples(audio: FloatArray, sampling_rate: int) -> FloatArray:
+    """Samples (S,) at 16 kHz.
+
+    Raises:
+        ValueError: another shape, no samples, or NaN or infinite ones.
+    """
+    samples_S = np.asarray(audio, dtype=np.float32)
+    if samples_S.ndim != 1 or not samples_S.size:
+        raise ValueError(
+            f"audio has the shape {samples_S.shape}, needs (S,) samples of one channel: average "
+            "the channels, or pass a list for several recordings"
+        )
+    if not np.isfinite(samples_S).all():
+        raise ValueError("audio has NaN or infinite samples")
+    return resample(samples_S, sampling_rate, SAMPLING_RATE)
 
 
 def _pieces(blocks: Iterable[FloatArray]) -> Iterator[AudioPiece]:
@@ -163,22 +257,3 @@ class _FrameCounter:
             yield piece
             if self._on_seconds is not None:
                 self._on_seconds(self.frames * FEATURE_SECONDS)
-
-
-def load(
-    path: Path | str,
-    device: torch.device | str = "cpu",
-    *,
-    segments: SegmentConfig | None = None,
-) -> Recogniser:
-    """Load a model that `pruned-rnnt export RUN --format torch` wrote.
-
-    Args:
-        path: model.pt, or its folder.
-        segments: as of `Recogniser`.
-
-    Raises:
-        ValueError: the file does not exist, is damaged, or is not an exported model.
-    """
-    model, tokenizer, p99_duration, calibration = load_model(path)
-    return Recogniser(model.to(device), tokenizer, p99_duration, calibration, segments=segments)

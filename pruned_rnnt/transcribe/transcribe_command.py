@@ -14,7 +14,7 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
-from pruned_rnnt.transcribe.recogniser import Recogniser, Transcription
+from pruned_rnnt.transcribe.recogniser import AudioRecogniser, Transcription
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcripts import transcript
 from pruned_rnnt.usage_errors import UsageError
@@ -34,7 +34,7 @@ def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
 
 
 def run_transcribe(
-    recogniser: Recogniser,
+    recogniser: AudioRecogniser,
     inputs: Sequence[AudioInput],
     options: argparse.Namespace,
     console: Console | None = None,
@@ -74,7 +74,7 @@ def run_transcribe(
 
 
 def _transcribe(
-    recogniser: Recogniser, path: Path, name: str, console: Console | None
+    recogniser: AudioRecogniser, path: Path, name: str, console: Console | None
 ) -> Transcription:
     """Transcribe a file under a progress bar in seconds of audio."""
     with progress_bar(console, f"{name}, seconds", seconds_in_header(path)) as bar:

@@ -15,6 +15,7 @@ from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_onnx
+from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.interop.icefall.export_folder import export_icefall
@@ -91,7 +92,7 @@ def test_sherpa_onnx_gives_the_same_texts(
     assert len({pair.ours for pair in found[0].texts}) > 5
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["kind"] == "ctc"
-    readme = (tmp_path / "README.md").read_text()
+    readme = use_of_export(tmp_path, "onnx")
     assert "CTC model" in readme
     assert "ctc-model=model.onnx" in readme
     assert "decode.skip_unknown is true" in readme

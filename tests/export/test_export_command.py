@@ -208,7 +208,7 @@ def test_torch_file_round_trip(
         (["transcribe", "/nowhere", "a.wav"], EXIT_USAGE, "nor an exported model at /nowhere"),
         (["transcribe", "RUN", "absent.wav"], EXIT_FAILED, "not found: absent.wav"),
         (["transcribe", "RUN", "RUN/config.yaml"], EXIT_FAILED, "cannot be read as audio"),
-        (["transcribe", "RUN/config.yaml", "a.wav"], EXIT_FAILED, "not a model file"),
+        (["transcribe", "RUN/config.yaml", "a.wav"], EXIT_USAGE, "not a model file"),
     ],
 )
 def test_errors_are_one_line(

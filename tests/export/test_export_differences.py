@@ -7,7 +7,7 @@ import pytest
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.export.differences import check_predictor, differences
-from pruned_rnnt.export.readme import readme_text
+from pruned_rnnt.export.readme import onnx_use
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.usage_errors import ExportError
 from tests.tiny_models import tiny_model
@@ -47,7 +47,7 @@ def test_differences_are_named(rnnt_type: str, decode: DecodeConfig, expected: l
         "shortest_seconds": 0.07,
         "differences": lines,
     }
-    readme = readme_text(settings)
+    readme = onnx_use(settings)
     assert ("may decode differently" in readme) == bool(lines)
     assert all(line in readme for line in lines)
 

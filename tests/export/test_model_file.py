@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt import load
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.transcribe.recogniser import Recogniser, load
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer

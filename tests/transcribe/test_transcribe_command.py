@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 
+from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio import audio_stream
@@ -20,7 +21,7 @@ from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
-from pruned_rnnt.transcribe.recogniser import Recogniser, load
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.windows import encode_features

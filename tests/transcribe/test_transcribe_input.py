@@ -13,10 +13,10 @@ import pytest
 import soundfile
 import torch
 
+from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.transcribe import recogniser
-from pruned_rnnt.transcribe.recogniser import load
 from tests.transcribe.random_model import save_random_model, sound
 
 

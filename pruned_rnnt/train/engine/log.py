@@ -1,11 +1,11 @@
-"""The logs of a run: log file, metrics.jsonl, TensorBoard, progress bar."""
+"""The logs of a run: log file, metrics.jsonl, TensorBoard and other programs, progress bar."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pruned_rnnt.progress import bar_columns
+from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
+
+logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
@@ -23,18 +26,29 @@ PER_UTTERANCE = "_per_utterance"
 
 
 class RunLog:
-    """Writes metrics.jsonl and TensorBoard events of one run; a context manager.
+    """Writes metrics.jsonl and shows metrics in other programs; a context manager.
+
+    If MLflow or Weights & Biases fail, for instance because a server is down, a warning is logged
+    and the run goes on without them.
 
     Args:
         folder: of the run.
         step: number of steps done. Later lines of metrics.jsonl and later TensorBoard events, which
             a killed run left, are dropped, as those steps are repeated.
         redo: groups whose lines of this step are dropped, too, as they are written again.
+        loggers: names of programs, see `loggers`.
+        settings: nested configuration of the run, for these programs.
     """
 
-    def __init__(self, folder: Path, step: int, redo: Collection[str] = ()) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        redo: Collection[str] = (),
+        *,
+        loggers: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         metrics = folder / METRICS_NAME
         kept = [
@@ -44,29 +58,50 @@ class RunLog:
         ]
         metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = metrics.open("a", encoding="utf-8")
-        self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+        opened = open_loggers(loggers, folder, step, settings or {})
+        self._loggers = dict(zip(loggers, opened, strict=True))
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """Write one line of metrics.jsonl, and each value as TensorBoard scalar `group/name`."""
+        """Write one line of metrics.jsonl, and show each value as `group/name`."""
         self._metrics.write(json.dumps({"group": group, "step": step, **values}) + "\n")
         self._metrics.flush()
-        for name, value in values.items():
-            self._board.add_scalar(f"{group}/{name}", value, step)
+        self._in_each(lambda each: each.scalars(group, step, values))
 
     def figure(self, name: str, step: int, figure: Any) -> None:
-        """Write a matplotlib figure, and close it."""
-        self._board.add_figure(name, figure, step, close=True)
+        """Show a matplotlib figure, and close it."""
+        from matplotlib import pyplot
+
+        self._in_each(lambda each: each.figure(name, step, figure))
+        pyplot.close(figure)
 
     def text(self, name: str, step: int, text: str) -> None:
-        """Write Markdown text."""
-        self._board.add_text(name, text, step)
+        """Show Markdown text."""
+        self._in_each(lambda each: each.text(name, step, text))
+
+    def _in_each(self, call: Callable[[MetricLogger], None]) -> None:
+        for name, each in list(self._loggers.items()):
+            try:
+                call(each)
+            except Exception as error:
+                if name == "tensorboard":
+                    raise
+                # Clients of servers have error types of their own.
+                del self._loggers[name]
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                logger.warning(
+                    "logging to %s failed (%s) and is switched off until the run is continued; %s "
+                    "has all values",
+                    name,
+                    reason,
+                    METRICS_NAME,
+                )
 
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._metrics.close()
-        self._board.close()
+        self._in_each(lambda each: each.close(failed=kind is not None))
 
 
 class _FullLines(logging.Formatter):

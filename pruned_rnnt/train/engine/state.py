@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Keys that may change between a run and its continuation, as they do not affect training.
 _FREE_KEYS = (
+    "card.",
     "decode.",
     "data.num_workers",
     "data.prefetch_factor",
@@ -39,6 +40,7 @@ _FREE_KEYS = (
     "train.folder",
     "train.init",
     "train.log_every",
+    "train.loggers",
     "train.validate_every",
     "train.save_every",
     "train.picture_every",

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt import backend_summary
-from pruned_rnnt.config import to_yaml
+from pruned_rnnt.config import to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.folder_lock import exclusive_folder_lock
 from pruned_rnnt.model.kernels.available import set_mode
@@ -23,7 +23,9 @@ from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_w
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_file
+from pruned_rnnt.train.engine.loggers import require_loggers
 from pruned_rnnt.train.engine.random_state import seed_everything
+from pruned_rnnt.train.engine.run_versions import add_version
 from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.engine.step_recorder import StepRecorder
 from pruned_rnnt.train.engine.stop_signals import StopSignals
@@ -52,6 +54,7 @@ class Trainer:
     Raises:
         ConfigError: the run's folder holds checkpoints of another configuration.
         FileNotFoundError: the data are not prepared.
+        MissingPackageError: the package of a logger is not installed.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self.folder = Path(config.train.folder)
+        require_loggers(config.train.loggers)
         self.ranks = ranks or Ranks()
         self.console = console or Console()
         if config.train.threads > 0:
@@ -101,7 +105,13 @@ class Trainer:
             self.folder / "checkpoints", config.train.keep_last, config.train.keep_best
         )
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
-        self.log = TrainingLog(config.train.steps, self.ranks, self.console)
+        self.log = TrainingLog(
+            config.train.steps,
+            self.ranks,
+            self.console,
+            loggers=config.train.loggers,
+            settings=to_dict(config),
+        )
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
         self.recorder = StepRecorder(self.state, self.checkpoints, self.log)
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
@@ -272,6 +282,7 @@ class Trainer:
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
+            add_version(self.folder, step)
             self.task.save_files(self.folder)
         self.log.open(stack, self.folder, self.state.counters)
         logger.info(

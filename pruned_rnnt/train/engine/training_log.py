@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,12 +24,26 @@ logger = logging.getLogger(__name__)
 class TrainingLog:
     """Collects the reports of steps and logs their averages.
 
+    Args:
+        steps: of the whole run.
+        loggers, settings: as for `RunLog`.
+
     Attributes:
         run_log: files of the run; None before `open`, and in all processes but the first one.
     """
 
-    def __init__(self, steps: int, ranks: Ranks, console: Console) -> None:
+    def __init__(
+        self,
+        steps: int,
+        ranks: Ranks,
+        console: Console,
+        *,
+        loggers: Sequence[str],
+        settings: Mapping[str, Any],
+    ) -> None:
         self.steps = steps
+        self.loggers = loggers
+        self.settings = settings
         self.ranks = ranks
         self.console = console
         self.run_log: RunLog | None = None
@@ -37,7 +53,10 @@ class TrainingLog:
         """Open the files and show the progress bar until `stack` closes."""
         if self.ranks.is_first:
             redo = ("valid",) if counters.validation_due else ()
-            self.run_log = stack.enter_context(RunLog(folder, counters.step, redo))
+            run_log = RunLog(
+                folder, counters.step, redo, loggers=self.loggers, settings=self.settings
+            )
+            self.run_log = stack.enter_context(run_log)
         bar = progress_bar(self.console, enabled=self.ranks.is_first)
         self._progress = stack.enter_context(bar)
         self._bar = self._progress.add_task(

@@ -1,0 +1,1 @@
+"""Find, load, publish and describe trained models of every kind."""

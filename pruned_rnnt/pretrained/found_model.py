@@ -1,0 +1,160 @@
+"""Find out what kind of model is at a path: a run, a model file, an ONNX folder, an icefall model.
+
+run       a folder with config.yaml, or a checkpoint in one
+file      model.pt of `pruned-rnnt export --format torch`, or its folder
+onnx      a folder of `pruned-rnnt export --format onnx`
+icefall   a .pt file of icefall's Zipformer recipe with bpe.model or tokens.txt, or their folder
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pruned_rnnt.export import model_file
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
+from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
+from pruned_rnnt.train.engine import checkpoint
+from pruned_rnnt.train.experiment import CONFIG_NAME
+from pruned_rnnt.usage_errors import UsageError
+
+TOKEN_FILES = ("bpe.model", "tokens.txt")
+# Where icefall's recipes, and repositories of its models, keep checkpoints and tokens.
+_CHECKPOINT_FOLDERS = (".", "exp")
+_TOKEN_FOLDERS = (".", "..", "data/lang*", "../data/lang*")
+_PRETRAINED = "pretrained.pt"
+_NUMBERED = re.compile(r"(epoch|checkpoint)-\d+\.pt")
+_SHOWN_NAMES = 8
+
+
+class NoModelError(UsageError):
+    """There is no model at a path; the message says what was found there and what would do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundModel:
+    """A model that was found.
+
+    path: of a run, its folder; of a model file or icefall checkpoint, the file; of an ONNX export,
+        the folder.
+    checkpoint: of a run: the checkpoint that was named; None for that of the run's settings.
+    tokens: of an icefall model: bpe.model or tokens.txt.
+    """
+
+    kind: Literal["run", "file", "onnx", "icefall"]
+    path: Path
+    checkpoint: Path | None = None
+    tokens: Path | None = None
+
+
+def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
+    """The model in the folder or file at `path`.
+
+    Args:
+        tokens: of an icefall checkpoint; default: bpe.model or tokens.txt near it.
+
+    Raises:
+        NoModelError: there is none.
+    """
+    if path.is_dir():
+        return _in_folder(path, tokens)
+    if not path.is_file():
+        raise NoModelError(f"neither a run nor an exported model at {path}: there is nothing")
+    kind = _format_of(path)
+    if kind == model_file.FORMAT:
+        return FoundModel(kind="file", path=path)
+    if kind == checkpoint.FORMAT:
+        folder = next((p for p in path.parents if (p / CONFIG_NAME).is_file()), None)
+        if folder is None:
+            raise NoModelError(f"{path}: the checkpoint is not in the folder of its run")
+        return FoundModel(kind="run", path=folder, checkpoint=path)
+    if path.suffix == ".onnx" and (path.parent / SETTINGS_NAME).is_file():
+        return FoundModel(kind="onnx", path=path.parent)
+    if path.suffix != ".pt":
+        raise NoModelError(
+            f"{path} is not a model file: pass a run, a model.pt of `pruned-rnnt export --format "
+            "torch`, a folder of `--format onnx`, or an icefall .pt file with its tokens beside it"
+        )
+    tokens = tokens or _tokens_near(path)
+    if tokens is None and not _is_icefall_name(path.name):
+        return FoundModel(kind="file", path=path)  # its reader explains what is wrong with it
+    return _icefall(path, tokens)
+
+
+def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
+    if (folder / CONFIG_NAME).is_file():
+        return FoundModel(kind="run", path=folder)
+    if (folder / model_file.FILE_NAME).is_file():
+        return FoundModel(kind="file", path=folder / model_file.FILE_NAME)
+    if (folder / SETTINGS_NAME).is_file() and any(folder.glob("*.onnx")):
+        return FoundModel(kind="onnx", path=folder)
+    found = _icefall_checkpoint(folder)
+    if found is None:
+        raise NoModelError(
+            f"no model in {folder}, which has {_names_in(folder)}. Needed: {CONFIG_NAME} (a run), "
+            f"{model_file.FILE_NAME} (pruned-rnnt export --format torch), {SETTINGS_NAME} with "
+            "*.onnx files (--format onnx), or pretrained.pt or epoch-N.pt of icefall with "
+            f"{' or '.join(TOKEN_FILES)}"
+        )
+    return _icefall(found, tokens or _tokens_near(found))
+
+
+def _icefall(path: Path, tokens: Path | None) -> FoundModel:
+    if tokens is None:
+        raise NoModelError(
+            f"{path}: there is no {' or '.join(TOKEN_FILES)} beside this icefall checkpoint"
+        )
+    return FoundModel(kind="icefall", path=path, tokens=tokens)
+
+
+def _icefall_checkpoint(folder: Path) -> Path | None:
+    """pretrained.pt, or the only epoch-N.pt or checkpoint-N.pt.
+
+    Raises:
+        NoModelError: there are several.
+    """
+    for place in _CHECKPOINT_FOLDERS:
+        if (folder / place / _PRETRAINED).is_file():
+            return folder / place / _PRETRAINED
+        found = sorted(p for p in (folder / place).glob("*.pt") if _is_icefall_name(p.name))
+        if len(found) > 1:
+            raise NoModelError(
+                f"{folder} has several checkpoints of icefall "
+                f"({_shown([path.name for path in found])}): pass the path of one of them"
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _is_icefall_name(name: str) -> bool:
+    return name == _PRETRAINED or _NUMBERED.fullmatch(name) is not None
+
+
+def _tokens_near(path: Path) -> Path | None:
+    """bpe.model or tokens.txt of an icefall checkpoint; None if there is none."""
+    for place in _TOKEN_FOLDERS:
+        for name in TOKEN_FILES:
+            for found in sorted(path.parent.glob(f"{place}/{name}")):
+                return found
+    return None
+
+
+def _format_of(path: Path) -> str:
+    """The format that a file of this package names; empty for other files."""
+    try:
+        values = read_saved(path, "model")
+    except UnusableFileError:
+        return ""  # the reader of icefall's checkpoints explains
+    return str(values.get("format", "")) if isinstance(values, dict) else ""
+
+
+def _names_in(folder: Path) -> str:
+    return _shown(sorted(entry.name for entry in folder.iterdir())) or "no files"
+
+
+def _shown(names: list[str]) -> str:
+    rest = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,158 @@
+"""Publish models to repositories of the Hugging Face hub, and fetch them from there.
+
+A repository is named `owner/name` or `hf://owner/name`, both optionally with `@REVISION`. Access
+tokens, the cache folder and offline use are those of huggingface_hub (`hf auth login`, HF_HOME,
+HF_HUB_OFFLINE=1).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from pruned_rnnt.export.readme import HERE
+from pruned_rnnt.optional_packages import require
+from pruned_rnnt.pretrained.model_card import FILE_NAME as CARD_NAME
+
+_PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
+_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+# Not needed to load a model: programs for torch.export, and ONNX files of smaller precision.
+_NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
+# Files of an earlier push that the new one may not have.
+_REPLACED = ["*.onnx", "*.pt", "*.pt2", "*.json", "*.model", "*.txt", "*.py"]
+
+
+class HubError(ValueError):
+    """A repository that cannot be reached, or refuses; the message is one line."""
+
+
+class HubName(NamedTuple):
+    """A repository of models; revision: branch, tag or commit, None for the main branch."""
+
+    repository: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repository + (f"@{self.revision}" if self.revision else "")
+
+
+def hub_name(text: str) -> HubName:
+    """Read a name.
+
+    Raises:
+        HubError: it is not of the form `owner/name`.
+    """
+    match = _NAME.fullmatch(_PREFIX.sub("", text, count=1))
+    if match is None:
+        raise HubError(f"{text} is not the name of a repository: it needs to be owner/name")
+    return HubName(match["repository"], match["revision"])
+
+
+def local_path(model: Path | str) -> Path:
+    """A path on this machine: `model` itself, or where the repository that it names was fetched to.
+
+    `owner/name` without a prefix names a repository if there is no such file or folder.
+
+    Raises:
+        HubError: there is no such repository, or it cannot be reached.
+        MissingPackageError: huggingface_hub is not installed.
+    """
+    text = str(model)
+    if _PREFIX.match(text) is None and (Path(model).exists() or not _NAME.fullmatch(text)):
+        return Path(model)
+    if _PREFIX.match(text) is None and Path(model).parent.is_dir():
+        return Path(model)  # a missing file of an existing folder: the caller says so
+    return fetch(hub_name(text))
+
+
+def fetch(name: HubName) -> Path:
+    """Download a repository into huggingface_hub's cache; returns its folder there.
+
+    What the cache already has is not downloaded again.
+
+    Raises:
+        HubError, MissingPackageError: as `local_path`.
+    """
+    require("huggingface_hub")
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name.repository, revision=name.revision, ignore_patterns=_NOT_FETCHED
+        )
+    # Errors of the network are those of an HTTP library that differs between versions.
+    except Exception as error:
+        raise HubError(
+            f"the model {name} is neither a path here nor a repository that can be fetched: "
+            f"{_first_line(error)}"
+        ) from error
+    return Path(folder)
+
+
+def push(folder: Path, name: HubName, *, private: bool = False, message: str = "") -> str:
+    """Upload an exported folder as one commit; returns the address of the commit.
+
+    Creates the repository if there is none. Model files in it that the folder does not have are
+    deleted. In the uploaded README the examples load the repository instead of a local folder.
+
+    Args:
+        folder: what `pruned-rnnt export` wrote.
+        private: whether a new repository is private.
+        message: of the commit.
+
+    Raises:
+        HubError: not logged in, or no permission.
+        MissingPackageError: huggingface_hub is not installed.
+    """
+    require("huggingface_hub")
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    api = HfApi(library_name="pruned_rnnt")
+    files = _files_to_push(folder, name)
+    try:
+        api.create_repo(name.repository, private=private, exist_ok=True)
+        before = api.list_repo_files(name.repository, revision=name.revision)
+        stale = [path for path in before if path not in files and _is_replaced(path)]
+        done = api.create_commit(
+            name.repository,
+            [
+                *(CommitOperationAdd(path, content) for path, content in files.items()),
+                *(CommitOperationDelete(path) for path in stale),
+            ],
+            revision=name.revision,
+            commit_message=message or "Export of pruned_rnnt",
+        )
+    # Errors of the network are those of an HTTP library that differs between versions.
+    except Exception as error:
+        raise HubError(
+            f"{folder} cannot be pushed to {name}: {_first_line(error)} (log in with `hf auth "
+            "login`, or set HF_TOKEN to a token that may write)"
+        ) from error
+    return str(done.commit_url)
+
+
+def _is_replaced(path: str) -> bool:
+    return "/" not in path and any(fnmatch.fnmatch(path, pattern) for pattern in _REPLACED)
+
+
+def _files_to_push(folder: Path, name: HubName) -> dict[str, Path | bytes]:
+    """The files of the folder by name; the README has the name of the repository."""
+    files: dict[str, Path | bytes] = {
+        path.name: path for path in sorted(folder.iterdir()) if path.is_file()
+    }
+    if CARD_NAME in files:
+        text = (folder / CARD_NAME).read_text(encoding="utf-8")
+        for before, after in (
+            (f'load("{HERE}")', f'load("{name}")'),
+            (f"transcribe {HERE} ", f"transcribe {name} "),
+            (f"finetune {HERE} ", f"finetune {name} "),
+        ):
+            text = text.replace(before, after)
+        files[CARD_NAME] = text.encode()
+    return files
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,109 @@
+"""`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder or an icefall model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pruned_rnnt.config import load_config
+from pruned_rnnt.data.input.training_durations import read_p99_duration
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.timing.calibration import read_calibration
+from pruned_rnnt.export import model_file
+from pruned_rnnt.export.model_file import ModelFile
+from pruned_rnnt.interop.icefall.imported_run import read_run
+from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
+from pruned_rnnt.pretrained.hub import local_path
+from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.run import load_model, run_config, set_chunks
+from pruned_rnnt.train.tasks.lm_task import load_language_model
+from pruned_rnnt.transcribe.recogniser import AudioRecogniser, Recogniser
+from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.usage_errors import UsageError
+
+
+def load(
+    path: Path | str,
+    device: torch.device | str = "cpu",
+    *,
+    settings: Sequence[str] = (),
+    segments: SegmentConfig | None = None,
+) -> AudioRecogniser:
+    """The implementation of `pruned_rnnt.load`, which describes arguments and errors."""
+    found = find_model(local_path(path))
+    if found.kind == "onnx":
+        return _load_onnx(found, settings, segments)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts, decode = _load_torch(found, settings)
+    model = parts.model.to(device)
+    return Recogniser(
+        model,
+        parts.tokenizer,
+        parts.p99_duration,
+        parts.calibration,
+        segments=segments,
+        decode=decode,
+        language_model=fusion_language_model(decode, model, parts.tokenizer),
+    )
+
+
+def _load_onnx(
+    found: FoundModel, settings: Sequence[str], segments: SegmentConfig | None
+) -> OnnxRecogniser:
+    if load_config(ExperimentConfig, None, settings).decode != DecodeConfig():
+        raise UsageError(
+            f"{found.path} has ONNX files, which are decoded by greedy search alone: leave out "
+            f"{settings[0]}, or load the run or a model of `pruned-rnnt export --format torch`"
+        )
+    return OnnxRecogniser(found.path, segments=segments)
+
+
+def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, DecodeConfig]:
+    """The model on the CPU with what is stored beside it, and how to decode."""
+    if found.kind == "run":
+        chosen = [] if found.checkpoint is None else [f"decode.checkpoint={found.checkpoint}"]
+        config = run_config(found.path, ["train.device=cpu", *chosen, *settings])
+        loaded = load_model(config)
+        calibration = read_calibration(found.path, loaded.model.vocab_size)
+        p99_duration = read_p99_duration(found.path)
+        parts = ModelFile(loaded.model, loaded.tokenizer, p99_duration, calibration)
+        return parts, config.decode
+    decode = load_config(ExperimentConfig, None, settings).decode
+    if found.kind == "file":
+        parts = model_file.load_model(found.path)
+    else:
+        if found.tokens is None:
+            raise NoModelError(f"there are no tokens for {found.path}")
+        run = read_run(found.path, found.tokens, Path("exp/icefall"))
+        parts = ModelFile(run.model, run.tokenizer, None, None)
+    set_chunks(parts.model, decode)
+    return parts, decode
+
+
+def fusion_language_model(
+    config: DecodeConfig, model: SpeechModel, tokenizer: Tokenizer
+) -> LanguageModel | None:
+    """The model of decode.fusion.lm on the recogniser's device; None if the setting is empty.
+
+    Raises:
+        UsageError: there is no such run, or it has other symbols.
+    """
+    if not config.fusion.lm:
+        return None
+    folder = Path(config.fusion.lm)
+    if not folder.is_dir():
+        raise UsageError(f"decode.fusion.lm: there is no run of a language model at {folder}")
+    language_model, symbols = load_language_model(folder, next(model.parameters()).device)
+    if symbols.symbols != tokenizer.symbols:
+        raise UsageError(
+            f"the language model {folder} and the recogniser have different symbols: prepare the "
+            "texts of the language model with `pruned-rnnt prepare lm` from the same data"
+        )
+    return language_model

@@ -1,0 +1,153 @@
+"""The model card of an exported model: README.md with YAML front matter in the hub's format.
+
+The error rates are those that `pruned-rnnt decode` measured with the same parameters; without any,
+the card says that the model is not evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.config import plain_yaml
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.decode.scoring.measured import ErrorRate, Measurement
+from pruned_rnnt.train.card_config import UNKNOWN, CardConfig
+
+FILE_NAME = "README.md"
+_TASK = "automatic-speech-recognition"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a card says about a model.
+
+    config: the owner's statements.
+    name: of the model.
+    checkpoint: name of the checkpoint.
+    kind: architecture, such as `zipformer transducer`.
+    causal: whether the model can stream.
+    parameters, symbols: numbers of parameters and of the vocabulary.
+    data: a sentence about the training data; empty if unknown.
+    results: measurements of exactly these parameters.
+    settings: nested settings that differ from the defaults.
+    code: version of the code that trained; empty if unknown.
+    """
+
+    config: CardConfig
+    name: str
+    checkpoint: str
+    kind: str
+    causal: bool
+    parameters: int
+    symbols: int
+    data: str = ""
+    results: tuple[Measurement, ...] = ()
+    settings: Mapping[str, Any]
+    code: str = ""
+
+    def write(self, folder: Path, use: str) -> None:
+        """Write README.md; `use`: Markdown sections on how to use the files in the folder."""
+        (folder / FILE_NAME).write_text(self.text(use), encoding="utf-8")
+
+    def text(self, use: str) -> str:
+        """The whole card."""
+        sections = [f"---\n{plain_yaml(self.front_matter())}---", f"# {self.name}"]
+        if self.config.description:
+            sections.append(self.config.description.strip())
+        sections += [
+            self._summary(),
+            f"## Word error rate\n\n{self._results()}",
+            f"## Training data\n\n{self._data()}",
+            use.strip(),
+            "## Configuration\n\nSettings that differ from the defaults of pruned_rnnt:\n\n"
+            f"```yaml\n{plain_yaml(self.settings)}```",
+        ]
+        return "\n\n".join(sections) + "\n"
+
+    def front_matter(self) -> dict[str, Any]:
+        """The metadata that the hub reads."""
+        values: dict[str, Any] = {
+            "license": self.config.license,
+            "library_name": "pruned_rnnt",
+            "pipeline_tag": _TASK,
+            "tags": [_TASK, "speech", "pruned_rnnt", *self.kind.split()],
+        }
+        if self.config.language:
+            values["language"] = list(self.config.language)
+        if self.config.datasets:
+            values["datasets"] = list(self.config.datasets)
+        if self.results:
+            index = {"name": self.name, "results": [_index_entry(r) for r in self.results]}
+            values["model-index"] = [index]
+        return values
+
+    def _summary(self) -> str:
+        config = self.config
+        license_note = config.license
+        if config.license == UNKNOWN:
+            license_note += ": ask the owner of the model (who sets `card.license`)"
+        rows = {
+            "architecture": f"{self.kind}, {self.parameters / 1e6:.1f} M parameters",
+            "input": f"audio at {SAMPLING_RATE:,} Hz, one channel",
+            "streaming": "yes (causal)" if self.causal else "no: it needs whole utterances",
+            "symbols": f"{self.symbols:,}",
+            "checkpoint": self.checkpoint,
+            "trained with": self.code or "unknown version of pruned_rnnt",
+            "licence": license_note,
+        }
+        lines = ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())]
+        return "\n".join(lines)
+
+    def _results(self) -> str:
+        if not self.results:
+            return (
+                "Not evaluated: `pruned-rnnt decode RUN` measures error rates, and the next "
+                "`pruned-rnnt export` includes them."
+            )
+        lines = [
+            "| set | utterances | search | WER | 95% interval | CER |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for each in self.results:
+            cells = (
+                f"{each.data} {each.split}",
+                f"{each.utterances:,}",
+                each.setting,
+                _rate_and_counts(each.words),
+                f"{each.words.lower:.2%} to {each.words.upper:.2%}",
+                f"{each.characters.counts.rate:.2%}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        codes = sorted({each.code for each in self.results})
+        lines.append(
+            "\nMeasured with the torch model in float32 or the precision of the run, by "
+            f"{'; '.join(codes)}. Intervals are by bootstrap over utterances."
+        )
+        return "\n".join(lines)
+
+    def _data(self) -> str:
+        return self.config.data or self.data or "Unknown."
+
+
+def _rate_and_counts(rate: ErrorRate) -> str:
+    counts = rate.counts
+    return f"{counts.rate:.2%} ({counts.errors:,} errors in {counts.reference_words:,} words)"
+
+
+def _index_entry(result: Measurement) -> dict[str, Any]:
+    metrics = [
+        {
+            "type": kind.lower(),
+            "name": f"{result.split} {kind} ({result.setting})",
+            "value": round(100 * rate.counts.rate, 2),
+        }
+        for kind, rate in (("WER", result.words), ("CER", result.characters))
+    ]
+    return {
+        "task": {"type": _TASK, "name": "Automatic Speech Recognition"},
+        "dataset": {"name": result.data, "type": result.data, "split": result.split},
+        "metrics": metrics,
+    }

@@ -1,0 +1,175 @@
+"""Transcribe with the ONNX files of `pruned-rnnt export`, run by onnxruntime.
+
+The search is greedy with at most one symbol per frame, as in sherpa-onnx, which runs the same
+files; long audio is cut as with torch models.
+
+Axes: N = 1 utterance, T feature frames (T' after subsampling), F mel bins, J joiner width,
+H context size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.search.greedy import hypotheses_of
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
+from pruned_rnnt.optional_packages import require
+from pruned_rnnt.transcribe.recogniser import AudioRecogniser
+from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.usage_errors import ExportError
+
+_FloatArray = npt.NDArray[np.float32]
+# The level of the noise that is appended to streams, as recognise.py of the folder does.
+_TAIL_LEVEL = 1e-3
+
+
+class OnnxRecogniser(AudioRecogniser):
+    """Transcribes with an exported folder; `model` is None.
+
+    Args:
+        folder: what `pruned-rnnt export --format onnx` wrote, also with `--streaming`.
+        threads: of onnxruntime.
+
+    Raises:
+        ExportError: files of the folder are missing or damaged.
+        MissingPackageError: onnxruntime is not installed.
+    """
+
+    def __init__(
+        self, folder: Path, *, segments: SegmentConfig | None = None, threads: int = 0
+    ) -> None:
+        require("onnxruntime")
+        try:
+            settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+            self._kind, self._streaming = settings["kind"], settings["streaming"]
+            p99_duration = settings.get("p99_duration")
+            tokenizer = Tokenizer.load(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ExportError(f"{folder} is not a complete ONNX export: {error!r}") from error
+        super().__init__(tokenizer, p99_duration, None, segments)
+        self._settings = settings
+        self._shortest = round(settings["shortest_seconds"] / FEATURE_SECONDS)
+        is_ctc = self._kind == "ctc"
+        self._encoder = _session(folder, "model" if is_ctc else "encoder", threads)
+        if not is_ctc:
+            self._decoder = _session(folder, "decoder", threads)
+            self._joiner = _session(folder, "joiner", threads)
+            self._context_size = int(_metadata(self._decoder)["context_size"])
+
+    def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
+        encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
+        search = self._ctc if self._kind == "ctc" else self._transducer
+        symbols_T, scores_T = search(encoded_TJ)
+        (found,) = hypotheses_of(
+            torch.from_numpy(symbols_T)[None, :, None], torch.from_numpy(scores_T)[None, :, None]
+        )
+        return found, None
+
+    def _encode(self, features_TF: Tensor) -> _FloatArray:
+        """Encoder output (T', J); features that are too short repeat their last frame."""
+        missing = max(0, self._shortest - len(features_TF))
+        if missing:
+            features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
+        lengths_N = np.array([len(features_TF)])
+        output: _FloatArray = self._encoder.run(
+            None, {"x": features_TF[None].numpy(), "x_lens": lengths_N}
+        )[0][0]
+        return output
+
+    def _stream(self, features_TF: Tensor) -> _FloatArray:
+        """Encoder output of the chunks of a stream, with noise after its end."""
+        inputs = self._encoder.get_inputs()
+        size, shift = inputs[0].shape[1], int(_metadata(self._encoder)["decode_chunk_len"])
+        tail = int(self._settings["tail_seconds"] * SAMPLING_RATE)
+        noise_S = _TAIL_LEVEL * np.random.default_rng(0).standard_normal(tail)
+        padded_TF = torch.cat((features_TF, audio_features(noise_S.astype(np.float32)))).numpy()
+        state = {
+            node.name: np.zeros(
+                [1 if isinstance(axis, str) else axis for axis in node.shape],
+                dtype=np.int64 if node.type == "tensor(int64)" else np.float32,
+            )
+            for node in inputs[1:]
+        }
+        parts = []
+        for begin in range(0, max(1, len(padded_TF) - size), shift):
+            chunk_NTF = padded_TF[None, begin : begin + size]
+            missing = size - chunk_NTF.shape[1]
+            chunk_NTF = np.pad(chunk_NTF, ((0, 0), (0, missing), (0, 0)), "edge")
+            outputs = self._encoder.run(None, {"x": chunk_NTF, **state})
+            parts.append(outputs[0][0])
+            new_state = dict(zip(state, outputs[1:], strict=False))
+            if len(new_state) < len(state):  # the layout `conformer` leaves the count to the caller
+                new_state["processed_lens"] = state["processed_lens"] + shift
+            state = new_state
+        return np.concatenate(parts)
+
+    def _transducer(self, encoded_TJ: _FloatArray) -> tuple[npt.NDArray[np.int64], _FloatArray]:
+        """The symbol of each frame, -1 for none, and its log-probability or that of blank."""
+        context = [-1] * (self._context_size - 1) + [BLANK_ID]
+        symbols_T = np.full(len(encoded_TJ), -1, dtype=np.int64)
+        scores_T = np.zeros(len(encoded_TJ), dtype=np.float32)
+        predicted_NJ = self._predict(context)
+        for t, frame_J in enumerate(encoded_TJ):
+            (logits_NV,) = self._joiner.run(
+                None, {"encoder_out": frame_J[None], "decoder_out": predicted_NJ}
+            )
+            symbol = int(logits_NV[0].argmax())
+            scores_T[t] = _log_softmax(logits_NV)[0, symbol]
+            if symbol not in (BLANK_ID, UNKNOWN_ID):
+                symbols_T[t] = symbol
+                context = [*context[1:], symbol]
+                predicted_NJ = self._predict(context)
+        return symbols_T, scores_T
+
+    def _predict(self, context: list[int]) -> _FloatArray:
+        output: _FloatArray = self._decoder.run(None, {"y": np.array([context])})[0]
+        return output
+
+    def _ctc(self, log_probs_TV: _FloatArray) -> tuple[npt.NDArray[np.int64], _FloatArray]:
+        """As `_transducer`, for a CTC head: a run of frames with one symbol emits it once."""
+        best_T = log_probs_TV.argmax(axis=1)
+        scores_T = log_probs_TV[np.arange(len(best_T)), best_T]
+        best_T = np.where(best_T == UNKNOWN_ID, BLANK_ID, best_T)
+        before_T = np.concatenate(([BLANK_ID], best_T[:-1]))
+        emits_T = (best_T != BLANK_ID) & (best_T != before_T)
+        return np.where(emits_T, best_T, -1), scores_T
+
+
+def _session(folder: Path, graph: str, threads: int) -> Any:
+    import onnxruntime
+
+    path = folder / file_name(graph, "fp32")
+    if not path.is_file():
+        raise ExportError(f"{folder} is not a complete ONNX export: it has no {path.name}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own error types are not part of its interface
+        reason = str(error).splitlines()[0]
+        raise ExportError(f"{path} cannot be loaded by onnxruntime: {reason}") from error
+
+
+def _metadata(session: Any) -> dict[str, str]:
+    found: dict[str, str] = session.get_modelmeta().custom_metadata_map
+    return found
+
+
+def _log_softmax(logits_NV: _FloatArray) -> _FloatArray:
+    shifted_NV = logits_NV - logits_NV.max(axis=1, keepdims=True)
+    result: _FloatArray = shifted_NV - np.log(np.exp(shifted_NV).sum(axis=1, keepdims=True))
+    return result

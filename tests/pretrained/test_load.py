@@ -1,0 +1,238 @@
+"""`pruned_rnnt.load` gives the same texts for every kind of model, and says what is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import pruned_rnnt
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_USAGE
+from pruned_rnnt.data.audio.waveform import resample
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
+from pruned_rnnt.model.ctc_model import CtcModel
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.optional_packages import MissingPackageError
+from pruned_rnnt.pretrained.found_model import NoModelError, find_model
+from pruned_rnnt.transcribe.recogniser import Recogniser
+from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.usage_errors import ExportError
+from tests.pretrained.saved_models import (
+    make_model,
+    make_tokenizer,
+    save_file,
+    save_icefall,
+    save_run,
+)
+from tests.tiny_models import randomise, tiny_conformer, tiny_zipformer
+from tests.transcribe.random_model import sound
+
+SECONDS = 9.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> SpeechModel:
+    return make_model(tokenizer)
+
+
+def texts(recogniser: pruned_rnnt.transcribe.recogniser.AudioRecogniser) -> list[str]:
+    return [result.text for result in recogniser.transcribe([sound(SECONDS), sound(2.0)])]
+
+
+def test_every_kind_of_model_transcribes_alike(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    assert isinstance(model, TransducerModel)
+    expected = texts(Recogniser(model, tokenizer))
+    assert len(expected[0].split()) > 10
+    run = save_run(tmp_path / "run", model, tokenizer)
+    file = save_file(tmp_path / "file", model, tokenizer)
+    icefall = save_icefall(tmp_path / "icefall", model, tokenizer)
+    for path in (
+        run,
+        next((run / "checkpoints").glob("*.pt")),
+        file,
+        file / "model.pt",
+        icefall,
+        icefall / "exp/pretrained.pt",
+    ):
+        recogniser = pruned_rnnt.load(path)
+        assert texts(recogniser) == expected, path
+        assert recogniser.sampling_rate == 16000
+        assert recogniser.tokenizer.symbols == tokenizer.symbols
+        assert recogniser.model is not None
+        assert not recogniser.model.training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "encoder"),
+    [
+        ("pruned", tiny_conformer()),
+        ("pruned", tiny_zipformer(causal=False)),
+        ("ctc", tiny_zipformer(causal=False)),
+    ],
+)
+def test_onnx_folder_transcribes_alike(
+    kind: str, encoder: EncoderConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    if kind == "ctc":
+        torch.manual_seed(0)
+        config, loss = ModelConfig(encoder=encoder), LossConfig(kind="ctc")
+        model: SpeechModel = CtcModel(config, len(tokenizer), loss).eval()
+        randomise(model.ctc_head)
+    else:
+        model = make_model(tokenizer, encoder)
+    export_onnx(model, tokenizer, tmp_path, OnnxOptions(), "test", p99_duration=2.0)
+    recogniser = pruned_rnnt.load(tmp_path)
+    assert recogniser.model is None
+    assert recogniser.p99_duration == 2.0
+    ours = Recogniser(model, tokenizer, 2.0)
+    result, expected = (r.transcribe(sound(SECONDS)) for r in (recogniser, ours))
+    assert result.text == expected.text
+    assert len(result.text.split()) >= 3
+    assert result.score == pytest.approx(expected.score, rel=1e-4)
+    assert result.words[-1].end > 0.5 * SECONDS  # of the last segment
+    assert len(recogniser.transcribe(sound(0.02)).text) >= 0  # shorter than an encoder frame
+    with pytest.raises(ValueError, match=r"greedy search alone: leave out decode\.method"):
+        pruned_rnnt.load(tmp_path, settings=["decode.method=modified_beam"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", [tiny_conformer(causal=True), tiny_zipformer(causal=True)])
+def test_streaming_onnx_folder_transcribes_like_recognise(
+    encoder: EncoderConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The folder's own script runs sherpa-onnx on the same chunks."""
+    from pruned_rnnt.export.verify import run_recognise
+
+    export_onnx(
+        make_model(tokenizer, encoder), tokenizer, tmp_path, OnnxOptions(streaming=True), ""
+    )
+    path = tmp_path / "a.wav"
+    soundfile.write(path, sound(SECONDS), 16000)
+    recogniser = pruned_rnnt.load(tmp_path)
+    words = recogniser.transcribe(path).text.split()
+    (theirs,) = run_recognise(tmp_path, [path])
+    expected = theirs["text"].split()
+    # After the sound, the noise of the two differs at the seam.
+    assert words[: len(expected) - 2] == expected[: len(expected) - 2]
+    assert abs(len(words) - len(expected)) <= 2
+    assert len(expected) > 10
+
+
+def test_audio_in_every_form(model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    recogniser = pruned_rnnt.load(save_file(tmp_path, model, tokenizer))
+    path = tmp_path / "a.wav"
+    samples = sound(2.0)
+    soundfile.write(path, samples, 16000, subtype="FLOAT")
+    expected = recogniser.transcribe(path)
+    assert str(expected) == expected.text != ""
+    assert recogniser.transcribe(str(path)) == expected
+    assert recogniser.transcribe(samples) == expected
+    assert recogniser.transcribe(samples.astype(np.float64)) == expected
+    assert recogniser.transcribe([path, samples]) == [expected, expected]
+    assert recogniser.transcribe((path,)) == [expected]
+    assert recogniser.transcribe([]) == []
+    slow = resample(samples, 16000, 8000)
+    at_8k = recogniser.transcribe(slow, sampling_rate=8000)
+    assert at_8k == recogniser.transcribe(resample(slow, 8000, 16000))
+    assert at_8k.seconds == expected.seconds
+    for wrong, message in (
+        (samples[None], r"shape \(1, 32000\), needs \(S,\)"),
+        (samples[:0], r"shape \(0,\)"),
+        (samples * np.nan, "NaN or infinite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recogniser.transcribe(wrong)
+
+
+def test_settings_and_segments_are_used(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    run = save_run(tmp_path / "run", model, tokenizer)
+    phrases = tmp_path / "phrases.txt"
+    phrases.write_text("five two four :30\n")
+    settings = ["decode.method=modified_beam", f"decode.fusion.hotwords={phrases}"]
+    for path in (run, save_file(tmp_path / "file", model, tokenizer)):
+        assert "five two four" not in texts(pruned_rnnt.load(path))[0]
+        assert "five two four" in texts(pruned_rnnt.load(path, settings=settings))[0]
+    segments = SegmentConfig(window=2.0)
+    cut = pruned_rnnt.load(run, segments=segments).transcribe(sound(SECONDS))
+    assert cut == Recogniser(model, tokenizer, segments=segments).transcribe(sound(SECONDS))
+
+
+def test_folders_without_a_model_are_named(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(NoModelError, match=r"no model in .*folder, which has no files\. Needed"):
+        find_model(folder)
+    for name in ("a.txt", "encoder-epoch-9.onnx"):
+        (folder / name).touch()
+    with pytest.raises(NoModelError, match=r"which has a\.txt, encoder-epoch-9\.onnx\. Needed: co"):
+        find_model(folder)
+    with pytest.raises(NoModelError, match=r"a\.txt is not a model file"):
+        find_model(folder / "a.txt")
+    with pytest.raises(NoModelError, match="there is nothing"):
+        find_model(folder / "b")
+    (folder / "epoch-9.pt").touch()
+    with pytest.raises(NoModelError, match=r"no bpe\.model or tokens\.txt beside this icefall"):
+        find_model(folder)
+    (folder / "tokens.txt").touch()
+    assert find_model(folder).tokens == folder / "tokens.txt"
+    (folder / "epoch-10.pt").touch()
+    with pytest.raises(NoModelError, match=r"several .* \(epoch-10\.pt, epoch-9\.pt\): pass"):
+        find_model(folder)
+    lost = save_run(tmp_path / "run", model, tokenizer) / "checkpoints/step-00000007.pt"
+    lost.rename(tmp_path / "lost.pt")
+    with pytest.raises(NoModelError, match="not in the folder of its run"):
+        find_model(tmp_path / "lost.pt")
+    (tmp_path / "other.pt").write_bytes(b"nothing")
+    with pytest.raises(ExportError, match=r"other\.pt is damaged or not a model file"):
+        pruned_rnnt.load(tmp_path / "other.pt")
+
+
+def test_incomplete_onnx_folder_is_an_error(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "encoder.onnx").write_bytes(b"nothing")
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(ExportError, match="is not a complete ONNX export"):
+        pruned_rnnt.load(tmp_path)
+    tokenizer.save(tmp_path)
+    (tmp_path / "settings.json").write_text(
+        '{"kind": "transducer", "streaming": false, "shortest_seconds": 0.1}'
+    )
+    with pytest.raises(ExportError, match=r"encoder\.onnx cannot be loaded"):
+        pruned_rnnt.load(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingPackageError, match=r"onnxruntime is not .*\[export\]"):
+        pruned_rnnt.load(tmp_path)
+
+
+def test_command_line_takes_an_icefall_folder(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "a.wav", sound(2.0), 16000)
+    folder = save_icefall(tmp_path / "icefall", model, tokenizer)
+    assert main(["transcribe", str(folder), str(tmp_path / "a.wav")]) == 0
+    text = pruned_rnnt.load(folder).transcribe(tmp_path / "a.wav").text
+    assert capsys.readouterr().out == f"{tmp_path / 'a.wav'}\t{text}\n"
+    assert main(["transcribe", str(tmp_path), str(tmp_path / "a.wav")]) == EXIT_USAGE
+    assert "which has a.wav, icefall. Needed" in capsys.readouterr().err
