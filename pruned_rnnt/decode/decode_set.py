@@ -18,9 +18,9 @@ from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
-from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
+from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
 from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
@@ -47,8 +47,9 @@ class DecodeConfig:
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
         path of a checkpoint.
     use_average: decode with the running average of the parameters; not for checkpoint=average.
-    max_symbols_per_frame: for greedy search with models of loss.rnnt_type=regular; other models,
-        and exported models in sherpa-onnx, emit at most one.
+    max_symbols_per_frame: for greedy search with models of loss.rnnt_type=regular, and for beam
+        search with models of loss.durations. 0: what exported models in sherpa-onnx emit at most in
+        greedy search: 5 with loss.durations (3 in beam search), else 1.
     skip_unknown: never emit `<unk>`, like sherpa-onnx.
     beam_size, num_best: for modified beam search and CTC prefix beam search.
     length_norm: order hypotheses of modified beam search by score per symbol.
@@ -70,7 +71,7 @@ class DecodeConfig:
     split: str = "test"
     checkpoint: str = "last"
     use_average: bool = True
-    max_symbols_per_frame: int = 1
+    max_symbols_per_frame: int = 0
     skip_unknown: bool = True
     beam_size: int = 4
     num_best: int = 1
@@ -83,7 +84,7 @@ class DecodeConfig:
     fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
 
     def __post_init__(self) -> None:
-        check_at_least("decode", self, max_symbols_per_frame=1, beam_size=1, num_best=1)
+        check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
         check_at_least("decode", self, chunk=0, left=0, refinements=0)
         if self.fusion.enabled and self.method not in _BEAM_METHODS:
             raise ValueError(f"decode.fusion needs {_NEEDS_BEAM}, got {self.method}")
@@ -211,11 +212,7 @@ def build_search(
                 transducer, refinements=config.refinements, silent_symbols=silent
             )
         )
-    return _one_best(
-        GreedySearch(
-            transducer, max_symbols_per_frame=config.max_symbols_per_frame, silent_symbols=silent
-        )
-    )
+    return _one_best(new_greedy_search(transducer, silent, config.max_symbols_per_frame))
 
 
 def _one_best(search: Callable[[Tensor, Tensor], list[Hypothesis]]) -> Search:

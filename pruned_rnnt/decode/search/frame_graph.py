@@ -7,6 +7,7 @@ R rows of the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from pruned_rnnt.decode.search.rows import Rows
 
+_T = TypeVar("_T")
 # Frames of a block. A longer block takes longer to capture and wastes more of the last block.
 BLOCK_FRAMES = 32
 
@@ -24,6 +26,25 @@ FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Tensor, Tensor, Rows]]
 def graph_rows(batch_size: int) -> int:
     """Rows of the graph for a batch: a power of two, so that few graphs are needed."""
     return 1 << max(batch_size - 1, 0).bit_length()
+
+
+def captured(block: Callable[[], _T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, _T]:
+    """A graph of the kernels of `block`, which runs twice, and the outputs that replays write."""
+    graph = torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        # The first call initialises libraries, which cannot be captured.
+        block()
+        # Other threads may still call CUDA: data loading pins memory.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            outputs = block()
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
+    return graph, outputs
 
 
 class FrameGraph:
@@ -40,20 +61,8 @@ class FrameGraph:
         self._am_RKD = am_NTD.new_zeros(rows, BLOCK_FRAMES, am_NTD.size(2))
         self._remaining_R = torch.zeros(rows, dtype=torch.int64, device=am_NTD.device)
         self._state = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state)
-        self._graph = torch.cuda.CUDAGraph()
-        current = torch.cuda.current_stream(am_NTD.device)
-        stream = torch.cuda.Stream(am_NTD.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            # The first call initialises libraries, which cannot be captured.
-            self._block()
-            # Other threads may still call CUDA: data loading pins memory.
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._symbols_RKM, self._scores_RKM = self._block()
-            finally:
-                self._graph.capture_end()
-        current.wait_stream(stream)
+        self._graph, outputs = captured(self._block, am_NTD.device)
+        self._symbols_RKM, self._scores_RKM = outputs
 
     def _block(self) -> tuple[Tensor, Tensor]:
         symbols_RKM, scores_RKM, state = self._loop(self._am_RKD, self._remaining_R, self._state)

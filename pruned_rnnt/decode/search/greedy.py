@@ -28,11 +28,14 @@ class GreedyFrames(NamedTuple):
     symbols_NTM: int64, -1 for no symbol.
     scores_NTM: float32, log-probability of the symbol or blank; 0 beyond the end.
     state: of the search, after these frames.
+    durations_NTM: int64, frames by which the symbol or blank advanced; None for models without
+        durations.
     """
 
     symbols_NTM: Tensor
     scores_NTM: Tensor
     state: Rows
+    durations_NTM: Tensor | None = None
 
 
 class GreedySearch:
@@ -51,7 +54,7 @@ class GreedySearch:
 
     Raises:
         ValueError: max_symbols_per_frame is below 1, or above 1 for a topology other than
-            'regular'.
+            'regular'; or the model has durations, for which TdtGreedySearch is.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class GreedySearch:
     ) -> None:
         if max_symbols_per_frame < 1:
             raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        if model.loss_config.durations:
+            raise ValueError("the model has durations, needs TdtGreedySearch")
         rnnt_type = model.loss_config.rnnt_type
         if max_symbols_per_frame > 1 and rnnt_type != "regular":
             raise ValueError(
@@ -158,24 +163,31 @@ def greedy_search(
     return search(encoded_NTE, lengths)
 
 
-def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
+def hypotheses_of(
+    symbols_NTM: Tensor, scores_NTM: Tensor, durations_NTM: Tensor | None = None
+) -> list[Hypothesis]:
     """Copy the results of greedy search from the device; frames count from the first one given."""
     most = symbols_NTM.size(2)
     totals = scores_NTM.sum(dim=(1, 2)).tolist()
+    all_durations = None if durations_NTM is None else durations_NTM.flatten(1).cpu().numpy()
     found = []
-    for symbols, scores, total in zip(
-        symbols_NTM.flatten(1).cpu().numpy(),
-        scores_NTM.flatten(1).cpu().numpy(),
-        totals,
-        strict=True,
+    for n, (symbols, scores, total) in enumerate(
+        zip(
+            symbols_NTM.flatten(1).cpu().numpy(),
+            scores_NTM.flatten(1).cpu().numpy(),
+            totals,
+            strict=True,
+        )
     ):
         (steps,) = (symbols >= 0).nonzero()
+        durations = () if all_durations is None else all_durations[n][steps].tolist()
         found.append(
             Hypothesis(
                 symbols=tuple(symbols[steps].tolist()),
                 frames=tuple((steps // most).tolist()),
                 score=total,
                 symbol_scores=tuple(scores[steps].tolist()),
+                durations=tuple(durations),
             )
         )
     return found
