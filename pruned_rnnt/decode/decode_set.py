@@ -109,6 +109,7 @@ class DecodeConfig:
             ("lm", fusion.lm, fusion.lm_scale),
             ("ilm", fusion.ilm_scale, fusion.ilm_scale),
             ("hotwords", fusion.hotwords, fusion.hotword_bonus),
+            ("bonus", fusion.symbol_bonus, fusion.symbol_bonus),
         ):
             parts += [f"{name}{scale:g}"] * bool(used)
         for name, field_name, methods in (

@@ -11,6 +11,7 @@ import torch
 
 from pruned_rnnt.decode.decode_set import DecodeConfig
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
+from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -135,6 +136,12 @@ def test_neural_model_adds_its_scores() -> None:
         texts = torch.tensor([symbols], dtype=torch.int32).view(1, -1)
         extra[symbols] = -0.7 * float(lm(texts, torch.tensor([len(symbols)])).total)
     assert_adds_to_every_sequence(make_model(), [NeuralScorer(lm, 0.7)], extra)
+
+
+@pytest.mark.slow
+def test_symbol_bonus_adds_to_every_symbol() -> None:
+    extra = {symbols: 0.6 * len(symbols) for symbols in sequences(4)}
+    assert_adds_to_every_sequence(make_model(), [SymbolBonus(0.6, VOCAB)], extra)
 
 
 @torch.inference_mode()

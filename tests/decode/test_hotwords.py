@@ -121,7 +121,9 @@ def test_more_phrases_than_the_table_can_hold(
         read_hotwords(path, tokenizer, 1.5)
 
 
-@pytest.mark.parametrize("name", ["hotword_bonus", "ngram_scale", "lm_scale", "ilm_scale"])
+@pytest.mark.parametrize(
+    "name", ["hotword_bonus", "ngram_scale", "lm_scale", "ilm_scale", "symbol_bonus"]
+)
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_scales_are_finite(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} .*, got {value}"):

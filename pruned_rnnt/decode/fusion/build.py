@@ -10,6 +10,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
+from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel
 
@@ -27,6 +28,8 @@ class FusionConfig:
         subtracted; for models trained with loss.hat=true.
     hotwords: file with a phrase per line, and optionally its bonus after a colon (`NEW YORK :2`).
     hotword_bonus: bonus per symbol of phrases without their own, a natural log-probability.
+    symbol_bonus: bonus of every symbol, a natural log-probability: makes up for the words that a
+        language model with a large scale deletes. Tune it on dev, between 0 and 1.
     """
 
     ngram: str = ""
@@ -36,9 +39,10 @@ class FusionConfig:
     ilm_scale: float = 0.0
     hotwords: str = ""
     hotword_bonus: float = 1.5
+    symbol_bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("ngram_scale", "lm_scale", "ilm_scale"):
+        for name in ("ngram_scale", "lm_scale", "ilm_scale", "symbol_bonus"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
         try:
@@ -48,7 +52,7 @@ class FusionConfig:
 
     @property
     def enabled(self) -> bool:
-        return bool(self.ngram or self.lm or self.ilm_scale or self.hotwords)
+        return bool(self.ngram or self.lm or self.ilm_scale or self.hotwords or self.symbol_bonus)
 
 
 def build_scorers(
@@ -64,7 +68,7 @@ def build_scorers(
     Raises:
         ValueError, FileNotFoundError: as the scorers.
     """
-    if not (config.ngram or config.lm or config.hotwords):
+    if not (config.ngram or config.lm or config.hotwords or config.symbol_bonus):
         return []
     assert tokenizer is not None
     assert language_model is not None or not config.lm
@@ -76,4 +80,6 @@ def build_scorers(
     if config.hotwords:
         hotwords = read_hotwords(Path(config.hotwords), tokenizer, config.hotword_bonus)
         scorers.append(HotwordScorer(hotwords, len(tokenizer)))
+    if config.symbol_bonus:
+        scorers.append(SymbolBonus(config.symbol_bonus, len(tokenizer)))
     return scorers
