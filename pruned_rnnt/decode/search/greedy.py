@@ -16,7 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
+from pruned_rnnt.decode.search.frame_graph import (
+    BLOCK_FRAMES,
+    FrameGraph,
+    FrameLoop,
+    graph_rows,
+)
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -109,9 +114,12 @@ class GreedySearch:
             self._silent_V = self._silent_V.to(am_NTD.device)
             self._graphs.clear()
         if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
-            return GreedyFrames(*self._graph(am_NTD, predictor)(am_NTD, lengths_N, predictor))
-        symbols_NTM, scores_NTM, predictor = self._loop(am_NTD, lengths_N, predictor)
-        return GreedyFrames(symbols_NTM, scores_NTM, predictor)
+            loop: FrameLoop = self._graph(am_NTD, predictor)
+        else:
+            loop = self._loop
+        (symbols_NTM, scores_NTM), state = loop(am_NTD, lengths_N, predictor)
+        frames = am_NTD.size(1)
+        return GreedyFrames(symbols_NTM[:, :frames], scores_NTM[:, :frames], state)
 
     def _graph(self, am_NTD: Tensor, predictor: Rows) -> FrameGraph:
         rows = graph_rows(am_NTD.size(0))
@@ -119,9 +127,7 @@ class GreedySearch:
             self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
         return self._graphs[rows]
 
-    def _loop(
-        self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows
-    ) -> tuple[Tensor, Tensor, Rows]:
+    def _loop(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
         model, most = self.model, self.max_symbols_per_frame
         batch_size, num_frames, _ = am_NTD.shape
         symbols, scores = [], []
@@ -140,12 +146,10 @@ class GreedySearch:
                 predictor = choose_rows(alive_N, grown, predictor)
         shape = (batch_size, num_frames, most)
         if not symbols:
-            return lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape), predictor
-        return (
-            torch.stack(symbols, dim=1).view(shape),
-            torch.stack(scores, dim=1).view(shape),
-            predictor,
-        )
+            empty = lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape)
+            return empty, predictor
+        outputs = (torch.stack(symbols, dim=1).view(shape), torch.stack(scores, dim=1).view(shape))
+        return outputs, predictor
 
 
 def greedy_search(
