@@ -215,7 +215,7 @@ class ModifiedBeamSearch:
             fusion_NBV[..., blank] = 0.0
             scores_NBV = scores_NBV + fusion_NBV
         only_blank_V = torch.full_like(scores_NBV[0, 0], -torch.inf)
-        only_blank_V[blank] = 0.0
+        only_blank_V[blank : blank + 1].fill_(0.0)
         return torch.where(alive_N11, scores_NBV, only_blank_V)
 
     def _internal_lm(self, lm_NBD: Tensor) -> Tensor:
