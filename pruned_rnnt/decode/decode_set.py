@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.encode import Precision, encode_batch
 from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
@@ -42,6 +42,8 @@ class DecodeConfig:
         non_autoregressive (without the predictor, for models trained with
         loss.predictor_mask_probability); ctc_greedy and ctc_prefix_beam (supports fusion) use the
         CTC head. Models of loss.kind=ctc have only the last two; greedy is then ctc_greedy.
+    precision: dtype of the encoder's matrix products. On a GPU, bfloat16 takes about half the time
+        of float32 and hardly changes texts; the search itself is always float32.
     split: split of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
@@ -68,6 +70,7 @@ class DecodeConfig:
         "ctc_greedy",
         "ctc_prefix_beam",
     ] = "greedy"
+    precision: Precision = "float32"
     split: str = "test"
     checkpoint: str = "last"
     use_average: bool = True
@@ -122,8 +125,9 @@ class DecodeConfig:
             size = getattr(self, field_name)
             if self.method in methods and size != getattr(DecodeConfig, field_name):
                 parts.append(f"{name}{size}")
-        if self.metric != "wer":
-            parts.append(self.metric)
+        for name, default in (("precision", "float32"), ("metric", "wer")):
+            if getattr(self, name) != default:
+                parts.append(getattr(self, name))
         return "-".join(parts)
 
 
@@ -220,13 +224,6 @@ def _one_best(search: Callable[[Tensor, Tensor], list[Hypothesis]]) -> Search:
     return lambda encoded_NTE, lengths: [[best] for best in search(encoded_NTE, lengths)]
 
 
-@torch.inference_mode()
-def encode_batch(model: SpeechModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Encoder output (N, T, E) and its lengths (N,); the model must be in evaluation mode."""
-    batch = batch.to(next(model.parameters()).device)
-    return model.encode(batch.features_NTF, batch.feature_lengths_N)
-
-
 def search_batch(model: SpeechModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:
     """Hypotheses of each utterance, best first; the model must be in evaluation mode."""
     return search(*encode_batch(model, batch))
@@ -246,7 +243,7 @@ def decode_set(
     search = build_search(model, config, tokenizer, language_model)
     for batch in batches:
         started = time.perf_counter()
-        encoded = encode_batch(model, batch)
+        encoded = encode_batch(model, batch, config.precision)
         hypotheses = search(*encoded)
         search_seconds += time.perf_counter() - started
         audio_seconds += sum(batch.durations)

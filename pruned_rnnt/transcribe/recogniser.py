@@ -84,7 +84,9 @@ class Recogniser:
         self._calibration = calibration
         self._segments = segments or SegmentConfig()
         self._new_detector()
-        self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
+        decode = decode or DecodeConfig()
+        self._precision = decode.precision
+        self._search = build_search(model, decode, tokenizer, language_model)
 
     def transcribe(
         self,
@@ -123,7 +125,7 @@ class Recogniser:
         segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
         path = JoinedPath(self.tokenizer, self._calibration)
         for segment in segmenter(counter):
-            encoded_NTE = encode_features(self.model, segment.features_TF)
+            encoded_NTE = encode_features(self.model, segment.features_TF, self._precision)
             lengths = torch.tensor([encoded_NTE.size(1)])
             ((best, *_),) = self._search(encoded_NTE, lengths)
             (head,) = head_paths(self.model, encoded_NTE, lengths, [best.symbols])
