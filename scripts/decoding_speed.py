@@ -25,11 +25,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from pruned_rnnt.decode.decode_set import DecodeConfig, Search, build_search
+from pruned_rnnt.decode.encode import Precision, encode_padded
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
@@ -56,6 +58,7 @@ _COLUMNS = {
     "device": "device",
     "method": "search",
     "batch_size": "batch",
+    "precision": "encoder",
     "symbols_per_second": "symbols/s",
     "encoder_ms": "encoder ms",
     "search_ms": "search ms",
@@ -137,7 +140,13 @@ def median_seconds(work: Callable[[], Any], device: torch.device, repeat: int) -
 
 @torch.inference_mode()
 def measure(
-    model: TransducerModel, methods: Sequence[str], batch_size: int, seconds: float, repeat: int
+    model: TransducerModel,
+    methods: Sequence[str],
+    batch_size: int,
+    seconds: float,
+    *,
+    precision: Precision,
+    repeat: int,
 ) -> Iterator[dict[str, Any]]:
     """A row for each search at one batch size, with the time of the encoder."""
     device = next(model.parameters()).device
@@ -146,8 +155,12 @@ def measure(
     generator = torch.Generator().manual_seed(1)
     features_NTF = torch.randn(batch_size, frames, bins, generator=generator).to(device)
     lengths_N = torch.full((batch_size,), frames)
-    encoded_NTE, encoded_lengths_N = model.encode(features_NTF, lengths_N)
-    encode = median_seconds(lambda: model.encode(features_NTF, lengths_N), device, repeat)
+
+    def encode() -> tuple[Tensor, Tensor]:
+        return encode_padded(model, features_NTF, lengths_N, precision)
+
+    encoded_NTE, encoded_lengths_N = encode()
+    encoder_seconds = median_seconds(encode, device, repeat)
     audio_seconds = batch_size * seconds
     for method in methods:
         search = make_search(method, model)
@@ -159,12 +172,13 @@ def measure(
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             "method": method,
             "batch_size": batch_size,
+            "precision": precision,
             "symbols_per_second": round(found / audio_seconds, 2),
             "utterance_seconds": seconds,
-            "encoder_ms": round(1000 * encode, 1),
+            "encoder_ms": round(1000 * encoder_seconds, 1),
             "search_ms": round(1000 * find, 1),
-            "real_time_factor": round((encode + find) / audio_seconds, 6),
-            "times_real_time": round(audio_seconds / (encode + find), 1),
+            "real_time_factor": round((encoder_seconds + find) / audio_seconds, 6),
+            "times_real_time": round(audio_seconds / (encoder_seconds + find), 1),
             "encoder": model.config.encoder.kind,
             "parameters": sum(p.numel() for p in model.parameters()),
             "threads": torch.get_num_threads(),
@@ -199,6 +213,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--methods", nargs="+", default=methods, choices=METHODS)
     options.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     options.add_argument("--seconds", type=float, default=15.0, help="of each utterance")
+    options.add_argument(
+        "--precision", default="float32", choices=get_args(Precision), help="of the encoder"
+    )
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--threads", type=int, help="on the CPU; default: as torch chooses")
     options.add_argument("--json", type=Path, metavar="FILE", help="append rows as JSON lines")
@@ -217,8 +234,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for device in options.devices:
         model = model.to(device)
         for batch_size in options.batch_sizes:
-            sizes = batch_size, options.seconds, options.repeat
-            for row in measure(model, options.methods, *sizes):
+            for row in measure(
+                model,
+                options.methods,
+                batch_size,
+                options.seconds,
+                precision=options.precision,
+                repeat=options.repeat,
+            ):
                 rows.append(row)
                 print(*(row[key] for key in _COLUMNS), file=sys.stderr, flush=True)
                 if options.json is not None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import Decoded, encode_batch
+from pruned_rnnt.decode.decode_set import Decoded
+from pruned_rnnt.decode.encode import encode_batch
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.scoring.confidence import right_words
 from pruned_rnnt.decode.timing.calibration import Calibration

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from pruned_rnnt.loss.results import Occupancy
+    from pruned_rnnt.loss.results import Occupancy, TdtOccupancy
 
 
 class SymbolDelay(NamedTuple):
@@ -28,7 +28,7 @@ class SymbolDelay(NamedTuple):
 
 
 def mean_symbol_delay(
-    occupancy: Occupancy,
+    occupancy: Occupancy | TdtOccupancy,
     logit_lengths: Tensor,
     target_lengths: Tensor,
     reference_frames: Tensor | None = None,

@@ -9,12 +9,13 @@ Axes: N batch, T frames, U symbols.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.diagnostics.alignment import Alignment
+from pruned_rnnt.diagnostics.durations import draw_durations, duration_shares, strip_height
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.optional_packages import require
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pruned_rnnt.loss.results import Bounds, Occupancy
+    from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 
 PAPER = "#ffffff"
 INK = "#20242c"
@@ -38,7 +39,7 @@ _MAX_TOKEN_LABELS = 48
 
 
 def lattice_figure(
-    occupancy: Occupancy,
+    occupancy: Occupancy | TdtOccupancy,
     bounds: Bounds | None = None,
     alignment: Alignment | Tensor | None = None,
     *,
@@ -48,11 +49,13 @@ def lattice_figure(
     tokens: Sequence[str] | None = None,
     title: str | None = None,
     frame_seconds: float | None = None,
+    durations: Sequence[int] | None = None,
 ) -> Figure:
     """Draw the lattice of one utterance.
 
     The image is the posterior probability that a path visits node (t, u); the outline is the band;
-    the line is the alignment, with a dot where a symbol is emitted.
+    the line is the alignment, with a dot where a symbol is emitted. With durations, a strip below
+    shows how often paths leave a frame with each of them.
 
     Args:
         occupancy: emit, blank (N, T, U + 1), e.g. from `rnnt_loss_simple`.
@@ -63,6 +66,7 @@ def lattice_figure(
         tokens: the target's symbols as text, for the vertical axis; at least U_n of them.
         title: title of the picture.
         frame_seconds: duration of an encoder frame; adds an axis in seconds.
+        durations: those of the loss that gave the occupancy, which is then a TdtOccupancy.
 
     Returns:
         A Figure for `figure.savefig(path)` or TensorBoard's `add_figure`.
@@ -76,10 +80,19 @@ def lattice_figure(
     from matplotlib.figure import Figure
 
     node_TU = lattice_visits(occupancy, index, logit_length, target_length)
-    figure = Figure(figsize=lattice_size(*node_TU.shape), dpi=150, layout="constrained")
+    width, height = lattice_size(*node_TU.shape)
+    strip = strip_height(durations) if durations else 0.0
+    figure = Figure(figsize=(width, height + strip), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     figure.set_facecolor(PAPER)
-    axes = figure.add_subplot()
+    if durations:
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(height, strip))
+        frames, columns = node_TU.shape
+        shares_KT = duration_shares(cast("TdtOccupancy", occupancy), index, frames, columns - 1)
+        draw_durations(below, shares_KT, durations, INK)
+        plain_axes(below)
+    else:
+        axes = figure.add_subplot()
     image = draw_lattice(axes, node_TU, bounds, alignment, index=index, tokens=tokens)
     if frame_seconds is not None:
         _add_seconds(axes, frame_seconds)
@@ -132,7 +145,10 @@ def add_colour_bar(figure: Figure, image: Any, axes: Axes) -> None:
 
 
 def lattice_visits(
-    occupancy: Occupancy, index: int, logit_length: int | None, target_length: int | None
+    occupancy: Occupancy | TdtOccupancy,
+    index: int,
+    logit_length: int | None,
+    target_length: int | None,
 ) -> Tensor:
     """(T_n, U_n + 1) posterior of visiting each node, on the CPU, in [0, 1]."""
     batch, padded_frames, padded_columns = occupancy.emit.shape

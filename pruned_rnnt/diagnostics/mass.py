@@ -6,13 +6,12 @@ hold the posterior probability that a path takes that arc out of node (t, u).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pruned_rnnt.loss.results import Bounds, Occupancy
+from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 
 # Columns cover a frame if they have all but this share of its mass.
 _TAIL = 1e-3
@@ -45,7 +44,7 @@ class BandEdgeMass(NamedTuple):
 
 
 def retained_mass(
-    occupancy: Occupancy,
+    occupancy: Occupancy | TdtOccupancy,
     bounds: Bounds,
     logit_lengths: Tensor,
     target_lengths: Tensor,
@@ -55,10 +54,13 @@ def retained_mass(
     """The share of the probability mass whose arcs are inside the band.
 
     An arc is kept if both of its nodes are in the band, as in the pruned recursion. 1 means that
-    pruning has no effect; 1 - `emit` is the mean share of symbols whose emission is cut.
+    pruning has no effect; 1 - `emit` is the mean share of symbols whose emission is cut. The
+    occupancy of a TDT lattice does not say where the arcs above duration 0 land: of these, the arcs
+    that leave a node in the band are counted.
 
     Args:
-        occupancy: of the full lattice, such as from `rnnt_loss_simple`; emit, blank (N, T, U + 1).
+        occupancy: of the full lattice, such as from `rnnt_loss_simple` or `rnnt_loss_tdt_simple`;
+            emit, blank (N, T, U + 1).
         bounds: the band, start (N, T) and s_range.
         logit_lengths, target_lengths: (N,).
         rnnt_type: topology of the loss that gave the occupancy.
@@ -68,6 +70,25 @@ def retained_mass(
     """
     valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
     inside = _band_nodes(occupancy.emit, bounds)
+    if not isinstance(occupancy, TdtOccupancy):
+        return _retained(occupancy, valid, inside, logit_lengths, rnnt_type)
+    stay, emit, blank = (
+        torch.where(valid, x, 0.0) for x in (occupancy.stay, occupancy.emit, occupancy.blank)
+    )
+    arcs = torch.cat((stay, emit - stay, blank), dim=2)
+    stay_kept = inside & _next_column(inside)
+    symbols = 2 * stay.shape[2]
+    kept = torch.cat((stay_kept, inside, inside), dim=2)
+    return RetainedMass(
+        _share(arcs, kept),
+        _share(arcs[:, :, :symbols], kept[:, :, :symbols]),
+        _share(blank, inside),
+    )
+
+
+def _retained(
+    occupancy: Occupancy, valid: Tensor, inside: Tensor, logit_lengths: Tensor, rnnt_type: str
+) -> RetainedMass:
     # Arcs of the last frame end in the final node, which is always kept.
     frames = torch.arange(occupancy.emit.shape[1], device=inside.device)
     is_last = (frames[None, :] >= logit_lengths.to(inside.device)[:, None] - 1)[:, :, None]
@@ -91,7 +112,10 @@ def retained_mass(
 
 
 def band_edge_mass(
-    occupancy: Occupancy, bounds: Bounds, logit_lengths: Tensor, target_lengths: Tensor
+    occupancy: Occupancy | TdtOccupancy,
+    bounds: Bounds,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
 ) -> BandEdgeMass:
     """Mass on the edges of the band; if it is large, the band cuts probable paths.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pruned_rnnt.loss.results import Bounds, Occupancy
+    from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 
 # A label needs about this many inches; of labels that are closer, only the first is drawn.
 _LABEL_INCHES = 0.11
@@ -50,7 +50,7 @@ def utterance_figure(
     features_TF: Tensor,
     emissions: Sequence[tuple[str, int]],
     tracks: Sequence[Track],
-    occupancy: Occupancy,
+    occupancy: Occupancy | TdtOccupancy,
     bounds: Bounds | None = None,
     alignment: Alignment | None = None,
     *,

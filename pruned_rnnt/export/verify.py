@@ -174,8 +174,8 @@ def _recognise(
     search = StreamingGreedySearch(model, stream.chunk_size, stream.left_frames, silent)
     state, symbols = search.start(1), []
     for chunk_NTF in _chunks(encoder.module, feature_TF):
-        symbols_NC, state = search(chunk_NTF, state)
-        symbols += [symbol for symbol in symbols_NC[0].tolist() if symbol >= 0]
+        symbols_NCM, state = search(chunk_NTF, state)
+        symbols += [symbol for symbol in symbols_NCM[0].flatten().tolist() if symbol >= 0]
     return tuple(symbols)
 
 

@@ -37,7 +37,7 @@ _FREE_MODEL_KEYS = (
     "joiner_initial_scale",
 )
 # Settings of the loss that change what the model's outputs mean.
-_FIXED_LOSS_KEYS = ("rnnt_type", "hat")
+_FIXED_LOSS_KEYS = ("rnnt_type", "hat", "durations")
 
 
 @dataclass(frozen=True, kw_only=True)

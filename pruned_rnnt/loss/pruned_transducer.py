@@ -27,7 +27,13 @@ from pruned_rnnt.loss.checks import (
 from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
-from pruned_rnnt.loss.results import Bounds, Occupancy, TransducerLosses, UtteranceLosses
+from pruned_rnnt.loss.results import (
+    Bounds,
+    Occupancy,
+    TdtOccupancy,
+    TransducerLosses,
+    UtteranceLosses,
+)
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.reduction import reduced
@@ -189,7 +195,7 @@ class PrunedTransducerLoss(nn.Module):
             loss=losses.total,
             simple_loss=losses.simple,
             pruned_loss=losses.pruned,
-            occupancy=Occupancy(losses.emit_occupancy, losses.blank_occupancy),
+            occupancy=_occupancy(losses),
             bounds=Bounds(losses.start, self.s_range),
             simple_scale=scales[0],
             pruned_scale=scales[1],
@@ -215,8 +221,9 @@ class PrunedTransducerLoss(nn.Module):
             parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
             band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
             tdt = self.tdt(*parts, self.simple_options, **band)
-            simple_N, emit, blank, *_ = tdt.simple
-            return self._step_losses(simple_N, tdt.pruned, emit, blank, tdt.start, scales)
+            simple_N, emit, blank, stay, durations = tdt.simple
+            found = self._step_losses(simple_N, tdt.pruned, emit, blank, tdt.start, scales)
+            return found._replace(stay_occupancy=stay, duration_occupancy=durations)
         simple_N, emit, blank = simple_loss(am, lm, utterances.tensors, self.simple_options)
         topology = (self.s_range, self.options.rnnt_type)
         start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
@@ -298,3 +305,11 @@ class PrunedTransducerLoss(nn.Module):
             reduction=self.reduction,
         )
         return pruned_step(inputs, utterances, plan)
+
+
+def _occupancy(losses: StepLosses) -> Occupancy | TdtOccupancy:
+    emit, blank = losses.emit_occupancy, losses.blank_occupancy
+    stay, durations = losses.stay_occupancy, losses.duration_occupancy
+    if stay is None or durations is None:
+        return Occupancy(emit, blank)
+    return TdtOccupancy(emit, blank, stay, durations)

@@ -103,13 +103,14 @@ class TransducerLosses(NamedTuple):
 
     loss: simple_scale * simple_loss + pruned_scale * pruned_loss; all three (N,) or scalars, by
     the module's reduction.
-    utterances: the same of each utterance, for logs: for every reduction, and without gradient.
+    occupancy: of the simple loss; a TdtOccupancy if the module has durations.
+    utterances: the losses of each utterance, for logs: for every reduction, and without gradient.
     """
 
     loss: Tensor
     simple_loss: Tensor
     pruned_loss: Tensor
-    occupancy: Occupancy
+    occupancy: Occupancy | TdtOccupancy
     bounds: Bounds
     simple_scale: float
     pruned_scale: float

@@ -10,6 +10,7 @@ from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
+from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {
@@ -48,8 +49,8 @@ class LossConfig:
     """The training loss.
 
     The fields from rnnt_type to exact_bounds are options of `pruned_rnnt.PrunedTransducerLoss`;
-    with kind `full`, only rnnt_type, delay_penalty, fastemit_lambda and hat are used, with kind
-    `ctc` none of them.
+    with kind `full`, only rnnt_type, delay_penalty, fastemit_lambda, hat, durations, sigma and
+    omega are used, with kind `ctc` none of them.
 
     kind: `pruned` is the simple loss plus the pruned loss; `full` is the transducer loss over the
         whole lattice, for comparisons; `ctc` is the CTC loss alone, of a model without predictor
@@ -68,6 +69,14 @@ class LossConfig:
         2010.11148), which also favours early symbols.
     hat: factorise blank and symbols (HAT, arXiv 2003.07705): blank is a Bernoulli variable, and a
         softmax over the symbols has the remaining probability. decode.fusion.ilm_scale needs it.
+    durations: of a token-and-duration transducer (TDT, arXiv 2304.06795): the joiner also predicts
+        by how many frames a symbol or blank advances, one of these numbers, so that decoding skips
+        frames; the paper has [0, 1, 2, 3, 4]. Empty: each blank advances by one frame, and symbols
+        do not. Needs rnnt_type `regular`.
+    sigma: with durations, subtracted from the log-probability of each symbol and blank (0.02 to
+        0.05 in public configurations), so that paths with fewer of them, which skip more, gain.
+    omega: with durations, probability that a training step uses the loss without durations (0.1 in
+        public configurations), so that symbols are also learned where decoding seldom stops.
     exact_bounds: choose the band with the most probability by dynamic programming, instead of
         adjusting the best window of each frame.
     ctc_scale: factor of the auxiliary CTC loss of a transducer; with 0, it has no CTC head. Kind
@@ -95,6 +104,9 @@ class LossConfig:
     delay_penalty: float = 0.0
     fastemit_lambda: float = 0.0
     hat: bool = False
+    durations: tuple[int, ...] = ()
+    sigma: float = 0.0
+    omega: float = 0.0
     exact_bounds: bool = False
     ctc_scale: float = 0.2
     ctc_dropout: float = 0.0
@@ -119,6 +131,46 @@ class LossConfig:
             raise ValueError(
                 f"loss.predictor_mask_probability is {self.predictor_mask_probability}, but a "
                 "model of loss.kind=ctc has no predictor"
+            )
+
+        self._check_durations()
+
+    def _check_durations(self) -> None:
+        found = list(self.durations)
+        if not found:
+            for name in ("sigma", "omega"):
+                if getattr(self, name) != 0:
+                    raise ValueError(
+                        f"loss.{name} is {getattr(self, name)}, which needs loss.durations, for "
+                        "example [0, 1, 2, 3, 4]"
+                    )
+            return
+        if min(found) < 0 or len(set(found)) < len(found) or len(found) > MOST_DURATIONS:
+            raise ValueError(
+                f"loss.durations is {found}, needs different numbers from 0 on, at most "
+                f"{MOST_DURATIONS} of them, for example [0, 1, 2, 3, 4]"
+            )
+        if 1 not in found:
+            raise ValueError(
+                f"loss.durations is {found}, needs a 1 among them: without it, some numbers of "
+                "frames have no path"
+            )
+        check_fractions("loss", self, "omega")
+        for name, wanted in (("rnnt_type", "regular"), ("hat", False)):
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"loss.durations is {found} and loss.{name} is {getattr(self, name)}: a model "
+                    f"with durations needs loss.{name}={str(wanted).lower()}"
+                )
+        if self.kind == "ctc":
+            raise ValueError(
+                f"loss.durations is {found}, but a model of loss.kind=ctc has no joiner that could "
+                "predict them: set loss.kind to pruned or full"
+            )
+        if self.predictor_mask_probability > 0:
+            raise ValueError(
+                f"loss.predictor_mask_probability is {self.predictor_mask_probability}, which is "
+                "not supported with loss.durations"
             )
 
     @property

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pruned_rnnt.loss.ctc import ctc_loss
 from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
-from pruned_rnnt.loss.results import Bounds, Occupancy
+from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.encoder_kinds import build_encoder
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
@@ -47,7 +47,7 @@ class ModelLosses:
     parts: Mapping[str, Tensor]
     encoded: Tensor
     frame_lengths: Tensor
-    occupancy: Occupancy | None
+    occupancy: Occupancy | TdtOccupancy | None
     bounds: Bounds | None
     measures: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class TransducerPart(NamedTuple):
     objective: Tensor
     total: Tensor
     parts: Mapping[str, Tensor]
-    occupancy: Occupancy | None
+    occupancy: Occupancy | TdtOccupancy | None
     bounds: Bounds | None
 
 

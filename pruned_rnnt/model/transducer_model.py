@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
@@ -40,6 +41,7 @@ class TransducerModel(SpeechModel):
             config.joiner_dim,
             vocab_size,
             initial_scale=config.joiner_initial_scale,
+            duration_count=len(loss.durations),
         )
         self.ctc_head = self._new_ctc_head() if loss.has_ctc_head else None
         self.pruned_loss = (
@@ -60,6 +62,9 @@ class TransducerModel(SpeechModel):
                 warm_up_steps=loss.warm_up_steps,
                 hat=loss.hat,
                 exact_bounds=loss.exact_bounds,
+                durations=loss.durations or None,
+                sigma=loss.sigma,
+                omega=loss.omega,
                 # One sum: on CUDA its gradients are computed in forward.
                 reduction="sum",
             )
@@ -93,17 +98,33 @@ class TransducerModel(SpeechModel):
         return predicted_MUP.masked_fill((draws_MU < probability)[:, :, None], 0)
 
     def _full_loss(self, batch: EncodedBatch, predicted_MUP: Tensor) -> Tensor:
-        config = self.loss_config
+        config, joiner = self.loss_config, self.joiner
+        inputs = (
+            joiner.encoder_proj(batch.encoded),
+            joiner.decoder_proj(predicted_MUP),
+            joiner.output_linear.weight,
+            joiner.output_linear.bias,
+        )
+        lattice = (batch.targets, None, batch.logit_lengths, batch.target_lengths)
+        if joiner.duration_linear is not None:
+            return rnnt_loss_tdt_fused(
+                *inputs,
+                joiner.duration_linear.weight,
+                joiner.duration_linear.bias,
+                *lattice,
+                durations=config.durations,
+                sigma=config.sigma,
+                omega=config.omega if self.training else 0.0,
+                activation=joiner.activation,
+                blank=BLANK,
+                delay_penalty=config.delay_penalty,
+                fastemit_lambda=config.fastemit_lambda,
+                reduction="none",
+            )
         return rnnt_loss_fused(
-            self.joiner.encoder_proj(batch.encoded),
-            self.joiner.decoder_proj(predicted_MUP),
-            self.joiner.output_linear.weight,
-            self.joiner.output_linear.bias,
-            batch.targets,
-            None,
-            batch.logit_lengths,
-            batch.target_lengths,
-            activation=self.joiner.activation,
+            *inputs,
+            *lattice,
+            activation=joiner.activation,
             blank=BLANK,
             rnnt_type=config.rnnt_type,
             delay_penalty=config.delay_penalty,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.data.input.datamodule import DataConfig
+from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 

@@ -99,15 +99,16 @@ class LiveRecogniser:
         lengths_N = torch.tensor([len(chunk_TF)], device=self._device)
         missing = encoder.input_frames - len(chunk_TF)
         chunk_NTF = nn.functional.pad(chunk_TF, (0, 0, 0, missing))[None].to(self._device)
-        symbols_NC, self._state = self.stream(chunk_NTF, self._state, lengths_N)
-        return self._show(symbols_NC[0].tolist())
+        symbols_NCM, self._state = self.stream(chunk_NTF, self._state, lengths_N)
+        return self._show(symbols_NCM[0].tolist())
 
-    def _show(self, symbols: list[int]) -> str:
+    def _show(self, frames: list[list[int]]) -> str:
         added = ""
-        for symbol in symbols:
-            self._pause = 0 if symbol >= 0 else self._pause + 1
-            if symbol >= 0:
-                self._line.append(symbol)
+        for frame in frames:
+            symbols = [symbol for symbol in frame if symbol >= 0]
+            self._pause = 0 if symbols else self._pause + 1
+            if symbols:
+                self._line += symbols
                 text = self.tokenizer.decode(self._line)
                 added += text[len(self._shown) :]
                 self._shown = text

@@ -206,10 +206,12 @@ class Recogniser(AudioRecogniser):
     ) -> None:
         super().__init__(tokenizer, p99_duration, calibration, segments)
         self.model = model.eval()
-        self._search = build_search(model, decode or DecodeConfig(), tokenizer, language_model)
+        decode = decode or DecodeConfig()
+        self._precision = decode.precision
+        self._search = build_search(model, decode, tokenizer, language_model)
 
     def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
-        encoded_NTE = encode_features(self.model, features_TF)
+        encoded_NTE = encode_features(self.model, features_TF, self._precision)
         lengths = torch.tensor([encoded_NTE.size(1)])
         ((best, *_),) = self._search(encoded_NTE, lengths)
         (head,) = head_paths(self.model, encoded_NTE, lengths, [best.symbols])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.decode.encode import Precision, encode_padded
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
@@ -158,8 +159,9 @@ class WindowEncoder:
         return shortest + int(place), is_pause
 
 
-@torch.inference_mode()
-def encode_features(model: SpeechModel, features_TF: Tensor) -> Tensor:
+def encode_features(
+    model: SpeechModel, features_TF: Tensor, precision: Precision = "float32"
+) -> Tensor:
     """Features (T, F) of one utterance -> encoder output (1, T', E), T' >= 1.
 
     Features shorter than the receptive field of a frame are padded with their last one.
@@ -167,6 +169,6 @@ def encode_features(model: SpeechModel, features_TF: Tensor) -> Tensor:
     missing = model.encoder.receptive_field - len(features_TF)
     if missing > 0:
         features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
-    features_NTF = features_TF[None].to(next(model.parameters()).device)
-    encoded_NTE, _ = model.encode(features_NTF, torch.tensor([features_NTF.size(1)]))
+    lengths = torch.tensor([len(features_TF)])
+    encoded_NTE, _ = encode_padded(model, features_TF[None], lengths, precision)
     return encoded_NTE

@@ -20,13 +20,15 @@ UNKNOWN = 2
 
 
 def make_model(
-    context_size: int = 2, hat: bool = False, seed: int = 1, lstm: bool = False
+    context_size: int = 2, hat: bool = False, seed: int = 1, lstm: bool = False, **loss: Any
 ) -> TransducerModel:
+    """loss: other fields of `LossConfig`."""
     predictor: AnyPredictorConfig = PredictorConfig(dim=8, context_size=context_size)
     if lstm:
         predictor = LstmPredictorConfig(dim=8, layers=2)
     encoder = tiny_conformer(dim=8)
-    model = tiny_model(encoder, VOCAB, predictor=predictor, joiner_dim=8, seed=seed, hat=hat)
+    loss["hat"] = hat
+    model = tiny_model(encoder, VOCAB, predictor=predictor, joiner_dim=8, seed=seed, **loss)
     convolution = None
     if isinstance(model.predictor, StatelessPredictor):
         convolution = model.predictor.convolution

@@ -7,15 +7,21 @@ same buffers.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
+from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
 from pruned_rnnt.decode.search import frame_graph
+from pruned_rnnt.decode.search.back_pointers import BeamStep, traced
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
-from pruned_rnnt.decode.search.rows import start_predictor
-from tests.decode.search_model import encoded, make_model
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.rows import Rows, start_predictor
+from tests.decode.search_model import VOCAB, encoded, make_model
 
 
 class _NoStream:
@@ -40,21 +46,23 @@ class _ReplayedBlock(frame_graph.FrameGraph):
         self._graph.replay = self._again
 
     def _again(self) -> None:
-        buffers = (self._symbols_RKM, self._scores_RKM)
-        for buffer, new in zip(buffers, self._block(), strict=True):
+        for buffer, new in zip(self._outputs, self._block(), strict=True):
             buffer.copy_(new)
 
 
-@pytest.mark.parametrize("frames", [32, 33, 80])
-@pytest.mark.parametrize("max_symbols", [1, 2])
-@torch.inference_mode()
-def test_blocks_equal_the_loop(
-    frames: int, max_symbols: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _NoGraph)
     monkeypatch.setattr(torch.cuda, "Stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+
+
+@pytest.mark.parametrize("frames", [32, 33, 80])
+@pytest.mark.parametrize("max_symbols", [1, 2])
+@pytest.mark.usefixtures("no_cuda_graphs")
+@torch.inference_mode()
+def test_blocks_equal_the_loop(frames: int, max_symbols: int) -> None:
     model = make_model()
     search = GreedySearch(model, max_symbols_per_frame=max_symbols)
     graph = None
@@ -66,11 +74,44 @@ def test_blocks_equal_the_loop(
         if graph is None:
             rows = frame_graph.graph_rows(len(lengths))
             graph = _ReplayedBlock(search._loop, rows, am_NTD, start)
-        symbols_NTM, scores_NTM, state = graph(am_NTD, lengths_N, start)
+        outputs, state = graph(am_NTD, lengths_N, start)
+        symbols_NTM, scores_NTM = (output[:, :frames] for output in outputs)
         assert torch.equal(symbols_NTM, expected.symbols_NTM)
         torch.testing.assert_close(scores_NTM, expected.scores_NTM)
         torch.testing.assert_close(state, expected.state)
         assert (symbols_NTM >= 0).sum() > 5
+
+
+def best_paths(steps: Rows, beam: Rows) -> list[list[Hypothesis]]:
+    score_NB, order_NB = beam[0].sort(dim=1, descending=True, stable=True)
+    by_frame = zip(*(step_NTB.unbind(1) for step_NTB in steps), strict=True)
+    return traced(order_NB, score_NB, [BeamStep(*step) for step in by_frame])
+
+
+@pytest.mark.parametrize("frames", [32, 33, 80])
+@pytest.mark.parametrize("fusion", [False, True])
+@pytest.mark.usefixtures("no_cuda_graphs")
+@torch.inference_mode()
+def test_blocks_of_a_beam_equal_the_loop(frames: int, fusion: bool) -> None:
+    scorers = [HotwordScorer([Hotword(symbols=(1, 2), bonus=1.0)], VOCAB), SymbolBonus(0.3, VOCAB)]
+    search = ModifiedBeamSearch(make_model(), beam_size=4, scorers=scorers if fusion else [])
+    graph = None
+    for seed, lengths in enumerate([[frames, 1, frames - 5], [7, frames, 0]]):
+        encoded_NTE, lengths_N = encoded(lengths, seed)
+        am_NTD = search.model.joiner.encoder_proj(encoded_NTE)
+        start = search._start(am_NTD)
+        loop = partial(search._loop, start)
+        if graph is None:
+            rows = frame_graph.graph_rows(len(lengths))
+            graph = _ReplayedBlock(loop, rows, am_NTD, start.pack())
+        expected = loop(am_NTD, lengths_N, start.pack())
+        found = graph(am_NTD, lengths_N, start.pack())
+        for ours, theirs in zip(best_paths(*found), best_paths(*expected), strict=True):
+            assert len(ours) == len(theirs) > 0
+            for one, other in zip(ours, theirs, strict=True):
+                assert (one.symbols, one.frames) == (other.symbols, other.frames)
+                assert one.score == pytest.approx(other.score)
+                assert one.symbol_scores == pytest.approx(other.symbol_scores)
 
 
 def test_rows_are_powers_of_two() -> None:

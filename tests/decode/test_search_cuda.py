@@ -71,14 +71,20 @@ def test_greedy_does_not_synchronise() -> None:
             search.frames(encoded_NTE[:, :num_frames], lengths_N, start)
 
 
-def test_beam_search_matches_the_cpu() -> None:
-    encoded_NTE, lengths_N = encoded(LENGTHS)
+@pytest.mark.parametrize("lstm", [False, True])
+@pytest.mark.parametrize("frames", [20, 100])
+def test_beam_search_matches_the_cpu(lstm: bool, frames: int) -> None:
+    batches = [encoded([min(length, frames) for length in LENGTHS], seed) for seed in range(3)]
+    batches.append((batches[0][0][:1], batches[0][1][:1]))
     options = {"beam_size": 4, "num_best": 4, "silent_symbols": [UNKNOWN]}
-    expected = ModifiedBeamSearch(make_model(), **options)(encoded_NTE, lengths_N)
-    found = ModifiedBeamSearch(make_model().cuda(), **options)(encoded_NTE.cuda(), lengths_N)
-    for ours, theirs in zip(found, expected, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            assert_same(one, other)
+    on_cpu = ModifiedBeamSearch(make_model(lstm=lstm), **options)
+    expected = [on_cpu(*batch) for batch in batches]
+    search = ModifiedBeamSearch(make_model(lstm=lstm).cuda(), **options)
+    for (encoded_NTE, lengths_N), wanted in zip(batches, expected, strict=True):
+        found = search(encoded_NTE.cuda(), lengths_N)
+        for ours, theirs in zip(found, wanted, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert_same(one, other)
 
 
 @torch.inference_mode()

@@ -50,5 +50,5 @@ def test_chunk_without_lengths_is_full() -> None:
     full = torch.full((2,), stream.encoder.input_frames)
     bounded, state = stream(features, stream.start(2), full)
     assert torch.equal(free, bounded)
-    assert free.shape == (2, 4)
+    assert free.shape == (2, 4, 1)
     assert state.encoder.processed_N.tolist() == [16, 16]

@@ -9,6 +9,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Polygon
 
 from pruned_rnnt.diagnostics import lattice_figure, viterbi_alignment
+from pruned_rnnt.loss.results import TdtOccupancy
 from tests.lattice_paths import Band, Rows, posteriors, random_rows
 from tests.torch_forks import run_with_torch
 
@@ -126,3 +127,20 @@ def test_wrong_arguments_are_errors(arguments: dict[str, object], message: str) 
     _, occupancy = example()
     with pytest.raises(ValueError, match=message):
         lattice_figure(occupancy, **arguments)
+
+
+def test_strip_of_durations_shows_the_arcs_that_leave_each_frame() -> None:
+    _, (emit, blank) = example()
+    arcs = torch.rand(2, 4, 4, 3, generator=torch.Generator().manual_seed(3)) / 4
+    occupancy = TdtOccupancy(emit, blank, torch.zeros_like(emit), arcs)
+    figure = lattice_figure(
+        occupancy, index=1, logit_length=3, target_length=1, durations=(1, 0, 4)
+    )
+    lattice, strip, *_ = figure.axes
+    (image,) = strip.get_images()
+    expected = arcs[1, :3, :2].sum(1).T[[1, 0, 2]].double()
+    torch.testing.assert_close(torch.from_numpy(image.get_array().filled()), expected)
+    assert [label.get_text() for label in strip.get_yticklabels()] == ["0", "1", "4"]
+    assert lattice.get_xlim() == strip.get_xlim()
+    with pytest.raises(ValueError, match="durations has 2 elements; the occupancy has 3"):
+        lattice_figure(occupancy, durations=(0, 1))

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
+from pruned_rnnt.loss.results import Bounds, TdtOccupancy
 from tests.lattice_paths import Band, Rows, paths, posteriors, random_rows
 
 LENGTHS = [(4, 3), (3, 1), (4, 0)]
@@ -131,3 +132,24 @@ def test_no_mass_at_all() -> None:
     result = band_edge_mass(rows, band, torch.tensor([2]), torch.tensor([1]))
     assert result.needed_s_range == 1
     assert not any(share.isnan().any() for share in result[:2])
+
+
+def test_retained_mass_of_a_tdt_lattice_is_that_of_arcs_that_leave_the_band() -> None:
+    generator = torch.Generator().manual_seed(4)
+    stay, longer, blank = torch.rand(3, 1, 3, 4, generator=generator, dtype=torch.float64)
+    for arcs in (stay, longer):
+        arcs[:, :, -1] = 0
+    occupancy = TdtOccupancy(stay + longer, blank, stay, torch.zeros(1, 3, 4, 5))
+    band = Bounds(torch.tensor([[0, 0, 2]], dtype=torch.int32), 2)
+    result = retained_mass(occupancy, band, torch.tensor([3]), torch.tensor([3]))
+    kept = {"stay": 0.0, "longer": 0.0, "blank": 0.0}
+    for t, start in enumerate((0, 0, 2)):
+        for u in range(start, start + 2):
+            kept["longer"] += float(longer[0, t, u])
+            kept["blank"] += float(blank[0, t, u])
+            # A symbol of duration 0 lands one column further in the same frame.
+            kept["stay"] += float(stay[0, t, u]) if u + 1 < start + 2 else 0.0
+    symbols = float((stay + longer).sum())
+    assert result.emit.item() == pytest.approx((kept["stay"] + kept["longer"]) / symbols)
+    assert result.blank.item() == pytest.approx(kept["blank"] / float(blank.sum()))
+    assert result.total.item() == pytest.approx(sum(kept.values()) / (symbols + float(blank.sum())))

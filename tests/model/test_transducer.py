@@ -34,6 +34,8 @@ def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ({"kind": "full", "hat": True, "ctc_scale": 0.0}, {"full"}),
         ({"rnnt_type": "modified"}, {"simple", "pruned", "ctc"}),
         ({"hat": True, "delay_penalty": 0.01, "exact_bounds": True}, {"simple", "pruned", "ctc"}),
+        ({"durations": (0, 1, 2, 3, 4), "sigma": 0.05}, {"simple", "pruned", "ctc"}),
+        ({"durations": (1, 0, 4), "kind": "full", "ctc_scale": 0.0}, {"full"}),
     ],
 )
 def test_losses_of_a_batch_are_those_of_its_utterances(
@@ -57,7 +59,16 @@ def test_losses_of_a_batch_are_those_of_its_utterances(
         assert alone.frame_lengths.tolist() == [together.frame_lengths[n]]
 
 
-@pytest.mark.parametrize("loss", [{}, {"kind": "full"}, {"ctc_scale": 0.0}])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {},
+        {"kind": "full"},
+        {"ctc_scale": 0.0},
+        {"durations": (0, 1, 2), "fastemit_lambda": 0.01, "delay_penalty": 0.01},
+        {"durations": (0, 1, 2), "kind": "full"},
+    ],
+)
 def test_every_parameter_gets_a_gradient(loss: dict[str, object]) -> None:
     model = make_model(**loss)
     model(*make_batch(), 0).objective.backward()
@@ -112,11 +123,54 @@ def test_initial_scale_of_the_joiner_is_that_of_its_projections() -> None:
     assert torch.equal(scaled.weight, default.weight)
 
 
-def test_wide_band_pruned_loss_is_the_full_loss() -> None:
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 3, 4)])
+def test_wide_band_pruned_loss_is_the_full_loss(durations: tuple[int, ...]) -> None:
     batch = make_batch()
-    full = make_model(kind="full", ctc_scale=0.0).eval()
-    pruned = make_model(s_range=7, ctc_scale=0.0).eval()
+    full = make_model(kind="full", ctc_scale=0.0, durations=durations).eval()
+    pruned = make_model(s_range=7, ctc_scale=0.0, durations=durations).eval()
     pruned.load_state_dict(full.state_dict(), strict=False)
     torch.testing.assert_close(
         pruned(*batch, 0).parts["pruned"], full(*batch, 0).total, rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("kind", ["pruned", "full"])
+def test_omega_chooses_the_loss_without_durations_in_training_alone(kind: str) -> None:
+    """All durations still get a gradient, of zeros, which other processes wait for."""
+    batch = make_batch()
+    plain, tdt = (
+        make_model(kind=kind, durations=(0, 1, 2), omega=omega, ctc_scale=0.0) for omega in (1, 0)
+    )
+    without = make_model(kind=kind, ctc_scale=0.0)
+    names = dict(without.named_parameters())
+    without.load_state_dict({n: p for n, p in plain.state_dict().items() if n in names}, False)
+    for model in (plain, without):
+        model.encoder.eval()
+    losses = plain(*batch, 0)
+    torch.testing.assert_close(losses.total, without(*batch, 0).total)
+    losses.objective.backward()
+    assert plain.joiner.duration_linear is not None
+    assert plain.joiner.duration_linear.weight.grad is not None
+    assert not plain.joiner.duration_linear.weight.grad.any()
+    torch.testing.assert_close(plain.eval()(*batch, 0).total, tdt.eval()(*batch, 0).total)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ({"durations": (0, 2)}, r"loss\.durations is \[0, 2\], needs a 1"),
+        ({"durations": (0, 1, 1)}, "needs different numbers"),
+        ({"durations": (-1, 1)}, "from 0 on"),
+        ({"durations": tuple(range(17))}, "at most 16"),
+        ({"durations": (0, 1), "rnnt_type": "modified"}, r"needs loss\.rnnt_type=regular"),
+        ({"durations": (0, 1), "hat": True}, r"needs loss\.hat=false"),
+        ({"durations": (0, 1), "kind": "ctc"}, r"loss\.kind=ctc has no joiner"),
+        ({"durations": (0, 1), "predictor_mask_probability": 0.5}, "not supported"),
+        ({"durations": (0, 1), "omega": 1.5}, r"loss\.omega"),
+        ({"sigma": 0.05}, r"loss\.sigma is 0\.05, which needs loss\.durations"),
+        ({"omega": 0.1}, r"loss\.omega is 0\.1, which needs loss\.durations"),
+    ],
+)
+def test_durations_that_do_not_fit_are_refused(loss: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LossConfig(**loss)

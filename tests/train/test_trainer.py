@@ -30,6 +30,7 @@ from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
         ["train.save_every=2", "mwer.enabled=true", "mwer.nbest=3", "train.accumulate=2"],
         ["train.save_every=2", "loss.cr_ctc_scale=0.02", "loss.predictor_mask_probability=0.5"],
         ["train.save_every=1", "loss.kind=ctc", "loss.cr_ctc_scale=0.2", "train.accumulate=2"],
+        ["train.save_every=2", "loss.durations=[0,1,2]", "loss.sigma=0.05", "loss.omega=0.5"],
     ],
     ids=[
         "plain",
@@ -40,6 +41,7 @@ from tests.train.run_files import Killed, checkpoint_of, killed_at, losses_of
         "mwer",
         "cr-ctc-and-hainan",
         "ctc-alone",
+        "tdt",
     ],
 )
 def test_four_steps_equal_two_and_two(
@@ -179,10 +181,13 @@ def test_truncated_checkpoint_is_named_and_the_previous_one_used(
 
 
 @pytest.mark.slow
-def test_run_writes_all_logs(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("durations", ["[]", "[0,1,2,3,4]"])
+def test_run_writes_all_logs(corpus: Path, tmp_path: Path, durations: str) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = tiny_experiment(corpus, tmp_path / "run", "train.validate_every=2")
+    config = tiny_experiment(
+        corpus, tmp_path / "run", "train.validate_every=2", f"loss.durations={durations}"
+    )
     speech_trainer(config).run()
     folder = config.folder
     assert (folder / "config.yaml").is_file()

@@ -62,11 +62,11 @@ def test_gpu_matches_cpu(tokenizer: Tokenizer, encoder: EncoderConfig) -> None:
 def test_long_pause_starts_a_new_line(tokenizer: Tokenizer) -> None:
     live = make_live(tokenizer, tiny_conformer(causal=True))
     one = tokenizer.encode("one")
-    assert live._show(one) == "one"
-    assert live._show([-1] * 24) == ""
-    assert live._show([-1]) == "\n"
-    assert live._show([-1] * 40) == ""
-    assert live._show(tokenizer.encode("two")) == "two"
+    assert live._show([one]) == "one"
+    assert live._show([[-1]] * 24) == ""
+    assert live._show([[-1]]) == "\n"
+    assert live._show([[-1]] * 40) == ""
+    assert live._show([tokenizer.encode("two")]) == "two"
 
 
 def test_non_causal_model_raises(tokenizer: Tokenizer) -> None:

@@ -110,6 +110,8 @@ class HotwordScorer:
     in a vocabulary of 500.
     """
 
+    capturable = True
+
     def __init__(self, hotwords: Iterable[Hotword], vocab_size: int) -> None:
         trie = _Trie(hotwords)
         next_SV = torch.zeros(len(trie.children), vocab_size, dtype=torch.int32)

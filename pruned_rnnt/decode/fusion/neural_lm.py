@@ -20,6 +20,8 @@ class NeuralScorer:
         scale: factor of the log-probabilities.
     """
 
+    capturable = True
+
     def __init__(self, model: LanguageModel, scale: float) -> None:
         self._model = model
         self._scale = scale

@@ -41,6 +41,8 @@ class NgramScorer:
 
     _table_SV: Tensor
 
+    capturable = False
+
     def __init__(self, path: Path, symbols: Sequence[str], scale: float) -> None:
         require("kenlm")
         import kenlm

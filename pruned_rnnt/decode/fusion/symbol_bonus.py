@@ -22,6 +22,8 @@ class SymbolBonus:
         vocab_size: V.
     """
 
+    capturable = True
+
     def __init__(self, bonus: float, vocab_size: int) -> None:
         self._bonus = bonus
         self._vocab_size = vocab_size

@@ -33,17 +33,18 @@ class BeamStep:
 
 def traced(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]) -> list[list[Hypothesis]]:
     """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
-    symbols, added = [], []
-    row_NK = kept_NK
-    for step in reversed(steps):
-        symbols.append(step.symbol_NB.gather(1, row_NK))
-        added.append(step.added_NB.gather(1, row_NK))
-        row_NK = step.parent_NB.gather(1, row_NK)
     scores = score_NK.tolist()
-    if not steps:
-        symbols, added = [torch.full_like(kept_NK, -1)], [torch.zeros_like(score_NK)]
-    symbols_NKT = torch.stack(symbols[::-1], dim=-1).cpu().numpy()
-    added_NKT = torch.stack(added[::-1], dim=-1).cpu().numpy()
+    symbols_NKT = torch.full((*kept_NK.shape, 1), -1).numpy()
+    added_NKT = torch.zeros(*kept_NK.shape, 1).numpy()
+    if steps:
+        rows = [kept_NK]
+        for step in reversed(steps[1:]):
+            rows.append(step.parent_NB.gather(1, rows[-1]))
+        row_NKT = torch.stack(rows[::-1], dim=-1)
+        symbol_NBT = torch.stack([step.symbol_NB for step in steps], dim=-1)
+        added_NBT = torch.stack([step.added_NB for step in steps], dim=-1)
+        symbols_NKT = symbol_NBT.gather(1, row_NKT).cpu().numpy()
+        added_NKT = added_NBT.gather(1, row_NKT).cpu().numpy()
     results: list[list[Hypothesis]] = []
     for n, scores_K in enumerate(scores):
         results.append([])

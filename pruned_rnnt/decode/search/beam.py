@@ -11,12 +11,14 @@ pointers at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.back_pointers import BeamStep, hash_after, traced
+from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import (
     Rows,
@@ -29,8 +31,7 @@ from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
-@dataclass(frozen=True)
-class _Beam:
+class _Beam(NamedTuple):
     """The hypotheses after some frames.
 
     score_NB, hash_NB: see the module's docstring; length_NB: number of symbols.
@@ -43,12 +44,32 @@ class _Beam:
     predictor: Rows
     scorers: tuple[Rows, ...]
 
+    def pack(self) -> Rows:
+        """All tensors in one tuple, with the axes N, B first."""
+        shape = self.score_NB.shape
+        rows = (row for rows in (self.predictor, *self.scorers) for row in rows)
+        beam = (self.score_NB, self.hash_NB, self.length_NB)
+        return beam + tuple(row.unflatten(0, shape) for row in rows)
+
+    def unpack(self, packed: Rows) -> _Beam:
+        """The beam of which `packed` was made; this one tells the numbers of tensors."""
+        score_NB, hash_NB, length_NB, *others = packed
+        rest = iter(x.flatten(0, 1) for x in others)
+        predictor, *scorers = (
+            tuple(next(rest) for _ in rows) for rows in (self.predictor, *self.scorers)
+        )
+        return _Beam(score_NB, hash_NB, length_NB, predictor, tuple(scorers))
+
 
 class ModifiedBeamSearch:
     """Finds the best sequences of each utterance, best first.
 
     The score of a hypothesis is the log-probability of all of its paths that stayed in the beam,
     plus the scores of its symbols from the scorers.
+
+    Use one object for many batches: on CUDA it captures a graph of a block of frames for each power
+    of two of utterances, unless a scorer reads from the device. The graphs refer to the memory of
+    parameters, so create a new object after parameters were moved or replaced.
 
     Args:
         model: in evaluation mode.
@@ -96,6 +117,7 @@ class ModifiedBeamSearch:
         self.ilm_scale = ilm_scale
         self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
         self._silent_V[list(silent_symbols)] = True
+        self._graphs: dict[int, FrameGraph] = {}
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
@@ -105,10 +127,11 @@ class ModifiedBeamSearch:
             encoded_NTE: (N, T, E) output of `model.encode`.
             lengths: (N,) integer encoder frames.
         """
-        device = encoded_NTE.device
-        self._silent_V = self._silent_V.to(device)
+        if self._silent_V.device != encoded_NTE.device:
+            self._silent_V = self._silent_V.to(encoded_NTE.device)
+            self._graphs.clear()
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
-        beam, steps = self._frames(am_NTD, lengths.to(device))
+        beam, steps = self._frames(am_NTD, lengths.to(am_NTD.device))
         score_NB = beam.score_NB
         for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
             score_NB = score_NB + scorer.final(rows).view_as(score_NB)
@@ -120,22 +143,43 @@ class ModifiedBeamSearch:
         return traced(kept_NK, score_NB.gather(1, kept_NK), steps)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[BeamStep]]:
-        """Search all frames; synchronises with the device only if a scorer does."""
-        beam = self._start(am_NTD)
-        steps: list[BeamStep] = []
-        stay_NB = torch.arange(self.beam_size, device=am_NTD.device).expand_as(beam.score_NB)
+        """Search all frames; synchronises with the device only if a scorer does.
+
+        Steps may be more than the frames: in those after an utterance's end, its hypotheses change
+        their rows only.
+        """
+        start = self._start(am_NTD)
+        loop = partial(self._loop, start)
+        capturable = am_NTD.is_cuda and all(scorer.capturable for scorer in self.scorers)
+        if capturable and am_NTD.size(1) > BLOCK_FRAMES:
+            rows = graph_rows(am_NTD.size(0))
+            if rows not in self._graphs:
+                self._graphs[rows] = FrameGraph(loop, rows, am_NTD, start.pack())
+            steps, packed = self._graphs[rows](am_NTD, lengths_N, start.pack())
+        else:
+            steps, packed = loop(am_NTD, lengths_N, start.pack())
+        by_frame = zip(*(step_NTB.unbind(1) for step_NTB in steps), strict=True)
+        return start.unpack(packed), [BeamStep(*step) for step in by_frame]
+
+    def _loop(
+        self, like: _Beam, am_NTD: Tensor, lengths_N: Tensor, packed: Rows
+    ) -> tuple[Rows, Rows]:
+        """Search all frames without a graph: the fields of `BeamStep`, stacked, and the beam."""
+        beam = like.unpack(packed)
+        steps = []
         for t in range(am_NTD.size(1)):
-            alive_N1 = (lengths_N > t)[:, None]
-            grown, step = self._grow(beam, self._scores(beam, am_NTD[:, t]), alive_N1)
-            steps.append(
-                BeamStep(
-                    torch.where(alive_N1, step.parent_NB, stay_NB),
-                    torch.where(alive_N1, step.symbol_NB, -1),
-                    step.added_NB,
-                )
-            )
-            beam = grown
-        return beam, steps
+            scores_NBV = self._scores(beam, am_NTD[:, t], (lengths_N > t)[:, None, None])
+            beam, step = self._grow(beam, scores_NBV)
+            steps.append(step)
+        if not steps:
+            empty = beam.hash_NB[:, None, :][:, :0]
+            return (empty, empty, empty.float()), packed
+        fields = (
+            [step.parent_NB for step in steps],
+            [step.symbol_NB for step in steps],
+            [step.added_NB for step in steps],
+        )
+        return tuple(torch.stack(field, dim=1) for field in fields), beam.pack()
 
     def _start(self, am_NTD: Tensor) -> _Beam:
         """One empty hypothesis per utterance; the other rows have probability 0."""
@@ -152,8 +196,11 @@ class ModifiedBeamSearch:
             tuple(scorer.start(rows, device) for scorer in self.scorers),
         )
 
-    def _scores(self, beam: _Beam, am_ND: Tensor) -> Tensor:
-        """(N, B, V): what each next symbol would add to the score of each hypothesis."""
+    def _scores(self, beam: _Beam, am_ND: Tensor, alive_N11: Tensor) -> Tensor:
+        """(N, B, V): what each next symbol would add to the score of each hypothesis.
+
+        Utterances that have ended can only add blanks, which cost nothing.
+        """
         blank = self.model.predictor.blank
         lm_NBD = beam.predictor[0].unflatten(0, beam.score_NB.shape)
         logits_NBV = self.model.joiner(am_ND[:, None].expand_as(lm_NBD), lm_NBD)
@@ -167,7 +214,9 @@ class ModifiedBeamSearch:
         if self.scorers or self.ilm_scale:
             fusion_NBV[..., blank] = 0.0
             scores_NBV = scores_NBV + fusion_NBV
-        return scores_NBV
+        only_blank_V = torch.full_like(scores_NBV[0, 0], -torch.inf)
+        only_blank_V[blank : blank + 1].fill_(0.0)
+        return torch.where(alive_N11, scores_NBV, only_blank_V)
 
     def _internal_lm(self, lm_NBD: Tensor) -> Tensor:
         """Log-probabilities of the symbols for zero encoder output; 0 for blank."""
@@ -177,35 +226,28 @@ class ModifiedBeamSearch:
         log_probs_NBV[..., self.model.predictor.blank] = 0.0
         return log_probs_NBV
 
-    def _grow(self, beam: _Beam, scores_NBV: Tensor, alive_N1: Tensor) -> tuple[_Beam, BeamStep]:
-        """Extend all hypotheses by blank or a symbol and keep the best B; ended utterances stay."""
-        vocab_size = scores_NBV.size(2)
-        blank = self.model.predictor.blank
+    def _grow(self, beam: _Beam, scores_NBV: Tensor) -> tuple[_Beam, BeamStep]:
+        """Extend all hypotheses by blank or a symbol and keep the best B."""
+        batch_size, _, vocab_size = scores_NBV.shape
         candidates = (beam.score_NB.unsqueeze(-1) + scores_NBV).flatten(1)
         score_NB, index_NB = candidates.topk(self.beam_size, dim=1)
         parent_NB, symbol_NB = index_NB // vocab_size, index_NB % vocab_size
-        emits_NB = symbol_NB != blank
+        emits_NB = symbol_NB != self.model.predictor.blank
         hash_NB = beam.hash_NB.gather(1, parent_NB)
         hash_NB = torch.where(emits_NB, hash_after(hash_NB, symbol_NB), hash_NB)
-        length_NB = beam.length_NB.gather(1, parent_NB) + emits_NB
-        first_N1 = torch.arange(len(score_NB), device=score_NB.device)[:, None] * self.beam_size
+        first_N1 = torch.arange(batch_size, device=score_NB.device)[:, None] * self.beam_size
         parent_R, symbol_R = (first_N1 + parent_NB).flatten(), symbol_NB.flatten()
-        emits_R = (emits_NB & alive_N1).flatten()
-        alive_R = alive_N1.expand_as(emits_NB).flatten()
-
-        def grown_rows(old: Rows, taken: Rows, grown: Rows) -> Rows:
-            return choose_rows(emits_R, grown, choose_rows(alive_R, taken, old))
-
+        emits_R = emits_NB.flatten()
         taken = take_rows(beam.predictor, parent_R)
-        predictor = grown_rows(beam.predictor, taken, grow_predictor(self.model, taken, symbol_R))
+        predictor = choose_rows(emits_R, grow_predictor(self.model, taken, symbol_R), taken)
         scorers = []
-        for scorer, old in zip(self.scorers, beam.scorers, strict=True):
-            taken = take_rows(old, parent_R)
-            scorers.append(grown_rows(old, taken, scorer.advance(taken, symbol_R, emits_R)))
+        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
+            taken = take_rows(rows, parent_R)
+            scorers.append(choose_rows(emits_R, scorer.advance(taken, symbol_R, emits_R), taken))
         grown = _Beam(
-            torch.where(alive_N1, _merge_equal(score_NB, hash_NB), beam.score_NB),
-            torch.where(alive_N1, hash_NB, beam.hash_NB),
-            torch.where(alive_N1, length_NB, beam.length_NB),
+            _merge_equal(score_NB, hash_NB),
+            hash_NB,
+            beam.length_NB.gather(1, parent_NB) + emits_NB,
             predictor,
             tuple(scorers),
         )

@@ -7,6 +7,7 @@ R rows of the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,16 +15,36 @@ from torch.nn import functional
 
 from pruned_rnnt.decode.search.rows import Rows
 
+_T = TypeVar("_T")
 # Frames of a block. A longer block takes longer to capture and wastes more of the last block.
 BLOCK_FRAMES = 32
 
-# (am_NTD, lengths_N, rows) -> symbols_NTM, scores_NTM, rows; it must not synchronise.
-FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Tensor, Tensor, Rows]]
+# (am_NTD, lengths_N, state) -> outputs with axes N, T first, state; it must not synchronise.
+FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Rows, Rows]]
 
 
 def graph_rows(batch_size: int) -> int:
     """Rows of the graph for a batch: a power of two, so that few graphs are needed."""
     return 1 << max(batch_size - 1, 0).bit_length()
+
+
+def captured(block: Callable[[], _T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, _T]:
+    """A graph of the kernels of `block`, which runs twice, and the outputs that replays write."""
+    graph = torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        # The first call initialises libraries, which cannot be captured.
+        block()
+        # Other threads may still call CUDA: data loading pins memory.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            outputs = block()
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
+    return graph, outputs
 
 
 class FrameGraph:
@@ -40,46 +61,27 @@ class FrameGraph:
         self._am_RKD = am_NTD.new_zeros(rows, BLOCK_FRAMES, am_NTD.size(2))
         self._remaining_R = torch.zeros(rows, dtype=torch.int64, device=am_NTD.device)
         self._state = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state)
-        self._graph = torch.cuda.CUDAGraph()
-        current = torch.cuda.current_stream(am_NTD.device)
-        stream = torch.cuda.Stream(am_NTD.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            # The first call initialises libraries, which cannot be captured.
-            self._block()
-            # Other threads may still call CUDA: data loading pins memory.
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._symbols_RKM, self._scores_RKM = self._block()
-            finally:
-                self._graph.capture_end()
-        current.wait_stream(stream)
+        self._graph, self._outputs = captured(self._block, am_NTD.device)
 
-    def _block(self) -> tuple[Tensor, Tensor]:
-        symbols_RKM, scores_RKM, state = self._loop(self._am_RKD, self._remaining_R, self._state)
+    def _block(self) -> Rows:
+        outputs, state = self._loop(self._am_RKD, self._remaining_R, self._state)
         for old, new in zip(self._state, state, strict=True):
             old.copy_(new)
         self._remaining_R.sub_(BLOCK_FRAMES)
-        return symbols_RKM, scores_RKM
+        return outputs
 
-    def __call__(
-        self, am_NTD: Tensor, lengths_N: Tensor, state: Rows
-    ) -> tuple[Tensor, Tensor, Rows]:
-        """Run the loop for N <= R and any T."""
+    def __call__(self, am_NTD: Tensor, lengths_N: Tensor, state: Rows) -> tuple[Rows, Rows]:
+        """Run the loop for N <= R and any T; outputs have the frames of whole blocks, T or more."""
         batch_size, num_frames, _ = am_NTD.shape
         self._remaining_R.zero_()[:batch_size].copy_(lengths_N)
         for own, given in zip(self._state, state, strict=True):
             own.zero_()[:batch_size].copy_(given)
-        symbols, scores = [], []
+        blocks = []
         for begin in range(0, num_frames, BLOCK_FRAMES):
             block_NKD = am_NTD[:, begin : begin + BLOCK_FRAMES]
             missing = BLOCK_FRAMES - block_NKD.size(1)
             self._am_RKD[:batch_size].copy_(functional.pad(block_NKD, (0, 0, 0, missing)))
             self._graph.replay()
-            symbols.append(self._symbols_RKM[:batch_size].clone())
-            scores.append(self._scores_RKM[:batch_size].clone())
-        return (
-            torch.cat(symbols, dim=1)[:, :num_frames],
-            torch.cat(scores, dim=1)[:, :num_frames],
-            tuple(own[:batch_size].clone() for own in self._state),
-        )
+            blocks.append([output[:batch_size].clone() for output in self._outputs])
+        outputs = tuple(torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True))
+        return outputs, tuple(own[:batch_size].clone() for own in self._state)

@@ -16,7 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
+from pruned_rnnt.decode.search.frame_graph import (
+    BLOCK_FRAMES,
+    FrameGraph,
+    FrameLoop,
+    graph_rows,
+)
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -28,11 +33,14 @@ class GreedyFrames(NamedTuple):
     symbols_NTM: int64, -1 for no symbol.
     scores_NTM: float32, log-probability of the symbol or blank; 0 beyond the end.
     state: of the search, after these frames.
+    durations_NTM: int64, frames by which the symbol or blank advanced; None for models without
+        durations.
     """
 
     symbols_NTM: Tensor
     scores_NTM: Tensor
     state: Rows
+    durations_NTM: Tensor | None = None
 
 
 class GreedySearch:
@@ -51,7 +59,7 @@ class GreedySearch:
 
     Raises:
         ValueError: max_symbols_per_frame is below 1, or above 1 for a topology other than
-            'regular'.
+            'regular'; or the model has durations, for which TdtGreedySearch is.
     """
 
     def __init__(
@@ -63,6 +71,8 @@ class GreedySearch:
     ) -> None:
         if max_symbols_per_frame < 1:
             raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        if model.loss_config.durations:
+            raise ValueError("the model has durations, needs TdtGreedySearch")
         rnnt_type = model.loss_config.rnnt_type
         if max_symbols_per_frame > 1 and rnnt_type != "regular":
             raise ValueError(
@@ -104,9 +114,12 @@ class GreedySearch:
             self._silent_V = self._silent_V.to(am_NTD.device)
             self._graphs.clear()
         if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
-            return GreedyFrames(*self._graph(am_NTD, predictor)(am_NTD, lengths_N, predictor))
-        symbols_NTM, scores_NTM, predictor = self._loop(am_NTD, lengths_N, predictor)
-        return GreedyFrames(symbols_NTM, scores_NTM, predictor)
+            loop: FrameLoop = self._graph(am_NTD, predictor)
+        else:
+            loop = self._loop
+        (symbols_NTM, scores_NTM), state = loop(am_NTD, lengths_N, predictor)
+        frames = am_NTD.size(1)
+        return GreedyFrames(symbols_NTM[:, :frames], scores_NTM[:, :frames], state)
 
     def _graph(self, am_NTD: Tensor, predictor: Rows) -> FrameGraph:
         rows = graph_rows(am_NTD.size(0))
@@ -114,9 +127,7 @@ class GreedySearch:
             self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
         return self._graphs[rows]
 
-    def _loop(
-        self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows
-    ) -> tuple[Tensor, Tensor, Rows]:
+    def _loop(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
         model, most = self.model, self.max_symbols_per_frame
         batch_size, num_frames, _ = am_NTD.shape
         symbols, scores = [], []
@@ -135,12 +146,10 @@ class GreedySearch:
                 predictor = choose_rows(alive_N, grown, predictor)
         shape = (batch_size, num_frames, most)
         if not symbols:
-            return lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape), predictor
-        return (
-            torch.stack(symbols, dim=1).view(shape),
-            torch.stack(scores, dim=1).view(shape),
-            predictor,
-        )
+            empty = lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape)
+            return empty, predictor
+        outputs = (torch.stack(symbols, dim=1).view(shape), torch.stack(scores, dim=1).view(shape))
+        return outputs, predictor
 
 
 def greedy_search(
@@ -158,24 +167,31 @@ def greedy_search(
     return search(encoded_NTE, lengths)
 
 
-def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
+def hypotheses_of(
+    symbols_NTM: Tensor, scores_NTM: Tensor, durations_NTM: Tensor | None = None
+) -> list[Hypothesis]:
     """Copy the results of greedy search from the device; frames count from the first one given."""
     most = symbols_NTM.size(2)
     totals = scores_NTM.sum(dim=(1, 2)).tolist()
+    all_durations = None if durations_NTM is None else durations_NTM.flatten(1).cpu().numpy()
     found = []
-    for symbols, scores, total in zip(
-        symbols_NTM.flatten(1).cpu().numpy(),
-        scores_NTM.flatten(1).cpu().numpy(),
-        totals,
-        strict=True,
+    for n, (symbols, scores, total) in enumerate(
+        zip(
+            symbols_NTM.flatten(1).cpu().numpy(),
+            scores_NTM.flatten(1).cpu().numpy(),
+            totals,
+            strict=True,
+        )
     ):
         (steps,) = (symbols >= 0).nonzero()
+        durations = () if all_durations is None else all_durations[n][steps].tolist()
         found.append(
             Hypothesis(
                 symbols=tuple(symbols[steps].tolist()),
                 frames=tuple((steps // most).tolist()),
                 score=total,
                 symbol_scores=tuple(scores[steps].tolist()),
+                durations=tuple(durations),
             )
         )
     return found

@@ -22,12 +22,14 @@ class Hypothesis:
     score: natural log-probability: of the path for greedy search, of all paths kept in the beam for
         beam search.
     symbol_scores: what each symbol, at its frame, added to the score.
+    durations: frames by which each symbol advanced; empty for models without durations.
     """
 
     symbols: tuple[int, ...]
     frames: tuple[int, ...]
     score: float
     symbol_scores: tuple[float, ...]
+    durations: tuple[int, ...] = ()
 
 
 def joint_log_probs(logits: Tensor, blank: int, hat: bool) -> Tensor:

@@ -14,7 +14,13 @@ from pruned_rnnt.decode.search.rows import Rows
 
 
 class TokenScorer(Protocol):
-    """Scores of next symbols from a state of each hypothesis; scales are included."""
+    """Scores of next symbols from a state of each hypothesis; scales are included.
+
+    capturable: `scores` and `advance` read nothing from a CUDA device, so that a search may capture
+        them in a CUDA graph.
+    """
+
+    capturable: bool
 
     def start(self, rows: int, device: torch.device) -> Rows:
         """The state of empty hypotheses."""

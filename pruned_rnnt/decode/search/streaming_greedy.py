@@ -1,6 +1,6 @@
 """Greedy search for streams: a chunk of features and a state in, symbols and a state out.
 
-Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
+Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk, M symbols per frame.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS, TdtGreedySearch
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -24,7 +25,8 @@ class StreamState(NamedTuple):
     """The state of N streams.
 
     encoder: state of the streaming encoder, a named tuple of tensors.
-    search: state of greedy search: of the predictor, or the last symbol of CTC.
+    search: state of greedy search: of the predictor (and the frames that the last duration skips),
+        or the last symbol of CTC.
     score_N: float32, log-probability of the path so far.
     """
 
@@ -34,16 +36,25 @@ class StreamState(NamedTuple):
 
 
 def new_greedy_search(
-    model: SpeechModel, silent_symbols: Sequence[int] = ()
-) -> GreedySearch | CtcGreedySearch:
-    """Greedy search of any model, with at most one symbol per frame; see `GreedySearch`."""
-    if isinstance(model, TransducerModel):
-        return GreedySearch(model, silent_symbols=silent_symbols)
-    return CtcGreedySearch(model, silent_symbols=silent_symbols)
+    model: SpeechModel, silent_symbols: Sequence[int] = (), max_symbols_per_frame: int = 0
+) -> GreedySearch | TdtGreedySearch | CtcGreedySearch:
+    """Greedy search of any model.
+
+    Args:
+        silent_symbols, max_symbols_per_frame: as of the search; 0 chooses what sherpa-onnx has: 5
+            for a transducer with durations, else 1.
+    """
+    if not isinstance(model, TransducerModel):
+        return CtcGreedySearch(model, silent_symbols=silent_symbols)
+    if model.loss_config.durations:
+        most = max_symbols_per_frame or MOST_SYMBOLS
+        return TdtGreedySearch(model, max_symbols_per_frame=most, silent_symbols=silent_symbols)
+    most = max_symbols_per_frame or 1
+    return GreedySearch(model, max_symbols_per_frame=most, silent_symbols=silent_symbols)
 
 
 class StreamingGreedySearch(nn.Module):
-    """A causal model that decodes audio chunk by chunk, with at most one symbol per frame.
+    """A causal model that decodes audio chunk by chunk, with the search of `new_greedy_search`.
 
     Args:
         model: with a causal encoder; its modules are used, not copied.
@@ -86,10 +97,10 @@ class StreamingGreedySearch(nn.Module):
             lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
 
         Returns:
-            (N, C) int64: the symbol emitted at each frame or -1; and the state after the chunk.
+            (N, C, M) int64: the symbols emitted at each frame, or -1; and the state after them.
         """
         found, state = self._chunk(features_NTF, state, lengths)
-        return found.symbols_NTM[:, :, 0], state
+        return found.symbols_NTM, state
 
     def _chunk(
         self, features_NTF: Tensor, state: StreamState, lengths: Tensor | None
@@ -119,7 +130,9 @@ class StreamingGreedySearch(nn.Module):
             left = (lengths - begin).clamp(0, self.encoder.input_frames)
             found, state = self._chunk(chunk_NTF, state, left)
             chunks.append(found)
+        durations = [found.durations_NTM for found in chunks if found.durations_NTM is not None]
         return hypotheses_of(
             torch.cat([found.symbols_NTM for found in chunks], dim=1),
             torch.cat([found.scores_NTM for found in chunks], dim=1),
+            torch.cat(durations, dim=1) if durations else None,
         )

@@ -50,7 +50,8 @@ class StepPlan(NamedTuple):
 class StepLosses(NamedTuple):
     """total = simple_scale simple + pruned_scale pruned, all three (N,) or (); emit and blank
     occupancy (N,T,U+1) and the start of the band (N,T); and if the losses are reduced, the three
-    losses of each utterance (3,N), in the same order, without gradients."""
+    losses of each utterance (3,N), in the same order, without gradients. Of a TDT loss also the
+    occupancies of symbols of duration 0 (N,T,U+1), and of each duration (N,T,U+1,K)."""
 
     total: Tensor
     simple: Tensor
@@ -59,6 +60,8 @@ class StepLosses(NamedTuple):
     blank_occupancy: Tensor
     start: Tensor
     utterance_losses: Tensor | None
+    stay_occupancy: Tensor | None = None
+    duration_occupancy: Tensor | None = None
 
 
 def plain_parameters(layers: Iterable[nn.Module], device: torch.device) -> list[Tensor] | None:

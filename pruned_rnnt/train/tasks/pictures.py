@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -12,8 +13,16 @@ from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.train.tasks.validate import ValidationReport
 
 
-def lattice_of_example(report: ValidationReport, tokenizer: Tokenizer, title: str) -> Any:
-    """Figure of the longest utterance of the report's example batch, None without occupancies."""
+def lattice_of_example(
+    report: ValidationReport,
+    tokenizer: Tokenizer,
+    title: str,
+    durations: Sequence[int] = (),
+) -> Any:
+    """Figure of the longest utterance of the report's example batch, None without occupancies.
+
+    durations: those of the loss, if any.
+    """
     batch, losses = report.example_batch, report.example_losses
     if batch is None or losses is None or losses.occupancy is None:
         return None
@@ -29,6 +38,7 @@ def lattice_of_example(report: ValidationReport, tokenizer: Tokenizer, title: st
         tokens=[names[int(symbol)] for symbol in batch.targets_NU[index, :symbols]],
         title=f"{title}: {batch.ids[index]}",
         frame_seconds=FRAME_SECONDS,
+        durations=durations,
     )
 
 

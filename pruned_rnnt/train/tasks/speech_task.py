@@ -188,7 +188,8 @@ class SpeechTask:
         return report
 
     def _show(self, report: ValidationReport, step: int, log: RunLog) -> None:
-        figure = lattice_of_example(report, self.data.tokenizer, f"step {step}")
+        durations = self.config.loss.durations
+        figure = lattice_of_example(report, self.data.tokenizer, f"step {step}", durations)
         if figure is not None:
             log.figure("valid/lattice", step, figure)
         spectrogram = spectrogram_of_example(report, f"step {step}")

@@ -162,6 +162,8 @@ def least_frames(batch: Batch, loss: LossConfig) -> Tensor:
         return least_N.maximum(batch.target_lengths_N + repeats_NU.sum(1))
     if loss.rnnt_type != "regular":
         least_N += batch.target_lengths_N
+    if loss.durations:
+        least_N += min(loss.durations) * batch.target_lengths_N
     return least_N
 
 

@@ -1,0 +1,232 @@
+"""Greedy search for token-and-duration transducers (TDT, arXiv 2304.06795), in batches.
+
+Axes: N batch, R rows of the walk (R >= N), T encoder frames, E encoder width, D joiner width,
+M maximum symbols per frame, V vocabulary, K durations.
+
+Every stream has a frame of its own: a step takes the most probable symbol or blank and the most
+probable duration there, and advances the stream by that duration, so that a batch takes as many
+steps as its longest path has arcs, not as many as there are frames. On CUDA, blocks of steps are
+replayed as a graph; the host reads whether any stream goes on once after each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
+from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+# As sherpa-onnx.
+MOST_SYMBOLS = 5
+# Steps of a block.
+_BLOCK_STEPS = 32
+# Frames of a graph are a power of two from here on, so that few graphs are needed.
+_LEAST_FRAMES = 32
+
+
+class _Arc(NamedTuple):
+    """What each row takes, (R,): the most probable symbol, whether it counts as blank, the duration
+    in frames, and the log-probability of both."""
+
+    symbol: Tensor
+    silent: Tensor
+    duration: Tensor
+    score: Tensor
+
+
+class TdtGreedySearch:
+    """Follows the most probable symbol and the most probable duration at every node: one path.
+
+    A blank of duration 0 and the last of `max_symbols_per_frame` symbols advance by the shortest
+    other duration instead, as in sherpa-onnx. A path ends at the first frame beyond the utterance.
+    Use one object for many batches: it keeps the captured CUDA graphs. These refer to the memory
+    of the model's parameters, so create a new object after parameters were moved or replaced.
+
+    Args:
+        model: in evaluation mode, trained with loss.durations.
+        max_symbols_per_frame: M, at least 1.
+        silent_symbols: ids that are treated as blank when they are the most probable (such as
+            `<unk>`).
+
+    Raises:
+        ValueError: max_symbols_per_frame is below 1.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        *,
+        max_symbols_per_frame: int = MOST_SYMBOLS,
+        silent_symbols: Sequence[int] = (),
+    ) -> None:
+        if max_symbols_per_frame < 1:
+            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        self.model = model
+        self.max_symbols_per_frame = max_symbols_per_frame
+        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
+        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        durations = model.loss_config.durations
+        self._durations_K = torch.tensor(durations)
+        self._shortest = durations.index(min(x for x in durations if x > 0))
+        self._walks: dict[tuple[int, int], _GraphWalk] = {}
+
+    @torch.inference_mode()
+    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
+        """Decode whole utterances.
+
+        Args:
+            encoded_NTE: (N, T, E) output of `model.encode`.
+            lengths: (N,) integer encoder frames.
+        """
+        start = self.start(encoded_NTE.size(0), encoded_NTE.device)
+        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        return hypotheses_of(found.symbols_NTM, found.scores_NTM, found.durations_NTM)
+
+    def start(self, streams: int, device: torch.device) -> Rows:
+        """The state before the first frame: that of the predictor, and the number of frames that
+        the last duration skips of those that follow."""
+        skipped_N = torch.zeros(streams, dtype=torch.int64, device=device)
+        return *start_predictor(self.model, streams, device), skipped_N
+
+    @torch.inference_mode()
+    def frames(self, encoded_NTE: Tensor, lengths_N: Tensor, state: Rows) -> GreedyFrames:
+        """Decode the next frames of streams.
+
+        Args:
+            lengths_N: integer, on the device of `encoded_NTE`.
+            state: before these frames, from `start` or from the last call.
+        """
+        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
+        if self._silent_V.device != am_NTD.device:
+            self._silent_V = self._silent_V.to(am_NTD.device)
+            self._durations_K = self._durations_K.to(am_NTD.device)
+            self._walks.clear()
+        walk = self._walk(am_NTD, state)
+        walk.begin(am_NTD, lengths_N, state)
+        walk.run()
+        return walk.results(*am_NTD.shape[:2])
+
+    def _walk(self, am_NTD: Tensor, state: Rows) -> _Walk:
+        rows, frames, _ = am_NTD.shape
+        if not am_NTD.is_cuda:
+            return _Walk(self, (rows, frames), am_NTD, state)
+        size = graph_rows(rows), graph_rows(max(frames, _LEAST_FRAMES))
+        if size not in self._walks:
+            self._walks[size] = _GraphWalk(self, size, am_NTD, state)
+        return self._walks[size]
+
+    def arc(self, am_RD: Tensor, lm_RD: Tensor, taken_R: Tensor) -> _Arc:
+        """The arc of each row; taken_R: the symbols that it has emitted in its frame before."""
+        logits_RV, duration_logits_RK = self.model.joiner.with_durations(am_RD, lm_RD)
+        best_R, symbol_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
+        silent_R = self._silent_V[symbol_R]
+        log_durations_RK = duration_logits_RK.float().log_softmax(dim=-1)
+        index_R = log_durations_RK.argmax(dim=-1)
+        stays_R = self._durations_K[index_R] == 0
+        must_leave_R = silent_R | (taken_R + 1 >= self.max_symbols_per_frame)
+        index_R = index_R.masked_fill(stays_R & must_leave_R, self._shortest)
+        added_R = log_durations_RK.gather(1, index_R[:, None])[:, 0]
+        return _Arc(symbol_R, silent_R, self._durations_K[index_R], best_R + added_R)
+
+
+class _Walk:
+    """The frames, states and results of R rows, which `advance` changes in place.
+
+    Each arc has a place for its results: its frame, and the number of symbols before it there. A
+    last place takes what rows write that have ended.
+
+    Args:
+        size: R and the most frames T.
+        am_NTD, state: example inputs; only their dtypes, device and widths are used.
+    """
+
+    def __init__(
+        self, search: TdtGreedySearch, size: tuple[int, int], am_NTD: Tensor, state: Rows
+    ) -> None:
+        self._search = search
+        rows, frames = size
+        most = search.max_symbols_per_frame
+        self._am_RTD = am_NTD.new_zeros(rows, max(frames, 1), am_NTD.size(2))
+        self._length_R, self._frame_R, self._taken_R = state[-1].new_zeros(3, rows).unbind(0)
+        self._predictor = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state[:-1])
+        shape = (rows, frames * most + 1)
+        self._symbols, self._durations = state[-1].new_zeros(2, *shape).unbind(0)
+        self._scores = torch.zeros(shape, device=am_NTD.device)
+
+    def begin(self, am_NTD: Tensor, lengths_N: Tensor, state: Rows) -> None:
+        """Set the inputs of N <= R rows."""
+        batch_size, frames, _ = am_NTD.shape
+        self._am_RTD[:batch_size, :frames].copy_(am_NTD)
+        self._length_R.zero_()[:batch_size].copy_(lengths_N)
+        for own, given in zip((*self._predictor, self._frame_R), state, strict=True):
+            own.zero_()[:batch_size].copy_(given)
+        self._taken_R.zero_()
+        self._symbols.fill_(-1)
+        self._durations.zero_()
+        self._scores.zero_()
+
+    def run(self) -> None:
+        """Advance until all rows have ended."""
+        while bool(self._goes_on().any()):
+            self.advance()
+
+    def _goes_on(self) -> Tensor:
+        return self._frame_R < self._length_R
+
+    def advance(self) -> None:
+        """One arc in every row that has not ended."""
+        search = self._search
+        alive_R = self._goes_on()
+        most, last = search.max_symbols_per_frame, self._symbols.size(1) - 1
+        at_R = self._frame_R.clamp(max=self._am_RTD.size(1) - 1)
+        am_RD = self._am_RTD[torch.arange(len(at_R), device=at_R.device), at_R]
+        arc = search.arc(am_RD, self._predictor[0], self._taken_R)
+        emits_R = alive_R & ~arc.silent
+        place_R1 = torch.where(alive_R, self._frame_R * most + self._taken_R, last)[:, None]
+        symbol_R = torch.where(emits_R, arc.symbol, -1)
+        self._symbols.scatter_(1, place_R1, symbol_R[:, None])
+        self._durations.scatter_(1, place_R1, arc.duration[:, None])
+        self._scores.scatter_(1, place_R1, arc.score[:, None])
+        grown = grow_predictor(search.model, self._predictor, arc.symbol)
+        chosen = choose_rows(emits_R, grown, self._predictor)
+        for own, new in zip(self._predictor, chosen, strict=True):
+            own.copy_(new)
+        stays_R = arc.duration == 0
+        self._taken_R.copy_(torch.where(stays_R, self._taken_R + emits_R, 0))
+        self._frame_R.add_(arc.duration * alive_R)
+
+    def results(self, batch_size: int, frames: int) -> GreedyFrames:
+        """Those of the first N rows and T frames, and the state after them."""
+        most = self._search.max_symbols_per_frame
+        symbols, scores, durations = (
+            x[:batch_size, : frames * most].reshape(batch_size, frames, most).clone()
+            for x in (self._symbols, self._scores, self._durations)
+        )
+        skipped_R = (self._frame_R - self._length_R).clamp(min=0)
+        state = tuple(x[:batch_size].clone() for x in (*self._predictor, skipped_R))
+        return GreedyFrames(symbols, scores, state, durations)
+
+
+class _GraphWalk(_Walk):
+    """Advances by blocks of steps that are captured as a CUDA graph."""
+
+    def __init__(
+        self, search: TdtGreedySearch, size: tuple[int, int], am_NTD: Tensor, state: Rows
+    ) -> None:
+        super().__init__(search, size, am_NTD, state)
+        self._graph, _ = captured(self._block, am_NTD.device)
+
+    def _block(self) -> None:
+        for _ in range(_BLOCK_STEPS):
+            self.advance()
+
+    def run(self) -> None:
+        while bool(self._goes_on().any()):
+            self._graph.replay()

@@ -1,0 +1,40 @@
+"""The encoder for searches, in float32 and in lower precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.encode import Precision, encode_padded
+from pruned_rnnt.model.encoder import EncoderConfig
+from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("encoder", [tiny_conformer(), tiny_zipformer(causal=False)])
+def test_lower_precision_is_near_float32(
+    encoder: EncoderConfig, precision: Precision, device: str
+) -> None:
+    if device == "cpu" and precision == "float16":
+        pytest.skip("convolutions in float16 need a GPU")
+    torch.manual_seed(0)
+    model = tiny_model(encoder).eval().to(device)
+    lengths = torch.tensor([60, 41])
+    features_NTF = torch.randn(2, 60, model.config.encoder.num_mel_bins)
+    with torch.inference_mode():
+        exact_NTE, exact_frames = model.encode(features_NTF.to(device), lengths)
+    same_NTE, _ = encode_padded(model, features_NTF, lengths)
+    assert torch.equal(same_NTE, exact_NTE)
+    near_NTE, frames = encode_padded(model, features_NTF, lengths, precision)
+    assert near_NTE.dtype == torch.float32
+    assert torch.equal(frames, exact_frames)
+    error = (near_NTE - exact_NTE).norm() / exact_NTE.norm()
+    assert 0 < error < 0.03
+
+
+def test_results_name_the_precision() -> None:
+    assert DecodeConfig(precision="bfloat16", metric="cer").label == "greedy-bfloat16-cer"
