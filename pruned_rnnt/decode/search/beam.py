@@ -63,8 +63,9 @@ class ModifiedBeamSearch:
             2003.07705).
 
     Raises:
-        ValueError: beam_size or num_best is below 1, num_best is above beam_size, or ilm_scale is
-            used for a model that is not HAT.
+        ValueError: beam_size or num_best is below 1, num_best is above beam_size, ilm_scale is
+            used for a model that is not HAT, or the model has durations, for which TdtBeamSearch
+            is.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class ModifiedBeamSearch:
                 f"beam_size is {beam_size} and num_best is {num_best}, "
                 "need 1 <= num_best <= beam_size"
             )
+        if model.loss_config.durations:
+            raise ValueError("the model has durations, needs TdtBeamSearch")
         if ilm_scale and not model.loss_config.hat:
             raise ValueError(
                 f"ilm_scale is {ilm_scale}, which needs a model trained with loss.hat=true: others "
@@ -203,7 +206,7 @@ class ModifiedBeamSearch:
             taken = take_rows(old, parent_R)
             scorers.append(grown_rows(old, taken, scorer.advance(taken, symbol_R, emits_R)))
         grown = _Beam(
-            torch.where(alive_N1, _merge_equal(score_NB, hash_NB), beam.score_NB),
+            torch.where(alive_N1, merge_equal(score_NB, hash_NB), beam.score_NB),
             torch.where(alive_N1, hash_NB, beam.hash_NB),
             torch.where(alive_N1, length_NB, beam.length_NB),
             predictor,
@@ -213,7 +216,7 @@ class ModifiedBeamSearch:
         return grown, BeamStep(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
 
 
-def _merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
+def merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
     """Move the summed probability of equal sequences to the first of them."""
     equal_NBB = hash_NB.unsqueeze(2) == hash_NB.unsqueeze(1)
     spread_NBB = score_NB.unsqueeze(1).masked_fill(~equal_NBB, -torch.inf)
