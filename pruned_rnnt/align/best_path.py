@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
-from pruned_rnnt.diagnostics import LogProbRows, log_prob_rows, viterbi_alignment
+from pruned_rnnt.diagnostics import (
+    Alignment,
+    LogProbRows,
+    TdtAlignment,
+    TdtLogProbRows,
+    log_prob_rows,
+    tdt_log_prob_rows,
+    tdt_viterbi_alignment,
+    viterbi_alignment,
+)
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
@@ -44,13 +53,15 @@ class SymbolAlignment(NamedTuple):
     """The best path of one utterance.
 
     frames: encoder frame in which each symbol is emitted, never decreasing.
-    log_probs: log-probability of each symbol in that frame.
+    log_probs: log-probability of each symbol in that frame (and of its duration).
     score: log-probability of the whole path.
+    durations: frames by which each symbol advances; empty for models without durations.
     """
 
     frames: tuple[int, ...]
     log_probs: tuple[float, ...]
     score: float
+    durations: tuple[int, ...] = ()
 
 
 @torch.inference_mode()
@@ -62,6 +73,7 @@ def align_symbols(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignmen
     without a joiner has the paths of CTC, in which equal neighbours also need a blank between them.
     """
     nodes = batch.encoded_NTE.size(1) * (batch.targets_NU.size(1) + 1)
+    nodes *= 1 + len(model.loss_config.durations)
     utterances = max(1, _MAX_NODES // max(1, nodes))
     parts = zip(*(tensor.split(utterances) for tensor in batch), strict=True)
     align = _align_ctc if isinstance(model, CtcModel) else _align
@@ -88,18 +100,31 @@ def _align_ctc(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment |
 def _align(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
     model = as_transducer(model, "alignment by the joiner")
     rows = lattice_rows(model, batch)
-    best = viterbi_alignment(
-        rows.emit,
-        rows.blank,
-        batch.lengths.clamp(min=1),
-        batch.target_lengths,
-        rnnt_type=model.loss_config.rnnt_type,
-    )
+    lengths = batch.lengths.clamp(min=1), batch.target_lengths
+    best: Alignment | TdtAlignment
+    if isinstance(rows, TdtLogProbRows):
+        durations = model.loss_config.durations
+        best = tdt_viterbi_alignment(rows, *lengths, durations=durations)
+    else:
+        rnnt_type = model.loss_config.rnnt_type
+        best = viterbi_alignment(rows.emit, rows.blank, *lengths, rnnt_type=rnnt_type)
     frames_NU = best.frames.long()
-    emitted_NU = rows.emit[:, :, :-1].gather(1, frames_NU.clamp(min=0)[:, None])[:, 0]
+    frames_N1U = frames_NU.clamp(min=0)[:, None]
+    emitted_NU = rows.emit[:, :, :-1].gather(1, frames_N1U)[:, 0]
     has_frames_N = batch.lengths.to(best.score.device) > 0
     has_path = ((best.score > -torch.inf) & has_frames_N).tolist()
-    return _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
+    if not isinstance(best, TdtAlignment) or not isinstance(rows, TdtLogProbRows):
+        return _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
+    values_K = torch.tensor(durations, device=best.durations.device)
+    index_NU = (best.durations[..., None] == values_K).long().argmax(-1)
+    here_NU = torch.arange(frames_NU.size(1), device=frames_NU.device).expand_as(frames_NU)
+    first_N1 = torch.arange(len(frames_NU), device=frames_NU.device)[:, None]
+    emitted_NU = emitted_NU + rows.durations[first_N1, frames_N1U[:, 0], here_NU, index_NU]
+    results = _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
+    return [
+        path and path._replace(durations=tuple(taken[: len(path.frames)]))
+        for path, taken in zip(results, best.durations.tolist(), strict=True)
+    ]
 
 
 def _results(
@@ -119,25 +144,26 @@ def _results(
 
 
 @torch.inference_mode()
-def lattice_rows(model: TransducerModel, batch: TargetBatch) -> LogProbRows:
-    """(N, T, U + 1) log-probabilities of the next symbol and of blank in every node."""
+def lattice_rows(model: TransducerModel, batch: TargetBatch) -> LogProbRows | TdtLogProbRows:
+    """(N, T, U + 1) log-probabilities of the next symbol and of blank in every node, and of the
+    durations, if the model has any."""
     am_NTD = model.joiner.encoder_proj(batch.encoded_NTE)
     lm_NUD = model.joiner.decoder_proj(model.predictor.forward_targets(batch.targets_NU))
     frames = max(1, _MAX_LOGITS // (lm_NUD.size(0) * lm_NUD.size(1) * model.vocab_size))
-    chunks = []
+    has_durations = bool(model.loss_config.durations)
+    chunks: list[LogProbRows | TdtLogProbRows] = []
     for begin in range(0, am_NTD.size(1), frames):
         am_NTUD = am_NTD[:, begin : begin + frames, None]
-        chunks.append(
-            log_prob_rows(
-                model.joiner(am_NTUD, lm_NUD[:, None]),
-                batch.targets_NU,
-                (batch.lengths - begin).clamp(0, am_NTUD.size(1)),
-                batch.target_lengths,
-                blank=BLANK,
-                hat=model.loss_config.hat,
+        inputs = am_NTUD, lm_NUD[:, None]
+        lengths = (batch.lengths - begin).clamp(0, am_NTUD.size(1)), batch.target_lengths
+        if has_durations:
+            logits = model.joiner.with_durations(*inputs)
+            chunks.append(tdt_log_prob_rows(*logits, batch.targets_NU, *lengths, blank=BLANK))
+        else:
+            hat = model.loss_config.hat
+            rows = log_prob_rows(
+                model.joiner(*inputs), batch.targets_NU, *lengths, blank=BLANK, hat=hat
             )
-        )
-    return LogProbRows(
-        torch.cat([chunk.emit for chunk in chunks], dim=1),
-        torch.cat([chunk.blank for chunk in chunks], dim=1),
-    )
+            chunks.append(rows)
+    joined = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
+    return TdtLogProbRows(*joined) if has_durations else LogProbRows(*joined)

@@ -27,7 +27,7 @@ from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 from pruned_rnnt.diagnostics import (
     Alignment,
     Track,
-    occupancy_of_rows,
+    lattice_occupancy,
     utterance_figure,
 )
 from pruned_rnnt.model.language_model import LanguageModel
@@ -102,8 +102,14 @@ def draw_utterance(
     encoded_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
     targets = TargetBatch(encoded_NTE, frames_N, batch.targets_NU, batch.target_lengths_N)
     rows = lattice_rows(model, targets)
-    rnnt_type = model.loss_config.rnnt_type
-    occupancy = occupancy_of_rows(rows, frames_N, batch.target_lengths_N, rnnt_type=rnnt_type)
+    loss = model.loss_config
+    occupancy = lattice_occupancy(
+        rows,
+        frames_N,
+        batch.target_lengths_N,
+        rnnt_type=loss.rnnt_type,
+        durations=loss.durations,
+    )
     (path,) = align_symbols(model, targets)
     bounds = None
     if model.pruned_loss is not None:
@@ -125,7 +131,9 @@ def draw_utterance(
     alignment = None
     if path is not None:
         (head,) = head_paths(model, encoded_NTE, frames_N, [symbols])
-        tokens = timed_tokens(names, symbols, path.frames, path.log_probs, head)
+        tokens = timed_tokens(
+            names, symbols, path.frames, path.log_probs, head, durations=path.durations
+        )
         words = timed_words(tokenizer, tokens, seconds)
         tracks.append(_track("reference", [(w.word, w.start, w.end) for w in words]))
         alignment = Alignment(torch.tensor([path.frames]), torch.tensor([path.score]))
@@ -138,7 +146,9 @@ def draw_utterance(
             hypothesis.symbol_scores,
         )
         (head,) = head_paths(model, encoded_NTE, frames_N, [recognised])
-        tokens = timed_tokens(names, recognised, frames, scores, head)
+        tokens = timed_tokens(
+            names, recognised, frames, scores, head, durations=hypothesis.durations
+        )
         words = timed_words(tokenizer, tokens, seconds)
         tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words]))
         emissions = [(names[s], frame) for s, frame in zip(recognised, frames, strict=True)]

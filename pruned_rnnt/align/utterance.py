@@ -96,7 +96,9 @@ def align_encoded(
             reason = _failure_reason(symbols, int(lengths[n]), model.loss_config)
             yield NotAligned(id=batch.ids[n], reason=reason)
             continue
-        tokens = timed_tokens(names, symbols, path.frames, path.log_probs, heads[n])
+        tokens = timed_tokens(
+            names, symbols, path.frames, path.log_probs, heads[n], durations=path.durations
+        )
         seconds = batch.durations[n]
         yield AlignedUtterance(
             id=batch.ids[n],
@@ -121,6 +123,11 @@ def _failure_reason(symbols: list[int], frames: int, loss: LossConfig) -> str:
                 f"{len(symbols)} symbols do not fit into {frames} frames: CTC needs one for each "
                 f"and one between equal neighbours, of which there are {repetitions}"
             )
+    if loss.durations and min(loss.durations) > 0 and len(symbols) >= frames:
+        return (
+            f"{len(symbols)} symbols do not fit into {frames} frames: a model of loss.durations "
+            f"{list(loss.durations)} needs one for each and one for a blank"
+        )
     usable = frames - 1 if loss.rnnt_type == "rna" else frames
     if loss.kind != "ctc" and loss.rnnt_type != "regular" and len(symbols) > usable:
         return (

@@ -21,6 +21,7 @@ from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
+from pruned_rnnt.decode.search.tdt_beam import MOST_SYMBOLS, TdtBeamSearch
 from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
@@ -116,7 +117,7 @@ class DecodeConfig:
         ):
             parts += [f"{name}{scale:g}"] * bool(used)
         for name, field_name, methods in (
-            ("symbols", "max_symbols_per_frame", ("greedy",)),
+            ("symbols", "max_symbols_per_frame", ("greedy", "modified_beam")),
             ("beam", "beam_size", _BEAM_METHODS),
             ("refinements", "refinements", ("non_autoregressive",)),
             ("chunk", "chunk", (self.method,)),
@@ -199,6 +200,26 @@ def build_search(
     if config.method == "ctc_greedy" or (config.method == "greedy" and isinstance(model, CtcModel)):
         return _one_best(CtcGreedySearch(model, silent_symbols=silent))
     transducer = as_transducer(model, f"decode.method={config.method}")
+    if transducer.loss_config.durations and config.method not in ("greedy", "modified_beam"):
+        raise ValueError(
+            f"decode.method is {config.method}, which cannot skip frames: a model of "
+            "loss.durations needs decode.method=greedy or modified_beam"
+        )
+    if config.method == "modified_beam" and transducer.loss_config.durations:
+        if fusion.ilm_scale:
+            raise ValueError(
+                f"decode.fusion.ilm_scale is {fusion.ilm_scale}, which needs a model trained with "
+                "loss.hat=true, and this one has loss.durations"
+            )
+        return TdtBeamSearch(
+            transducer,
+            beam_size=config.beam_size,
+            num_best=config.num_best,
+            length_norm=config.length_norm,
+            max_symbols_per_frame=config.max_symbols_per_frame or MOST_SYMBOLS,
+            silent_symbols=silent,
+            scorers=build_scorers(fusion, tokenizer, language_model),
+        )
     if config.method == "modified_beam":
         return ModifiedBeamSearch(
             transducer,

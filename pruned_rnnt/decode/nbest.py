@@ -55,7 +55,9 @@ def _details(
     tokenizer: Tokenizer,
     calibration: Calibration | None,
 ) -> dict[str, Any]:
-    tokens = timed_tokens(names, found.symbols, found.frames, found.symbol_scores, head)
+    tokens = timed_tokens(
+        names, found.symbols, found.frames, found.symbol_scores, head, durations=found.durations
+    )
     words = timed_words(tokenizer, tokens, calibration=calibration)
     return {
         "score": round(found.score, 4),

@@ -22,7 +22,7 @@ _PAUSE_SECONDS = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class TimedToken:
-    """A symbol, and the start and end of its frame in seconds.
+    """A symbol, and the start and end of its frame, or of its frames, in seconds.
 
     Symbols of one frame share its 40 ms in equal parts, so that times never decrease.
 
@@ -64,6 +64,8 @@ def timed_tokens(
     frames: Sequence[int],
     log_probs: Sequence[float],
     head: HeadPath | None = None,
+    *,
+    durations: Sequence[int] = (),
 ) -> tuple[TimedToken, ...]:
     """The tokens of a path.
 
@@ -72,8 +74,11 @@ def timed_tokens(
         symbols, frames, log_probs: the ids of the path with their encoder frames, in order, and
             log-probabilities.
         head: the path of the CTC head through the same symbols, whose frames are then used.
+        durations: frames by which each symbol advances, of a model with durations: the symbol lasts
+            until the frame on which it lands. Not used with a head.
     """
     frames = frames if head is None else head.frames
+    lasting = durations if durations and head is None else [1] * len(frames)
     tokens = []
     for position, (symbol, frame) in enumerate(zip(symbols, frames, strict=True)):
         first, last = position, position
@@ -82,12 +87,15 @@ def timed_tokens(
         while last + 1 < len(frames) and frames[last + 1] == frame:
             last += 1
         share, index = last - first + 1, position - first
+        end = frame + (index + 1) / share
+        if position == last:
+            end = frame + max(lasting[position], 1)
         tokens.append(
             TimedToken(
                 symbol=symbol,
                 token=names[symbol],
                 start=_seconds(frame + index / share),
-                end=_seconds(frame + (index + 1) / share),
+                end=_seconds(end),
                 log_prob=log_probs[position],
                 head_log_prob=None if head is None else head.log_probs[position],
             )

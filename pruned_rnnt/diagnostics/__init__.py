@@ -8,6 +8,9 @@
 | In which frame is each symbol emitted? | `viterbi_alignment` of `log_prob_rows` |
 | How probable is each arc? | `occupancy_of_rows` of `log_prob_rows` |
 | What does it look like? | `lattice_figure`, `utterance_figure` |
+
+For lattices with durations there are `tdt_log_prob_rows`, `tdt_viterbi_alignment` and
+`occupancy_of_tdt_rows`; `lattice_occupancy` takes the rows of either.
 """
 
 from pruned_rnnt.diagnostics.alignment import Alignment, viterbi_alignment
@@ -15,6 +18,14 @@ from pruned_rnnt.diagnostics.delay import SymbolDelay, mean_symbol_delay
 from pruned_rnnt.diagnostics.figure import lattice_figure
 from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
 from pruned_rnnt.diagnostics.mass import BandEdgeMass, RetainedMass, band_edge_mass, retained_mass
+from pruned_rnnt.diagnostics.tdt_rows import (
+    TdtAlignment,
+    TdtLogProbRows,
+    lattice_occupancy,
+    occupancy_of_tdt_rows,
+    tdt_log_prob_rows,
+    tdt_viterbi_alignment,
+)
 from pruned_rnnt.diagnostics.utterance_figure import Track, utterance_figure
 
 __all__ = [
@@ -23,13 +34,19 @@ __all__ = [
     "LogProbRows",
     "RetainedMass",
     "SymbolDelay",
+    "TdtAlignment",
+    "TdtLogProbRows",
     "Track",
     "band_edge_mass",
     "lattice_figure",
+    "lattice_occupancy",
     "log_prob_rows",
     "mean_symbol_delay",
     "occupancy_of_rows",
+    "occupancy_of_tdt_rows",
     "retained_mass",
+    "tdt_log_prob_rows",
+    "tdt_viterbi_alignment",
     "utterance_figure",
     "viterbi_alignment",
 ]

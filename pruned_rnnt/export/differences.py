@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -43,6 +44,9 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
         yield (
             f"decode.method is {decode.method}, but sherpa-onnx searches with predictor and joiner"
         )
+    if model.loss_config.durations:
+        yield from _tdt_differences(decode)
+        return
     if model.loss_config.rnnt_type == "regular":
         yield (
             "loss.rnnt_type is regular: the model was trained to emit any number of symbols per "
@@ -63,3 +67,22 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
             )
         if not decode.length_norm:
             yield "decode.length_norm is false, but sherpa-onnx always divides scores by length"
+
+
+def _tdt_differences(decode: DecodeConfig) -> Iterator[str]:
+    yield (
+        "sherpa-onnx computes other features for TDT models, which the encoder converts into those "
+        "of training, but not exactly"
+    )
+    if decode.max_symbols_per_frame not in (0, MOST_SYMBOLS):
+        yield (
+            f"decode.max_symbols_per_frame is {decode.max_symbols_per_frame}, but sherpa-onnx "
+            f"emits at most {MOST_SYMBOLS} symbols of a TDT model per frame"
+        )
+    if not decode.skip_unknown:
+        yield "decode.skip_unknown is false, but the exported model never emits <unk>"
+    if decode.method == "modified_beam":
+        yield (
+            "decode.method is modified_beam, which has a beam for each frame; sherpa-onnx compares "
+            "hypotheses of different frames"
+        )

@@ -12,7 +12,7 @@ Inputs and outputs are bound by position, in the order that sherpa-onnx expects 
 
 The projections to the joiner's width are part of encoder and decoder. A model of a CTC head alone
 is one graph, `model`: the encoder with log-probabilities (N,T',V) as its output. Floats are
-float32, all integers int64.
+float32, all integers int64. Models with durations have other ONNX files, see `tdt_graphs`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 OPSET = 20
 # Range of T that torch.export assumes; ONNX files accept any length of at least one encoder frame.
 # The maximum is ten minutes: attention over more would not fit in memory.
-_MIN_FRAMES, _MAX_FRAMES = 17, 60_000
+MIN_FRAMES, MAX_FRAMES = 17, 60_000
 
 
 class OfflineEncoderGraph(nn.Module):
@@ -65,7 +65,7 @@ class DecoderGraph(nn.Module):
 
 
 class JoinerGraph(nn.Module):
-    """The joiner, for one frame and one context.
+    """The joiner, for one frame and one context; with durations, their logits are a second output.
 
     sherpa-onnx applies a softmax to the output. For a HAT model the output is therefore
     log-probabilities, which a log-softmax leaves unchanged.
@@ -77,7 +77,12 @@ class JoinerGraph(nn.Module):
         self.blank = model.predictor.blank
         self.hat = model.loss_config.hat
 
-    def forward(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
+    def forward(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if self.joiner.duration_linear is not None:
+            with_durations: tuple[Tensor, Tensor] = self.joiner.with_durations(
+                encoder_out, decoder_out
+            )
+            return with_durations
         logits: Tensor = self.joiner(encoder_out, decoder_out)
         return joint_log_probs(logits, self.blank, hat=True) if self.hat else logits
 
@@ -96,7 +101,7 @@ class Graph:
 
 def offline_encoder(model: SpeechModel) -> Graph:
     batch = torch.export.Dim("N")
-    frames = torch.export.Dim("T", min=_MIN_FRAMES, max=_MAX_FRAMES)
+    frames = torch.export.Dim("T", min=MIN_FRAMES, max=MAX_FRAMES)
     name, output = _names(model)
     return Graph(
         name=name,
@@ -154,7 +159,7 @@ def joiner(model: TransducerModel) -> Graph:
         module=JoinerGraph(model),
         inputs=(torch.zeros(2, width), torch.zeros(2, width)),
         input_names=("encoder_out", "decoder_out"),
-        output_names=("logit",),
+        output_names=("logit", "duration_logit") if model.loss_config.durations else ("logit",),
         dynamic_axes=({0: batch}, {0: batch}),
     )
 

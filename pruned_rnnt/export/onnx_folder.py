@@ -31,6 +31,13 @@ from pruned_rnnt.export.graphs import (
 from pruned_rnnt.export.precision import write_fp16, write_int8
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
+from pruned_rnnt.export.tdt_graphs import (
+    TdtEncoderGraph,
+    check_tdt_export,
+    tdt_graphs,
+    tdt_metadata,
+    tdt_tokens,
+)
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -116,6 +123,9 @@ def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ..
     if not isinstance(model, TransducerModel):
         return (encoder_graph(model, options),)
     check_predictor(model)
+    if model.loss_config.durations:
+        check_tdt_export(streaming=options.streaming, fp16=options.fp16)
+        return tdt_graphs(model)
     return (encoder_graph(model, options), decoder(model), joiner(model))
 
 
@@ -161,6 +171,8 @@ def export_onnx(
         if options.fp16:
             write_fp16(path, folder / file_name(graph.name, "fp16"))
     tokenizer.save(folder)
+    if settings["kind"] == "tdt":
+        (folder / "tokens.txt").write_text(tdt_tokens(tokenizer.symbols), encoding="utf-8")
     shutil.copyfile(_RECOGNISE, folder / "recognise.py")
     (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return graphs
@@ -181,7 +193,7 @@ def _settings(
     config = model.encoder.config
     settings: dict[str, Any] = {
         "source": source,
-        "kind": "ctc" if isinstance(model, CtcModel) else "transducer",
+        "kind": _kind(model),
         "streaming": options.streaming,
         "precisions": list(options.precisions),
         "sample_rate": 16000,
@@ -201,7 +213,16 @@ def _settings(
         )
     else:
         settings["model_type"] = "transducer"
+    if settings["kind"] == "tdt":
+        settings["model_type"] = "nemo_transducer"
+        settings["longest_duration"] = max(model.loss_config.durations)
     return settings
+
+
+def _kind(model: SpeechModel) -> str:
+    if isinstance(model, CtcModel):
+        return "ctc"
+    return "tdt" if model.loss_config.durations else "transducer"
 
 
 def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
@@ -209,6 +230,9 @@ def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
     values: dict[str, Any] = {"model_author": "pruned_rnnt", "version": 1, "comment": source}
     if isinstance(graph.module, StreamingEncoderGraph):
         values.update(graph.module.metadata())
+    elif isinstance(graph.module, TdtEncoderGraph):
+        assert isinstance(model, TransducerModel)
+        values.update(tdt_metadata(model))
     elif graph.name == "encoder":
         values["model_type"] = _OFFLINE_TYPES[model.encoder.config.kind]
     if isinstance(model, CtcModel):

@@ -10,6 +10,7 @@ from typing import Any
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 
 HERE = "."
+_TITLES = {"ctc": "CTC", "tdt": "TDT", "transducer": "transducer"}
 _TORCH = """\
 ## Use
 
@@ -57,7 +58,7 @@ With the programs of a sherpa-onnx build:
 - Audio at any sampling rate, at least {shortest_seconds} s long; sherpa-onnx resamples it to
   {sample_rate} Hz.
 - Features: {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither.
-  These are sherpa-onnx's defaults.
+  {features}
 """
 
 _TRANSDUCER_DECODING = """
@@ -68,6 +69,19 @@ before the first symbol is [-1, ..., -1, 0], where -1 embeds to zero. `pruned-rn
 same by default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`). One difference
 remains in modified beam search: sherpa-onnx adds the probability of `<unk>` to the blank, and
 `pruned-rnnt decode` drops it.
+"""
+
+_TDT_DECODING = """
+## Decoding
+
+The model skips frames: with each symbol or blank it predicts a duration of up to {longest} frames
+of 40 ms. sherpa-onnx runs it as a TDT model of NeMo (`model_type` nemo_transducer). At most 5
+symbols are emitted in a frame, and `<unk>` is never emitted, as in `pruned-rnnt decode`. The blank
+is the last symbol of tokens.txt.
+
+For such models sherpa-onnx computes other mel filters (those of librosa) than those that the model
+was trained on. The encoder converts them, which is not exact: texts may differ from those of
+`pruned-rnnt decode`, most of all where the audio is very quiet.
 """
 
 _CTC_DECODING = """
@@ -112,23 +126,31 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
     """Of a folder of `--format onnx`, from its settings."""
     program = "sherpa-onnx" if settings["streaming"] else "sherpa-onnx-offline"
     others = [name for name in settings["precisions"] if name != "fp32"]
-    is_ctc = settings["kind"] == "ctc"
+    is_ctc, is_tdt = settings["kind"] == "ctc", settings["kind"] == "tdt"
     model = "--encoder=encoder.onnx --decoder=decoder.onnx --joiner=joiner.onnx"
+    if is_tdt:
+        model += " --model-type=nemo_transducer"
     if is_ctc:
         option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
         model = f"--{option}=model.onnx"
     text = _SHARED.format(
         load_name=load_name,
         source=settings["source"],
-        kind="CTC" if is_ctc else "transducer",
+        kind=_TITLES[settings["kind"]],
         method="" if is_ctc else "`--method modified_beam_search` uses beam search, ",
         other="".join(f", `--precision {name}` uses the {name} files" for name in others),
         command=" \\\n      ".join([f"{program} --tokens=tokens.txt", model, "a.wav"]),
         sample_rate=settings["sample_rate"],
         feature_dim=settings["feature_dim"],
         shortest_seconds=settings["shortest_seconds"],
+        features="sherpa-onnx computes them by itself (see below)."
+        if is_tdt
+        else "These are sherpa-onnx's defaults.",
     )
-    text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING
+    if is_tdt:
+        text += _TDT_DECODING.format(longest=settings["longest_duration"])
+    else:
+        text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING
     if settings["differences"]:
         lines = "\n".join(f"- {line}." for line in settings["differences"])
         text += _DIFFERENCES.format(lines=lines)

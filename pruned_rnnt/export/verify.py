@@ -19,11 +19,16 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch, new_greedy_search
+from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
-from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
+from pruned_rnnt.export.tdt_features import sherpa_tdt_features
+from pruned_rnnt.export.tdt_graphs import TdtEncoderGraph
+from pruned_rnnt.export.verify_tdt import compare_tdt, converted_features
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
@@ -48,6 +53,8 @@ class Verification:
 
     differences: largest absolute difference of each output from torch, by `FILE OUTPUT`.
     texts: of each audio file.
+    own_features: for a TDT model, how many texts equal those of our search on the features of
+        training, of which the exported ones are conversions; None for others.
     real_time_factor: seconds of computation per second of audio in sherpa-onnx, one thread.
     """
 
@@ -55,6 +62,7 @@ class Verification:
     differences: dict[str, float]
     texts: tuple[TextPair, ...]
     real_time_factor: float
+    own_features: int | None = None
 
     @property
     def differing(self) -> tuple[TextPair, ...]:
@@ -74,6 +82,12 @@ class Verification:
             f"sherpa-onnx {self.precision}: {same} of {len(self.texts)} texts equal those of our "
             f"greedy search, real-time factor {self.real_time_factor:.4f}"
         )
+        if self.own_features is not None:
+            yield (
+                "sherpa-onnx computes other features for TDT models, which the encoder converts: "
+                f"{self.own_features} of {len(self.texts)} texts equal those of our greedy search "
+                "on the features of training"
+            )
         for pair in self.differing:
             yield f"  {pair.file}\n    ours:        {pair.ours}\n    sherpa-onnx: {pair.exported}"
 
@@ -96,12 +110,19 @@ def verify(
     """
     require(*ONNX_PACKAGES, *VERIFY_PACKAGES)
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
-    features = [_features(path, settings) for path in audio]
+    samples = [_samples(path, settings) for path in audio]
+    features = [audio_features(samples_S) for samples_S in samples]
     # sherpa-onnx emits <unk> of CTC models.
     is_silent = isinstance(model, TransducerModel) and model.vocab_size > UNKNOWN_ID
     silent = [UNKNOWN_ID] if is_silent else []
     ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in features]
-    texts = [_text(tokenizer, symbols) for symbols in ours]
+    texts = own_texts = [_text(tokenizer, symbols) for symbols in ours]
+    is_tdt = isinstance(graphs[0].module, TdtEncoderGraph)
+    if is_tdt:
+        features = [sherpa_tdt_features(samples_S) for samples_S in samples]
+        converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
+        ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in converted]
+        texts = [_text(tokenizer, symbols) for symbols in ours]
     results = []
     for precision in settings["precisions"]:
         recognised = run_recognise(folder, audio, precision)
@@ -115,6 +136,12 @@ def verify(
                 ),
                 real_time_factor=sum(line["elapsed_seconds"] for line in recognised)
                 / sum(line["audio_seconds"] for line in recognised),
+                own_features=sum(
+                    text == " ".join(line["text"].split())
+                    for text, line in zip(own_texts, recognised, strict=True)
+                )
+                if is_tdt
+                else None,
             )
         )
     return results
@@ -146,14 +173,14 @@ def run_recognise(
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def _features(path: Path, settings: Mapping[str, Any]) -> Tensor:
-    """Features of a file, padded as recognise.py does: silence if short, noise for streams."""
+def _samples(path: Path, settings: Mapping[str, Any]) -> FloatArray:
+    """Samples of a file, padded as recognise.py does: silence if short, noise for streams."""
     samples_S = read_audio(path)
     missing = int(settings["shortest_seconds"] * SAMPLING_RATE) + 1 - len(samples_S)
     tail = int(settings.get("tail_seconds", 0) * SAMPLING_RATE)
     noise_S = (1e-3 * np.random.default_rng(0).standard_normal(tail)).astype(np.float32)
     silence_S = np.zeros(max(missing, 0), dtype=np.float32)
-    return audio_features(np.concatenate((samples_S, silence_S, noise_S)))
+    return np.concatenate((samples_S, silence_S, noise_S))
 
 
 def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
@@ -194,8 +221,11 @@ def _differences(
     ours: Sequence[tuple[int, ...]],
 ) -> dict[str, float]:
     """The largest difference of each output over all files, chunks and contexts."""
-    pairs = [_Pair(graph, folder, precision) for graph in graphs]
+    pairs = [Pair(graph, folder, precision) for graph in graphs]
     for feature_TF, symbols in zip(features, ours, strict=True):
+        if isinstance(graphs[0].module, TdtEncoderGraph):
+            compare_tdt(pairs, feature_TF, symbols)
+            continue
         encoded = _compare_encoder(pairs[0], feature_TF)
         if len(pairs) == 1:
             continue
@@ -214,7 +244,7 @@ def _differences(
     }
 
 
-def _compare_encoder(encoder: _Pair, feature_TF: Tensor) -> Tensor:
+def _compare_encoder(encoder: Pair, feature_TF: Tensor) -> Tensor:
     """Run both encoders on one utterance; returns torch's output (T', J)."""
     module = encoder.graph.module
     if not isinstance(module, StreamingEncoderGraph):
@@ -225,34 +255,3 @@ def _compare_encoder(encoder: _Pair, feature_TF: Tensor) -> Tensor:
         state = module.advance(state, outputs)
         frames.append(outputs[0][0])
     return torch.cat(frames)
-
-
-class _Pair:
-    """A graph in torch and its file in onnxruntime, on the same inputs."""
-
-    def __init__(self, graph: Graph, folder: Path, precision: str) -> None:
-        import onnxruntime
-
-        self.graph = graph
-        self.file = file_name(graph.name, precision)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(
-            folder / self.file, options, providers=["CPUExecutionProvider"]
-        )
-        self.largest = dict.fromkeys(graph.output_names, 0.0)
-
-    @torch.inference_mode()
-    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run both and record the largest differences; returns torch's outputs."""
-        outputs = self.graph.module(*inputs)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        feeds = {
-            name: value.numpy() for name, value in zip(self.graph.input_names, inputs, strict=True)
-        }
-        names = self.graph.output_names
-        for name, mine, other in zip(names, outputs, self.session.run(None, feeds), strict=True):
-            difference = np.abs(mine.numpy().astype(np.float64) - other)
-            self.largest[name] = max(self.largest[name], float(difference.max(initial=0.0)))
-        return outputs

@@ -8,11 +8,14 @@ Each is the sum over all alignments of the model's topology, by the loss that ne
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pruned_rnnt.loss.fused import rnnt_loss_fused
+from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 # The most elements of the joiner's encoder input, repeated for each sequence, that are scored at
@@ -29,9 +32,9 @@ def sequence_log_probs(
 ) -> Tensor:
     """log P(sequence | utterance), (N, K), differentiable; in float32, or float64 for a such model.
 
-    Delay penalty and FastEmit, which are no part of a probability, are left out. Memory is bounded:
-    of more utterances than fit at once, only a chunk is scored at a time, twice if there is a
-    backward pass.
+    Delay penalty, FastEmit and sigma, which are no part of a probability, are left out. Memory is
+    bounded: of more utterances than fit at once, only a chunk is scored at a time, twice if there
+    is a backward pass.
 
     Args:
         encoded_NTE, frames_N: as from `model.encode`, the lengths on the CPU.
@@ -43,7 +46,9 @@ def sequence_log_probs(
     targets_HU = targets_HU.to(encoded_NTE.device, non_blocking=True)
     am_NTD = joiner.encoder_proj(encoded_NTE)
     lm_HUD = joiner.decoder_proj(model.predictor.forward_targets(targets_HU))
-    output = joiner.output_linear.weight, joiner.output_linear.bias
+    output = [joiner.output_linear.weight, joiner.output_linear.bias]
+    if joiner.duration_linear is not None:
+        output += [joiner.duration_linear.weight, joiner.duration_linear.bias]
     each = max(1, _MOST_ELEMENTS // (width * am_NTD[0].numel()))
     log_probs = []
     for begin in range(0, number, each):
@@ -77,22 +82,26 @@ class _Scoring:
         self.model = model
         self.batch = (targets_HU, frames_H, lengths_H)
 
-    def __call__(self, am_NTD: Tensor, lm_HUD: Tensor, weight_VD: Tensor, bias_V: Tensor) -> Tensor:
+    def __call__(self, am_NTD: Tensor, lm_HUD: Tensor, *output: Tensor) -> Tensor:
+        """output: weight (V, D) and bias (V,), and those of the durations if the model has any."""
         targets_HU, frames_H, lengths_H = self.batch
         width = len(frames_H) // am_NTD.size(0)
         # Not by index, whose gradient would be summed in an undefined order on CUDA.
         am_HTD = am_NTD[:, None].expand(-1, width, -1, -1).flatten(0, 1)
+        inputs: tuple[Any, ...] = (am_HTD, lm_HUD, *output, targets_HU, None, frames_H, lengths_H)
+        activation, blank = self.model.joiner.activation, self.model.predictor.blank
+        if self.model.loss_config.durations:
+            return -rnnt_loss_tdt_fused(
+                *inputs,
+                durations=self.model.loss_config.durations,
+                activation=activation,
+                blank=blank,
+                reduction="none",
+            )
         return -rnnt_loss_fused(
-            am_HTD,
-            lm_HUD,
-            weight_VD,
-            bias_V,
-            targets_HU,
-            None,
-            frames_H,
-            lengths_H,
-            activation=self.model.joiner.activation,
-            blank=self.model.predictor.blank,
+            *inputs,
+            activation=activation,
+            blank=blank,
             rnnt_type=self.model.loss_config.rnnt_type,
             hat=self.model.loss_config.hat,
             reduction="none",

@@ -46,7 +46,12 @@ class JoinedPath:
         tokens = [
             replace(token, start=round(begin + token.start, 4), end=round(begin + token.end, 4))
             for token in timed_tokens(
-                self._names, found.symbols, found.frames, found.symbol_scores, head
+                self._names,
+                found.symbols,
+                found.frames,
+                found.symbol_scores,
+                head,
+                durations=found.durations,
             )
         ]
         self.score += found.score

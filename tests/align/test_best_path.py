@@ -11,6 +11,7 @@ from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.lattice_paths import joiner_log_probs, paths, weight
+from tests.tdt_paths import tdt_paths, tdt_scores
 from tests.tiny_models import randomise, tiny_conformer, tiny_model
 
 LENGTHS = [(5, 3), (4, 0), (3, 1), (2, 4), (0, 1)]
@@ -112,3 +113,36 @@ def test_gpu_finds_the_same_path(rnnt_type: str) -> None:
             assert one.frames == other.frames
             assert one.score == pytest.approx(other.score, abs=1e-9)
             assert one.log_probs == pytest.approx(other.log_probs, abs=1e-9)
+
+
+@pytest.mark.parametrize("limits", [(2**25, 2**23), (300, 60)])
+@pytest.mark.parametrize("durations", [(0, 1, 2, 3, 4), (1, 2)])
+def test_best_of_all_paths_with_durations(
+    durations: tuple[int, ...], limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(best_path, "_MAX_LOGITS", limits[0])
+    monkeypatch.setattr(best_path, "_MAX_NODES", limits[1])
+    model = tiny_model(tiny_conformer(dim=8), VOCAB, joiner_dim=8, durations=durations).double()
+    batch = make_batch()
+    found = align_symbols(model, batch)
+    am = model.joiner.encoder_proj(batch.encoded_NTE)
+    lm = model.joiner.decoder_proj(model.predictor.forward_targets(batch.targets_NU))
+    logits = [x.detach() for x in model.joiner.with_durations(am[:, :, None], lm[:, None])]
+    for n, (t_n, u_n) in enumerate(LENGTHS):
+        nodes = [x[n, :t_n, : u_n + 1] for x in logits]
+        emit, blank, ld = tdt_scores(*nodes, batch.targets_NU[n, :u_n].tolist(), 0)
+        scored = []
+        for path in tdt_paths(t_n, u_n, durations) if t_n else ():
+            arcs = [(emit if a.is_symbol else blank)[a.frame, a.column] for a in path]
+            gains = [ld[a.frame, a.column, a.duration] for a in path]
+            scored.append((float(sum(arcs) + sum(gains)), path, arcs, gains))
+        if not scored:
+            assert found[n] is None
+            continue
+        score, path, arcs, gains = max(scored, key=lambda each: each[0])
+        emitted = [i for i, arc in enumerate(path) if arc.is_symbol]
+        assert found[n].score == pytest.approx(score)
+        assert found[n].frames == tuple(path[i].frame for i in emitted)
+        assert found[n].durations == tuple(durations[path[i].duration] for i in emitted)
+        wanted = [float(arcs[i] + gains[i]) for i in emitted]
+        assert found[n].log_probs == pytest.approx(wanted)

@@ -75,3 +75,14 @@ def test_spans_of_words() -> None:
     assert word_spans(["▁a", "b", "▁c", "▁", "d"]) == [(0, 2), (2, 3), (3, 5)]
     assert word_spans(["b", "c"]) == [(0, 2)]
     assert word_spans([]) == []
+
+
+def test_symbols_last_as_long_as_their_durations() -> None:
+    """Those of duration 0 share the frame on which they stay; those of a head have one frame."""
+    path = ([0, 1, 2, 1], [1, 3, 3, 5], [0.0] * 4)
+    tokens = timed_tokens(["a", "b", "c"], *path, durations=(2, 0, 1, 4))
+    assert [t.start for t in tokens] == pytest.approx([0.04, 0.12, 0.14, 0.2])
+    assert [t.end for t in tokens] == pytest.approx([0.12, 0.14, 0.16, 0.36])
+    head = HeadPath((1, 3, 4, 5), (0.0,) * 4)
+    tokens = timed_tokens(["a", "b", "c"], *path, head, durations=(2, 0, 1, 4))
+    assert [t.end for t in tokens] == pytest.approx([0.08, 0.16, 0.2, 0.24])

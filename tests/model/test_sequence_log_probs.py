@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.lattice_paths import joiner_log_probs, log_total
+from tests.tdt_paths import tdt_scores, tdt_total
 from tests.tiny_models import tiny_model
 
 FRAMES = [4, 3, 2]
@@ -33,17 +36,24 @@ def by_enumeration(
     model: TransducerModel, encoded_NTE: Tensor, sequences: list[list[list[int]]]
 ) -> Tensor:
     """The same, path by path."""
-    joiner, config = model.joiner, model.loss_config
     scores = []
     for encoded_TE, frames, own in zip(encoded_NTE, FRAMES, sequences, strict=True):
         for symbols in own:
-            targets_1U = torch.tensor([symbols], dtype=torch.int32).view(1, -1)
-            lm_UD = joiner.decoder_proj(model.predictor.forward_targets(targets_1U)[0])
-            am_TD = joiner.encoder_proj(encoded_TE[:frames])
-            logits_TUV = joiner(am_TD[:, None], lm_UD[None])
-            rows = joiner_log_probs(logits_TUV, symbols, 0, hat=config.hat)
-            scores.append(log_total(*rows, frames, len(symbols), config.rnnt_type))
+            scores.append(log_prob(model, encoded_TE[:frames], symbols))
     return torch.stack(scores).view(len(FRAMES), -1)
+
+
+def log_prob(model: TransducerModel, encoded_TE: Tensor, symbols: list[int]) -> Tensor:
+    joiner, config = model.joiner, model.loss_config
+    targets_1U = torch.tensor([symbols], dtype=torch.int32).view(1, -1)
+    lm_UD = joiner.decoder_proj(model.predictor.forward_targets(targets_1U)[0])
+    am_TD = joiner.encoder_proj(encoded_TE)
+    lengths = len(encoded_TE), len(symbols)
+    if config.durations:
+        logits = joiner.with_durations(am_TD[:, None], lm_UD[None])
+        return tdt_total(tdt_scores(*logits, symbols, 0), *lengths, config.durations)
+    rows = joiner_log_probs(joiner(am_TD[:, None], lm_UD[None]), symbols, 0, hat=config.hat)
+    return log_total(*rows, *lengths, config.rnnt_type)
 
 
 def gradients(model: TransducerModel, encoded_NTE: Tensor, scores_NK: Tensor) -> list[Tensor]:
@@ -56,14 +66,25 @@ def gradients(model: TransducerModel, encoded_NTE: Tensor, scores_NK: Tensor) ->
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["at-once", "in-chunks"])
-@pytest.mark.parametrize("hat", [False, True], ids=["softmax", "hat"])
-@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(
+            {"rnnt_type": name, "hat": hat}
+            for name in ("regular", "modified", "constrained", "rna")
+            for hat in (False, True)
+        ),
+        {"durations": (0, 1, 2), "sigma": 0.5, "omega": 1.0},
+        {"durations": (1, 3)},
+    ],
+    ids=str,
+)
 def test_values_and_gradients_are_those_of_all_paths(
-    rnnt_type: str, hat: bool, chunked: bool, monkeypatch: pytest.MonkeyPatch
+    loss: dict[str, Any], chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Neither is part of a probability.
     losses = {"delay_penalty": 0.5, "fastemit_lambda": 0.5}
-    model = tiny_model(rnnt_type=rnnt_type, hat=hat, **losses).double()
+    model = tiny_model(**loss, **losses).double()
     encoded_NTE = encoded_of(model)
     if chunked:
         monkeypatch.setattr(module, "_MOST_ELEMENTS", 1)

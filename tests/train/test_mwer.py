@@ -15,6 +15,7 @@ from pruned_rnnt.config import configs_folder, load_config
 from pruned_rnnt.data.input.batch import Batch, pad_features, pad_targets
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.log import read_metrics
@@ -98,18 +99,29 @@ def test_expected_errors_are_those_of_the_plain_formula() -> None:
 
 def test_candidates_are_unique_and_have_a_path() -> None:
     hypotheses = [found((3, 4), (3,), (3, 4)), found((), (5, 5, 5))]
-    candidates = candidates_of(hypotheses, [2, 3], "modified")
+    candidates = candidates_of(hypotheses, [2, 3], LossConfig(rnnt_type="modified"))
     assert candidates.sequences == (((3, 4), (3,)), ((), (5, 5, 5)))
     assert candidates.present_NK.tolist() == [[True, True], [True, True]]
     # The last frame emits a blank.
-    assert candidates_of(hypotheses, [2, 3], "rna").sequences == (((3,),), ((),))
+    assert candidates_of(hypotheses, [2, 3], LossConfig(rnnt_type="rna")).sequences == (
+        ((3,),),
+        ((),),
+    )
     long = found((3, 4, 3))
-    assert candidates_of([long], [2], "regular").sequences == (((3, 4, 3),),)
+    assert candidates_of([long], [2], LossConfig(rnnt_type="regular")).sequences == (((3, 4, 3),),)
     # Without any sequence that has a path.
-    assert candidates_of([long], [2], "modified").sequences == (((),),)
-    with_reference = candidates_of(hypotheses, [2, 2], "modified", [(3,), (4,)])
+    assert candidates_of([long], [2], LossConfig(rnnt_type="modified")).sequences == (((),),)
+    tdt = [LossConfig(durations=durations) for durations in ((0, 1), (1, 2))]
+    found_by = [candidates_of([long], [4], loss).sequences for loss in tdt]
+    assert found_by == [(((3, 4, 3),),), (((3, 4, 3),),)]
+    assert [candidates_of([long], [3], loss).sequences for loss in tdt][1] == (((),),)
+    with_reference = candidates_of(
+        hypotheses, [2, 2], LossConfig(rnnt_type="modified"), [(3,), (4,)]
+    )
     assert with_reference.sequences == (((3, 4), (3,)), ((), (4,)))
-    uneven = candidates_of([found((3, 4), (3,)), found((5,))], [4, 4], "modified")
+    uneven = candidates_of(
+        [found((3, 4), (3,)), found((5,))], [4, 4], LossConfig(rnnt_type="modified")
+    )
     assert uneven.present_NK.tolist() == [[True, True], [True, False]]
     assert uneven.target_lengths_H.tolist() == [2, 1, 1, 0]
     assert uneven.targets_HU.tolist() == [[3, 4], [3, 0], [5, 0], [0, 0]]
@@ -120,7 +132,7 @@ def test_errors_count_words_or_characters() -> None:
     one, two, three = (words.encode(word)[0] for word in ("one", "two", "three"))
     batch = make_batch(words, ("one two", "three"))
     hypotheses = [found((one, two), (one,), (one, three, one)), found(())]
-    candidates = candidates_of(hypotheses, [9, 9], "regular")
+    candidates = candidates_of(hypotheses, [9, 9], LossConfig(rnnt_type="regular"))
     in_words = errors_of(candidates, batch, words, "wer")
     assert in_words.tolist() == [[0.0, 1.0, 2.0], [1.0, 0.0, 0.0]]
     in_characters = errors_of(candidates, batch, words, "cer")

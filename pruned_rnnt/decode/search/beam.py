@@ -84,8 +84,9 @@ class ModifiedBeamSearch:
             2003.07705).
 
     Raises:
-        ValueError: beam_size or num_best is below 1, num_best is above beam_size, or ilm_scale is
-            used for a model that is not HAT.
+        ValueError: beam_size or num_best is below 1, num_best is above beam_size, ilm_scale is
+            used for a model that is not HAT, or the model has durations, for which TdtBeamSearch
+            is.
     """
 
     def __init__(
@@ -104,6 +105,8 @@ class ModifiedBeamSearch:
                 f"beam_size is {beam_size} and num_best is {num_best}, "
                 "need 1 <= num_best <= beam_size"
             )
+        if model.loss_config.durations:
+            raise ValueError("the model has durations, needs TdtBeamSearch")
         if ilm_scale and not model.loss_config.hat:
             raise ValueError(
                 f"ilm_scale is {ilm_scale}, which needs a model trained with loss.hat=true: others "
@@ -245,7 +248,7 @@ class ModifiedBeamSearch:
             taken = take_rows(rows, parent_R)
             scorers.append(choose_rows(emits_R, scorer.advance(taken, symbol_R, emits_R), taken))
         grown = _Beam(
-            _merge_equal(score_NB, hash_NB),
+            merge_equal(score_NB, hash_NB),
             hash_NB,
             beam.length_NB.gather(1, parent_NB) + emits_NB,
             predictor,
@@ -255,7 +258,7 @@ class ModifiedBeamSearch:
         return grown, BeamStep(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
 
 
-def _merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
+def merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
     """Move the summed probability of equal sequences to the first of them."""
     equal_NBB = hash_NB.unsqueeze(2) == hash_NB.unsqueeze(1)
     spread_NBB = score_NB.unsqueeze(1).masked_fill(~equal_NBB, -torch.inf)

@@ -104,8 +104,8 @@ class MinimumWordError:
     """Computes the losses of a batch; the model is in training mode.
 
     Args:
-        model: the loss of its hypotheses has its topology and its `hat`, but neither delay penalty
-            nor FastEmit, which are no part of a probability.
+        model: the loss of its hypotheses has its topology, durations and `hat`, but neither delay
+            penalty, FastEmit nor sigma, which are no part of a probability.
     """
 
     def __init__(self, model: TransducerModel, tokenizer: Tokenizer, config: MwerConfig) -> None:
@@ -160,7 +160,7 @@ class MinimumWordError:
         # The search has filled the cache of autocast with copies that pass no gradient back.
         torch.clear_autocast_cache()
         references = references_of(batch) if self.config.add_reference else None
-        return candidates_of(found, frames, self.model.loss_config.rnnt_type, references)
+        return candidates_of(found, frames, self.model.loss_config, references)
 
 
 @contextmanager

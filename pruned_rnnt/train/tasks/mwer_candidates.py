@@ -16,6 +16,7 @@ from pruned_rnnt.data.input.batch import Batch, pad_targets
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.model.model_config import LossConfig
 
 Symbols = tuple[int, ...]
 
@@ -40,7 +41,7 @@ class Candidates:
 def candidates_of(
     found: Sequence[Sequence[Hypothesis]],
     frames_N: Sequence[int],
-    rnnt_type: str,
+    loss: LossConfig,
     references: Sequence[Symbols] | None = None,
 ) -> Candidates:
     """The sequences of a search that have a path, each once; and the references, if given.
@@ -50,14 +51,14 @@ def candidates_of(
     Args:
         found: hypotheses of each utterance, best first.
         frames_N: encoder frames of each utterance, at least 1.
-        rnnt_type: topology of the lattice, see `pruned_rnnt.rnnt_loss`.
+        loss: of the model; its topology and durations bound the symbols of a path.
     """
     sequences: list[tuple[Symbols, ...]] = []
     for n, (hypotheses, frames) in enumerate(zip(found, frames_N, strict=True)):
         symbols = [hypothesis.symbols for hypothesis in hypotheses]
         if references is not None:
             symbols.append(references[n])
-        most = _most_symbols(frames, rnnt_type)
+        most = _most_symbols(frames, loss)
         unique = dict.fromkeys(each for each in symbols if most is None or len(each) <= most)
         sequences.append(tuple(unique) or ((),))
     width = max(len(each) for each in sequences)
@@ -72,11 +73,14 @@ def candidates_of(
     )
 
 
-def _most_symbols(frames: int, rnnt_type: str) -> int | None:
+def _most_symbols(frames: int, loss: LossConfig) -> int | None:
     """The length of the longest sequence that has a path; None without a bound."""
-    if rnnt_type == "regular":
+    if loss.durations and min(loss.durations) > 0:
+        # Each symbol takes a frame, as does the last blank.
+        return frames - 1
+    if loss.rnnt_type == "regular":
         return None
-    return frames - 1 if rnnt_type == "rna" else frames
+    return frames - 1 if loss.rnnt_type == "rna" else frames
 
 
 def references_of(batch: Batch) -> list[Symbols]:

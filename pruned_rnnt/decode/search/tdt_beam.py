@@ -1,0 +1,310 @@
+"""Modified beam search for token-and-duration transducers (TDT, arXiv 2304.06795), on the device.
+
+Axes: N batch, T encoder frames, E encoder width, D joiner width, B beam, A frames ahead (from the
+present frame to the longest duration), L durations above 0, K best, V vocabulary; R = N * B rows.
+
+Each hypothesis has a frame of its own: the one on which its last duration landed. Hypotheses are
+compared with others of the same frame alone, because those further ahead have paid for fewer arcs:
+every frame has a beam, which collects what lands there from earlier frames, with equal sequences
+merged, and is extended when the search reaches the frame. Symbols of duration 0 stay: a frame is
+extended in rounds, one for each symbol that may be emitted there. A hypothesis ends with a blank
+that lands on the end exactly, as in the loss; with a beam that is wide enough its score is the
+log-probability of the sequence, over paths with at most so many symbols per frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.back_pointers import hash_after
+from pruned_rnnt.decode.search.beam import merge_equal
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.rows import (
+    Rows,
+    choose_rows,
+    grow_predictor,
+    start_predictor,
+    take_rows,
+)
+from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+# Rounds of a frame by default: each costs as much as a frame.
+MOST_SYMBOLS = 3
+
+
+class _Beam(NamedTuple):
+    """Hypotheses (..., B) that have landed on a frame, or on several.
+
+    score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
+    origin: the row that each was extended from, as step * B + row, -1 for the start.
+    symbol, duration, added: of the last arc (symbol -1 for blank).
+    """
+
+    score: Tensor
+    hash: Tensor
+    length: Tensor
+    origin: Tensor
+    symbol: Tensor
+    duration: Tensor
+    added: Tensor
+
+    def take(self, index: Tensor) -> _Beam:
+        """The rows with these indices into the last axis."""
+        return _Beam(*(x.gather(-1, index) for x in self))
+
+    def where(self, mask: Tensor, other: _Beam) -> _Beam:
+        """These where the mask is True, else the others."""
+        return _Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
+
+
+class _States:
+    """The states of predictor and scorers after each of the last steps of the search.
+
+    Args:
+        steps: how many are kept.
+        start: the states of the predictor and of each scorer at the start, R rows each.
+    """
+
+    def __init__(self, steps: int, start: Sequence[Rows]) -> None:
+        self._steps = steps
+        self._start = start
+        self._kept = [tuple(x.new_zeros((steps, *x.shape)) for x in rows) for rows in start]
+
+    def put(self, step: int, states: Sequence[Rows]) -> None:
+        for kept, rows in zip(self._kept, states, strict=True):
+            for old, new in zip(kept, rows, strict=True):
+                old[step % self._steps].copy_(new)
+
+    def origins(self, beam: _Beam) -> list[Rows]:
+        """Those of the rows that a beam (N, B) was extended from."""
+        size, width = beam.origin.shape
+        origin_NB = beam.origin.clamp(min=0)
+        first_N1 = torch.arange(size, device=origin_NB.device)[:, None] * width
+        step_NB = origin_NB // width % self._steps
+        index_R = (step_NB * size * width + first_N1 + origin_NB % width).flatten()
+        has_origin_R = (beam.origin >= 0).flatten()
+        return [
+            choose_rows(
+                has_origin_R, take_rows(tuple(x.flatten(0, 1) for x in kept), index_R), start
+            )
+            for kept, start in zip(self._kept, self._start, strict=True)
+        ]
+
+
+class TdtBeamSearch:
+    """Finds the best sequences of each utterance, best first.
+
+    Args:
+        model: in evaluation mode, trained with loss.durations.
+        beam_size: hypotheses kept for each frame.
+        num_best: maximum number of hypotheses returned; fewer if fewer have a path.
+        length_norm: as of ModifiedBeamSearch.
+        max_symbols_per_frame: rounds of a frame; the last one allows no duration 0.
+        silent_symbols: ids that are never emitted (such as `<unk>`).
+        scorers: other scores of symbols (language models, hotwords).
+
+    Raises:
+        ValueError: beam_size, num_best or max_symbols_per_frame is below 1, or num_best is above
+            beam_size.
+    """
+
+    def __init__(
+        self,
+        model: TransducerModel,
+        *,
+        beam_size: int = 4,
+        num_best: int = 1,
+        length_norm: bool = True,
+        max_symbols_per_frame: int = MOST_SYMBOLS,
+        silent_symbols: Sequence[int] = (),
+        scorers: Sequence[TokenScorer] = (),
+    ) -> None:
+        if beam_size < 1 or not 1 <= num_best <= beam_size:
+            raise ValueError(
+                f"beam_size is {beam_size} and num_best is {num_best}, "
+                "need 1 <= num_best <= beam_size"
+            )
+        if max_symbols_per_frame < 1:
+            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        self.model = model
+        self.beam_size = beam_size
+        self.num_best = num_best
+        self.length_norm = length_norm
+        self.scorers = tuple(scorers)
+        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
+        self._silent_V[list(silent_symbols)] = True
+        durations = model.loss_config.durations
+        self._stay = durations.index(0) if 0 in durations else None
+        self._forward = [n for n, duration in enumerate(durations) if duration > 0]
+        self._durations_L = torch.tensor([durations[n] for n in self._forward])
+        self._rounds = max_symbols_per_frame if self._stay is not None else 1
+
+    @torch.inference_mode()
+    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
+        """Decode whole utterances.
+
+        Args:
+            encoded_NTE: (N, T, E) output of `model.encode`.
+            lengths: (N,) integer encoder frames.
+        """
+        device = encoded_NTE.device
+        self._silent_V = self._silent_V.to(device)
+        self._durations_L = self._durations_L.to(device)
+        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
+        beam, final_NB, steps = self._frames(am_NTD, lengths.to(device))
+        score_NB = beam.score + final_NB
+        rank_NB = score_NB
+        if self.length_norm:
+            rank_NB = rank_NB / (beam.length + self.model.predictor.context_size)
+        order_NB = rank_NB.argsort(dim=1, descending=True, stable=True)
+        kept_NK = order_NB[:, : self.num_best]
+        origins_NK = beam.origin.gather(1, kept_NK)
+        return traced_hypotheses(origins_NK, score_NB.gather(1, kept_NK), steps, self._rounds)
+
+    def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, Tensor, list[TraceStep]]:
+        """The beam (N, B) at the end, the scorers' final scores, and the steps; synchronises with
+        the device only if a scorer does."""
+        size, device = am_NTD.size(0), am_NTD.device
+        rows, ahead = size * self.beam_size, int(max(self.model.loss_config.durations)) + 1
+        parts = [start_predictor(self.model, rows, device)]
+        parts += [scorer.start(rows, device) for scorer in self.scorers]
+        states = _States(ahead * self._rounds, parts)
+        landed = _empty((size, ahead, self.beam_size), device)
+        landed.score[:, 0, 0] = 0.0
+        present = _Beam(*(x[:, 0] for x in landed))
+        end, final_NB = present, self._final(states, present)
+        steps: list[TraceStep] = []
+        for t in range(am_NTD.size(1)):
+            left_N = lengths_N - t
+            for rest in reversed(range(self._rounds)):
+                now = self._advanced(states, present)
+                states.put(len(steps), now)
+                scores_NBV, log_durations_NBK = self._scores(present, now, am_NTD[:, t])
+                arcs = _Arcs(present, scores_NBV, log_durations_NBK, left_N, len(steps))
+                steps.append(TraceStep(present.origin, present.symbol, *present[5:]))
+                landed = self._land(landed, arcs)
+                if rest > 0:
+                    present = self._stayed(arcs)
+            landed = _shifted(landed)
+            present = _Beam(*(x[:, 0] for x in landed))
+            is_end_N1 = (left_N == 1)[:, None]
+            end = present.where(is_end_N1, end)
+            if self.scorers:
+                final_NB = torch.where(is_end_N1, self._final(states, present), final_NB)
+        return end, final_NB, steps
+
+    def _final(self, states: _States, beam: _Beam) -> Tensor:
+        """What the scorers add at the end; the last arc was a blank, so that states are those of
+        the origins."""
+        total_NB = torch.zeros_like(beam.score)
+        _, *parts = states.origins(beam)
+        for scorer, part in zip(self.scorers, parts, strict=True):
+            total_NB = total_NB + scorer.final(part).view_as(total_NB)
+        return total_NB
+
+    def _advanced(self, states: _States, beam: _Beam) -> list[Rows]:
+        """The states after the last arcs of a beam (N, B)."""
+        predictor, *parts = states.origins(beam)
+        emits_R, symbol_R = (beam.symbol >= 0).flatten(), beam.symbol.clamp(min=0).flatten()
+        advanced = [
+            choose_rows(emits_R, grow_predictor(self.model, predictor, symbol_R), predictor)
+        ]
+        for scorer, part in zip(self.scorers, parts, strict=True):
+            new = scorer.advance(part, symbol_R, emits_R)
+            advanced.append(choose_rows(emits_R, new, part))
+        return advanced
+
+    def _scores(self, beam: _Beam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """What each symbol or blank would add (N, B, V), and each duration (N, B, K)."""
+        predictor, *parts = states
+        lm_NBD = predictor[0].unflatten(0, beam.score.shape)
+        am_NBD = am_ND[:, None].expand_as(lm_NBD)
+        logits_NBV, duration_logits_NBK = self.model.joiner.with_durations(am_NBD, lm_NBD)
+        scores_NBV = logits_NBV.float().log_softmax(dim=-1)
+        scores_NBV = scores_NBV.masked_fill(self._silent_V, -torch.inf)
+        for scorer, part in zip(self.scorers, parts, strict=True):
+            fusion_NBV = scorer.scores(part).view_as(scores_NBV).clone()
+            fusion_NBV[..., self.model.predictor.blank] = 0.0
+            scores_NBV = scores_NBV + fusion_NBV
+        return scores_NBV, duration_logits_NBK.float().log_softmax(dim=-1)
+
+    def _stayed(self, arcs: _Arcs) -> _Beam:
+        """The best extensions by a symbol of duration 0."""
+        assert self._stay is not None
+        added_NBV = arcs.scores + arcs.log_durations[:, :, self._stay, None]
+        added_NBV[..., self.model.predictor.blank] = -torch.inf
+        added_NBV = added_NBV.masked_fill((arcs.left < 1)[:, None, None], -torch.inf)
+        return self._best(arcs, added_NBV, torch.zeros_like(arcs.left)[:, None])
+
+    def _land(self, landed: _Beam, arcs: _Arcs) -> _Beam:
+        """The beams ahead, with the extensions by durations above 0."""
+        log_durations_NLB = arcs.log_durations[:, :, self._forward].transpose(1, 2)
+        added_NLBV = arcs.scores[:, None] + log_durations_NLB[..., None]
+        beyond_NL = arcs.left[:, None] - self._durations_L
+        inside = torch.where(beyond_NL > 0, 0.0, -torch.inf)[..., None, None]
+        blank = self.model.predictor.blank
+        blank_NLB = torch.where(beyond_NL[..., None] >= 0, added_NLBV[..., blank], -torch.inf)
+        added_NLBV = added_NLBV + inside
+        added_NLBV[..., blank] = blank_NLB
+        durations_NL1 = self._durations_L.expand_as(beyond_NL)[..., None]
+        new = self._best(arcs, added_NLBV, durations_NL1)
+        before = _Beam(*(x[:, self._durations_L] for x in landed))
+        both = _Beam(*(torch.cat(x, dim=-1) for x in zip(before, new, strict=True)))
+        both = both.take(both.score.argsort(dim=-1, descending=True, stable=True))
+        flat = both.score.flatten(0, 1), both.hash.flatten(0, 1)
+        both = both._replace(score=merge_equal(*flat).view_as(both.score))
+        best = both.take(both.score.topk(self.beam_size, dim=-1).indices)
+        for own, found in zip(landed, best, strict=True):
+            own[:, self._durations_L] = found
+        return landed
+
+    def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> _Beam:
+        """The best B (N, ..., B) of what adds (N, ..., B, V), with durations (N, ..., 1)."""
+        beam, vocab_size = arcs.beam, added.size(-1)
+        shape = (*added.shape[:-2], self.beam_size)
+        start = _Beam(*(x.view(len(x), *[1] * (len(shape) - 2), -1).expand(shape) for x in beam))
+        candidates = (start.score.unsqueeze(-1) + added).flatten(-2)
+        score, index = candidates.topk(self.beam_size, dim=-1)
+        row, symbol = index // vocab_size, index % vocab_size
+        emits = symbol != self.model.predictor.blank
+        hashes = start.hash.gather(-1, row)
+        return _Beam(
+            score=score,
+            hash=torch.where(emits, hash_after(hashes, symbol), hashes),
+            length=start.length.gather(-1, row) + emits,
+            origin=arcs.step * self.beam_size + row,
+            symbol=torch.where(emits, symbol, -1),
+            duration=durations.expand_as(row),
+            added=added.flatten(-2).gather(-1, index),
+        )
+
+
+class _Arcs(NamedTuple):
+    """A beam (N, B) at the present frame; what its arcs add, (N, B, V) and (N, B, K); the frames
+    (N,) left, and the number of the step."""
+
+    beam: _Beam
+    scores: Tensor
+    log_durations: Tensor
+    left: Tensor
+    step: int
+
+
+def _empty(shape: tuple[int, ...], device: torch.device) -> _Beam:
+    score = torch.full(shape, -torch.inf, device=device)
+    zeros = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(5)]
+    hashes, length, origin, symbol, duration = zeros
+    return _Beam(score, hashes, length, origin - 1, symbol - 1, duration, torch.zeros_like(score))
+
+
+def _shifted(landed: _Beam) -> _Beam:
+    """The beams of the frames from the next one on."""
+    size, _, width = landed.score.shape
+    new = _empty((size, 1, width), landed.score.device)
+    return _Beam(*(torch.cat((x[:, 1:], y), dim=1) for x, y in zip(landed, new, strict=True)))

@@ -1,0 +1,178 @@
+"""Log-probabilities, occupancies and best paths of the lattices of token-and-duration transducers.
+
+Axes: N batch, T frames, U symbols, V vocabulary, K durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
+from pruned_rnnt.loss.checks import check_options
+from pruned_rnnt.loss.results import Occupancy, TdtOccupancy
+from pruned_rnnt.loss.tdt_checks import check_tdt_options
+from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.joiner.tdt_row_loss import TdtRows, run_tdt_recursion
+
+
+class TdtLogProbRows(NamedTuple):
+    """emit, blank: (N, T, U + 1) log-probabilities without gradient, -inf for missing arcs;
+    durations: (N, T, U + 1, K), those of the durations in each node."""
+
+    emit: Tensor
+    blank: Tensor
+    durations: Tensor
+
+
+class TdtAlignment(NamedTuple):
+    """The best path of each utterance.
+
+    frames, durations: (N, U) int32, the frame of each symbol and the frames by which it advances;
+        -1 for u >= U_n, and if there is no path.
+    score: (N,), the log-probability of the path; -inf if there is no path.
+    """
+
+    frames: Tensor
+    durations: Tensor
+    score: Tensor
+
+
+@torch.no_grad()
+def tdt_log_prob_rows(
+    logits: Tensor,
+    duration_logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    blank: int = 0,
+) -> TdtLogProbRows:
+    """Log-probabilities of the next symbol, of blank, and of the durations in every node.
+
+    Args:
+        logits: (N, T, U + 1, V) and duration_logits: (N, T, U + 1, K), of any floating type.
+        others: as of `log_prob_rows`.
+    """
+    lengths = (logit_lengths, target_lengths)
+    rows = log_prob_rows(logits, targets, *lengths, blank=blank)
+    return TdtLogProbRows(*rows, duration_logits.to(rows.emit.dtype).log_softmax(-1))
+
+
+@torch.no_grad()
+def occupancy_of_tdt_rows(
+    rows: TdtLogProbRows,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    durations: Sequence[int],
+) -> TdtOccupancy:
+    """The posterior probability of each arc of a whole lattice.
+
+    Args:
+        rows: from `tdt_log_prob_rows`.
+        logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
+        durations: of the K columns.
+    """
+    device = rows.emit.device
+    size, frames, columns = rows.emit.shape
+    frames_N, symbols_N = (x.to(device, torch.int32) for x in (logit_lengths, target_lengths))
+    geometry = LatticeRows(frames_N, symbols_N, None, None, frames, columns)
+    # The recursion reads the number of symbols alone.
+    targets = torch.empty((size, columns - 1), dtype=torch.int32, device=device)
+    options = check_tdt_options(check_options(0, 2), durations, 0.0, 0.0, device)
+    emit, blank, log_durations = (x.contiguous() for x in rows)
+    lattice = TdtRows(targets, geometry)
+    sums = run_tdt_recursion(emit, blank, log_durations, lattice, options)
+    return TdtOccupancy(sums.gx, sums.gy, sums.stay, sums.gd)
+
+
+def lattice_occupancy(
+    rows: LogProbRows | TdtLogProbRows,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    rnnt_type: str = "regular",
+    durations: Sequence[int] = (),
+) -> Occupancy | TdtOccupancy:
+    """`occupancy_of_rows`, or `occupancy_of_tdt_rows` for rows with durations."""
+    lengths = logit_lengths, target_lengths
+    if isinstance(rows, TdtLogProbRows):
+        return occupancy_of_tdt_rows(rows, *lengths, durations=durations)
+    return occupancy_of_rows(rows, *lengths, rnnt_type=rnnt_type)
+
+
+@torch.no_grad()
+def tdt_viterbi_alignment(
+    rows: TdtLogProbRows,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    durations: Sequence[int],
+) -> TdtAlignment:
+    """The frame and the duration of each symbol on the most probable path.
+
+    Args:
+        rows: from `tdt_log_prob_rows`.
+        logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
+        durations: of the K columns.
+
+    Returns:
+        TdtAlignment, U wide.
+    """
+    frames_N = logit_lengths.to(rows.emit.device)
+    best_NTU, arc_NTU = _best_arcs(rows, frames_N, durations)
+    ends = zip(logit_lengths.tolist(), target_lengths.tolist(), strict=True)
+    size, _, columns = rows.emit.shape
+    emitted = torch.full((2, size, columns - 1), -1, dtype=torch.int32)
+    scores = []
+    for n, (t, u) in enumerate(ends):
+        scores.append(best_NTU[n, t, u])
+        if scores[-1] > -torch.inf:
+            arcs = arc_NTU[n, : t + 1, : u + 1].cpu().numpy()
+            while (t, u) != (0, 0):
+                is_blank, index = divmod(int(arcs[t, u]), len(durations))
+                t -= durations[index]
+                if not is_blank:
+                    u -= 1
+                    emitted[0, n, u], emitted[1, n, u] = t, durations[index]
+    frames_NU, durations_NU = emitted.to(rows.emit.device).unbind()
+    return TdtAlignment(frames_NU, durations_NU, torch.stack(scores))
+
+
+def _best_arcs(
+    rows: TdtLogProbRows, frames_N: Tensor, durations: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The score (N, T+1, U+1) of the best path to each node, where (T_n, U_n) is the end, and the
+    last arc of that path: the index of its duration, plus K for a blank."""
+    longest = max(durations)
+    # Frames before the first one, a frame for the end, and a column before the first one.
+    around = (1, 0, longest, 1)
+    emit, blank = (pad(x, around, value=-torch.inf) for x in (rows.emit, rows.blank))
+    log_durations = pad(rows.durations, (0, 0, *around), value=-torch.inf)
+    best = torch.full_like(emit, -torch.inf)
+    best[:, longest, 1] = 0.0
+    arc = torch.zeros(best.shape, dtype=torch.uint8, device=best.device)
+    frames, columns = rows.emit.shape[1] + 1, rows.emit.shape[2]
+    u_all = torch.arange(columns, device=best.device)
+    # Every arc leads to a later anti-diagonal.
+    for k in range(1, frames + columns - 1):
+        u = u_all[max(0, k + 1 - frames) : k + 1]
+        t = k - u
+        before_end = t < frames_N[:, None]
+        symbols, blanks = [], []
+        for n, duration in enumerate(durations):
+            source = t + longest - duration
+            by_symbol = best[:, source, u] + emit[:, source, u] + log_durations[:, source, u, n]
+            symbols.append(by_symbol.masked_fill(~before_end, -torch.inf))
+            source_arc = best[:, source, u + 1] + blank[:, source, u + 1]
+            by_blank = source_arc + log_durations[:, source, u + 1, n]
+            blanks.append(by_blank if duration > 0 else torch.full_like(by_blank, -torch.inf))
+        score, index = torch.stack(symbols + blanks).max(0)
+        best[:, t + longest, u + 1] = score
+        arc[:, t + longest, u + 1] = index.to(torch.uint8)
+    return best[:, longest:, 1:], arc[:, longest:, 1:]
