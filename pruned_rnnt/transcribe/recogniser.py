@@ -52,7 +52,7 @@ class Recogniser:
     """Transcribes files of any length; only the transcript grows with their length.
 
     Audio longer than `segments.window` is cut at pauses. Where there is no pause for so long,
-    overlapping windows are transcribed and joined at words that both have.
+    overlapping windows are transcribed and joined at words that both contain.
 
     Args:
         p99_duration: 99th percentile of the training utterances' durations in seconds; None if
