@@ -52,7 +52,7 @@ class CapturedPasses:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """As torch.cuda.graph, without its garbage collection and its release of cached memory.
+    """Like torch.cuda.graph, without its garbage collection and its release of cached memory.
 
     After an error, all graphs captured before must be dropped: they draw from another generator
     state than the eager passes.

@@ -72,7 +72,7 @@ class EncoderGraphs:
         self._failed = False
 
     def __call__(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """As the encoder's `forward`; the output can have more frames of padding.
+        """Like the encoder's `forward`; the output can have more frames of padding.
 
         The output is overwritten by the next call.
         """

@@ -59,7 +59,7 @@ class LoraConfig:
 
 
 class _Layer(NamedTuple):
-    """A layer with an adapter; its parameters are read when they are used, as others cast them."""
+    """A layer with an adapter; its parameters are read at each use, because casts replace them."""
 
     module: nn.Module
     scale: float

@@ -98,7 +98,7 @@ def transfer_parameters(
 
 
 def _with_rows(old: Tensor, initial: Tensor, rows: Sequence[int | None]) -> Tensor:
-    """Rows of `old` where there are some, and new ones; `initial` if there is nothing to go by."""
+    """Rows of `old` where there are some, else drawn ones; of `initial` if `old` is too small."""
     new = initial.detach().clone()
     ordinary = old[_SPECIAL_SYMBOLS:]
     if len(ordinary) > 1:

@@ -63,7 +63,7 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         "--detector",
         choices=("energy", "silero"),
         default="energy",
-        help="what finds speech in long audio: its energy, or the neural network of the package "
+        help="find speech in long audio by its energy, or by the neural network of the package "
         "silero-vad (default: %(default)s)",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Join the symbols of overlapping windows at words that both have.
+"""Join the symbols of overlapping windows at words that both contain.
 
 Where windows overlap, the words near the end of the first lack the audio after them, and those near
 the beginning of the second the audio before them. The join is a word that both recognised at about
@@ -42,8 +42,8 @@ class Join(NamedTuple):
 def join(first: Sequence[TimedUnit], second: Sequence[TimedUnit], begin: float, end: float) -> Join:
     """Where two paths are joined that overlap from `begin` to `end`, in seconds.
 
-    Of the words that agree, the join is in the longest row of them (up to three words), and there
-    at the one whose two times are closest to each other and to the middle of the overlap. If none
+    Of the words that agree, the join is in the longest run (up to three words count), and there at
+    the one whose two times are closest to each other and to the middle of the overlap. If none
     agree, the first path is used up to the middle and the second one from there on.
     """
     middle = (begin + end) / 2

@@ -60,7 +60,7 @@ class AudioRecogniser(ABC):
     """Transcribes audio of any length; only the transcript grows with its length.
 
     Audio longer than `segments.window` is cut at pauses. Where there is no pause for so long,
-    overlapping windows are transcribed and joined at words that both have.
+    overlapping windows are transcribed and joined at words that both contain.
 
     Attributes:
         model: the torch model in evaluation mode; None if another library runs it.

@@ -26,7 +26,7 @@ _LONG_PAUSE_FRAMES = 100
 # If no pause is long enough, audio is cut at the longest gap between half and all of the longest
 # segment; a shorter gap than 120 ms may be the closure of a stop within a word.
 _SHORT_PAUSE_FRAMES = 12
-# Shorter sounds between pauses, such as clicks, are no speech; a detector widens them by 60 ms.
+# Shorter sounds between pauses, such as clicks, are not speech; a detector widens them by 60 ms.
 _SHORTEST_SPEECH_FRAMES = 10
 # Windows without a pause between them share a third, at most 4 s, which holds several words.
 _OVERLAP_SHARE, _MOST_OVERLAP_FRAMES = 1 / 3, 400
@@ -41,9 +41,9 @@ class SegmentConfig:
         segments than it was trained with, a model may delete words.
     shortest: shorter segments are joined with the next one if the pause between them is below a
         second. Default: a quarter of that percentile.
-    pause: audio is cut where nobody speaks for so long.
+    pause: shortest stretch without speech at which audio is cut.
     padding: kept before and after the speech of a segment.
-    detector: what finds speech: `energy`, or `silero`, a neural network (needs the packages
+    detector: how speech is found: by `energy`, or by `silero`, a neural network (needs the packages
         silero-vad and onnxruntime).
     """
 
@@ -62,9 +62,9 @@ class SegmentConfig:
             ("padding", self.padding, 0, 0.5),
         ):
             if value is not None and not least <= value <= most:
-                raise ValueError(f"{name} is {value:g}, needs {least:g} to {most:g} seconds")
+                raise ValueError(f"{name} is {value:g}; it must be {least:g} to {most:g} seconds")
         if self.detector not in ("energy", "silero"):
-            raise ValueError(f"detector is {self.detector!r}, needs energy or silero")
+            raise ValueError(f"detector is {self.detector!r}; it must be energy or silero")
 
     def lengths(self, p99_duration: float | None) -> SegmentLengths:
         """In frames, for a model whose training utterances have this 99th percentile."""
@@ -104,7 +104,7 @@ class Segment(NamedTuple):
 
 
 class SpeechDetector(Protocol):
-    """Tells the frames of a stream with speech from those without."""
+    """Decides which frames of a stream are speech."""
 
     def accept(self, samples_S: FloatArray, features_TF: Tensor) -> Tensor:
         """More (S,) samples and (T, F) features -> (T',) bool of the frames decided next."""
@@ -228,7 +228,7 @@ class Segmenter:
         return [begin - end for begin, end in zip(begins, ends, strict=bool(ends))]
 
     def _drop_click(self, is_last: bool) -> None:
-        """Forget leading stretches of speech that are too short to be speech."""
+        """Drop leading sounds that are too short to be speech."""
         while self._speech:
             begin, end = self._speech[0]
             gap = self._gaps(is_last)[0]

@@ -2,11 +2,11 @@
 
 A frame is speech unless one of two rules holds.
 
-1. It is close to the noise. The noise is estimated for each mel bin, so that hum in some bins hides
-   no speech in the others; what counts is the root mean square, over the bins, of the excess.
+1. It is close to the noise. The noise is estimated for each mel bin, so that hum in some bins
+   does not hide speech in others; the measure is the root mean square of the excess over the bins.
 2. It is far below the loudest speech, and so are its neighbours, and their energy is steady. This
    rule finds pauses whose noise differs from that of the rest, as in recordings of several rooms.
-   The energy of speech is not steady, also where the speaker is far from the microphone.
+   The energy of speech is never that steady, not even far from the microphone.
 
 Axes: T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and energies are
 natural logarithms.
@@ -21,7 +21,7 @@ from pruned_rnnt.data.audio.features import FEATURE_DIM
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.transcribe.silence import is_digital_silence
 
-# Frames are decided in steps of 2 s, from what is known of the 30 s before and the 3 s after them,
+# Frames are decided in steps of 2 s, from the 30 s before and the 3 s after them,
 # so that the result does not depend on the sizes of the pieces in which the features arrive.
 _STEP_FRAMES, _AHEAD_FRAMES, _CONTEXT_FRAMES = 200, 300, 200
 _POOL_FRAMES = 5
@@ -31,8 +31,8 @@ _NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
 # A frame is close to the noise up to this fraction of the way from the noise to the speech, but at
 # least to 2 dB (0.5) and at most to 6.5 dB (1.5) above the noise: a quiet speaker is speech, too.
 _FRACTION, _LEAST, _MOST = 0.25, 0.5, 1.5
-# Where nobody speaks, what is remembered of speech fades: in a minute, the excess over the noise by
-# a sixth, and the energy by 1.3 dB.
+# While nobody speaks, the remembered level of speech decays: in a minute, the excess over the noise
+# by a sixth, and the energy by 1.3 dB.
 _DECAY, _FADE = 0.994, 0.01
 _SMOOTHING_FRAMES = 3
 # Far below the loudest sound within 1.5 s on both sides, or the remembered speech: 13 dB (3.0).

@@ -1,6 +1,6 @@
 """Finds speech with the neural network of the optional package silero-vad, in a stream.
 
-The package carries the network as an ONNX file, which onnxruntime runs here; its code, which needs
+The package contains the network as an ONNX file, which onnxruntime runs here; its code, which needs
 other packages, is not imported.
 
 Axes: S samples at 16 kHz, C samples of a chunk, T feature frames (10 ms).

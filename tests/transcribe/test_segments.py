@@ -136,11 +136,11 @@ def test_silence_and_clicks_give_no_segment() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"window": 0.1}, "window is 0.1, needs 0.5 to 3600 seconds"),
-        ({"window": 2.0, "shortest": 3.0}, "shortest is 3, needs 0 to 2 seconds"),
-        ({"pause": 2.0}, "pause is 2, needs 0.1 to 1 seconds"),
+        ({"window": 0.1}, "window is 0.1; it must be 0.5 to 3600 seconds"),
+        ({"window": 2.0, "shortest": 3.0}, "shortest is 3; it must be 0 to 2 seconds"),
+        ({"pause": 2.0}, "pause is 2; it must be 0.1 to 1 seconds"),
         ({"padding": -1.0}, "padding is -1"),
-        ({"detector": "ears"}, "detector is 'ears', needs energy or silero"),
+        ({"detector": "ears"}, "detector is 'ears'; it must be energy or silero"),
     ],
 )
 def test_wrong_settings_are_errors(config: dict[str, float], message: str) -> None:

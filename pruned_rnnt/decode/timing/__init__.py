@@ -1,1 +1,1 @@
-"""When words are spoken, and how sure the model is of them."""
+"""Times and confidences of words, and their calibration."""

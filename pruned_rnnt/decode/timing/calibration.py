@@ -1,4 +1,4 @@
-"""What a dev set says about a model's word times and confidences, stored in RUN/calibration.json.
+"""Calibration of a model's word times and confidences on a dev set: RUN/calibration.json.
 
 `pruned-rnnt decode RUN decode.split=dev --calibrate` writes the file; all commands that print times
 and confidences of words use it, and an exported model contains it.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _NAME = "calibration.json"
-# Logits of the probabilities 1e-4 and 1 - 1e-4: what confidences are printed with.
+# Logits of 1e-4 and 1 - 1e-4, the smallest and the largest confidence that is printed.
 _MOST_LOGIT = 9.21
 
 
@@ -31,7 +31,7 @@ class SymbolTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceMap:
-    """The probability that a word is right: a logistic function that grows with both scores.
+    """The probability that a word is correct: a logistic function that grows with both scores.
 
     bias, path, head: sigmoid(bias + path * logit(p) + head * logit(q)), where p is the smallest
     probability of the word's symbols on the path of the search, and q that by the CTC head.
@@ -42,7 +42,7 @@ class ConfidenceMap:
     head: float
 
     def __call__(self, path_log_prob: float, head_log_prob: float | None) -> float:
-        """A probability from the smallest log-probabilities; no head counts as an even chance."""
+        """A probability from the smallest log-probabilities; a missing head counts as 0.5."""
         value = self.bias + self.path * logit(path_log_prob)
         if head_log_prob is not None:
             value += self.head * logit(head_log_prob)
@@ -51,7 +51,7 @@ class ConfidenceMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """times, confidence: None if the set was not enough for them.
+    """times, confidence: None if the set was too small to fit them.
 
     source: the set and the checkpoint.
     """

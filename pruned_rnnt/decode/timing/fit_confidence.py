@@ -1,4 +1,4 @@
-"""Fit the map from scores of a word to the probability that the word is right."""
+"""Fit the map from scores of a word to the probability that the word is correct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fit_confidence(
     Args:
         scores: for each word, the smallest log-probability of its symbols on the path, and by the
             CTC head (None for a model without one).
-        right: whether the word is right.
+        right: whether the word is correct.
     """
     if not scores:
         return None
@@ -31,7 +31,7 @@ def fit_confidence(
     head = np.array([0.0 if head is None else logit(head) for _, head in scores])
     features = np.stack([np.ones(len(scores)), path, head], axis=1)
     count, total = sum(right), len(right)
-    # Platt 1999: targets short of 0 and 1, so that a set without errors has a finite solution.
+    # Platt 1999: targets inside 0 and 1, so that a set without errors has a finite solution.
     targets = np.where(right, (count + 1) / (count + 2), 1 / (total - count + 2))
     used = [0, 1, 2] if np.any(head) else [0, 1]
     weights = np.zeros(3)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from pruned_rnnt.decode.timing.calibration import SymbolTimes
 
 _FloatArray = npt.NDArray[np.float64]
-# A symbol's time is drawn towards a linear function of its letters by as much as half an
-# observation would.
+# A symbol's time is pulled towards a linear function of its number of letters as strongly as by
+# half an observation.
 _PRIOR_WEIGHT = 0.5
 # Observations that are off by more than this count less: pauses, and wrong texts.
 _USUAL_ERROR = 0.08
@@ -43,7 +43,7 @@ def fit_times(distances: Sequence[Distance], letters: Sequence[int]) -> SymbolTi
     if not distances:
         return None
     size = len(letters)
-    # Unknowns: constant and slope of before and of after, and what each symbol differs from them.
+    # Unknowns: constant and slope of before and of after, and the deviation of each symbol.
     matrix = np.zeros((len(distances), 4 + 2 * size))
     for row, distance in zip(matrix, distances, strict=True):
         for symbol, base, own in ((distance.before, 0, 4), (distance.after, 2, 4 + size)):
