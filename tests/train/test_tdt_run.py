@@ -66,7 +66,7 @@ def test_model_file_decodes_as_the_run(run: Path, corpus: Path, tmp_path: Path) 
     import pruned_rnnt
 
     assert main(["export", str(run), "--format", "torch", "--output", str(tmp_path)]) == 0
-    model, *_ = load_model(run_config(run))
+    model = load_model(run_config(run)).model
     recogniser = pruned_rnnt.load(tmp_path)
     joiner = torch.export.load(tmp_path / "joiner.pt2").module()
     assert recogniser.model.loss_config.durations == (0, 1, 2, 3, 4)
@@ -75,7 +75,8 @@ def test_model_file_decodes_as_the_run(run: Path, corpus: Path, tmp_path: Path) 
         features_TF = torch.from_numpy(cut.load_features())
         with torch.inference_mode():
             encoded = model.eval().encode(features_TF[None], torch.tensor([len(features_TF)]))
-            inputs = model.joiner.encoder_proj(encoded[0])[0], torch.zeros(1, 32)
+            am_TD = model.joiner.encoder_proj(encoded[0])[0]
+            inputs = am_TD, torch.zeros_like(am_TD)
             for one, other in zip(
                 joiner(*inputs), model.joiner.with_durations(*inputs), strict=True
             ):
