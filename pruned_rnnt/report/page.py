@@ -58,7 +58,9 @@ def render_page(page: Page) -> str:
     return environment.get_template("report.html").render(
         page=page,
         style=(_FILES / "report.css").read_text(encoding="utf-8"),
-        script=(_FILES / "report.js").read_text(encoding="utf-8"),
+        script="".join(
+            (_FILES / name).read_text(encoding="utf-8") for name in ("tables.js", "page.js")
+        ),
         tables={table.name: table.as_json() for table in tables},
         hover=[chart.hover for chart in page.charts],
         validations=[validation_table(run) for run in (page.run, page.other) if run is not None],

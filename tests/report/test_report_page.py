@@ -281,6 +281,7 @@ def test_ids_of_the_page_are_unique(run: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_ten_thousand_utterances_are_a_small_page(run: Path) -> None:
     transcripts = random_transcripts(10_000, 0.05, seed=10, length=36)
     write_decoded(run, transcripts)
