@@ -50,6 +50,7 @@ ALLOWED = {
     "align": {"data", "decode", "diagnostics", "model", "transcribe"},
     "finetune": {"config", "data", "decode", "export", "interop", "model", "train"},
     "interop": {"config", "data", "model", "train"},
+    "report": {"align", "config", "data", "decode", "diagnostics", "model", "train"},
 }
 
 

@@ -53,7 +53,7 @@ def render_page(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(json=script_json, percent=percent, clock=clock)
+    environment.filters.update(json=script_json, percent=percent, clock=clock, signed=signed)
     tables = [table for section in page.sections for table in section.tables]
     return environment.get_template("report.html").render(
         page=page,
@@ -94,6 +94,11 @@ def percent(value: float, digits: int = 2) -> str:
     if abs(value) < float("inf"):
         return f"{100 * value:.{digits}f}%"
     return "\N{EN DASH}"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two decimals."""
+    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def clock(seconds: float) -> str:
