@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up .venv, synthesises a corpus of spoken commands with espeak-ng, trains a pruned transducer
-# on it, and prints its word error rate on voices that were not in training.
+# on it, prints its word error rate on voices that were not in training, and makes a web page of it.
 #   OUTPUT  folder for data and run (default: data and exp in the repository root)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,3 +13,5 @@ run="${OUTPUT:-.}/exp/synthetic"
 .venv/bin/pruned-rnnt decode "$run" decode.method=greedy
 .venv/bin/pruned-rnnt decode "$run" decode.method=modified_beam
 .venv/bin/pruned-rnnt inspect "$run"
+.venv/bin/pruned-rnnt report "$run"
+echo "open $run/report.html in a browser: curves, errors, and the worst utterances with audio"

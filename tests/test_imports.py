@@ -69,6 +69,7 @@ ALLOWED = {
         "train",
     },
     "interop": {"config", "data", "model", "train"},
+    "report": {"align", "config", "data", "decode", "diagnostics", "model", "train"},
 }
 
 

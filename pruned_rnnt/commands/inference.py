@@ -115,6 +115,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     entropy = normalised_cross_entropy(*confidences)
     print(f"confidences of words: normalised cross entropy {entropy:.3f}")
     print(f"results: {folder}/*-{split}-{suffix}.*")
+    print(f"web page of curves and errors: pruned-rnnt report {config.folder}")
     if options.calibrate and calibration is not None:
         print(f"calibration: {save_calibration(config.folder, calibration)}")
     return 0

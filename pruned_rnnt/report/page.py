@@ -53,12 +53,14 @@ def render_page(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(json=script_json, percent=percent, clock=clock)
+    environment.filters.update(json=script_json, percent=percent, clock=clock, signed=signed)
     tables = [table for section in page.sections for table in section.tables]
     return environment.get_template("report.html").render(
         page=page,
         style=(_FILES / "report.css").read_text(encoding="utf-8"),
-        script=(_FILES / "report.js").read_text(encoding="utf-8"),
+        script="".join(
+            (_FILES / name).read_text(encoding="utf-8") for name in ("tables.js", "page.js")
+        ),
         tables={table.name: table.as_json() for table in tables},
         hover=[chart.hover for chart in page.charts],
         validations=[validation_table(run) for run in (page.run, page.other) if run is not None],
@@ -92,6 +94,11 @@ def percent(value: float, digits: int = 2) -> str:
     if abs(value) < float("inf"):
         return f"{100 * value:.{digits}f}%"
     return "\N{EN DASH}"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two decimals."""
+    return f"{value:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def clock(seconds: float) -> str:

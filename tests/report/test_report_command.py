@@ -22,6 +22,8 @@ from tests.data import spoken_corpus
 from tests.report.run_folders import Element, parse, table, write_run
 from tests.tiny_corpus import tiny_overrides
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

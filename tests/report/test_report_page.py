@@ -50,6 +50,10 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.2f}%"
 
 
+def signed(rate: float) -> str:
+    return f"{100 * rate:+.2f}".replace("-", "\u2212")
+
+
 def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
     transcripts = random_transcripts(200, 0.2, seed=1)
     write_decoded(run, transcripts)
@@ -239,8 +243,8 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
     expected = paired_difference(*errors, words)
     (card,) = page.find("div", class_="comparison")
     facts = {dt.text: dd.text for dt, dd in zip(card.find("dt"), card.find("dd"), strict=True)}
-    assert facts["Difference"] == f"{100 * expected.difference:+.2f} points"
-    interval = f"{100 * expected.lower:+.2f} to {100 * expected.upper:+.2f}"
+    assert facts["Difference"] == f"{signed(expected.difference)} points"
+    interval = f"{signed(expected.lower)} to {signed(expected.upper)}"
     assert facts["95% interval"] == interval
     assert "is significant at the 5% level" in card.find("p", class_="verdict")[0].text
     assert "149 utterances are compared; 2 are left out" in card.text
@@ -281,6 +285,7 @@ def test_ids_of_the_page_are_unique(run: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_ten_thousand_utterances_are_a_small_page(run: Path) -> None:
     transcripts = random_transcripts(10_000, 0.05, seed=10, length=36)
     write_decoded(run, transcripts)
