@@ -37,6 +37,7 @@ from pruned_rnnt.loss.full import rnnt_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.multi_blank import rnnt_loss_multi_blank
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
 from pruned_rnnt.loss.pruned import rnnt_loss_pruned
@@ -93,6 +94,7 @@ __all__ = [
     "prune_bounds_tdt",
     "rnnt_loss",
     "rnnt_loss_fused",
+    "rnnt_loss_multi_blank",
     "rnnt_loss_pruned",
     "rnnt_loss_simple",
     "rnnt_loss_tdt",

@@ -22,7 +22,7 @@ import torch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.decode_set import encode_batch
-from pruned_rnnt.decode.search.greedy import hypotheses_of
+from pruned_rnnt.decode.search.greedy import hypotheses_of_frames
 from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.benchmark.results import commit, machine
@@ -50,7 +50,7 @@ def measure(folder: Path, split: str, repeat: int) -> dict[str, Any]:
             encoded = time.perf_counter()
             start = search.start(len(batch), device)
             found = search.frames(encoded_NTE, lengths.to(device), start)
-            hypotheses_of(found.symbols_NTM, found.scores_NTM, found.durations_NTM)
+            hypotheses_of_frames([found])
             searching += time.perf_counter() - encoded
             encoder += encoded - started
             frames += int(lengths.sum())

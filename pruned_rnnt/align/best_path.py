@@ -53,7 +53,7 @@ class SymbolAlignment(NamedTuple):
     """The best path of one utterance.
 
     frames: encoder frame in which each symbol is emitted, never decreasing.
-    log_probs: log-probability of each symbol in that frame (and of its duration).
+    log_probs: log-probability of each symbol in that frame.
     score: log-probability of the whole path.
     durations: frames by which each symbol advances; empty for models without durations.
     """
@@ -113,14 +113,9 @@ def _align(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | Non
     emitted_NU = rows.emit[:, :, :-1].gather(1, frames_N1U)[:, 0]
     has_frames_N = batch.lengths.to(best.score.device) > 0
     has_path = ((best.score > -torch.inf) & has_frames_N).tolist()
-    if not isinstance(best, TdtAlignment) or not isinstance(rows, TdtLogProbRows):
-        return _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
-    values_K = torch.tensor(durations, device=best.durations.device)
-    index_NU = (best.durations[..., None] == values_K).long().argmax(-1)
-    here_NU = torch.arange(frames_NU.size(1), device=frames_NU.device).expand_as(frames_NU)
-    first_N1 = torch.arange(len(frames_NU), device=frames_NU.device)[:, None]
-    emitted_NU = emitted_NU + rows.durations[first_N1, frames_N1U[:, 0], here_NU, index_NU]
     results = _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
+    if not isinstance(best, TdtAlignment):
+        return results
     return [
         path and path._replace(durations=tuple(taken[: len(path.frames)]))
         for path, taken in zip(results, best.durations.tolist(), strict=True)

@@ -131,6 +131,18 @@ def test_beam_search_in_a_batch_equals_one_at_a_time(beam_size: int, lstm: bool)
             check_path(one, int(lengths[n]), model.loss_config.durations)
 
 
+def test_scores_of_symbols_are_those_at_their_frames() -> None:
+    model = make_model(durations=(0, 1, 2))
+    frames, lengths = encoded([12])
+    search = TdtBeamSearch(model, num_best=4, silent_symbols=[UNKNOWN])
+    ((*found,),) = search(frames, lengths)
+    assert max(len(each.symbols) for each in found) > 2
+    for each in found:
+        for n, (symbol, t) in enumerate(zip(each.symbols, each.frames, strict=True)):
+            log_probs, _ = scores_of(model, frames[0, t], each.symbols[:n])
+            assert each.symbol_scores[n] == pytest.approx(float(log_probs[symbol]), abs=1e-4)
+
+
 def test_wider_beams_find_better_sequences() -> None:
     model = make_model(durations=(0, 1, 2, 3, 4))
     frames, lengths = encoded([25, 30, 18])

@@ -45,8 +45,10 @@ def greedy_by_hand(
         here += emits
         if duration == 0 and (not emits or here == max_symbols):
             duration = shortest
-        score = float(log_probs[symbol] + log_durations[durations.index(duration)])
-        path = path._replace(total=path.total + score)
+        score = float(log_probs[symbol])
+        path = path._replace(
+            total=path.total + score + float(log_durations[durations.index(duration)])
+        )
         if emits:
             path = Path(
                 (*path.symbols, symbol),
@@ -129,6 +131,7 @@ def test_blocks_equal_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(found.symbols_NTM, wanted.symbols_NTM)
         torch.testing.assert_close(found.state, wanted.state)
         torch.testing.assert_close(found.scores_NTM, wanted.scores_NTM)
+        torch.testing.assert_close(found.score_N, wanted.score_N)
         emits = wanted.symbols_NTM >= 0
         assert torch.equal(found.durations_NTM[emits], wanted.durations_NTM[emits])
         assert emits.any()

@@ -35,12 +35,22 @@ class GreedyFrames(NamedTuple):
     state: of the search, after these frames.
     durations_NTM: int64, frames by which the symbol or blank advanced; None for models without
         durations.
+    duration_scores_NTM: float32, the log-probabilities of the durations, or None.
     """
 
     symbols_NTM: Tensor
     scores_NTM: Tensor
     state: Rows
     durations_NTM: Tensor | None = None
+    duration_scores_NTM: Tensor | None = None
+
+    @property
+    def score_N(self) -> Tensor:
+        """Log-probability of the path through the frames."""
+        total_N = self.scores_NTM.sum(dim=(1, 2))
+        if self.duration_scores_NTM is not None:
+            total_N = total_N + self.duration_scores_NTM.sum(dim=(1, 2))
+        return total_N
 
 
 class GreedySearch:
@@ -167,12 +177,31 @@ def greedy_search(
     return search(encoded_NTE, lengths)
 
 
-def hypotheses_of(
-    symbols_NTM: Tensor, scores_NTM: Tensor, durations_NTM: Tensor | None = None
-) -> list[Hypothesis]:
+def hypotheses_of_frames(parts: Sequence[GreedyFrames]) -> list[Hypothesis]:
+    """The hypotheses of streams whose frames were decoded in parts, in order."""
+    if parts[0].durations_NTM is None:
+        durations_NTM = None
+    else:
+        found = [part.durations_NTM for part in parts if part.durations_NTM is not None]
+        durations_NTM = torch.cat(found, dim=1)
+    return _hypotheses(
+        torch.cat([part.symbols_NTM for part in parts], dim=1),
+        torch.cat([part.scores_NTM for part in parts], dim=1),
+        torch.stack([part.score_N for part in parts]).sum(dim=0),
+        durations_NTM,
+    )
+
+
+def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
     """Copy the results of greedy search from the device; frames count from the first one given."""
+    return _hypotheses(symbols_NTM, scores_NTM, scores_NTM.sum(dim=(1, 2)), None)
+
+
+def _hypotheses(
+    symbols_NTM: Tensor, scores_NTM: Tensor, score_N: Tensor, durations_NTM: Tensor | None
+) -> list[Hypothesis]:
     most = symbols_NTM.size(2)
-    totals = scores_NTM.sum(dim=(1, 2)).tolist()
+    totals = score_N.tolist()
     all_durations = None if durations_NTM is None else durations_NTM.flatten(1).cpu().numpy()
     found = []
     for n, (symbols, scores, total) in enumerate(

@@ -21,7 +21,7 @@ class Hypothesis:
     frames: the encoder frame at which each symbol was emitted.
     score: natural log-probability: of the path for greedy search, of all paths kept in the beam for
         beam search.
-    symbol_scores: what each symbol, at its frame, added to the score.
+    symbol_scores: what each symbol, at its frame, added to the score, without its duration.
     durations: frames by which each symbol advanced; empty for models without durations.
     """
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
-from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of
+from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS, TdtGreedySearch
@@ -112,7 +112,7 @@ class StreamingGreedySearch(nn.Module):
             else self.encoder.output_length(lengths)
         )
         found = self.search.frames(encoded_NCE, frames_N, state.search)
-        score_N = state.score_N + found.scores_NTM.sum(dim=(1, 2))
+        score_N = state.score_N + found.score_N
         return found, StreamState(encoder_state, found.state, score_N)
 
     @torch.inference_mode()
@@ -130,9 +130,4 @@ class StreamingGreedySearch(nn.Module):
             left = (lengths - begin).clamp(0, self.encoder.input_frames)
             found, state = self._chunk(chunk_NTF, state, left)
             chunks.append(found)
-        durations = [found.durations_NTM for found in chunks if found.durations_NTM is not None]
-        return hypotheses_of(
-            torch.cat([found.symbols_NTM for found in chunks], dim=1),
-            torch.cat([found.scores_NTM for found in chunks], dim=1),
-            torch.cat(durations, dim=1) if durations else None,
-        )
+        return hypotheses_of_frames(chunks)

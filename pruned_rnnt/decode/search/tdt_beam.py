@@ -43,7 +43,8 @@ class _Beam(NamedTuple):
 
     score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
     origin: the row that each was extended from, as step * B + row, -1 for the start.
-    symbol, duration, added: of the last arc (symbol -1 for blank).
+    symbol, duration: of the last arc (symbol -1 for blank); added: what the symbol or blank added
+        to the score, without its duration.
     """
 
     score: Tensor
@@ -274,6 +275,7 @@ class TdtBeamSearch:
         row, symbol = index // vocab_size, index % vocab_size
         emits = symbol != self.model.predictor.blank
         hashes = start.hash.gather(-1, row)
+        scores = arcs.scores.flatten(1).view(len(index), *[1] * (index.dim() - 2), -1)
         return _Beam(
             score=score,
             hash=torch.where(emits, hash_after(hashes, symbol), hashes),
@@ -281,7 +283,7 @@ class TdtBeamSearch:
             origin=arcs.step * self.beam_size + row,
             symbol=torch.where(emits, symbol, -1),
             duration=durations.expand_as(row),
-            added=added.flatten(-2).gather(-1, index),
+            added=scores.expand(*index.shape[:-1], -1).gather(-1, index),
         )
 
 

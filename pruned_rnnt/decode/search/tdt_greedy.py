@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
-from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of
+from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -32,13 +32,14 @@ _LEAST_FRAMES = 32
 
 
 class _Arc(NamedTuple):
-    """What each row takes, (R,): the most probable symbol, whether it counts as blank, the duration
-    in frames, and the log-probability of both."""
+    """What each row takes, (R,): the most probable symbol, whether it counts as blank, its
+    log-probability, the duration in frames, and that of the duration."""
 
     symbol: Tensor
     silent: Tensor
-    duration: Tensor
     score: Tensor
+    duration: Tensor
+    duration_score: Tensor
 
 
 class TdtGreedySearch:
@@ -87,7 +88,7 @@ class TdtGreedySearch:
         """
         start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of(found.symbols_NTM, found.scores_NTM, found.durations_NTM)
+        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: that of the predictor, and the number of frames that
@@ -133,7 +134,7 @@ class TdtGreedySearch:
         must_leave_R = silent_R | (taken_R + 1 >= self.max_symbols_per_frame)
         index_R = index_R.masked_fill(stays_R & must_leave_R, self._shortest)
         added_R = log_durations_RK.gather(1, index_R[:, None])[:, 0]
-        return _Arc(symbol_R, silent_R, self._durations_K[index_R], best_R + added_R)
+        return _Arc(symbol_R, silent_R, best_R, self._durations_K[index_R], added_R)
 
 
 class _Walk:
@@ -158,7 +159,7 @@ class _Walk:
         self._predictor = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state[:-1])
         shape = (rows, frames * most + 1)
         self._symbols, self._durations = state[-1].new_zeros(2, *shape).unbind(0)
-        self._scores = torch.zeros(shape, device=am_NTD.device)
+        self._scores, self._duration_scores = torch.zeros((2, *shape), device=am_NTD.device)
 
     def begin(self, am_NTD: Tensor, lengths_N: Tensor, state: Rows) -> None:
         """Set the inputs of N <= R rows."""
@@ -171,6 +172,7 @@ class _Walk:
         self._symbols.fill_(-1)
         self._durations.zero_()
         self._scores.zero_()
+        self._duration_scores.zero_()
 
     def run(self) -> None:
         """Advance until all rows have ended."""
@@ -194,6 +196,7 @@ class _Walk:
         self._symbols.scatter_(1, place_R1, symbol_R[:, None])
         self._durations.scatter_(1, place_R1, arc.duration[:, None])
         self._scores.scatter_(1, place_R1, arc.score[:, None])
+        self._duration_scores.scatter_(1, place_R1, arc.duration_score[:, None])
         grown = grow_predictor(search.model, self._predictor, arc.symbol)
         chosen = choose_rows(emits_R, grown, self._predictor)
         for own, new in zip(self._predictor, chosen, strict=True):
@@ -205,13 +208,13 @@ class _Walk:
     def results(self, batch_size: int, frames: int) -> GreedyFrames:
         """Those of the first N rows and T frames, and the state after them."""
         most = self._search.max_symbols_per_frame
-        symbols, scores, durations = (
+        symbols, scores, durations, duration_scores = (
             x[:batch_size, : frames * most].reshape(batch_size, frames, most).clone()
-            for x in (self._symbols, self._scores, self._durations)
+            for x in (self._symbols, self._scores, self._durations, self._duration_scores)
         )
         skipped_R = (self._frame_R - self._length_R).clamp(min=0)
         state = tuple(x[:batch_size].clone() for x in (*self._predictor, skipped_R))
-        return GreedyFrames(symbols, scores, state, durations)
+        return GreedyFrames(symbols, scores, state, durations, duration_scores)
 
 
 class _GraphWalk(_Walk):

@@ -19,7 +19,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 
 class TraceStep(NamedTuple):
     """How the rows (N, B) of a step came to be: origin (-1: the start), symbol (-1: blank),
-    duration, and the score that they added."""
+    duration, and the score that the symbols added."""
 
     origin: Tensor
     symbol: Tensor
