@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -152,7 +153,7 @@ class _Wandb:
         self._wandb = wandb
         identity = _read_ids(folder).get("wandb")
         if identity is None:
-            identity = wandb.util.generate_id()
+            identity = secrets.token_hex(4)
             _write_id(folder, "wandb", identity)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
