@@ -236,9 +236,15 @@ def add_import_icefall(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model that icefall's Zipformer recipe trained."""
-    from pruned_rnnt.interop.icefall.imported_run import import_run, print_import
+    from pruned_rnnt.interop.icefall.imported_run import (
+        check_is_new,
+        print_import,
+        read_run,
+        save_run,
+    )
 
-    run = import_run(
+    check_is_new(options.output)
+    run = read_run(
         options.checkpoint,
         options.tokens,
         options.output,
@@ -246,6 +252,7 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
         trust=options.trust,
         overrides=options.overrides,
     )
+    save_run(run, options.output)
     print_import(run)
     return 0
 
