@@ -65,13 +65,17 @@ def add_train(parsers: Parsers[argparse.ArgumentParser]) -> None:
         metavar="CONFIG",
         help="the settings that differ from the defaults",
     )
+    _add_allow_changes(parser)
+    add_dry_run_arguments(parser)
+    parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
+
+
+def _add_allow_changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-changes",
         action="store_true",
         help="continue a run although its configuration has changed",
     )
-    add_dry_run_arguments(parser)
-    parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
 
 
 def train(options: argparse.Namespace, console: Console) -> int:
@@ -152,11 +156,7 @@ def add_finetune(parsers: Parsers[argparse.ArgumentParser]) -> None:
         metavar="CONFIG",
         help="settings that differ from those of the source",
     )
-    parser.add_argument(
-        "--allow-changes",
-        action="store_true",
-        help="continue a run although its configuration has changed",
-    )
+    _add_allow_changes(parser)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
 
 
@@ -236,9 +236,15 @@ def add_import_icefall(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model that icefall's Zipformer recipe trained."""
-    from pruned_rnnt.interop.icefall.imported_run import import_run, print_import
+    from pruned_rnnt.interop.icefall.imported_run import (
+        check_is_new,
+        print_import,
+        read_run,
+        save_run,
+    )
 
-    run = import_run(
+    check_is_new(options.output)
+    run = read_run(
         options.checkpoint,
         options.tokens,
         options.output,
@@ -246,5 +252,6 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
         trust=options.trust,
         overrides=options.overrides,
     )
+    save_run(run, options.output)
     print_import(run)
     return 0

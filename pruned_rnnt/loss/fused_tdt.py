@@ -53,11 +53,10 @@ def rnnt_loss_tdt_fused(
         weight: (V, D) and bias: (V,) or None, its output layer.
         duration_weight: (K, D) and duration_bias: (K,) or None, that of the K durations.
         bounds: of prune_bounds_tdt, or None for the whole lattice.
-        activation: `tanh`, `relu` or `none`.
-        others: as of rnnt_loss_tdt.
+        others: as of rnnt_loss_fused and rnnt_loss_tdt.
 
     Returns:
-        (N,) or a scalar; float64 for float64 inputs, else float32.
+        (N,) or a scalar, as of rnnt_loss_fused.
 
     Raises:
         TypeError, ValueError: as rnnt_loss_tdt.

@@ -53,8 +53,7 @@ def rnnt_loss_tdt_simple(
         others: as of rnnt_loss_simple.
 
     Returns:
-        TdtSimpleLoss: loss (N,) or a scalar, and the occupancy; float64 for float64 inputs, else
-        float32.
+        TdtSimpleLoss: loss and occupancy, in the dtype of rnnt_loss_simple's.
 
     Raises:
         TypeError, ValueError: as rnnt_loss_tdt.

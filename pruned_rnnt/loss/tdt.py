@@ -72,10 +72,8 @@ def rnnt_loss_tdt(
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        TypeError: an argument that must be a tensor and is not.
-        ValueError: names the argument that does not fit. Values (lengths, targets, an utterance
-            without a path) are checked on the CPU or with validate; otherwise the loss of such an
-            utterance is +inf and its gradient 0.
+        TypeError, ValueError: as rnnt_loss; also durations that cannot add up to the frames of an
+            utterance, which has no path then.
     """
     V = check_logits(logits, "U+1" if bounds is None else "S", in_place)
     if bounds is not None:

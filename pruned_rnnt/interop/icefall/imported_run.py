@@ -80,23 +80,14 @@ def read_run(
     return ImportedRun(model=model.eval(), config=config, tokenizer=tokenizer, fit=fit)
 
 
-def import_run(
-    checkpoint: Path,
-    tokens: Path,
-    output: Path,
-    *,
-    since: Path | None = None,
-    trust: bool = False,
-    overrides: Sequence[str] = (),
-) -> ImportedRun:
-    """Import a checkpoint into the new run folder `output`; arguments as for `read_run`.
-
-    Raises:
-        ValueError, FileNotFoundError: as for `read_run`, or `output` already holds a run.
-    """
+def check_is_new(output: Path) -> None:
+    """ValueError if the folder already holds a run."""
     if (output / CONFIG_NAME).exists():
         raise ValueError(f"{output} already holds a run: choose another --output")
-    run = read_run(checkpoint, tokens, output, since=since, trust=trust, overrides=overrides)
+
+
+def save_run(run: ImportedRun, output: Path) -> None:
+    """Write the run to the new folder `output`."""
     output.mkdir(parents=True, exist_ok=True)
     run.tokenizer.save(output / "tokens")
     CheckpointFolder(output / "checkpoints").save(
@@ -111,7 +102,6 @@ def import_run(
         },
     )
     (output / CONFIG_NAME).write_text(to_yaml(run.config), encoding="utf-8")
-    return run
 
 
 def _encoder_changes(overrides: Sequence[str]) -> dict[str, Any]:

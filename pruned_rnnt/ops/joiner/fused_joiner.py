@@ -60,23 +60,25 @@ def joiner_workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
     return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
 
 
-def row_gradients(
+def input_gradients(
+    ctx: Any,
     grad_loss: Tensor,
     inputs: JoinerInputs,
     statistics: RowStatistics,
-    plan: JoinerPlan,
-    kept: Workspace | None,
     durations: DurationRows = NO_DURATIONS,
-) -> JoinerGradients:
-    """For grad_loss (N,) acc, that of am in its dtype; kept: the workspace with the last chunk, as
-    the forward pass has left it."""
+) -> list[Tensor]:
+    """The gradients of am, lm, weight and bias, in their dtype. ctx has the plan, and the workspace
+    with the last chunk, which the first pass takes; a second one, with retain_graph, computes it
+    anew."""
+    plan: JoinerPlan = ctx.plan
+    kept, ctx.workspace = ctx.workspace, None
+    acc = statistics.lse.dtype
     sums = (inputs.lm, inputs.weight, inputs.bias)
     grads = JoinerGradients(
-        torch.empty_like(inputs.am),
-        *(torch.empty_like(x, dtype=statistics.lse.dtype) for x in sums),
+        torch.empty_like(inputs.am), *(torch.empty_like(x, dtype=acc) for x in sums)
     )
     fused_log_probs_backward(
-        grad_loss,
+        grad_loss.to(acc).contiguous(),
         inputs,
         plan.chunks,
         statistics,
@@ -88,7 +90,7 @@ def row_gradients(
         joiner_workspace(inputs, plan) if kept is None else kept,
         grads,
     )
-    return grads
+    return [grad.to(inputs.am.dtype) for grad in grads]
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -109,12 +111,8 @@ class _FusedLoss(torch.autograd.Function):
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, lse, gx, gy = ctx.saved_tensors
-        # The first pass takes the workspace; a second one, with retain_graph, computes it anew.
-        kept, ctx.workspace = ctx.workspace, None
-        upstream = grad_loss.to(lse.dtype).contiguous()
-        inputs, statistics = JoinerInputs(*tensors), RowStatistics(lse, gx, gy)
-        grads = row_gradients(upstream, inputs, statistics, ctx.plan, kept)
-        return (*(grad.to(inputs.am.dtype) for grad in grads), *[None] * 6)
+        statistics = RowStatistics(lse, gx, gy)
+        return *input_gradients(ctx, grad_loss, JoinerInputs(*tensors), statistics), *[None] * 6
 
 
 def joiner_plan(

@@ -19,9 +19,9 @@ from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import (
     JoinerPlan,
+    input_gradients,
     joiner_workspace,
     planned_joiner,
-    row_gradients,
 )
 from pruned_rnnt.ops.joiner.fused_log_probs import DurationRows, JoinerInputs, fused_log_probs
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
@@ -69,13 +69,9 @@ class _FusedTdtLoss(torch.autograd.Function):
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, lse, gx, gy, duration_logits, gd = ctx.saved_tensors
-        # The first pass takes the workspace; a second one, with retain_graph, computes it anew.
-        kept, ctx.workspace = ctx.workspace, None
-        upstream = grad_loss.to(lse.dtype).contiguous()
         inputs, statistics = JoinerInputs(*tensors), RowStatistics(lse, gx, gy)
         durations = DurationRows(duration_logits, gd)
-        grads = row_gradients(upstream, inputs, statistics, ctx.plan, kept, durations)
-        return (*(grad.to(inputs.am.dtype) for grad in grads), *[None] * 7)
+        return *input_gradients(ctx, grad_loss, inputs, statistics, durations), *[None] * 7
 
 
 @opaque_to_compile
