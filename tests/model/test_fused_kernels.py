@@ -13,8 +13,8 @@ from pruned_rnnt.model.depthwise import depthwise
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
+from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.convolution import gate
-from pruned_rnnt.model.zipformer.layer import Bypass
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch
 from pruned_rnnt.model.zipformer.schedule import Clock

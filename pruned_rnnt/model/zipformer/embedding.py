@@ -120,18 +120,43 @@ class FirstConv2d(nn.Conv2d):
     """
 
     def forward(self, x_N1TF: Tensor) -> Tensor:
-        if not should_avoid_cudnn_replanning(x_N1TF):
+        if x_N1TF.requires_grad or not should_avoid_cudnn_replanning(x_N1TF):
             return super().forward(x_N1TF)
         assert self.bias is not None
-        margin = int(self.padding[1])
-        x_NTF = functional.pad(
-            x_N1TF.squeeze(1).to(compute_dtype(x_N1TF, self.weight)), [margin] * 2
+        dtype = compute_dtype(x_N1TF, self.weight)
+        maps_NTFC: Tensor = _FirstConvolution.apply(  # type: ignore[no-untyped-call]
+            x_N1TF.squeeze(1),
+            self.weight.flatten(1).to(dtype),
+            self.bias.to(dtype),
+            int(self.padding[1]),
         )
-        windows = x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
+        return channels_last(maps_NTFC.permute(0, 3, 1, 2))
+
+
+class _FirstConvolution(torch.autograd.Function):
+    """(N, T, F) -> (N, T - 2, F, C). Saves no windows, which are many times as large as x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_CK: Tensor, bias: Tensor, padding: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.padding, ctx.dtype = padding, weight_CK.dtype
         # Matrix products need aligned rows: 16 numbers instead of 9.
-        windows = functional.pad(windows, (0, 7))
-        weight = functional.pad(self.weight.flatten(1), (0, 7))
-        return channels_last(functional.linear(windows, weight, self.bias).permute(0, 3, 1, 2))
+        weight_CK = functional.pad(weight_CK, (0, 7))
+        return functional.linear(_windows(x, padding, weight_CK.dtype), weight_CK, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
+        (x,) = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_weight = weight_gradient(grad, _windows(x, ctx.padding, ctx.dtype))[:, :9]
+        return None, of_weight, bias_gradient(grad, ctx.dtype), None
+
+
+def _windows(x_NTF: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+    """(N, T - 2, F, 16): the 3 x 3 values around each bin, and zeros."""
+    x_NTF = functional.pad(x_NTF.to(dtype), (padding, padding))
+    return functional.pad(x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2), (0, 7))
 
 
 class Embedding(nn.Module):

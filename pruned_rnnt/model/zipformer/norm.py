@@ -32,13 +32,15 @@ class BiasNorm(nn.Module):
             x = x.to(torch.promote_types(x.dtype, self.bias.dtype))
         if not torch.is_grad_enabled():
             return x * _factor(x, self.bias, self.log_scale)[0]
-        limits = None
-        if self.training:
-            limits = sample_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
+        limits = self.sample_limits() if self.training else None
         normed: Tensor = _BiasNorm.apply(  # type: ignore[no-untyped-call]
             x, self.bias, self.log_scale, limits
         )
         return normed
+
+    def sample_limits(self) -> Limits | None:
+        """Limits of the logarithm of the scale on this batch."""
+        return sample_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
 
 
 def _factor(x: Tensor, bias: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:

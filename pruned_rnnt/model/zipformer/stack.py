@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.config import (
     OUTPUT_RATE,
     REFERENCE_WARM_UP,
@@ -17,7 +18,7 @@ from pruned_rnnt.model.zipformer.config import (
     ZipformerConfig,
 )
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.layer import DROPOUT, Bypass, ZipformerLayer
+from pruned_rnnt.model.zipformer.layer import DROPOUT, ZipformerLayer
 from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks, sample_layer_masks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.state import LayerState
