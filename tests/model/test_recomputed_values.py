@@ -84,6 +84,17 @@ def test_sums_of_squashed_values(batch: int, frames: int, on_device: bool, unifo
     compare(run, [weights, 5 * torch.randn(batch, frames, 3 * 36)], 2e-6)
 
 
+def test_squashed_values_of_any_size_are_exact_to_float32() -> None:
+    """Each by itself: a norm over all would hide an error of the small ones."""
+    from pruned_rnnt.model.kernels.attention import squash
+
+    size = torch.logspace(-12, 2, 4001, dtype=torch.float64)
+    squashed = torch.cat((size, -size, torch.tensor([0.25, 0.0]))).float()
+    found = squash(torch.ones(1, len(squashed), device=DEVICE), squashed[None].to(DEVICE))
+    expected = squashed.double().tanh()
+    assert ((found[0].cpu() - expected).abs() <= 1e-6 * expected.abs()).all()
+
+
 @pytest.mark.parametrize(("batch", "frames"), SHAPES[:2])
 def test_dot_products_of_parts_of_a_projection(batch: int, frames: int) -> None:
     torch.manual_seed(0)
