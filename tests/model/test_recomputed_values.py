@@ -13,7 +13,7 @@ from pruned_rnnt.model.zipformer.attention import dot_products, sums_of_squashed
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.bypass import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.convolution import gated_depthwise
-from pruned_rnnt.model.zipformer.embedding import FirstConv2d
+from pruned_rnnt.model.zipformer.embedding_convolutions import FirstConv2d
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.model.zipformer.whiten import Whiten

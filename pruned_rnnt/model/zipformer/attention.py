@@ -6,12 +6,14 @@ P position width of a head, D width of a position encoding, R relative positions
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
 from pruned_rnnt.model.zipformer.linear import Linear, scaled_linear
@@ -172,7 +174,10 @@ class NonlinAttention(nn.Module):
         else:
             mixed_NSC, past_NSC = extend(past_NSC, value * torch.tanh(squashed))
             summed_NTC = weights_NTS @ mixed_NSC
-        return self.whiten2(self.out_proj(summed_NTC * gate)), past_NSC
+        gated_NTC = summed_NTC * gate
+        with recomputed(gated_NTC, partial(torch.mul, summed_NTC.detach(), gate.detach())):
+            out_NTE = self.out_proj(gated_NTC)
+        return self.whiten2(out_NTE), past_NSC
 
 
 def sums_of_squashed(

@@ -5,6 +5,7 @@ Axes: R rows (all frames of a batch), I and O channels of input and output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x.to(dtype), weight.to(dtype), bias.to(dtype)
     )
     return output
+
+
+def linear_again(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[], Tensor]:
+    """A function that repeats `linear` without gradients, also outside of autocast."""
+    dtype = compute_dtype(x, weight)
+    x, weight = x.detach(), weight.detach()
+    bias = None if bias is None else bias.detach().to(dtype)
+    return lambda: functional.linear(x.to(dtype), weight.to(dtype), bias)
 
 
 class _Linear(torch.autograd.Function):

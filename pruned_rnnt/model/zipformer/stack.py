@@ -81,7 +81,10 @@ class Stacks(nn.Module):
             if output.size(-1) > width:
                 pieces.append(output[..., width:])
                 width = output.size(-1)
-        return self.downsample_output(torch.cat(pieces, dim=-1), lengths_N), new_states
+        joined_NTE = torch.cat(pieces, dim=-1)
+        # The memory of the whole pass is at its peak here.
+        del outputs, output, pieces, x_NTE
+        return self.downsample_output(joined_NTE, lengths_N), new_states
 
     def _layer_masks(self, x_NTE: Tensor) -> list[LayerMasks]:
         """Masks of all layers, in the order in which they run."""
@@ -245,4 +248,4 @@ def _masked(x_NTE: Tensor, mask_N1E: Tensor | None) -> Tensor:
 
 def _to_width(x_NTE: Tensor, dim: int) -> Tensor:
     """The first `dim` channels, padded with zeros if there are fewer."""
-    return functional.pad(x_NTE, (0, dim - x_NTE.size(-1)))
+    return x_NTE if x_NTE.size(-1) == dim else functional.pad(x_NTE, (0, dim - x_NTE.size(-1)))
