@@ -273,7 +273,7 @@ def bypass_backward(
     *,
     rate: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of before, after and, in float32, scale."""
+    """Gradients of before, after and, as parts (P, E) in float32, scale."""
     batch, frames, width = before_NTE.shape
     grad_before, grad_after = torch.empty_like(before_NTE), torch.empty_like(after_NTE)
     slow_rows = batch * after_NTE.size(1)
@@ -300,4 +300,4 @@ def bypass_backward(
         tiles.rows,
         tiles.channels,
     )
-    return grad_before, grad_after, of_scale.sum(dim=0)
+    return grad_before, grad_after, of_scale

@@ -17,6 +17,7 @@ from pruned_rnnt.model.zipformer.gradient import (
     grad_towards_limits,
     own_gradient,
     sample_limits,
+    sum_towards_limits,
 )
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
@@ -108,7 +109,7 @@ class _Bypass(torch.autograd.Function):
             of_before, of_after, of_scale = bypass_backward(
                 before, after, scale, keep, grad.contiguous(), rate=ctx.rate
             )
-            of_scale = grad_towards_limits(of_scale.to(scale.dtype), scale, ctx.limits)
+            of_scale = sum_towards_limits(of_scale, scale, ctx.limits)
             return of_before, of_after, of_scale, None, None, None
         after = _repeated(after, ctx.rate)
         of_after = grad * (scale if keep is None else scale * keep)
@@ -200,12 +201,11 @@ class _EndOfLayer(torch.autograd.Function):
         of_begin, of_normed, of_scale = bypass_backward(begin, normed, scale, keep, grad)
         of_x, of_bias, of_log_scale = bias_norm_backward(x, bias, log_scale, factor, of_normed)
         norm_limits, bypass_limits = ctx.limits
-        of_log_scale = of_log_scale.to(log_scale.dtype)
         return (
             of_begin,
             of_x,
-            of_bias.to(bias.dtype),
-            grad_towards_limits(of_log_scale, log_scale, norm_limits),
-            grad_towards_limits(of_scale.to(scale.dtype), scale, bypass_limits),
+            sum_towards_limits(of_bias, bias, None),
+            sum_towards_limits(of_log_scale, log_scale, norm_limits),
+            sum_towards_limits(of_scale, scale, bypass_limits),
             *(None,) * 4,
         )

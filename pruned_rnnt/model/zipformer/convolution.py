@@ -132,8 +132,7 @@ class _GatedDepthwise(torch.autograd.Function):
         of_gated, of_weight, of_bias = fused.depthwise_backward(
             fused.gate(x, real), weight, grad.contiguous(), ctx.padding
         )
-        of_x = fused.gate_backward(x, real, of_gated)
-        return of_x, None, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None
+        return fused.gate_backward(x, real, of_gated), None, of_weight, of_bias, None
 
 
 class ChunkCausalConvolution(nn.Module):

@@ -65,7 +65,7 @@ def bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
     if use_kernels(grad):
         from pruned_rnnt.model.kernels.sums import column_sums
 
-        return column_sums(grad).to(dtype)
+        return column_sums(grad, dtype)
     return grad.flatten(0, -2).sum(dim=0, dtype=dtype)
 
 

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels
-from pruned_rnnt.model.zipformer.gradient import Limits, grad_towards_limits, sample_limits
+from pruned_rnnt.model.zipformer.gradient import (
+    Limits,
+    grad_towards_limits,
+    sample_limits,
+    sum_towards_limits,
+)
 from pruned_rnnt.model.zipformer.schedule import Clock
 
 _LOG_SCALE_LIMIT = 1.5
@@ -80,8 +85,8 @@ class _BiasNorm(torch.autograd.Function):
             of_x, of_bias, of_scale = bias_norm_backward(
                 x, bias, log_scale, factor, grad.contiguous()
             )
-            of_scale = grad_towards_limits(of_scale.to(log_scale.dtype), log_scale, ctx.limits)
-            return of_x, of_bias.to(bias.dtype), of_scale, None
+            of_bias = sum_towards_limits(of_bias, bias, None)
+            return of_x, of_bias, sum_towards_limits(of_scale, log_scale, ctx.limits), None
         x, bias, log_scale, factor, norm = ctx.saved_tensors
         product = (grad * x).sum(dim=-1, keepdim=True).mul_(factor)
         through_size = (bias - x).mul_(product / norm.square())
