@@ -139,6 +139,7 @@ def test_end_of_layer(batch: int, frames: int, acts: tuple[bool, bool], keep: bo
     whiten = Whiten(clock, 1.01)
     modules = nn.ModuleList([norm, bypass, balancer, whiten]).to(DEVICE).train()
     kept = (torch.rand(batch, 1, 1) > 0.4).to(DEVICE)
+    masked = (torch.rand(batch, 1, width) > 0.2).to(DEVICE)
     # Limits of the parameters act with probability 0.6, the whitener over its limit with 0.25.
     clock.bernoulli = lambda probability: probability == 0.6 or acts[probability != 0.3]  # type: ignore[method-assign]
     clock.uniform = lambda: 0.1 if acts[1] else 0.9  # type: ignore[method-assign]
@@ -154,6 +155,7 @@ def test_end_of_layer(batch: int, frames: int, acts: tuple[bool, bool], keep: bo
             begin,
             x,
             kept.to(x.dtype) if keep else None,
+            masked.to(x.dtype) if keep else None,
             norm=norm,
             bypass=bypass,
             balancer=balancer,

@@ -127,16 +127,18 @@ def end_of_layer(
     begin_NTE: Tensor,
     x_NTE: Tensor,
     keep_N11: Tensor | None,
+    mask_N1E: Tensor | None,
     *,
     norm: BiasNorm,
     bypass: Bypass,
     balancer: Balancer,
     whiten: Whiten,
 ) -> Tensor:
-    """whiten(balancer(bypass(begin, norm(x), keep)))."""
+    """whiten(balancer(bypass(begin, norm(x), keep))) * mask."""
     recorder = bypass.clock.recorder
     if recorder is None or not (bypass.training and use_kernels(begin_NTE, x_NTE)):
-        return whiten(balancer(bypass(begin_NTE, norm(x_NTE), keep_N11)))  # type: ignore[no-any-return]
+        plain_NTE: Tensor = whiten(balancer(bypass(begin_NTE, norm(x_NTE), keep_N11)))
+        return plain_NTE if mask_N1E is None else plain_NTE * mask_N1E
     norm_limits, bypass_limits = norm.sample_limits(), bypass.sample_limits()
     out_NTE: Tensor = _EndOfLayer.apply(  # type: ignore[no-untyped-call]
         begin_NTE,
@@ -149,8 +151,8 @@ def end_of_layer(
         (balancer, balancer.record(recorder)),
         (whiten, whiten.record(recorder)),
     )
-    # Others may hold the gradient of the output, which is changed in place.
-    return own_gradient(out_NTE)
+    # The gradient is changed in place. That of a product is new; another one others may hold.
+    return own_gradient(out_NTE) if mask_N1E is None else out_NTE * mask_N1E
 
 
 class _EndOfLayer(torch.autograd.Function):

@@ -109,13 +109,22 @@ class ZipformerLayer(nn.Module):
         frames: Frames,
         state: LayerState | None,
         masks: LayerMasks = NO_MASKS,
+        mask_N1E: Tensor | None = None,
     ) -> tuple[Tensor, LayerState | None]:
-        """The output frames, and the state for the next chunk if `state` is given."""
+        """The output frames, and the state for the next chunk if `state` is given.
+
+        `mask_N1E` multiplies the output.
+        """
         with self._cast_parameters.cast(x_NTE):
-            return self._forward(x_NTE, frames, state, masks)
+            return self._forward(x_NTE, frames, state, masks, mask_N1E)
 
     def _forward(
-        self, x_NTE: Tensor, frames: Frames, state: LayerState | None, masks: LayerMasks
+        self,
+        x_NTE: Tensor,
+        frames: Frames,
+        state: LayerState | None,
+        masks: LayerMasks,
+        mask_N1E: Tensor | None,
     ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
         # `in_NTE` is x in the dtype of autocast, as the modules use it.
@@ -144,6 +153,7 @@ class ZipformerLayer(nn.Module):
             begin_NTE,
             self.balancer1(x_NTE),
             masks.bypass,
+            mask_N1E,
             norm=self.norm,
             bypass=self.bypass,
             balancer=self.balancer2,

@@ -167,12 +167,11 @@ class Stack(nn.Module):
         """(N, T, E) -> (N, T, E); `mask_N1E` masks channels before and after each layer."""
         if self.training:
             frames = _with_dropped_positions(frames, self.clock.dropout_rate(_POSITION_DROPOUT))
-        x_NTE = _masked(x_NTE, mask_N1E)
+        x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         new_states = []
         for index, layer in enumerate(self.layers):
             past = None if states is None else states[index]
-            x_NTE, state = layer(x_NTE, frames, past, layer_masks[index])
-            x_NTE = _masked(x_NTE, mask_N1E)
+            x_NTE, state = layer(x_NTE, frames, past, layer_masks[index], mask_N1E)
             if state is not None:
                 new_states.append(state)
         return x_NTE, new_states
@@ -240,10 +239,6 @@ def _with_dropped_positions(frames: Frames, rate: float) -> Frames:
         chunk_size=frames.chunk_size,
         positions_RD=dropped_RD,
     )
-
-
-def _masked(x_NTE: Tensor, mask_N1E: Tensor | None) -> Tensor:
-    return x_NTE if mask_N1E is None else x_NTE * mask_N1E
 
 
 def _to_width(x_NTE: Tensor, dim: int) -> Tensor:
