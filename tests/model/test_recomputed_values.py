@@ -1,4 +1,4 @@
-"""Functions that compute values again in the backward pass, against plain torch in float64."""
+"""Functions with a backward pass of their own, against plain torch in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels import available
-from pruned_rnnt.model.zipformer.attention import dot_products, sums_of_squashed
+from pruned_rnnt.model.zipformer.attention import (
+    dot_products,
+    share_weights,
+    sums_of_squashed,
+)
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.bypass import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.convolution import gated_depthwise
@@ -93,6 +97,21 @@ def test_squashed_values_of_any_size_are_exact_to_float32() -> None:
     found = squash(torch.ones(1, len(squashed), device=DEVICE), squashed[None].to(DEVICE))
     expected = squashed.double().tanh()
     assert ((found[0].cpu() - expected).abs() <= 1e-6 * expected.abs()).all()
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize(("batch", "frames"), [*SHAPES[:2], (2, 523)])
+def test_gradients_of_shared_weights_are_added(batch: int, frames: int, heads: int) -> None:
+    torch.manual_seed(0)
+    factors = torch.randn(3, batch, heads, frames, frames + 2, dtype=torch.float64)
+
+    def run(leaves: Sequence[Tensor]) -> Tensor:
+        first, *both = share_weights(leaves[0])
+        of_first, *of_both = factors.to(DEVICE, first.dtype)
+        summed = [x * factor for x, factor in zip(both, of_both, strict=True)]
+        return torch.stack([*summed, (first * of_first[:, 0]).unsqueeze(1).expand_as(both[0])])
+
+    compare(run, [torch.rand(batch, heads, frames, frames + 2)], 2e-6)
 
 
 @pytest.mark.parametrize(("batch", "frames"), SHAPES[:2])

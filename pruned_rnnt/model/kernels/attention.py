@@ -1,10 +1,11 @@
-"""Elementwise parts of the nonlinear attention, each in one pass over memory.
+"""Elementwise parts of attention, each in one pass over memory.
 
     squash     out = value * tanh(squashed)
     uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
                               frames if the device has chosen uniform weights
+    join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
 
-Axes: N sequences, T frames, S frames attended to, C channels.
+Axes: N sequences, H heads, T frames, S frames attended to, C channels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import kernel, power_of_two, row_tiles
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two, row_tiles
 from pruned_rnnt.model.kernels.rows import as_rows
 
 _TILE = 2048
@@ -111,6 +112,20 @@ def _uniform_kernel(
     tl.store(out, weight.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@kernel("heads")
+def _join_kernel(first_ptr, one_ptr, other_ptr, out_ptr, size, heads, BLOCK: tl.constexpr):
+    pair = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.load(one_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(other_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
+    if pair % heads == 0:
+        first = tl.load(first_ptr + pair // heads * size + place, mask=inside, other=0.0)
+        total += first.to(tl.float32)
+    out = out_ptr + pair * size + place
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 def squash(value: Tensor, squashed: Tensor) -> Tensor:
     """value * tanh(squashed), (..., C), contiguous."""
     of_value, of_squashed = as_rows(value), as_rows(squashed)
@@ -175,5 +190,23 @@ def uniform_if(weights_NTS: Tensor, chosen: Tensor) -> Tensor:
         weights_NTS.stride(1),
         block_s,
         num_warps=max(min(block_s // 256, 8), 1),
+    )
+    return out
+
+
+def join(first_NTS: Tensor, one_NHTS: Tensor, other_NHTS: Tensor) -> Tensor:
+    """one + other, and + first for the first head; all contiguous."""
+    batch, heads, frames, seen = one_NHTS.shape
+    out = torch.empty_like(one_NHTS)
+    size = frames * seen
+    _join_kernel(
+        (divide_up(size, _TILE), batch * heads),
+        first_NTS,
+        one_NHTS,
+        other_NHTS,
+        out,
+        size,
+        heads,
+        _TILE,
     )
     return out

@@ -113,6 +113,31 @@ class _DotProducts(torch.autograd.Function):
         return grad @ key, grad.mT @ query
 
 
+def share_weights(weights_NHTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of the first head, (N, T, S), and all weights twice, for their three readers."""
+    if not (torch.is_grad_enabled() and use_kernels(weights_NHTS)):
+        return weights_NHTS[:, 0], weights_NHTS, weights_NHTS
+    shared: tuple[Tensor, Tensor, Tensor] = _Share.apply(  # type: ignore[no-untyped-call]
+        weights_NHTS
+    )
+    return shared
+
+
+class _Share(torch.autograd.Function):
+    """Adds the gradients of the readers at once, which autograd does in four passes."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return weights[:, 0], weights.view_as(weights), weights.view_as(weights)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, first: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.attention import join
+
+        return join(first.contiguous(), one.contiguous(), other.contiguous())
+
+
 def uniform_weights(weights_NTS: Tensor) -> Tensor:
     """Equal weights for all frames with a weight."""
     attended = (weights_NTS > 0.0).to(weights_NTS.dtype)
