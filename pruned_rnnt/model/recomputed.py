@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.available import use_kernels
 
 
-@contextmanager
-def recomputed(value: Tensor, compute: Callable[[], Tensor]) -> Iterator[None]:
-    """Functions called in this context save `value`, and views of it, without its memory.
+def recomputed(value: Tensor, compute: Callable[[], Tensor]) -> AbstractContextManager[None]:
+    """Functions called in the returned context save `value`, and views of it, without its memory.
 
     Only where fused kernels run: other devices keep the value, as computing it again takes them
     long.
@@ -25,11 +24,11 @@ def recomputed(value: Tensor, compute: Callable[[], Tensor]) -> Iterator[None]:
             outside of autocast and without gradients; until then its tensors must not change.
     """
     if not (torch.is_grad_enabled() and use_kernels(value)):
-        yield
-        return
-    again = _Again(value, compute)
-    with torch.autograd.graph.saved_tensors_hooks(again.pack, _unpack):
-        yield
+        return nullcontext()
+    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
+        _Again(value, compute).pack, _unpack
+    )
+    return hooks
 
 
 class _View(NamedTuple):

@@ -10,6 +10,7 @@ of the maps on both sides, with zeros beyond the utterance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -92,12 +93,15 @@ class Embedding(nn.Module):
             batch, frames, _ = features_NTF.shape
             count = (frames - RECEPTIVE_FIELD) // EMBEDDING_RATE + 1
             joined = JoinedFrames(batch, frames, EMBEDDING_RATE, RECEPTIVE_FIELD)
-            maps_1CLF = self._convolve(joined.join(features_NTF))
+            maps_1CLF, maps_again = self._convolve(joined.join(features_NTF))
             real = joined.spread(_real_frames(lengths_N, count), maps_1CLF.size(2))
-            maps_1CLF, _ = self.convnext(_masked(maps_1CLF, real), None, joined)
+            maps_1CLF = _masked(maps_1CLF, real)
+            maps_1CLF, _ = self.convnext(
+                maps_1CLF, None, joined, lambda: _masked(maps_again(), real)
+            )
             x_NTE = self._project_joined(maps_1CLF, joined, count)
         else:
-            maps_NCTF = self._convolve(features_NTF.unsqueeze(1))
+            maps_NCTF, _ = self._convolve(features_NTF.unsqueeze(1))
             real_NT = _real_frames(lengths_N, maps_NCTF.size(2))
             maps_NCTF = _masked(maps_NCTF, real_NT[:, None, :, None])
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
@@ -109,18 +113,19 @@ class Embedding(nn.Module):
             x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         return x_NTE, past_NCTF
 
-    def _convolve(self, x_N1TF: Tensor) -> Tensor:
-        """The convolutions; activations before another one are not kept for backward."""
-        x = x_N1TF
-        context: AbstractContextManager[None] = nullcontext()
+    def _convolve(self, x_N1TF: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The convolutions, and a function that computes the last activation again.
+
+        The others, between convolutions, are not kept for backward.
+        """
+        x, again = x_N1TF, None
         for module in self.conv:
             before = x
-            with context:
+            with nullcontext() if again is None else recomputed(before, again):
                 x = module(before)
-            context = nullcontext()
-            if isinstance(module, Swoosh):
-                context = recomputed(x, module.again(before))
-        return x
+            again = module.again(before) if isinstance(module, Swoosh) else None
+        assert again is not None
+        return x, again
 
     def _project_joined(self, maps_1CLF: Tensor, joined: JoinedFrames, count: int) -> Tensor:
         """(N, `count`, E): `out` with its weights in the memory order of the maps, not copied."""
@@ -164,20 +169,31 @@ class ConvNeXt(nn.Module):
         self.out_whiten = Whiten(clock, 5.0)
 
     def forward(
-        self, x_NCTF: Tensor, past_NCTF: Tensor | None, joined: JoinedFrames | None = None
+        self,
+        x_NCTF: Tensor,
+        past_NCTF: Tensor | None,
+        joined: JoinedFrames | None = None,
+        x_again: Callable[[], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(N, C, T', F') -> the same shape, or three frames fewer if there is a past.
 
-        Joined utterances (1, C, L, F') have at least three frames of zeros between them.
+        Joined utterances (1, C, L, F') have at least three frames of zeros between them. With
+        `x_again`, which computes x, x is not kept for backward.
         """
+        kept: AbstractContextManager[None] = nullcontext()
         if past_NCTF is None:
-            padded_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
+            padding = (CONTEXT, CONTEXT, CONTEXT, CONTEXT)
+            padded_NCTF = functional.pad(x_NCTF, padding)
+            if x_again is not None:
+                kept = recomputed(padded_NCTF, lambda: functional.pad(x_again(), padding))
         else:
             joined_NCTF = torch.cat((past_NCTF, x_NCTF), dim=2)
             x_NCTF = x_NCTF[:, :, :-CONTEXT]
             past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
             padded_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
-        branch = self._pointwise(self.depthwise_conv(padded_NCTF))
+        with kept:
+            mixed_NCTF = self.depthwise_conv(padded_NCTF)
+        branch = self._pointwise(mixed_NCTF)
         if self.training:
             skip = self.clock.dropout_rate_on(_SKIP_BLOCK, branch.device)
             keep = None
