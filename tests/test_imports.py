@@ -33,7 +33,7 @@ ALLOWED = {
     "decode/fusion": {"data", "decode/search", "model"},
     "decode/scoring": set(),
     "decode": {"data", "model"},
-    "train/optim": set(),
+    "train/optim": {"model"},
     "train/engine": {"config", "data", "model", "train/optim"},
     "train/tasks": {
         "config",

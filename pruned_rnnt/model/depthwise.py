@@ -114,4 +114,4 @@ class _FusedDepthwise(torch.autograd.Function):
 
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = depthwise_backward(x, weight, grad.contiguous(), ctx.padding)
-        return of_x, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None
+        return of_x, of_weight, of_bias, None

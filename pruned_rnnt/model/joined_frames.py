@@ -46,6 +46,14 @@ class JoinedFrames:
         split_CNTF: Tensor = own_CTF.unflatten(1, (self.batch, -1))[:, :, :frames]
         return split_CNTF.transpose(0, 1)
 
+    def rows(self, maps_1CLF: Tensor) -> Tensor:
+        """The output of the convolutions as rows (N * each / rate, F * C), without what is beyond.
+
+        The first frames of each utterance are its own. A view of maps with channels last.
+        """
+        own_CRF = maps_1CLF[0, :, : self.batch * self.each // self.rate]
+        return own_CRF.permute(1, 2, 0).flatten(1)
+
     def spread(self, values_NT: Tensor, frames: int) -> Tensor:
         """Place values of each utterance's first output frames: (1, 1, `frames`, 1), else zero."""
         own_NT = values_NT.new_zeros((self.batch, self.each // self.rate))

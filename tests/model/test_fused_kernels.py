@@ -13,8 +13,9 @@ from pruned_rnnt.model.depthwise import depthwise
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
+from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.convolution import gate
-from pruned_rnnt.model.zipformer.layer import Bypass
+from pruned_rnnt.model.zipformer.gradient import grad_towards_limits
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch
 from pruned_rnnt.model.zipformer.schedule import Clock
@@ -214,3 +215,22 @@ def test_zipformer_trains_the_same_with_and_without(
     assert (of_fused - of_plain).norm() <= tolerance * of_plain.norm()
     again, _ = training_pass("auto", causal, lengths, precision)
     assert torch.equal(fused, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("limits", [None, (-0.5, 0.5), (-torch.inf, torch.inf)])
+@pytest.mark.parametrize(("parts", "channels"), [(1, 1), (264, 1), (3, 37), (131, 1085)])
+def test_sums_of_parts(
+    parts: int, channels: int, limits: tuple[float, float] | None, dtype: torch.dtype
+) -> None:
+    """Rounded once, and towards the limits of a parameter as in plain torch."""
+    from pruned_rnnt.model.kernels.sums import sums_of_parts
+
+    torch.manual_seed(0)
+    # Small integers: every order of summation gives the same sum.
+    of_parts = torch.randint(-8, 9, (parts, channels)).float().cuda()
+    value = torch.randn(channels).cuda()
+    on_device = None if limits is None else torch.tensor([9.0, *limits], device="cuda")[1:]
+    found = sums_of_parts(of_parts, dtype, value, on_device)
+    plain = grad_towards_limits(of_parts.sum(0), value, limits)
+    assert torch.equal(found, plain.to(dtype))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pruned_rnnt.model import subsampling
 from pruned_rnnt.model.joined_frames import JoinedFrames
 from pruned_rnnt.model.subsampling import ConvSubsampling
-from pruned_rnnt.model.zipformer import embedding
+from pruned_rnnt.model.zipformer import embedding, embedding_convolutions
 
 BINS = 80
 
@@ -28,13 +28,16 @@ def zipformer_front() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
 
 @pytest.mark.parametrize("frames", [9, 20, 21, 22, 23])
 @pytest.mark.parametrize(
-    ("make", "module"),
-    [(conformer_front, subsampling), (zipformer_front, embedding)],
+    ("make", "modules"),
+    [
+        (conformer_front, (subsampling,)),
+        (zipformer_front, (embedding, embedding_convolutions)),
+    ],
     ids=["conformer", "zipformer"],
 )
 def test_joined_equals_separate(
     make: Callable[[], tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]],
-    module: object,
+    modules: tuple[object, ...],
     frames: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -45,8 +48,9 @@ def test_joined_equals_separate(
     lengths = torch.tensor([frames, 9, max(9, frames - 3)])
     results = []
     for join in (False, True):
-        name = "should_avoid_cudnn_replanning"
-        monkeypatch.setattr(module, name, lambda x, join=join: join)
+        for module in modules:
+            name = "should_avoid_cudnn_replanning"
+            monkeypatch.setattr(module, name, lambda x, join=join: join)
         front.zero_grad(set_to_none=True)
         out = encode(features, lengths)
         out.square().sum().backward()

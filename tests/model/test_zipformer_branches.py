@@ -14,7 +14,7 @@ from pruned_rnnt.model.zipformer.activation import (
     SwooshLinear,
     swoosh,
 )
-from pruned_rnnt.model.zipformer.layer import Bypass
+from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.masks import (
     NO_MASKS,
     dropout_mask,

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two, row_tiles
+from pruned_rnnt.model.kernels.sums import sums_of_parts
 
 _TILE = 2048
 # Frames over which one program sums.
@@ -198,7 +199,7 @@ def depthwise(x_NTE: Tensor, weight_E1K: Tensor, bias_E: Tensor, padding: int) -
 def depthwise_backward(
     x_NTE: Tensor, weight_E1K: Tensor, grad_NTE: Tensor, padding: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x and, in float32, of the weight (E, 1, K) and the bias."""
+    """Gradients of x, of the weight (E, 1, K) and of the bias."""
     batch, frames, width = x_NTE.shape
     size, out_frames = weight_E1K.size(2), grad_NTE.size(1)
     grad_x = torch.empty_like(x_NTE)
@@ -222,7 +223,9 @@ def depthwise_backward(
         power_of_two(size),
         block_e,
     )
-    return grad_x, of_weight.sum(dim=0).t().unsqueeze(1), of_bias.sum(dim=0)
+    dtype = weight_E1K.dtype
+    weight_KE = sums_of_parts(of_weight.flatten(1), dtype).view(size, width)
+    return grad_x, weight_KE.t().unsqueeze(1), sums_of_parts(of_bias, dtype)
 
 
 def _convolve(

@@ -10,8 +10,7 @@ Axes: E channels; a row is one frame of one sequence. A program takes a tile of 
     row   [ . . . . ]   all channels, in registers,
      |    [ . . . . ]   of BLOCK_R rows
 
-For sums over rows, each program writes the sum of its own rows. torch adds these in a fixed order,
-so results are reproducible.
+For sums over rows, each program writes the sum of its own rows, a part; see `sums_of_parts`.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def bias_norm(x: Tensor, bias_E: Tensor, log_scale: Tensor) -> tuple[Tensor, Ten
 def bias_norm_backward(
     x: Tensor, bias_E: Tensor, log_scale: Tensor, factor: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x and, in float32, of bias and log_scale."""
+    """Gradients of x and, as parts (P, E) and (P, 1) in float32, of bias and log_scale."""
     width = x.size(-1)
     rows = x.numel() // width
     grad_x = torch.empty_like(x)
@@ -143,4 +142,4 @@ def bias_norm_backward(
         tiles.rows,
         tiles.channels,
     )
-    return grad_x, of_bias.sum(dim=0), of_scale.sum()
+    return grad_x, of_bias, of_scale.view(-1, 1)

@@ -12,8 +12,8 @@ torch takes three kernels forward and four backward, over tensors of S and of R 
 
 A CUDA graph can also carry a penalty on scores beyond a limit, which the device switches on and off
 (see `limit_scores` in `pruned_rnnt.model.zipformer.scores`): the forward kernel then stores the
-side (-1, 0 or 1) on which each score is outside, and a last backward kernel adds this side times
-the mean absolute gradient. If the switch is 0, only the switch is read.
+side (-1, 0 or 1) on which each score is outside, in two bits, and a last backward kernel adds this
+side times the mean absolute gradient. If the switch is 0, only the switch is read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 
 # Rows of one program of the penalty.
 _ROWS = 16
+# Sides in a number of 32 bits.
+_PACKED = 16
 
 
 @kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
@@ -47,6 +49,7 @@ def _forward_kernel(
     LIMIT: tl.constexpr,
     HAS_DISTANCE: tl.constexpr,
     HAS_SWITCH: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     frame = tl.program_id(0)
@@ -64,8 +67,13 @@ def _forward_kernel(
     # The first is a constant: without a switch, nothing is loaded.
     if HAS_SWITCH:  # noqa: SIM102
         if tl.load(switch_ptr) > 0.0:
-            side = (score > LIMIT).to(tl.int8) - (score < -LIMIT).to(tl.int8)
-            tl.store(side_ptr + row * seen + column, side, mask=inside)
+            # 1 above, 2 below.
+            side = (score > LIMIT).to(tl.int32) + 2 * (score < -LIMIT).to(tl.int32)
+            side = tl.reshape(tl.where(inside, side, 0), (BLOCK_S // PACKED, PACKED))
+            packed = tl.sum(side << (2 * tl.arange(0, PACKED))[None, :], axis=1)
+            word = tl.arange(0, BLOCK_S // PACKED)
+            words = (seen + PACKED - 1) // PACKED
+            tl.store(side_ptr + row * words + word, packed, mask=word < words)
     sequence = pair // heads
     blocked = tl.load(
         blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
@@ -139,16 +147,20 @@ def _penalty_kernel(
     seen,
     HAS_DISTANCE: tl.constexpr,
     ROWS: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     if tl.load(switch_ptr) > 0.0:
         column = tl.arange(0, BLOCK_S)
         mean = tl.load(total_size_ptr) / rows / seen
+        words = (seen + PACKED - 1) // PACKED
         for index in range(ROWS):
             row = tl.program_id(0).to(tl.int64) * ROWS + index
             inside = (column < seen) & (row < rows)
             place = row * seen + column
-            side = tl.load(side_ptr + place, mask=inside, other=0).to(tl.float32)
+            packed = tl.load(side_ptr + row * words + column // PACKED, mask=inside, other=0)
+            code = (packed >> (2 * (column % PACKED))) & 3
+            side = tl.where(code == 1, 1.0, tl.where(code == 2, -1.0, 0.0))
             through = tl.load(of_scores_ptr + place, mask=inside, other=0.0).to(tl.float32)
             through = (through + side * mean).to(of_scores_ptr.dtype.element_ty)
             tl.store(of_scores_ptr + place, through, mask=inside)
@@ -161,11 +173,17 @@ class Penalty(NamedTuple):
     """The penalty on scores beyond a limit.
 
     switch: (1,) float32, 0 or 1.
-    side_NHTS: int8, written by the forward pass if the switch is on.
+    sides: int32, from `empty_sides`; written by the forward pass if the switch is on.
     """
 
     switch: Tensor
-    side_NHTS: Tensor
+    sides: Tensor
+
+
+def empty_sides(scores_NHTS: Tensor) -> Tensor:
+    """Memory for the sides of scores."""
+    shape = (*scores_NHTS.shape[:-1], divide_up(scores_NHTS.size(-1), _PACKED))
+    return torch.empty(shape, dtype=torch.int32, device=scores_NHTS.device)
 
 
 def masked_softmax(
@@ -182,11 +200,11 @@ def masked_softmax(
     Args:
         scores_NHTS, by_distance_NHTR: contiguous.
         blocked: bool (N, 1, 1, S) or (N, 1, T, S), contiguous.
-        penalty: fills its `side_NHTS`, for scores beyond +-score_limit.
+        penalty: fills its `sides`, for scores beyond +-score_limit.
     """
     batch, heads, frames, seen = scores_NHTS.shape
     weights = torch.empty_like(scores_NHTS)
-    block_s = power_of_two(seen)
+    block_s = max(power_of_two(seen), _PACKED)
     _forward_kernel(
         (frames, batch * heads),
         scores_NHTS,
@@ -194,7 +212,7 @@ def masked_softmax(
         blocked.view(torch.uint8),
         None if penalty is None else penalty.switch,
         weights,
-        None if penalty is None else penalty.side_NHTS,
+        None if penalty is None else penalty.sides,
         heads,
         frames,
         seen,
@@ -203,6 +221,7 @@ def masked_softmax(
         score_limit,
         by_distance_NHTR is not None,
         penalty is not None,
+        _PACKED,
         block_s,
         num_warps=_warps(block_s),
     )
@@ -249,7 +268,7 @@ def masked_softmax_backward(
     if penalty is not None and sizes is not None:
         _penalty_kernel(
             (divide_up(rows, _ROWS),),
-            penalty.side_NHTS,
+            penalty.sides,
             penalty.switch,
             sizes.sum(),
             of_scores,
@@ -259,6 +278,7 @@ def masked_softmax_backward(
             seen,
             has_distance,
             _ROWS,
+            _PACKED,
             block_s,
             num_warps=_warps(block_s),
         )

@@ -133,6 +133,8 @@ def _bypass_kernel(
     after_ptr,
     scale_ptr,
     keep_ptr,
+    first_switch_ptr,
+    second_switch_ptr,
     out_ptr,
     rows,
     frames,
@@ -140,9 +142,13 @@ def _bypass_kernel(
     RATE: tl.constexpr,
     E: tl.constexpr,
     HAS_KEEP: tl.constexpr,
+    HAS_SWITCHES: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
+    if HAS_SWITCHES:
+        switch = tl.load(first_switch_ptr) + tl.load(second_switch_ptr)
+        rows = tl.where(switch > 0.0, rows, 0)
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     channel = tl.arange(0, BLOCK_E)
     inside = (row < rows)[:, None] & (channel < E)[None, :]
@@ -223,12 +229,15 @@ def bypass(
     keep_N11: Tensor | None,
     *,
     rate: int = 1,
+    switches: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """before + (after - before) * scale * keep.
 
     Args:
         after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
+        switches: (1,) float32 each, 0 or 1; if both are 0, the result is left undefined.
     """
+    first_switch, second_switch = switches or (None, None)
     batch, frames, width = before_NTE.shape
     out = torch.empty_like(before_NTE)
     rows = batch * frames
@@ -239,6 +248,8 @@ def bypass(
         after_NTE,
         scale_E,
         keep_N11,
+        first_switch,
+        second_switch,
         out,
         rows,
         frames,
@@ -246,6 +257,7 @@ def bypass(
         rate,
         width,
         keep_N11 is not None,
+        switches is not None,
         tiles.rows,
         tiles.channels,
     )
@@ -261,7 +273,7 @@ def bypass_backward(
     *,
     rate: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of before, after and, in float32, scale."""
+    """Gradients of before, after and, as parts (P, E) in float32, scale."""
     batch, frames, width = before_NTE.shape
     grad_before, grad_after = torch.empty_like(before_NTE), torch.empty_like(after_NTE)
     slow_rows = batch * after_NTE.size(1)
@@ -288,4 +300,4 @@ def bypass_backward(
         tiles.rows,
         tiles.channels,
     )
-    return grad_before, grad_after, of_scale.sum(dim=0)
+    return grad_before, grad_after, of_scale

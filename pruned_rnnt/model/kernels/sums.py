@@ -1,9 +1,13 @@
-"""Sums over rows, in a fixed order: gradients of biases.
+"""Sums over rows, in a fixed order: gradients of biases, and of parameters of other kernels.
 
     sums[c] = sum_r x[r, c]
 
 Axes: R rows, C channels, P parts of the rows. Two kernels: x (R, C) -> sums of each part (P, C),
 then the sum of these. torch's kernel takes several times as long for tall matrices.
+
+The second kernel also rounds the sums to the dtype of the gradient and moves them towards the
+limits of a parameter (see `grad_towards_limits` in `pruned_rnnt.model.zipformer.gradient`), for
+which torch takes seven kernels.
 """
 
 from __future__ import annotations
@@ -46,9 +50,12 @@ def _parts_kernel(
 @kernel("parts")
 def _total_kernel(
     parts_ptr,
+    value_ptr,
+    limits_ptr,
     out_ptr,
     parts,
     C: tl.constexpr,
+    HAS_LIMITS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -59,11 +66,17 @@ def _total_kernel(
         inside = (part < parts)[:, None] & (channel < C)[None, :]
         place = part[:, None] * C + channel[None, :]
         total += tl.load(parts_ptr + place, mask=inside, other=0.0)
-    tl.store(out_ptr + channel, tl.sum(total, axis=0), mask=channel < C)
+    sums = tl.sum(total, axis=0)
+    if HAS_LIMITS:
+        value = tl.load(value_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)
+        size = tl.abs(sums)
+        sums = tl.where(value > tl.load(limits_ptr + 1), size, sums)
+        sums = tl.where(value < tl.load(limits_ptr), -size, sums)
+    tl.store(out_ptr + channel, sums.to(out_ptr.dtype.element_ty), mask=channel < C)
 
 
-def column_sums(x: Tensor) -> Tensor:
-    """Sums of the channels of x (..., C) over all other axes, (C,) float32."""
+def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums of the channels of x (..., C) over all other axes, (C,); float32 inside."""
     rows, channels = as_rows(x), x.size(-1)
     block_c = min(power_of_two(channels), _WIDTH)
     blocks = divide_up(channels, block_c)
@@ -81,7 +94,35 @@ def column_sums(x: Tensor) -> Tensor:
         _ROWS,
         block_c,
     )
-    out = torch.empty((channels,), dtype=torch.float32, device=x.device)
-    narrow = min(block_c, 32)
-    _total_kernel((divide_up(channels, narrow),), of_parts, out, parts, channels, 64, narrow)
+    return sums_of_parts(of_parts, dtype)
+
+
+def sums_of_parts(
+    parts_PC: Tensor,
+    dtype: torch.dtype,
+    value_C: Tensor | None = None,
+    limits: Tensor | None = None,
+) -> Tensor:
+    """Sums over P, (C,).
+
+    Args:
+        parts_PC: float32, contiguous.
+        value_C: the parameter whose gradient the sums are, contiguous; needed with limits.
+        limits: (2,) float32, lowest and highest value of its elements.
+    """
+    parts, channels = parts_PC.shape
+    out = torch.empty((channels,), dtype=dtype, device=parts_PC.device)
+    block_c = min(power_of_two(channels), 32)
+    _total_kernel(
+        (divide_up(channels, block_c),),
+        parts_PC,
+        value_C,
+        limits,
+        out,
+        parts,
+        channels,
+        limits is not None,
+        64,
+        block_c,
+    )
     return out

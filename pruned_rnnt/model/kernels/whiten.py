@@ -13,14 +13,14 @@ kernels, of which each reads and writes:
 
     scatter  x (R, G, C) -> x^T x and sums of x over each part, (P, G, C, C) and (P, G, C)
     reduce   these -> S (G, C, C), means (G, C), and per program the sums of S^2 and of diagonals
-    decide   sums -> over, and (centre, 1 / trace, active)
-    push     x, S -> push (R, G, C), and per program the sums of push^2 and of grad^2
+    push     x, S -> over, push (R, G, C), and per program the sums of push^2 and of grad^2
     apply    grad (R, G, C) in place
 
-A CUDA graph always launches all five. `settings` on the device holds the switch for a whitener that
+A CUDA graph always launches all four. `settings` on the device holds the switch for a whitener that
 was within its limit at its last check, the switch for one that was over, and the limit. If the
 switch is 0, each kernel returns after reading it; if the metric is within the limit, so do the last
-two.
+two. The last two read the switch from `active`, a copy, because the third changes `over`. As most
+launches find it off, a few programs share the rows: thousands take microseconds to return.
 """
 
 from __future__ import annotations
@@ -96,13 +96,17 @@ def _reduce_kernel(
     means_ptr,
     squares_ptr,
     diagonals_ptr,
+    active_ptr,
     rows,
     parts,
     G: tl.constexpr,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    if _switch(settings_ptr, over_ptr) > 0.0:
+    active = _switch(settings_ptr, over_ptr)
+    if tl.program_id(0) + tl.program_id(1) == 0:
+        tl.store(active_ptr, active)
+    if active > 0.0:
         group = tl.program_id(1)
         element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = element < C * C
@@ -134,80 +138,75 @@ def _sum_of(ptr, count, BLOCK: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@kernel("count")
-def _decide_kernel(
-    squares_ptr,
-    diagonals_ptr,
-    settings_ptr,
-    over_ptr,
-    decision_ptr,
-    count,
-    WIDTH: tl.constexpr,
-    TINY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    active = _switch(settings_ptr, over_ptr)
-    if active > 0.0:
-        trace = _sum_of(diagonals_ptr, count, BLOCK) + TINY
-        centre = _sum_of(squares_ptr, count, BLOCK) / trace
-        over = centre >= trace * (tl.load(settings_ptr + 2) / WIDTH)
-        tl.store(over_ptr, over.to(tl.uint8))
-        tl.store(decision_ptr, centre)
-        tl.store(decision_ptr + 1, 1.0 / trace)
-        active = tl.where(over, active, 0.0)
-    tl.store(decision_ptr + 2, active)
-
-
-@kernel("rows", "x_stride")
+@kernel("rows", "x_stride", "turns", "count")
 def _push_kernel(
     x_ptr,
     grad_ptr,
     total_ptr,
     means_ptr,
-    decision_ptr,
+    squares_ptr,
+    diagonals_ptr,
+    settings_ptr,
+    over_ptr,
+    active_ptr,
     push_ptr,
     push_squares_ptr,
     grad_squares_ptr,
     rows,
     x_stride,
+    turns,
+    count,
     G: tl.constexpr,
     C: tl.constexpr,
+    TINY: tl.constexpr,
+    SUMMED: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    if tl.load(decision_ptr + 2) > 0.0:
-        centre = tl.load(decision_ptr)
-        scale = tl.load(decision_ptr + 1)
+    if tl.load(active_ptr) > 0.0:
+        trace = _sum_of(diagonals_ptr, count, SUMMED) + TINY
+        centre = _sum_of(squares_ptr, count, SUMMED) / trace
+        over = centre >= trace * (tl.load(settings_ptr + 2) / (G * C))
         group = tl.program_id(2)
-        row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        real = (row < rows)[:, None]
-        push = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-        for start in range(0, C, BLOCK):
-            channel = start + tl.arange(0, BLOCK)
-            x = tl.load(
-                x_ptr + row[:, None] * x_stride + group * C + channel[None, :],
-                mask=real & (channel < C)[None, :],
-                other=0.0,
-            )
-            mean = tl.load(means_ptr + group * C + channel, mask=channel < C, other=0.0)
-            centred = (x.to(tl.float32) - mean[None, :]).to(x_ptr.dtype.element_ty)
-            matrix = tl.load(
-                total_ptr + group * C * C + channel[:, None] * C + column[None, :],
-                mask=(channel < C)[:, None] & (column < C)[None, :],
-                other=0.0,
-            )
-            matrix -= tl.where(channel[:, None] == column[None, :], centre, 0.0)
-            matrix = (matrix * scale).to(x_ptr.dtype.element_ty)
-            push = tl.dot(centred, matrix, push, input_precision=PRECISION)
-        inside = real & (column < C)[None, :]
-        push = tl.where(inside, push, 0.0)
-        place = row[:, None] * (G * C) + group * C + column[None, :]
-        tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
-        grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        program = tl.program_id(0) * tl.num_programs(1) * G + tl.program_id(1) * G + group
-        tl.store(push_squares_ptr + program, tl.sum(tl.sum(push * push, axis=1), axis=0))
-        tl.store(grad_squares_ptr + program, tl.sum(tl.sum(grad * grad, axis=1), axis=0))
+        if tl.program_id(0) + tl.program_id(1) + group == 0:
+            tl.store(over_ptr, over.to(tl.uint8))
+        if over:
+            scale = 1.0 / trace
+            column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+            push_squares = tl.zeros((BLOCK,), dtype=tl.float32)
+            grad_squares = tl.zeros((BLOCK,), dtype=tl.float32)
+            for turn in range(turns):
+                tile = turn * tl.num_programs(0) + tl.program_id(0)
+                row = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+                real = (row < rows)[:, None]
+                push = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+                for start in range(0, C, BLOCK):
+                    channel = start + tl.arange(0, BLOCK)
+                    x = tl.load(
+                        x_ptr + row[:, None] * x_stride + group * C + channel[None, :],
+                        mask=real & (channel < C)[None, :],
+                        other=0.0,
+                    )
+                    mean = tl.load(means_ptr + group * C + channel, mask=channel < C, other=0.0)
+                    centred = (x.to(tl.float32) - mean[None, :]).to(x_ptr.dtype.element_ty)
+                    matrix = tl.load(
+                        total_ptr + group * C * C + channel[:, None] * C + column[None, :],
+                        mask=(channel < C)[:, None] & (column < C)[None, :],
+                        other=0.0,
+                    )
+                    matrix -= tl.where(channel[:, None] == column[None, :], centre, 0.0)
+                    matrix = (matrix * scale).to(x_ptr.dtype.element_ty)
+                    push = tl.dot(centred, matrix, push, input_precision=PRECISION)
+                inside = real & (column < C)[None, :]
+                push = tl.where(inside, push, 0.0)
+                place = row[:, None] * (G * C) + group * C + column[None, :]
+                tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
+                grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+                push_squares += tl.sum(push * push, axis=1)
+                grad_squares += tl.sum(grad * grad, axis=1)
+            program = tl.program_id(0) * tl.num_programs(1) * G + tl.program_id(1) * G + group
+            tl.store(push_squares_ptr + program, tl.sum(push_squares, axis=0))
+            tl.store(grad_squares_ptr + program, tl.sum(grad_squares, axis=0))
 
 
 @kernel("count", "programs", "turns")
@@ -216,7 +215,8 @@ def _apply_kernel(
     push_ptr,
     push_squares_ptr,
     grad_squares_ptr,
-    decision_ptr,
+    over_ptr,
+    active_ptr,
     count,
     programs,
     turns,
@@ -224,7 +224,7 @@ def _apply_kernel(
     TINY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    if tl.load(decision_ptr + 2) > 0.0:
+    if (tl.load(active_ptr) > 0.0) & (tl.load(over_ptr) != 0):
         of_grad = tl.sqrt(_sum_of(grad_squares_ptr, programs, 1024))
         factor = STRENGTH * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, 1024)) + TINY)
         for turn in range(turns):
@@ -281,6 +281,7 @@ def whiten_gradient(
     total, means = floats(groups, channels, channels), floats(groups, channels)
     pieces = divide_up(channels * channels, _REDUCED)
     squares, diagonals = floats(groups * pieces), floats(groups * pieces)
+    active = floats(1)
     _reduce_kernel(
         (pieces, groups),
         scatter,
@@ -291,43 +292,39 @@ def whiten_gradient(
         means,
         squares,
         diagonals,
+        active,
         rows.number,
         parts,
         groups,
         channels,
         _REDUCED,
     )
-    decision = floats(3)
-    _decide_kernel(
-        (1,),
-        squares,
-        diagonals,
-        settings,
-        over,
-        decision,
-        groups * pieces,
-        width,
-        _TINY,
-        _REDUCED,
-    )
     push = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
-    grid = (row_blocks, blocks, groups)
-    programs = row_blocks * blocks * groups
+    sharing = min(row_blocks, max(_PROGRAMS // (blocks * groups), 1))
+    programs = sharing * blocks * groups
     push_squares, grad_squares = floats(programs), floats(programs)
     _push_kernel(
-        grid,
+        (sharing, blocks, groups),
         rows.tensor,
         grad,
         total,
         means,
-        decision,
+        squares,
+        diagonals,
+        settings,
+        over,
+        active,
         push,
         push_squares,
         grad_squares,
         rows.number,
         rows.stride,
+        divide_up(row_blocks, sharing),
+        groups * pieces,
         groups,
         channels,
+        _TINY,
+        _REDUCED,
         _BLOCK,
         precision,
     )
@@ -339,7 +336,8 @@ def whiten_gradient(
         push,
         push_squares,
         grad_squares,
-        decision,
+        over,
+        active,
         grad.numel(),
         programs,
         divide_up(tiles, shared),

@@ -9,6 +9,7 @@ Axes: N batch, T frames, C channels.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -84,19 +85,19 @@ class Swoosh(nn.Module):
         activated: Tensor = _Swoosh.apply(x, self.kind)  # type: ignore[no-untyped-call]
         return activated
 
+    def again(self, x: Tensor) -> Callable[[], Tensor]:
+        """A function that repeats `forward` of training, without gradients."""
+        x = x.detach()
+        return lambda: _activated(_dense(x) if use_kernels(x) else x, self.kind)
+
 
 class _Swoosh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: Kind) -> Tensor:
         ctx.kind, ctx.fused = kind, use_kernels(x)
-        if ctx.fused:
-            from pruned_rnnt.model.kernels.swoosh import swoosh_forward
-
-            x = _dense(x)
-            ctx.save_for_backward(x)
-            return swoosh_forward(x, None, _constants(kind), x.dtype)
+        x = _dense(x) if ctx.fused else x
         ctx.save_for_backward(x)
-        return _LogSumSwoosh(x, kind).forward(None, x.dtype)
+        return _activated(x, kind)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -107,6 +108,15 @@ class _Swoosh(torch.autograd.Function):
 
             return swoosh_backward(x, None, _ordered_like(grad, x), _constants(ctx.kind))[0], None
         return _LogSumSwoosh(x, ctx.kind).backward(grad), None
+
+
+def _activated(x: Tensor, kind: Kind) -> Tensor:
+    """swoosh(x) for dense x."""
+    if use_kernels(x):
+        from pruned_rnnt.model.kernels.swoosh import swoosh_forward
+
+        return swoosh_forward(x, None, _constants(kind), x.dtype)
+    return _LogSumSwoosh(x, kind).forward(None, x.dtype)
 
 
 def _constants(kind: Kind) -> tuple[float, float, float]:

@@ -6,9 +6,14 @@ P position width of a head, D width of a position encoding, R relative positions
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
 from pruned_rnnt.model.zipformer.linear import Linear, scaled_linear
@@ -69,7 +74,7 @@ class AttentionWeights(nn.Module):
             if isinstance(skip, Tensor):
                 positions_HRP = positions_HRP * (1.0 - skip).to(positions_HRP.dtype)
             by_distance_NHTR = position_NHTP @ positions_HRP.permute(1, 2, 0)
-            scores = query_NHTK @ self._heads(key).mT
+            scores = dot_products(query_NHTK, self._heads(key))
         if self.training:
             scores, by_distance_NHTR, penalty_switch = limit_scores(
                 scores, by_distance_NHTR, self.clock
@@ -83,15 +88,60 @@ class AttentionWeights(nn.Module):
         return heads_NHTK
 
 
-def uniform_weights(weights_NTS: Tensor, chosen: bool | Tensor) -> Tensor:
-    """If `chosen` (on the device, 1 instead of 0), equal weights for all frames with a weight."""
-    if chosen is False:
-        return weights_NTS
+def dot_products(query_NHTK: Tensor, key_NHSK: Tensor) -> Tensor:
+    """(N, H, T, S): query . key. The arguments are parts of one projection."""
+    if not (torch.is_grad_enabled() and use_kernels(query_NHTK, key_NHSK)):
+        return query_NHTK @ key_NHSK.mT
+    scores_NHTS: Tensor = _DotProducts.apply(  # type: ignore[no-untyped-call]
+        query_NHTK, key_NHSK
+    )
+    return scores_NHTS
+
+
+class _DotProducts(torch.autograd.Function):
+    """Saves the projection, which others save as well; autograd would save copies of its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key)
+        return query @ key.mT
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = ctx.saved_tensors
+        return grad @ key, grad.mT @ query
+
+
+def share_weights(weights_NHTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of the first head, (N, T, S), and all weights twice, for their three readers."""
+    if not (torch.is_grad_enabled() and use_kernels(weights_NHTS)):
+        return weights_NHTS[:, 0], weights_NHTS, weights_NHTS
+    shared: tuple[Tensor, Tensor, Tensor] = _Share.apply(  # type: ignore[no-untyped-call]
+        weights_NHTS
+    )
+    return shared
+
+
+class _Share(torch.autograd.Function):
+    """Adds the gradients of the readers at once, which autograd does in four passes."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return weights[:, 0], weights.view_as(weights), weights.view_as(weights)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, first: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.attention import join
+
+        return join(first.contiguous(), one.contiguous(), other.contiguous())
+
+
+def uniform_weights(weights_NTS: Tensor) -> Tensor:
+    """Equal weights for all frames with a weight."""
     attended = (weights_NTS > 0.0).to(weights_NTS.dtype)
-    uniform_NTS = attended / attended.sum(dim=-1, keepdim=True)
-    if chosen is True:
-        return uniform_NTS
-    return torch.where(chosen > 0.0, uniform_NTS, weights_NTS)
+    return attended / attended.sum(dim=-1, keepdim=True)
 
 
 class SelfAttention(nn.Module):
@@ -132,10 +182,84 @@ class NonlinAttention(nn.Module):
         self.whiten2 = Whiten(clock, ramp(5.0, 15.0, 20000))
 
     def forward(
-        self, x_NTE: Tensor, weights_NTS: Tensor, past_NSC: Tensor | None
+        self,
+        x_NTE: Tensor,
+        weights_NTS: Tensor,
+        past_NSC: Tensor | None,
+        uniform: bool | Tensor = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, T, E), and the frames tanh(b) * c for the next chunk of a stream."""
+        """(N, T, E), and the frames tanh(b) * c for the next chunk of a stream.
+
+        `uniform` is that of `sums_of_squashed`.
+        """
         squashed, value, gate = self.in_proj(x_NTE).chunk(3, dim=-1)
-        mixed_NTC = self.whiten1(value) * torch.tanh(self.balancer(squashed))
-        mixed_NSC, past_NSC = extend(past_NSC, mixed_NTC)
-        return self.whiten2(self.out_proj((weights_NTS @ mixed_NSC) * gate)), past_NSC
+        value, squashed = self.whiten1(value), self.balancer(squashed)
+        if past_NSC is None:
+            summed_NTC = sums_of_squashed(weights_NTS, value, squashed, uniform)
+        else:
+            mixed_NSC, past_NSC = extend(past_NSC, value * torch.tanh(squashed))
+            summed_NTC = weights_NTS @ mixed_NSC
+        gated_NTC = summed_NTC * gate
+        with recomputed(gated_NTC, partial(torch.mul, summed_NTC.detach(), gate.detach())):
+            out_NTE = self.out_proj(gated_NTC)
+        return self.whiten2(out_NTE), past_NSC
+
+
+def sums_of_squashed(
+    weights_NTS: Tensor, value_NSC: Tensor, squashed_NSC: Tensor, uniform: bool | Tensor
+) -> Tensor:
+    """(N, T, C): sums of value * tanh(squashed) with these weights.
+
+    Args:
+        uniform: whether to use equal weights for all frames with a weight instead; on the device,
+            (1,) float32 of 0 or 1.
+    """
+    if uniform is True:
+        weights_NTS = uniform_weights(weights_NTS)
+    chosen = uniform if isinstance(uniform, Tensor) else None
+    if not (torch.is_grad_enabled() and use_kernels(weights_NTS, value_NSC, squashed_NSC)):
+        if chosen is not None:
+            weights_NTS = torch.where(chosen > 0.0, uniform_weights(weights_NTS), weights_NTS)
+        return weights_NTS @ (value_NSC * torch.tanh(squashed_NSC))
+    summed_NTC: Tensor = _SumsOfSquashed.apply(  # type: ignore[no-untyped-call]
+        weights_NTS, value_NSC, squashed_NSC, chosen
+    )
+    return summed_NTC
+
+
+class _SumsOfSquashed(torch.autograd.Function):
+    """Saves its arguments only, which others save as well."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, value: Tensor, squashed: Tensor, uniform: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(weights, value, squashed)
+        ctx.uniform = uniform
+        return _chosen_weights(weights, uniform) @ _squash(value, squashed)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        from pruned_rnnt.model.kernels.attention import squash_backward
+
+        weights, value, squashed = ctx.saved_tensors
+        uniform = ctx.uniform
+        of_weights = grad @ _squash(value, squashed).mT
+        if uniform is not None:
+            of_weights = of_weights * (1.0 - uniform).to(of_weights.dtype)
+        of_product = _chosen_weights(weights, uniform).mT @ grad
+        of_value, of_squashed = squash_backward(value, squashed, of_product.contiguous())
+        return of_weights, of_value, of_squashed, None
+
+
+def _squash(value: Tensor, squashed: Tensor) -> Tensor:
+    from pruned_rnnt.model.kernels.attention import squash
+
+    return squash(value, squashed)
+
+
+def _chosen_weights(weights: Tensor, uniform: Tensor | None) -> Tensor:
+    from pruned_rnnt.model.kernels.attention import uniform_if
+
+    return weights if uniform is None else uniform_if(weights, uniform)

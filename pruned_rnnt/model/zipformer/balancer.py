@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.joined_frames import channels_last
-from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
+from pruned_rnnt.model.zipformer.schedule import Clock, Recorder, Schedule, ramp
 from pruned_rnnt.ops.common.library import accumulator
 
 _ABS_TO_RMS = math.sqrt(math.pi / 2)
@@ -70,9 +70,8 @@ class Balancer(nn.Module):
         axis = self.channel_axis % x.dim()
         balanced: Tensor
         if self.clock.recorder is not None:
-            settings = self.clock.recorder.add(self._settings, 5)
             balanced = _SwitchedBalance.apply(  # type: ignore[no-untyped-call]
-                x, axis, self.upper_half, settings
+                x, axis, self, self.record(self.clock.recorder)
             )
             return balanced
         if not self.clock.bernoulli(self.clock.value(self.probability)):
@@ -81,6 +80,21 @@ class Balancer(nn.Module):
             x, axis, self.upper_half, *self._limits()
         )
         return balanced
+
+    def record(self, recorder: Recorder) -> Tensor:
+        """(5,) on the device: the settings of `change_gradient` in a captured pass."""
+        return recorder.add(self._settings, 5)
+
+    def change_gradient(self, x: Tensor, grad: Tensor, settings: Tensor) -> None:
+        """Change the gradient of x in place if the settings say so; by fused kernels.
+
+        Args:
+            x, grad: with the channels last; `grad` is contiguous.
+        """
+        from pruned_rnnt.model.kernels.balance import balance_gradient
+
+        part = slice(x.size(-1) // 2 if self.upper_half else 0, None)
+        balance_gradient(x[..., part], grad[..., part], settings, _STRENGTH)
 
     def _limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Limits of mean / standard deviation, and of the root mean square."""
@@ -143,22 +157,19 @@ class _SwitchedBalance(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, channel_axis: int, upper_half: bool, settings: Tensor
+        ctx: Any, x: Tensor, channel_axis: int, balancer: Balancer, settings: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.channel_axis, ctx.upper_half, ctx.settings = channel_axis, upper_half, settings
+        ctx.channel_axis, ctx.balancer, ctx.settings = channel_axis, balancer, settings
         return x.view_as(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        from pruned_rnnt.model.kernels.balance import balance_gradient
-
         (x,) = ctx.saved_tensors
         x = x.movedim(ctx.channel_axis, -1)
         grad = grad.movedim(ctx.channel_axis, -1).contiguous()
-        part = slice(x.size(-1) // 2 if ctx.upper_half else 0, None)
-        balance_gradient(x[..., part], grad[..., part], ctx.settings, _STRENGTH)
+        ctx.balancer.change_gradient(x, grad, ctx.settings)
         grad = grad.movedim(-1, ctx.channel_axis)
         return channels_last(grad) if grad.dim() == 4 else grad, None, None, None
 

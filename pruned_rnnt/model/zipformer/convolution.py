@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
@@ -63,11 +63,12 @@ class ConvolutionModule(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """(N, T, E), and, if causal, the gated frames for the next chunk of a stream."""
         # The upper half of the projection is the gate.
-        gated_NTE = gate(self.balancer1(self.in_proj(x_NTE)), frames.real_NT1)
+        projected_NTC = self.balancer1(self.in_proj(x_NTE))
         if isinstance(self.depthwise_conv, ChunkCausalConvolution):
+            gated_NTE = gate(projected_NTC, frames.real_NT1)
             mixed_NTE, past_NPE = self.depthwise_conv(gated_NTE, frames, past_NPE)
         else:
-            mixed_NTE = depthwise(self.depthwise_conv, gated_NTE)
+            mixed_NTE = gated_depthwise(self.depthwise_conv, projected_NTC, frames.real_NT1)
         return self.out_proj(self.whiten(self.balancer2(mixed_NTE))), past_NPE
 
 
@@ -95,6 +96,43 @@ class _Gate(torch.autograd.Function):
 
         x, real = ctx.saved_tensors
         return gate_backward(x, real, grad.contiguous()), None
+
+
+def gated_depthwise(convolution: nn.Conv1d, x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
+    """The convolution of `gate`, (N, T, 2 E) -> (N, T, E), whose backward pass gates again."""
+    weight, bias = convolution.weight, convolution.bias
+    if not (torch.is_grad_enabled() and x_NTC.requires_grad and use_kernels(x_NTC, weight)):
+        return depthwise(convolution, gate(x_NTC, real_NT1))
+    assert bias is not None
+    dtype = compute_dtype(x_NTC, weight)
+    mixed_NTE: Tensor = _GatedDepthwise.apply(  # type: ignore[no-untyped-call]
+        x_NTC.to(dtype), real_NT1, weight.to(dtype), bias.to(dtype), int(convolution.padding[0])
+    )
+    return mixed_NTE
+
+
+class _GatedDepthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, real: Tensor, weight: Tensor, bias: Tensor, padding: int
+    ) -> Tensor:
+        from pruned_rnnt.model.kernels import convolution as fused
+
+        x, real, weight = x.contiguous(), real.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, real, weight)
+        ctx.padding = padding
+        return fused.depthwise(fused.gate(x, real), weight, bias, padding)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
+        from pruned_rnnt.model.kernels import convolution as fused
+
+        x, real, weight = ctx.saved_tensors
+        of_gated, of_weight, of_bias = fused.depthwise_backward(
+            fused.gate(x, real), weight, grad.contiguous(), ctx.padding
+        )
+        return fused.gate_backward(x, real, of_gated), None, of_weight, of_bias, None
 
 
 class ChunkCausalConvolution(nn.Module):

@@ -10,23 +10,25 @@ of the maps on both sides, with zeros beyond the utterance.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import (
     JoinedFrames,
     channels_last,
     should_avoid_cudnn_replanning,
 )
+from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.zipformer.activation import Swoosh, swoosh_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
+from pruned_rnnt.model.zipformer.embedding_convolutions import Conv2d, FirstConv2d, WideConv2d
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient, own_gradient
 from pruned_rnnt.model.zipformer.layer import DROPOUT
-from pruned_rnnt.model.zipformer.linear import Linear, bias_gradient, linear, weight_gradient
+from pruned_rnnt.model.zipformer.linear import Linear, linear, linear_again
 from pruned_rnnt.model.zipformer.masks import dropout_mask, keep_mask
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
@@ -44,94 +46,6 @@ _SKIP_BLOCK = ramp(0.2, 0.015, 20000)
 def embedding_length(lengths: Tensor) -> Tensor:
     """Frames of 20 ms of utterances with `lengths` feature frames; 0 if too short."""
     return ((lengths - (RECEPTIVE_FIELD - EMBEDDING_RATE)) // EMBEDDING_RATE).clamp(min=0)
-
-
-class Conv2d(nn.Conv2d):
-    """nn.Conv2d that runs in the memory order (N, T, F, C) on a GPU, as tensor cores need."""
-
-    def forward(self, x_NCTF: Tensor) -> Tensor:
-        weight = self.weight
-        if should_avoid_cudnn_replanning(x_NCTF):
-            weight = weight.contiguous(memory_format=torch.channels_last)
-        maps_NCTF: Tensor = self._conv_forward(x_NCTF, weight, self.bias)
-        return maps_NCTF
-
-
-class WideConv2d(Conv2d):
-    """Conv2d with its weight gradient as a matrix product of all windows, on a GPU.
-
-    cuDNN's weight gradient of the last strided convolution takes ten times as long.
-    """
-
-    def forward(self, x_NCTF: Tensor) -> Tensor:
-        if not (should_avoid_cudnn_replanning(x_NCTF) and torch.is_grad_enabled()):
-            return super().forward(x_NCTF)
-        dtype = compute_dtype(x_NCTF, self.weight)
-        maps_NCTF: Tensor = _WideConvolution.apply(  # type: ignore[no-untyped-call]
-            channels_last(x_NCTF.to(dtype)),
-            self.weight.to(dtype, memory_format=torch.channels_last),
-            self.bias if self.bias is None else self.bias.to(dtype),
-            self.stride,
-        )
-        return maps_NCTF
-
-
-class _WideConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.stride = stride
-        return functional.conv2d(x, weight, bias, stride)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        grad = channels_last(grad)
-        of_x, _, _ = torch.ops.aten.convolution_backward(
-            grad,
-            x,
-            weight,
-            [weight.size(0)],
-            ctx.stride,
-            [0, 0],
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-            [True, False, False],
-        )
-        height, width = weight.shape[2:]
-        windows = x.movedim(1, -1).unfold(1, height, ctx.stride[0]).unfold(2, width, ctx.stride[1])
-        # (N, T', F', height, width, C), whose innermost pieces are contiguous in x.
-        windows = windows.movedim(3, -1).flatten(3)
-        grad_NTFC = grad.movedim(1, -1)
-        of_weight = weight_gradient(grad_NTFC, windows)
-        of_weight = of_weight.unflatten(1, (height, width, -1)).movedim(-1, 1)
-        return of_x, of_weight, bias_gradient(grad_NTFC, weight.dtype), None
-
-
-class FirstConv2d(nn.Conv2d):
-    """nn.Conv2d of one channel with 3 x 3 weights; on a GPU, a matrix product of all windows.
-
-    cuDNN's kernels for one input channel take longer than the rest of the embedding.
-    """
-
-    def forward(self, x_N1TF: Tensor) -> Tensor:
-        if not should_avoid_cudnn_replanning(x_N1TF):
-            return super().forward(x_N1TF)
-        assert self.bias is not None
-        margin = int(self.padding[1])
-        x_NTF = functional.pad(
-            x_N1TF.squeeze(1).to(compute_dtype(x_N1TF, self.weight)), [margin] * 2
-        )
-        windows = x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
-        # Matrix products need aligned rows: 16 numbers instead of 9.
-        windows = functional.pad(windows, (0, 7))
-        weight = functional.pad(self.weight.flatten(1), (0, 7))
-        return channels_last(functional.linear(windows, weight, self.bias).permute(0, 3, 1, 2))
 
 
 class Embedding(nn.Module):
@@ -179,21 +93,47 @@ class Embedding(nn.Module):
             batch, frames, _ = features_NTF.shape
             count = (frames - RECEPTIVE_FIELD) // EMBEDDING_RATE + 1
             joined = JoinedFrames(batch, frames, EMBEDDING_RATE, RECEPTIVE_FIELD)
-            maps_1CLF = self.conv(joined.join(features_NTF))
+            maps_1CLF, maps_again = self._convolve(joined.join(features_NTF))
             real = joined.spread(_real_frames(lengths_N, count), maps_1CLF.size(2))
-            maps_1CLF, _ = self.convnext(_masked(maps_1CLF, real), None, joined)
-            maps_NCTF = joined.part(maps_1CLF, count)
+            maps_1CLF = _masked(maps_1CLF, real)
+            maps_1CLF, _ = self.convnext(
+                maps_1CLF, None, joined, lambda: _masked(maps_again(), real)
+            )
+            x_NTE = self._project_joined(maps_1CLF, joined, count)
         else:
-            maps_NCTF = self.conv(features_NTF.unsqueeze(1))
+            maps_NCTF, _ = self._convolve(features_NTF.unsqueeze(1))
             real_NT = _real_frames(lengths_N, maps_NCTF.size(2))
             maps_NCTF = _masked(maps_NCTF, real_NT[:, None, :, None])
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
-        x_NTE = self.out_norm(self.out_whiten(self.out(maps_NCTF.transpose(1, 2).flatten(2))))
+            x_NTE = self.out(maps_NCTF.transpose(1, 2).flatten(2))
+        x_NTE = self.out_norm(self.out_whiten(x_NTE))
         if self.training:
             rate = self.clock.dropout_rate_on(DROPOUT, x_NTE.device)
             mask_N1E = dropout_mask(x_NTE.size(0), x_NTE.size(-1), rate, x_NTE.device)
             x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         return x_NTE, past_NCTF
+
+    def _convolve(self, x_N1TF: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The convolutions, and a function that computes the last activation again.
+
+        The others, between convolutions, are not kept for backward.
+        """
+        x, again = x_N1TF, None
+        for module in self.conv:
+            before = x
+            with nullcontext() if again is None else recomputed(before, again):
+                x = module(before)
+            again = module.again(before) if isinstance(module, Swoosh) else None
+        assert again is not None
+        return x, again
+
+    def _project_joined(self, maps_1CLF: Tensor, joined: JoinedFrames, count: int) -> Tensor:
+        """(N, `count`, E): `out` with its weights in the memory order of the maps, not copied."""
+        channels, bins = maps_1CLF.size(1), maps_1CLF.size(3)
+        weight = self.out.weight.unflatten(1, (channels, bins)).transpose(1, 2).flatten(1)
+        x_RE = linear(joined.rows(maps_1CLF), weight, self.out.bias)
+        x_NTE: Tensor = x_RE.unflatten(0, (joined.batch, -1))[:, :count]
+        return x_NTE.contiguous()
 
 
 def _real_frames(lengths_N: Tensor, count: int) -> Tensor:
@@ -229,20 +169,31 @@ class ConvNeXt(nn.Module):
         self.out_whiten = Whiten(clock, 5.0)
 
     def forward(
-        self, x_NCTF: Tensor, past_NCTF: Tensor | None, joined: JoinedFrames | None = None
+        self,
+        x_NCTF: Tensor,
+        past_NCTF: Tensor | None,
+        joined: JoinedFrames | None = None,
+        x_again: Callable[[], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(N, C, T', F') -> the same shape, or three frames fewer if there is a past.
 
-        Joined utterances (1, C, L, F') have at least three frames of zeros between them.
+        Joined utterances (1, C, L, F') have at least three frames of zeros between them. With
+        `x_again`, which computes x, x is not kept for backward.
         """
+        kept: AbstractContextManager[None] = nullcontext()
         if past_NCTF is None:
-            padded_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
+            padding = (CONTEXT, CONTEXT, CONTEXT, CONTEXT)
+            padded_NCTF = functional.pad(x_NCTF, padding)
+            if x_again is not None:
+                kept = recomputed(padded_NCTF, lambda: functional.pad(x_again(), padding))
         else:
             joined_NCTF = torch.cat((past_NCTF, x_NCTF), dim=2)
             x_NCTF = x_NCTF[:, :, :-CONTEXT]
             past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
             padded_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
-        branch = self._pointwise(self.depthwise_conv(padded_NCTF))
+        with kept:
+            mixed_NCTF = self.depthwise_conv(padded_NCTF)
+        branch = self._pointwise(mixed_NCTF)
         if self.training:
             skip = self.clock.dropout_rate_on(_SKIP_BLOCK, branch.device)
             keep = None
@@ -268,7 +219,11 @@ class ConvNeXt(nn.Module):
             return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
         # As linear layers over frames and bins, which do not store the activation for backward.
         x_NTFC = channels_last(x_NCTF).movedim(1, -1)
-        hidden_NTFC = linear(x_NTFC, first.weight.flatten(1), first.bias)
-        hidden_NTFC = self.hidden_balancer(hidden_NTFC.movedim(-1, 1)).movedim(1, -1)
-        branch_NTFC = swoosh_linear(hidden_NTFC, second.weight.flatten(1), second.bias, None, "L")
+        weight, bias = first.weight.flatten(1), first.bias
+        hidden_NTFC = linear(x_NTFC, weight, bias)
+        # The widest tensor of the encoder; one matrix product makes it again.
+        with recomputed(hidden_NTFC, linear_again(x_NTFC, weight, bias)):
+            hidden_NTFC = self.hidden_balancer(hidden_NTFC.movedim(-1, 1)).movedim(1, -1)
+            weight, bias = second.weight.flatten(1), second.bias
+            branch_NTFC = swoosh_linear(hidden_NTFC, weight, bias, None, "L")
         return channels_last(branch_NTFC.movedim(-1, 1))

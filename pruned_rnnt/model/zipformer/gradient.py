@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
 
 # Fraction of the batches on which the gradients of limited parameters change.
@@ -55,6 +56,18 @@ def grad_towards_limits(grad: Tensor, value: Tensor, limits: Limits | None) -> T
     size = grad.abs()
     grad = torch.where(value > high, size, grad)
     return torch.where(value < low, size.neg_(), grad)
+
+
+def sum_towards_limits(parts_PC: Tensor, value: Tensor, limits: Limits | None) -> Tensor:
+    """The gradient of a parameter of C elements from parts of it, then `grad_towards_limits`."""
+    if not use_kernels(parts_PC, value):
+        grad = parts_PC.sum(dim=0).view_as(value).to(value.dtype)
+        return grad_towards_limits(grad, value, limits)
+    from pruned_rnnt.model.kernels.sums import sums_of_parts
+
+    on_device = limits if isinstance(limits, Tensor) else None
+    grad = sums_of_parts(parts_PC, value.dtype, value, on_device).view_as(value)
+    return grad if on_device is not None else grad_towards_limits(grad, value, limits)
 
 
 def own_gradient(x: Tensor) -> Tensor:

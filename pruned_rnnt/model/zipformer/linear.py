@@ -5,6 +5,7 @@ Axes: R rows (all frames of a batch), I and O channels of input and output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output
 
 
+def linear_again(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[], Tensor]:
+    """A function that repeats `linear` without gradients, also outside of autocast."""
+    dtype = compute_dtype(x, weight)
+    x, weight = x.detach(), weight.detach()
+    bias = None if bias is None else bias.detach().to(dtype)
+    return lambda: functional.linear(x.to(dtype), weight.to(dtype), bias)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -56,7 +65,7 @@ def bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
     if use_kernels(grad):
         from pruned_rnnt.model.kernels.sums import column_sums
 
-        return column_sums(grad).to(dtype)
+        return column_sums(grad, dtype)
     return grad.flatten(0, -2).sum(dim=0, dtype=dtype)
 
 

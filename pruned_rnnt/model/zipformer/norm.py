@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels
-from pruned_rnnt.model.zipformer.gradient import Limits, grad_towards_limits, sample_limits
+from pruned_rnnt.model.zipformer.gradient import (
+    Limits,
+    grad_towards_limits,
+    sample_limits,
+    sum_towards_limits,
+)
 from pruned_rnnt.model.zipformer.schedule import Clock
 
 _LOG_SCALE_LIMIT = 1.5
@@ -32,13 +37,15 @@ class BiasNorm(nn.Module):
             x = x.to(torch.promote_types(x.dtype, self.bias.dtype))
         if not torch.is_grad_enabled():
             return x * _factor(x, self.bias, self.log_scale)[0]
-        limits = None
-        if self.training:
-            limits = sample_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
+        limits = self.sample_limits() if self.training else None
         normed: Tensor = _BiasNorm.apply(  # type: ignore[no-untyped-call]
             x, self.bias, self.log_scale, limits
         )
         return normed
+
+    def sample_limits(self) -> Limits | None:
+        """Limits of the logarithm of the scale on this batch."""
+        return sample_limits(self.clock, -_LOG_SCALE_LIMIT, _LOG_SCALE_LIMIT)
 
 
 def _factor(x: Tensor, bias: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,8 +85,8 @@ class _BiasNorm(torch.autograd.Function):
             of_x, of_bias, of_scale = bias_norm_backward(
                 x, bias, log_scale, factor, grad.contiguous()
             )
-            of_scale = grad_towards_limits(of_scale.to(log_scale.dtype), log_scale, ctx.limits)
-            return of_x, of_bias.to(bias.dtype), of_scale, None
+            of_bias = sum_towards_limits(of_bias, bias, None)
+            return of_x, of_bias, sum_towards_limits(of_scale, log_scale, ctx.limits), None
         x, bias, log_scale, factor, norm = ctx.saved_tensors
         product = (grad * x).sum(dim=-1, keepdim=True).mul_(factor)
         through_size = (bias - x).mul_(product / norm.square())

@@ -118,15 +118,14 @@ class _MaskedSoftmax(torch.autograd.Function):
         weights: Tensor
         ctx.fused = use_kernels(scores)
         if ctx.fused:
-            from pruned_rnnt.model.kernels.softmax import Penalty
+            from pruned_rnnt.model.kernels.softmax import Penalty, empty_sides
             from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
 
             if by_distance is not None:
                 by_distance = by_distance.contiguous()
             ctx.penalty = None
             if penalty_switch is not None:
-                side = torch.empty(scores.shape, dtype=torch.int8, device=scores.device)
-                ctx.penalty = Penalty(penalty_switch, side)
+                ctx.penalty = Penalty(penalty_switch, empty_sides(scores))
             weights = fused_softmax(
                 scores.contiguous(),
                 by_distance,

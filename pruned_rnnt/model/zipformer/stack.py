@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.config import (
     OUTPUT_RATE,
     REFERENCE_WARM_UP,
@@ -17,7 +18,7 @@ from pruned_rnnt.model.zipformer.config import (
     ZipformerConfig,
 )
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.layer import DROPOUT, Bypass, ZipformerLayer
+from pruned_rnnt.model.zipformer.layer import DROPOUT, ZipformerLayer
 from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks, sample_layer_masks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.state import LayerState
@@ -80,7 +81,10 @@ class Stacks(nn.Module):
             if output.size(-1) > width:
                 pieces.append(output[..., width:])
                 width = output.size(-1)
-        return self.downsample_output(torch.cat(pieces, dim=-1), lengths_N), new_states
+        joined_NTE = torch.cat(pieces, dim=-1)
+        # The memory of the whole pass is at its peak here.
+        del outputs, output, pieces, x_NTE
+        return self.downsample_output(joined_NTE, lengths_N), new_states
 
     def _layer_masks(self, x_NTE: Tensor) -> list[LayerMasks]:
         """Masks of all layers, in the order in which they run."""
@@ -163,12 +167,11 @@ class Stack(nn.Module):
         """(N, T, E) -> (N, T, E); `mask_N1E` masks channels before and after each layer."""
         if self.training:
             frames = _with_dropped_positions(frames, self.clock.dropout_rate(_POSITION_DROPOUT))
-        x_NTE = _masked(x_NTE, mask_N1E)
+        x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         new_states = []
         for index, layer in enumerate(self.layers):
             past = None if states is None else states[index]
-            x_NTE, state = layer(x_NTE, frames, past, layer_masks[index])
-            x_NTE = _masked(x_NTE, mask_N1E)
+            x_NTE, state = layer(x_NTE, frames, past, layer_masks[index], mask_N1E)
             if state is not None:
                 new_states.append(state)
         return x_NTE, new_states
@@ -238,10 +241,6 @@ def _with_dropped_positions(frames: Frames, rate: float) -> Frames:
     )
 
 
-def _masked(x_NTE: Tensor, mask_N1E: Tensor | None) -> Tensor:
-    return x_NTE if mask_N1E is None else x_NTE * mask_N1E
-
-
 def _to_width(x_NTE: Tensor, dim: int) -> Tensor:
     """The first `dim` channels, padded with zeros if there are fewer."""
-    return functional.pad(x_NTE, (0, dim - x_NTE.size(-1)))
+    return x_NTE if x_NTE.size(-1) == dim else functional.pad(x_NTE, (0, dim - x_NTE.size(-1)))

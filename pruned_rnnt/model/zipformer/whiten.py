@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
+from pruned_rnnt.model.zipformer.schedule import Clock, Recorder, Schedule
 from pruned_rnnt.ops.common.library import accumulator
 
 # Fraction of the batches on which the metric is computed: higher while it is over the limit.
@@ -59,9 +59,8 @@ class Whiten(nn.Module):
             return x
         whitened: Tensor
         if self.clock.recorder is not None:
-            settings = self.clock.recorder.add(self._settings, 3)
             whitened = _SwitchedWhiten.apply(  # type: ignore[no-untyped-call]
-                x, self.over_limit, self.groups, settings, self.strength
+                x, self, self.record(self.clock.recorder)
             )
             return whitened
         if not self.clock.bernoulli(self.probability):
@@ -71,6 +70,22 @@ class Whiten(nn.Module):
             x, self.over_limit, self.groups, limit, self.strength
         )
         return whitened
+
+    def record(self, recorder: Recorder) -> Tensor:
+        """(3,) on the device: the settings of `change_gradient` in a captured pass."""
+        return recorder.add(self._settings, 3)
+
+    def change_gradient(self, x: Tensor, grad: Tensor, settings: Tensor) -> None:
+        """Change the gradient of x in place if the settings say so; by fused kernels.
+
+        Args:
+            grad: contiguous.
+        """
+        from pruned_rnnt.model.kernels.whiten import whiten_gradient
+
+        whiten_gradient(
+            x, grad, settings, self.over_limit, groups=self.groups, strength=self.strength
+        )
 
     def _settings(self) -> Sequence[float]:
         """Whether to act on this batch (0 or 1): if within the limit, if over it; and the limit."""
@@ -134,22 +149,15 @@ class _SwitchedWhiten(torch.autograd.Function):
     """`_Whiten` if `settings` on the device switch it on. Changes the gradient in place."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, over_limit: Tensor, groups: int, settings: Tensor, strength: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, whiten: Whiten, settings: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.over_limit, ctx.groups = over_limit, groups
-        ctx.settings, ctx.strength = settings, strength
+        ctx.whiten, ctx.settings = whiten, settings
         return x.view_as(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        from pruned_rnnt.model.kernels.whiten import whiten_gradient
-
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
-        whiten_gradient(
-            x, grad, ctx.settings, ctx.over_limit, groups=ctx.groups, strength=ctx.strength
-        )
-        return grad, None, None, None, None
+        ctx.whiten.change_gradient(x, grad, ctx.settings)
+        return grad, None, None

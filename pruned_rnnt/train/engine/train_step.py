@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.engine.batch_copies import BatchCopies
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import gradients_of
 from pruned_rnnt.train.engine.host_copy import HostCopy
@@ -93,6 +94,7 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.gradients = gradients_of(self.parameters, ranks)
+        self._copies = BatchCopies(self.device)
         self.reads_late = self.device.type == "cuda" and isinstance(optimiser, ConditionalOptimiser)
         self._last: LaunchedStep | None = None
         self._known_at = 0.0
@@ -163,7 +165,7 @@ class Stepper:
 
     def _pass(self, batch: Any, step: int, scale: Callable[[], float], done: _Passes) -> None:
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            losses = self.task.losses(batch.to(self.device), step)
+            losses = self.task.losses(self._copies(batch), step)
         self.scaler.scale(losses.objective * scale()).backward()
         values = (losses.total, *losses.parts.values(), *losses.measures.values())
         sums_K = torch.stack(values).sum(dim=1)

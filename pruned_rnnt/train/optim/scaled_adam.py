@@ -32,12 +32,14 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.train.optim.conditional import Condition
 from pruned_rnnt.train.optim.median_clipping import MedianClipping
-from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, ParameterVector, vector_of
+from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, vector_of
+from pruned_rnnt.train.optim.scaled_adam_passes import Passes, PlainPasses, Rates
 
 # Size of the vectors in which parameters are updated; about six copies of one exist during an
-# update.
+# update, unless fused kernels make it.
 _BUCKET_ELEMENTS = 2**24
 # Steps from one change of the sizes to the next.
 _SIZE_PERIOD = 4
@@ -129,34 +131,29 @@ class _Group:
         self.clipping = MedianClipping(options, options["params"][0].device)
 
     def update(self, condition: Condition) -> None:
-        # An update of zeros changes nothing; infinity or NaN times zero would.
-        gradients = [condition.zero_(vectors.gradient()) for vectors in self.vectors]
+        for vectors in self.vectors:
+            vectors.passes.start(condition)
+        factor = None
         if self.options["clip_scale"] > 0:
-            squares = [
-                vectors.square_norm(gradient)
-                for vectors, gradient in zip(self.vectors, gradients, strict=True)
-            ]
-            factor = self.clipping.factor(torch.stack(squares).sum().sqrt_(), condition)
-            if factor is not None:
-                torch._foreach_mul_(gradients, factor)
-        for vectors, gradient in zip(self.vectors, gradients, strict=True):
-            vectors.update(gradient, condition)
+            squares = torch.stack([vectors.square_norm() for vectors in self.vectors])
+            factor = self.clipping.factor(squares.sum().sqrt_(), condition)
+        for vectors in self.vectors:
+            vectors.update(factor, condition)
         self.options["step"] += 1
 
 
-class _Vectors(ParameterVector):
+class _Vectors:
     """Parameters that are updated as one vector; their optimiser states are views of vectors."""
 
     def __init__(
         self, parameters: list[Tensor], state: dict[Tensor, Any], options: dict[str, Any]
     ) -> None:
-        super().__init__(parameters)
-        self.parameters = parameters
+        self.passes = _passes_over(parameters)
+        self.sizes_P = self.passes.sizes_P
         self.options = options
         states = [state[parameter] for parameter in parameters]
         for of_parameter, parameter in zip(states, parameters, strict=True):
             _fill(of_parameter, parameter, options)
-        self.scalars = [parameter for parameter in parameters if parameter.numel() == 1]
         self.is_scalar_P = self.sizes_P == 1
         self.change, self.square, self.rms_P, self.size_square_P = (
             vector_of([of_parameter[name] for of_parameter in states])
@@ -172,51 +169,37 @@ class _Vectors(ParameterVector):
         ):
             for of_parameter, piece in zip(states, pieces, strict=True):
                 of_parameter[name] = piece
-        self._measured_rms = self.each(self.rms_P.clamp(min=options["min_rms"]))
+        self._set_rms()
 
-    def gradient(self) -> Tensor:
-        """The gradients as one vector of its own."""
-        return vector_of(
-            [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        )
-
-    def square_norm(self, gradient: Tensor) -> Tensor:
+    def square_norm(self) -> Tensor:
         """(): sum of the squares of gradient times root mean square of its parameter."""
-        return torch.dot(self.sums(gradient.square()), self.rms_P.square())
+        return torch.dot(self.passes.gradient_squares(), self.rms_P.square())
 
-    def update(self, gradient: Tensor, condition: Condition) -> None:
-        """One step; `gradient` must be zero if it does not apply."""
-        step, lr, eps = (self.options[name] for name in ("step", "lr", "eps"))
-        beta1, beta2 = self.options["betas"]
-        values = vector_of(self.parameters)
-        place = step % _SIZE_PERIOD
-        condition.assign(self.size_gradients_KP[place], self.sums(values * gradient))
+    def update(self, factor: Tensor | None, condition: Condition) -> None:
+        """One step with gradients times `factor`."""
+        options = self.options
+        beta1, beta2 = options["betas"]
+        place = options["step"] % _SIZE_PERIOD
+        condition.assign(self.size_gradients_KP[place], self.passes.value_gradients(factor))
+        growth_P = None
         if place == _SIZE_PERIOD - 1:
-            self._measure(values, condition)
-
-        condition.mul_(self.square, beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        correction = 1 - beta2 ** (step + 1)
-        if correction < _NEGLIGIBLE_CORRECTION:
-            spread = torch.div(self.square, correction).sqrt_()
-        else:
-            spread = self.square.sqrt()
-        direction = gradient.div_(spread.add_(eps))
-        condition.mul_(self.change, beta1)
-        self.change.addcmul_(direction, self._measured_rms, value=-lr * (1 - beta1))
-        if place == _SIZE_PERIOD - 1:
+            rms_P = (self.passes.value_squares() / self.sizes_P).sqrt_()
+            condition.assign(self.rms_P, torch.where(self.is_scalar_P, self.rms_P, rms_P))
+            self._set_rms()
             growth_P = condition.zero_(self._growth_P(condition))
-            self.change.addcmul_(values, self.each(growth_P), value=1 - beta1)
+        correction = 1 - beta2 ** (options["step"] + 1)
+        rates = Rates(
+            step=-options["lr"] * (1 - beta1),
+            change_decay=beta1,
+            square_decay=beta2,
+            correction=correction if correction < _NEGLIGIBLE_CORRECTION else 1.0,
+            eps=options["eps"],
+            max_scalar=options["max_scalar"],
+        )
+        self.passes.update(self.change, self.square, growth_P, rates=rates, condition=condition)
 
-        pieces = _unflatten_dense_tensors(condition.or_zeros(self.change), self.parameters)
-        torch._foreach_add_(self.parameters, list(pieces))
-        if self.scalars:
-            torch._foreach_clamp_max_(self.scalars, self.options["max_scalar"])
-            torch._foreach_clamp_min_(self.scalars, -self.options["max_scalar"])
-
-    def _measure(self, values: Tensor, condition: Condition) -> None:
-        rms_P = (self.sums(values.square()) / self.sizes_P).sqrt_()
-        condition.assign(self.rms_P, torch.where(self.is_scalar_P, self.rms_P, rms_P))
-        self._measured_rms = self.each(self.rms_P.clamp(min=self.options["min_rms"]))
+    def _set_rms(self) -> None:
+        self.passes.set_rms(self.rms_P.clamp(min=self.options["min_rms"]))
 
     def _growth_P(self, condition: Condition) -> Tensor:
         """(P,): change of the size of each parameter, as a share of it."""
@@ -265,3 +248,13 @@ def _fill(state: dict[str, Any], parameter: Tensor, options: dict[str, Any]) -> 
     )
     state["size_square"] = torch.zeros((), device=parameter.device)
     state["size_gradients"] = torch.zeros(_SIZE_PERIOD, device=parameter.device)
+
+
+def _passes_over(parameters: list[Tensor]) -> Passes:
+    """Passes over these parameters, by fused kernels if they can run."""
+    fits = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+    if not (fits and use_kernels(*parameters)):
+        return PlainPasses(parameters)
+    from pruned_rnnt.train.optim.scaled_adam_kernels import FusedPasses
+
+    return FusedPasses(parameters)

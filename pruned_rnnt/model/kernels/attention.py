@@ -1,0 +1,212 @@
+"""Elementwise parts of attention, each in one pass over memory.
+
+    squash     out = value * tanh(squashed)
+    uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
+                              frames if the device has chosen uniform weights
+    join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
+
+Axes: N sequences, H heads, T frames, S frames attended to, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two, row_tiles
+from pruned_rnnt.model.kernels.rows import as_rows
+
+_TILE = 2048
+
+
+@triton.jit
+def _tanh(x):
+    # The exponential cannot overflow.
+    small = tl.exp(-2.0 * tl.abs(x))
+    size = (1.0 - small) / (1.0 + small)
+    # Near zero the difference cancels; five terms of the series are exact to 1e-8 of the value.
+    square = x * x
+    series = 62.0 / 2835.0
+    series = series * square - 17.0 / 315.0
+    series = series * square + 2.0 / 15.0
+    series = series * square - 1.0 / 3.0
+    series = x + x * (series * square)
+    return tl.where(tl.abs(x) < 0.25, series, tl.where(x < 0.0, -size, size))
+
+
+@kernel("rows", "value_stride", "squashed_stride")
+def _squash_kernel(
+    value_ptr,
+    squashed_ptr,
+    out_ptr,
+    rows,
+    value_stride,
+    squashed_stride,
+    C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.arange(0, BLOCK_C)[None, :]
+    inside = (row < rows)[:, None] & (channel < C)
+    value = tl.load(value_ptr + row[:, None] * value_stride + channel, mask=inside, other=0.0)
+    squashed = tl.load(
+        squashed_ptr + row[:, None] * squashed_stride + channel, mask=inside, other=0.0
+    )
+    out = value.to(tl.float32) * _tanh(squashed.to(tl.float32))
+    tl.store(out_ptr + row[:, None] * C + channel, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("rows", "value_stride", "squashed_stride")
+def _squash_backward_kernel(
+    value_ptr,
+    squashed_ptr,
+    grad_ptr,
+    of_value_ptr,
+    of_squashed_ptr,
+    rows,
+    value_stride,
+    squashed_stride,
+    C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channel = tl.arange(0, BLOCK_C)[None, :]
+    inside = (row < rows)[:, None] & (channel < C)
+    value = tl.load(value_ptr + row[:, None] * value_stride + channel, mask=inside, other=0.0)
+    squashed = tl.load(
+        squashed_ptr + row[:, None] * squashed_stride + channel, mask=inside, other=0.0
+    )
+    place = row[:, None] * C + channel
+    grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    factor = _tanh(squashed.to(tl.float32))
+    of_squashed = grad * value.to(tl.float32) * (1.0 - factor * factor)
+    tl.store(of_value_ptr + place, (grad * factor).to(of_value_ptr.dtype.element_ty), mask=inside)
+    tl.store(of_squashed_ptr + place, of_squashed.to(of_squashed_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("frames", "seen", "sequence_stride", "frame_stride")
+def _uniform_kernel(
+    weights_ptr,
+    chosen_ptr,
+    out_ptr,
+    frames,
+    seen,
+    sequence_stride,
+    frame_stride,
+    BLOCK_S: tl.constexpr,
+):
+    frame = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, BLOCK_S)
+    inside = column < seen
+    place = weights_ptr + sequence * sequence_stride + frame * frame_stride + column
+    weight = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if tl.load(chosen_ptr) > 0.0:
+        attended = tl.where(weight > 0.0, 1.0, 0.0)
+        weight = attended / tl.sum(attended, axis=0)
+    out = out_ptr + (sequence * frames + frame) * seen + column
+    tl.store(out, weight.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("heads")
+def _join_kernel(first_ptr, one_ptr, other_ptr, out_ptr, size, heads, BLOCK: tl.constexpr):
+    pair = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.load(one_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(other_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
+    if pair % heads == 0:
+        first = tl.load(first_ptr + pair // heads * size + place, mask=inside, other=0.0)
+        total += first.to(tl.float32)
+    out = out_ptr + pair * size + place
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def squash(value: Tensor, squashed: Tensor) -> Tensor:
+    """value * tanh(squashed), (..., C), contiguous."""
+    of_value, of_squashed = as_rows(value), as_rows(squashed)
+    out = value.new_empty(value.shape)
+    width = value.size(-1)
+    tiles = row_tiles(of_value.number, width, _TILE)
+    _squash_kernel(
+        (tiles.number,),
+        of_value.tensor,
+        of_squashed.tensor,
+        out,
+        of_value.number,
+        of_value.stride,
+        of_squashed.stride,
+        width,
+        tiles.rows,
+        tiles.channels,
+    )
+    return out
+
+
+def squash_backward(value: Tensor, squashed: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of both arguments of `squash`; `grad` is contiguous."""
+    of_value, of_squashed = as_rows(value), as_rows(squashed)
+    grad_value, grad_squashed = torch.empty_like(grad), torch.empty_like(grad)
+    width = value.size(-1)
+    tiles = row_tiles(of_value.number, width, _TILE)
+    _squash_backward_kernel(
+        (tiles.number,),
+        of_value.tensor,
+        of_squashed.tensor,
+        grad,
+        grad_value,
+        grad_squashed,
+        of_value.number,
+        of_value.stride,
+        of_squashed.stride,
+        width,
+        tiles.rows,
+        tiles.channels,
+    )
+    return grad_value, grad_squashed
+
+
+def uniform_if(weights_NTS: Tensor, chosen: Tensor) -> Tensor:
+    """The weights, or uniform ones if `chosen`, (1,) float32 on the device, is 1; contiguous.
+
+    Args:
+        weights_NTS: at least 0; contiguous along S.
+    """
+    batch, frames, seen = weights_NTS.shape
+    out = weights_NTS.new_empty(weights_NTS.shape)
+    block_s = power_of_two(seen)
+    _uniform_kernel(
+        (frames, batch),
+        weights_NTS,
+        chosen,
+        out,
+        frames,
+        seen,
+        weights_NTS.stride(0),
+        weights_NTS.stride(1),
+        block_s,
+        num_warps=max(min(block_s // 256, 8), 1),
+    )
+    return out
+
+
+def join(first_NTS: Tensor, one_NHTS: Tensor, other_NHTS: Tensor) -> Tensor:
+    """one + other, and + first for the first head; all contiguous."""
+    batch, heads, frames, seen = one_NHTS.shape
+    out = torch.empty_like(one_NHTS)
+    size = frames * seen
+    _join_kernel(
+        (divide_up(size, _TILE), batch * heads),
+        first_NTS,
+        one_NHTS,
+        other_NHTS,
+        out,
+        size,
+        heads,
+        _TILE,
+    )
+    return out

@@ -1,0 +1,130 @@
+"""The convolutions over time and frequency of the embedding, in the forms that a GPU computes fast.
+
+Axes: N batch, T feature frames, T' frames of a feature map, F mel bins, F' bins of a feature map,
+C channels, K values of a window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.joined_frames import channels_last, should_avoid_cudnn_replanning
+from pruned_rnnt.model.zipformer.linear import bias_gradient, weight_gradient
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d that runs in the memory order (N, T, F, C) on a GPU, as tensor cores need."""
+
+    def forward(self, x_NCTF: Tensor) -> Tensor:
+        weight = self.weight
+        if should_avoid_cudnn_replanning(x_NCTF):
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        maps_NCTF: Tensor = self._conv_forward(x_NCTF, weight, self.bias)
+        return maps_NCTF
+
+
+class WideConv2d(Conv2d):
+    """Conv2d with its weight gradient as a matrix product of all windows, on a GPU.
+
+    cuDNN's weight gradient of the last strided convolution takes ten times as long.
+    """
+
+    def forward(self, x_NCTF: Tensor) -> Tensor:
+        if not (should_avoid_cudnn_replanning(x_NCTF) and torch.is_grad_enabled()):
+            return super().forward(x_NCTF)
+        dtype = compute_dtype(x_NCTF, self.weight)
+        maps_NCTF: Tensor = _WideConvolution.apply(  # type: ignore[no-untyped-call]
+            channels_last(x_NCTF.to(dtype)),
+            self.weight.to(dtype, memory_format=torch.channels_last),
+            self.bias if self.bias is None else self.bias.to(dtype),
+            self.stride,
+        )
+        return maps_NCTF
+
+
+class _WideConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride = stride
+        return functional.conv2d(x, weight, bias, stride)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad = channels_last(grad)
+        of_x, _, _ = torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            weight,
+            [weight.size(0)],
+            ctx.stride,
+            [0, 0],
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [True, False, False],
+        )
+        height, width = weight.shape[2:]
+        windows = x.movedim(1, -1).unfold(1, height, ctx.stride[0]).unfold(2, width, ctx.stride[1])
+        # (N, T', F', height, width, C), whose innermost pieces are contiguous in x.
+        windows = windows.movedim(3, -1).flatten(3)
+        grad_NTFC = grad.movedim(1, -1)
+        of_weight = weight_gradient(grad_NTFC, windows)
+        of_weight = of_weight.unflatten(1, (height, width, -1)).movedim(-1, 1)
+        return of_x, of_weight, bias_gradient(grad_NTFC, weight.dtype), None
+
+
+class FirstConv2d(nn.Conv2d):
+    """nn.Conv2d of one channel with 3 x 3 weights; on a GPU, a matrix product of all windows.
+
+    cuDNN's kernels for one input channel take longer than the rest of the embedding.
+    """
+
+    def forward(self, x_N1TF: Tensor) -> Tensor:
+        if x_N1TF.requires_grad or not should_avoid_cudnn_replanning(x_N1TF):
+            return super().forward(x_N1TF)
+        assert self.bias is not None
+        dtype = compute_dtype(x_N1TF, self.weight)
+        maps_NTFC: Tensor = _FirstConvolution.apply(  # type: ignore[no-untyped-call]
+            x_N1TF.squeeze(1),
+            self.weight.flatten(1).to(dtype),
+            self.bias.to(dtype),
+            int(self.padding[1]),
+        )
+        return channels_last(maps_NTFC.permute(0, 3, 1, 2))
+
+
+class _FirstConvolution(torch.autograd.Function):
+    """(N, T, F) -> (N, T - 2, F, C). Saves no windows, which are many times as large as x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_CK: Tensor, bias: Tensor, padding: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.padding, ctx.dtype = padding, weight_CK.dtype
+        # Matrix products need aligned rows: 16 numbers instead of 9.
+        weight_CK = functional.pad(weight_CK, (0, 7))
+        return functional.linear(_windows(x, padding, weight_CK.dtype), weight_CK, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
+        (x,) = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_weight = weight_gradient(grad, _windows(x, ctx.padding, ctx.dtype))[:, :9]
+        return None, of_weight, bias_gradient(grad, ctx.dtype), None
+
+
+def _windows(x_NTF: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+    """(N, T - 2, F, 16): the 3 x 3 values around each bin, and zeros."""
+    x_NTF = functional.pad(x_NTF.to(dtype), (padding, padding))
+    return functional.pad(x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2), (0, 7))
