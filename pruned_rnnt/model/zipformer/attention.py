@@ -245,10 +245,11 @@ class _SumsOfSquashed(torch.autograd.Function):
 
         weights, value, squashed = ctx.saved_tensors
         uniform = ctx.uniform
-        of_weights = grad @ _squash(value, squashed).mT
+        # Autocast casts the factors of the product in forward, but nothing in backward.
+        of_weights = (grad @ _squash(value, squashed).to(grad.dtype).mT).to(weights.dtype)
         if uniform is not None:
             of_weights = of_weights * (1.0 - uniform).to(of_weights.dtype)
-        of_product = _chosen_weights(weights, uniform).mT @ grad
+        of_product = _chosen_weights(weights, uniform).to(grad.dtype).mT @ grad
         of_value, of_squashed = squash_backward(value, squashed, of_product.contiguous())
         return of_weights, of_value, of_squashed, None
 
