@@ -22,8 +22,15 @@ def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
-def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None) -> Tensor:
+def depthwise(
+    convolution: nn.Conv1d,
+    x_NTE: Tensor,
+    padding: int | None = None,
+    chunk: Tensor | None = None,
+) -> Tensor:
     """(N, T, E) -> (N, T', E): apply the convolution with its padding, or with another padding.
+
+    With `chunk`, (1,) int64 on the device, frames of other chunks of that size count as zero.
 
     Computed as a 2-D convolution over (N, E, 1, T), whose channels-last layout is that of x; CPU
     kernels for it are several times as fast as those for one dimension.
@@ -36,8 +43,11 @@ def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None)
             convolution.weight.to(dtype),
             convolution.bias.to(dtype),
             int(convolution.padding[0]) if padding is None else padding,
+            chunk,
         )
         return mixed_NTE
+    if chunk is not None:
+        return _by_taps(convolution, x_NTE.to(dtype), chunk)
     mixed_NE1T: Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
         x_NTE.to(dtype).transpose(1, 2).unsqueeze(2),
         convolution.weight.to(dtype).unsqueeze(2),
@@ -45,6 +55,20 @@ def depthwise(convolution: nn.Conv1d, x_NTE: Tensor, padding: int | None = None)
         int(convolution.padding[0]) if padding is None else padding,
     )
     return mixed_NE1T.squeeze(2).transpose(1, 2)
+
+
+def _by_taps(convolution: nn.Conv1d, x_NTE: Tensor, chunk: Tensor) -> Tensor:
+    """The convolution within chunks, tap by tap: for passes that are captured without kernels."""
+    size, past = convolution.kernel_size[0], int(convolution.padding[0])
+    assert convolution.bias is not None
+    frame_T = torch.arange(x_NTE.size(1), device=x_NTE.device)
+    padded_NTE = functional.pad(x_NTE, (0, 0, past, size - 1 - past))
+    total_NTE = convolution.bias.to(x_NTE.dtype).expand_as(x_NTE)
+    for k in range(size):
+        same_T = torch.div(frame_T + k - past, chunk, rounding_mode="floor") == frame_T // chunk
+        source_NTE = padded_NTE[:, k : k + len(frame_T)] * same_T[:, None]
+        total_NTE = total_NTE + source_NTE * convolution.weight[:, 0, k].to(x_NTE.dtype)
+    return total_NTE
 
 
 @contextmanager
@@ -99,19 +123,21 @@ class _FusedDepthwise(torch.autograd.Function):
     """By our kernels, which read frames as the other modules store them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int, chunk: Tensor | None
+    ) -> Tensor:
         from pruned_rnnt.model.kernels.convolution import depthwise as fused_depthwise
 
         x, weight = x.contiguous(), weight.contiguous()
         ctx.save_for_backward(x, weight)
-        ctx.padding = padding
-        return fused_depthwise(x, weight, bias, padding)
+        ctx.padding, ctx.chunk = padding, chunk
+        return fused_depthwise(x, weight, bias, padding, chunk)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         from pruned_rnnt.model.kernels.convolution import depthwise_backward
 
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = depthwise_backward(x, weight, grad.contiguous(), ctx.padding)
-        return of_x, of_weight, of_bias, None
+        found = depthwise_backward(x, weight, grad.contiguous(), ctx.padding, ctx.chunk)
+        return *found, None, None

@@ -175,6 +175,20 @@ def test_depthwise(size: int, padding: int, batch: int, frames: int) -> None:
     check(run, torch.randn(batch, frames, 72), torch.randn(72, 1, size), torch.randn(72))
 
 
+@pytest.mark.parametrize("chunk", [8, 48, 2**20])
+@pytest.mark.parametrize(("batch", "frames"), [(3, 77), (2, 1031)])
+def test_depthwise_within_chunks(chunk: int, batch: int, frames: int) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv1d(72, 72, 31, groups=72, padding=15).cuda()
+    chunk_1 = torch.tensor([chunk], device="cuda")
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        convolution._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
+        return depthwise(convolution, x, chunk=chunk_1)
+
+    check(run, torch.randn(batch, frames, 72), torch.randn(72, 1, 31), torch.randn(72))
+
+
 def training_pass(
     mode: str, causal: bool, lengths: list[int], precision: torch.dtype
 ) -> tuple[Tensor, Tensor]:

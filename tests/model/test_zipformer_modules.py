@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from pruned_rnnt.model.zipformer.attention import AttentionWeights
-from pruned_rnnt.model.zipformer.frames import Chunking, frames_at_rate, relative_positions
+from pruned_rnnt.model.zipformer.convolution import ChunkCausalConvolution
+from pruned_rnnt.model.zipformer.frames import (
+    UNLIMITED,
+    Chunking,
+    frames_at_rate,
+    relative_positions,
+)
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 from pruned_rnnt.model.zipformer.stack import Downsample
 from tests.model.zipformer_tiny import randoms
@@ -97,3 +103,31 @@ def test_downsample_repeats_the_last_frame() -> None:
     filled = torch.cat((x[0, :4], x[0, 3:4], x[0, 3:4])).view(2, 3, 2)
     torch.testing.assert_close(got[0], torch.einsum("tde,d->te", filled, weights))
     torch.testing.assert_close(got[1], torch.einsum("tde,d->te", x[1].view(2, 3, 2), weights))
+
+
+@pytest.mark.parametrize(("chunk", "left"), [(8, 2), (16, None), (64, 1), (None, None)])
+def test_chunks_on_the_device_equal_those_of_the_host(chunk: int | None, left: int | None) -> None:
+    """As captured passes have them, of which one serves all chunk sizes."""
+    torch.manual_seed(0)
+    lengths_N = torch.tensor([100, 61, 3])
+    on_device = Chunking(
+        chunk_size=torch.tensor([UNLIMITED if chunk is None else chunk]),
+        left_chunks=torch.tensor([UNLIMITED if left is None else left]),
+    )
+    positions_RD = relative_positions(0, 104, 12, randoms(1))
+    for rate in (1, 2, 8):
+        results = []
+        convolution = ChunkCausalConvolution(6, 7).double()
+        torch.nn.init.normal_(convolution.chunkwise_conv_scale)
+        x_NTE = randoms(3, 104 // rate, 6).requires_grad_()
+        for chunking in (Chunking(chunk_size=chunk, left_chunks=left), on_device):
+            frames = frames_at_rate(lengths_N, 104, rate, chunking, positions_RD)
+            mixed_NTE, _ = convolution(x_NTE, frames, None)
+            # Frames beyond the length of an utterance that is one chunk have no factor.
+            real_NTE = mixed_NTE * frames.real_NT1
+            wanted = (x_NTE, *convolution.parameters())
+            gradients = torch.autograd.grad((real_NTE * real_NTE.detach().cos()).sum(), wanted)
+            count = 104 // rate
+            results.append((frames.blocked.expand(3, 1, count, count), real_NTE, *gradients))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other)

@@ -3,6 +3,8 @@
     gated[n, t, e] = a[n, t, e] * sigmoid(b[n, t, e]) * real[n, t]      (a, b) = x[n, t, :]
     out[n, t, e]   = bias[e] + sum_k weight[e, k] * x[n, t + k - P, e],  zero outside 0 .. T - 1
 
+With chunks of C frames, also zero where floor((t + k - P) / C) differs from floor(t / C).
+
 Axes: N sequences, T frames, E channels, K kernel size, P padding; T' = T + P + P' - K + 1 frames of
 the output. A program takes a tile of frames and channels, and reads it K times from cache:
 
@@ -116,6 +118,7 @@ def _depthwise_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    chunk_ptr,
     out_ptr,
     frames,
     out_frames,
@@ -124,6 +127,7 @@ def _depthwise_kernel(
     K: tl.constexpr,
     STEP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -136,9 +140,14 @@ def _depthwise_kernel(
     if HAS_BIAS:
         total += tl.load(bias_ptr + channel, mask=has_channel, other=0.0).to(tl.float32)[None, :]
     x_ptr += sequence * frames * E
+    if HAS_CHUNK:
+        chunk = tl.load(chunk_ptr).to(tl.int32)
     for k in range(K):
         source = frame + STEP * k + shift
-        inside = ((source >= 0) & (source < frames))[:, None] & has_channel[None, :]
+        counts = (source >= 0) & (source < frames)
+        if HAS_CHUNK:
+            counts = counts & (source // chunk == frame // chunk)
+        inside = counts[:, None] & has_channel[None, :]
         x = tl.load(x_ptr + source[:, None] * E + channel[None, :], mask=inside, other=0.0)
         weight = tl.load(weight_ptr + channel * K + k, mask=has_channel, other=0.0)
         total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
@@ -151,6 +160,7 @@ def _depthwise_kernel(
 def _depthwise_weight_kernel(
     x_ptr,
     grad_ptr,
+    chunk_ptr,
     of_weight_ptr,
     of_bias_ptr,
     frames,
@@ -158,6 +168,7 @@ def _depthwise_weight_kernel(
     padding,
     E: tl.constexpr,
     K: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     SUMMED: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -172,12 +183,17 @@ def _depthwise_weight_kernel(
     of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
     x_ptr += sequence * frames * E
     grad_ptr += sequence * out_frames * E
+    if HAS_CHUNK:
+        chunk = tl.load(chunk_ptr).to(tl.int32)
     for turn in range(SUMMED):
         frame = first + turn
         counts = has_channel & (frame < out_frames)
         grad = tl.load(grad_ptr + frame * E + channel, mask=counts, other=0.0).to(tl.float32)
         source = frame + k - padding
-        inside = ((source >= 0) & (source < frames))[:, None] & has_channel[None, :]
+        inside_K = (source >= 0) & (source < frames)
+        if HAS_CHUNK:
+            inside_K = inside_K & (source // chunk == frame // chunk)
+        inside = inside_K[:, None] & has_channel[None, :]
         x = tl.load(x_ptr + source[:, None] * E + channel[None, :], mask=inside, other=0.0)
         of_weight += x.to(tl.float32) * grad[None, :]
         of_bias += grad
@@ -187,23 +203,32 @@ def _depthwise_weight_kernel(
     tl.store(of_bias_ptr + part * E + channel, of_bias, mask=has_channel)
 
 
-def depthwise(x_NTE: Tensor, weight_E1K: Tensor, bias_E: Tensor, padding: int) -> Tensor:
-    """(N, T, E) -> (N, T', E) with `padding` zeros at both ends; all contiguous, of one dtype."""
+def depthwise(
+    x_NTE: Tensor, weight_E1K: Tensor, bias_E: Tensor, padding: int, chunk: Tensor | None = None
+) -> Tensor:
+    """(N, T, E) -> (N, T', E) with `padding` zeros at both ends; all contiguous, of one dtype.
+
+    chunk: (1,) integer on the device, above 0; T' must be T.
+    """
     batch, frames, width = x_NTE.shape
     size = weight_E1K.size(2)
     out = x_NTE.new_empty((batch, frames + 2 * padding - size + 1, width))
-    _convolve(x_NTE, weight_E1K, bias_E, out, shift=-padding, step=1)
+    _convolve(x_NTE, weight_E1K, bias_E, out, chunk, shift=-padding, step=1)
     return out
 
 
 def depthwise_backward(
-    x_NTE: Tensor, weight_E1K: Tensor, grad_NTE: Tensor, padding: int
+    x_NTE: Tensor,
+    weight_E1K: Tensor,
+    grad_NTE: Tensor,
+    padding: int,
+    chunk: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the weight (E, 1, K) and of the bias."""
     batch, frames, width = x_NTE.shape
     size, out_frames = weight_E1K.size(2), grad_NTE.size(1)
     grad_x = torch.empty_like(x_NTE)
-    _convolve(grad_NTE, weight_E1K, None, grad_x, shift=padding, step=-1)
+    _convolve(grad_NTE, weight_E1K, None, grad_x, chunk, shift=padding, step=-1)
     parts = divide_up(out_frames, _SUMMED)
     of_weight = x_NTE.new_empty((batch * parts, size, width), dtype=torch.float32)
     of_bias = x_NTE.new_empty((batch * parts, width), dtype=torch.float32)
@@ -212,6 +237,7 @@ def depthwise_backward(
         (parts, divide_up(width, block_e), batch),
         x_NTE,
         grad_NTE,
+        chunk,
         of_weight,
         of_bias,
         frames,
@@ -219,6 +245,7 @@ def depthwise_backward(
         padding,
         width,
         size,
+        chunk is not None,
         _SUMMED,
         power_of_two(size),
         block_e,
@@ -229,7 +256,14 @@ def depthwise_backward(
 
 
 def _convolve(
-    x_NTE: Tensor, weight_E1K: Tensor, bias_E: Tensor | None, out_NTE: Tensor, shift: int, step: int
+    x_NTE: Tensor,
+    weight_E1K: Tensor,
+    bias_E: Tensor | None,
+    out_NTE: Tensor,
+    chunk: Tensor | None,
+    *,
+    shift: int,
+    step: int,
 ) -> None:
     batch, frames, width = x_NTE.shape
     block_e = 64
@@ -240,6 +274,7 @@ def _convolve(
         x_NTE,
         weight_E1K,
         bias_E,
+        chunk,
         out_NTE,
         frames,
         out_NTE.size(1),
@@ -248,6 +283,7 @@ def _convolve(
         weight_E1K.size(2),
         step,
         bias_E is not None,
+        chunk is not None,
         block_t,
         block_e,
     )

@@ -16,7 +16,7 @@ from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.frames import Frames, extend
+from pruned_rnnt.model.zipformer.frames import LARGEST_CHUNK, Frames, extend
 from pruned_rnnt.model.zipformer.linear import Linear
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
@@ -163,10 +163,15 @@ class ChunkCausalConvolution(nn.Module):
         if past_NPE is None:
             joined_NTE = functional.pad(joined_NTE, (0, 0, left, 0))
         causal_NTE = depthwise(self.causal_conv, joined_NTE)
-        if frames.chunk_size is None:
-            within_NTE = depthwise(self.chunkwise_conv, x_NTE)
-            return causal_NTE + within_NTE * self._factors(frames.lengths_N, count), past_NPE
         chunk = frames.chunk_size
+        frame_T = torch.arange(count, device=x_NTE.device)
+        if isinstance(chunk, Tensor):
+            within_NTE = depthwise(self.chunkwise_conv, x_NTE, chunk=chunk)
+            sizes_N = torch.where(chunk > LARGEST_CHUNK, frames.lengths_N, chunk)
+            return causal_NTE + within_NTE * self._factors(sizes_N, frame_T % chunk), past_NPE
+        if chunk is None:
+            within_NTE = depthwise(self.chunkwise_conv, x_NTE)
+            return causal_NTE + within_NTE * self._factors(frames.lengths_N, frame_T), past_NPE
         chunks = (count + chunk - 1) // chunk
         filled_NTE = functional.pad(x_NTE, (0, 0, 0, chunks * chunk - count))
         chunks_NBCE = filled_NTE.unflatten(1, (chunks, chunk))
@@ -176,14 +181,13 @@ class ChunkCausalConvolution(nn.Module):
         within = depthwise(self.chunkwise_conv, padded_NBGE.flatten(1, 2))
         within_NBCE = within.unflatten(1, (chunks, chunk + left))[:, :, :chunk]
         size = torch.full((1,), chunk, device=x_NTE.device)
-        within_NBCE = within_NBCE * self._factors(size, chunk)
+        within_NBCE = within_NBCE * self._factors(size, torch.arange(chunk, device=x_NTE.device))
         within_NTE = within_NBCE.flatten(1, 2)[:, :count]
         return causal_NTE + within_NTE, past_NPE
 
-    def _factors(self, sizes_N: Tensor, count: int) -> Tensor:
-        """(N, count, E) factors for the first `count` frames of chunks of `sizes_N` frames."""
+    def _factors(self, sizes_N: Tensor, frame_T: Tensor) -> Tensor:
+        """(N, T, E) factors for the frames `frame_T` of chunks of `sizes_N` frames."""
         first_KE, last_KE = functional.pad(self.chunkwise_conv_scale, (0, 1)).transpose(1, 2)
-        frame_T = torch.arange(count, device=sizes_N.device)
         from_end_NT = sizes_N[:, None] - frame_T
         # Row K is zero: it is for frames further than K from the edge.
         of_first_T = frame_T.clamp(max=self.kernel_size)

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Frames of a chunk that is an utterance, and chunks of a past that is all of it: exact in float32,
+# and also above LARGEST_CHUNK at the rate of a stack that downsamples by 8.
+UNLIMITED = 2**20
+LARGEST_CHUNK = 2**16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
@@ -20,14 +25,15 @@ class Frames:
     lengths_N: real frames.
     real_NT1: bool, False beyond the length.
     blocked: bool (N, 1, 1, S) or (N, 1, T, S), True if frame T must not attend to frame S.
-    chunk_size: frames of a chunk, or None if an utterance is one chunk.
+    chunk_size: frames of a chunk, or None if an utterance is one chunk; in a captured pass (1,)
+        int64, above `LARGEST_CHUNK` if an utterance is one chunk.
     positions_RD: encodings of the distances -S .. T - 1 from a frame to a frame it attends to.
     """
 
     lengths_N: Tensor
     real_NT1: Tensor
     blocked: Tensor
-    chunk_size: int | None
+    chunk_size: int | Tensor | None
     positions_RD: Tensor
 
 
@@ -37,10 +43,12 @@ class Chunking:
 
     chunk_size: frames of a chunk before any stack's downsampling; None: the whole utterance.
     left_chunks: chunks of the past that a chunk attends to; None: all.
+
+    In a captured pass both are (1,) int64 on the device, and `UNLIMITED` instead of None.
     """
 
-    chunk_size: int | None = None
-    left_chunks: int | None = None
+    chunk_size: int | Tensor | None = None
+    left_chunks: int | Tensor | None = None
 
 
 def frames_at_rate(

@@ -14,8 +14,6 @@ an incomplete chunk, as in a stream.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -36,6 +34,7 @@ from pruned_rnnt.model.zipformer.embedding import (
     embedding_length,
 )
 from pruned_rnnt.model.zipformer.frames import (
+    UNLIMITED,
     Chunking,
     frames_at_rate,
     relative_positions,
@@ -92,15 +91,6 @@ class Zipformer(Encoder):
         To resume exactly, restore this step, the state dict and the states of torch's generators.
         """
         self.clock.set_step(step)
-
-    def draw_choices(self) -> dict[str, Any]:
-        config = self.config
-        if not config.causal:
-            return {}
-        return {
-            "chunk_size": _sample(config.chunk_sizes),
-            "left_context": _sample(config.left_contexts),
-        }
 
     def forward(
         self,
@@ -263,16 +253,34 @@ class Zipformer(Encoder):
                     "encoder is not causal and needs whole utterances"
                 )
             return Chunking()
-        drawn = self.draw_choices() if self.training and chunk_size is None else {}
-        if chunk_size is None:
-            chunk_size = drawn.get("chunk_size", self.chunking[0])
-        if left_context is None:
-            left_context = drawn.get("left_context", self.chunking[1])
+        if self.clock.recorder is not None:
+            drawn_2 = self.clock.recorder.add(self._draw_chunking, 2).long()
+            # Before the first replay, a pass may read zeros.
+            chunk_1 = drawn_2[:1].clamp(min=config.common_rate)
+            return Chunking(chunk_size=chunk_1, left_chunks=drawn_2[1:])
+        if self.training and chunk_size is None:
+            chunk, left = self._draw_chunking()
+            return Chunking(
+                chunk_size=None if chunk == UNLIMITED else chunk,
+                left_chunks=None if left == UNLIMITED else left,
+            )
+        chunk_size = self.chunking[0] if chunk_size is None else chunk_size
+        left_context = self.chunking[1] if left_context is None else left_context
         config.check_chunk_size(chunk_size)
         if chunk_size == WHOLE:
             return Chunking()
         left_chunks = None if left_context == WHOLE else max(left_context // chunk_size, 1)
         return Chunking(chunk_size=chunk_size, left_chunks=left_chunks)
+
+    def _draw_chunking(self) -> tuple[int, int]:
+        """Chunk size and chunks of the past for a training batch; UNLIMITED for no limit."""
+        chunk_size = _sample(self.config.chunk_sizes)
+        left_context = _sample(self.config.left_contexts)
+        if chunk_size == WHOLE:
+            return UNLIMITED, UNLIMITED
+        if left_context == WHOLE:
+            return chunk_size, UNLIMITED
+        return chunk_size, max(left_context // chunk_size, 1)
 
 
 def embedded_chunk(num_features: int) -> int:
