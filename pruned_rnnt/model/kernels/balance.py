@@ -5,15 +5,14 @@
 offset and slope are the normalised gradient of the balancer's penalty; they follow from the mean
 and the mean square of each channel c (see `pruned_rnnt.model.zipformer.balancer`).
 
-Axes: R rows (all frames of a batch), C channels, P parts of the rows. Three kernels:
+Axes: R rows (all frames of a batch), C channels, P parts of the rows. Two kernels:
 
-    sums          x (R, C) -> sums of x and of x^2 over each part, (P, 2, C)
-    coefficients  sums -> strength * offset and strength * slope, (2, C)
-    apply         grad (R, C) in place
+    sums   x (R, C) -> sums of x and of x^2 over each part, (P, 2, C)
+    apply  sums -> offset and slope of the channels of a program; grad (R, C) in place
 
-A CUDA graph always launches all three. `settings` on the device holds the switch (0 or 1), the
-limits of mean / standard deviation, and the limits of the root mean square; if the switch is 0,
-each kernel returns after reading it.
+A CUDA graph always launches both. `settings` on the device holds the switch (0 or 1), the limits of
+mean / standard deviation, and the limits of the root mean square; if the switch is 0, each kernel
+returns after reading it. Programs have few channels, so that few sums are read again by each.
 """
 
 from __future__ import annotations
@@ -27,9 +26,11 @@ from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows
 
 _TILE = 4096
-_WIDEST = 512
-# Programs that share the rows, of the sums and of the update.
-_PARTS, _PROGRAMS = 132, 528
+_WIDEST = 64
+# Programs of a kernel.
+_PROGRAMS = 528
+# Parts that a program adds together.
+_ADDED = 32
 _TINY = 1e-20
 
 
@@ -68,64 +69,68 @@ def _sums_kernel(
         tl.store(out + C, second, mask=channel < C)
 
 
-@kernel("rows", "parts")
-def _coefficients_kernel(
+@triton.jit
+def _coefficients(
     sums_ptr,
     settings_ptr,
-    out_ptr,
     rows,
     parts,
+    channel,
     C: tl.constexpr,
-    STRENGTH: tl.constexpr,
     TINY: tl.constexpr,
+    ADDED: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    if tl.load(settings_ptr) > 0.0:
-        channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-        inside = channel < C
-        mean = tl.zeros((BLOCK_C,), dtype=tl.float32)
-        square = tl.zeros((BLOCK_C,), dtype=tl.float32)
-        for part in range(parts):
-            place = sums_ptr + part * 2 * C + channel
-            mean += tl.load(place, mask=inside, other=0.0)
-            square += tl.load(place + C, mask=inside, other=0.0)
-        mean /= rows
-        square /= rows
-        rms = tl.sqrt(square)
-        to_unit = tl.rsqrt(tl.maximum(square - mean * mean, TINY))
-        ratio = mean * to_unit
-        # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
-        mean_side = tl.where(ratio > tl.load(settings_ptr + 2), 1.0, 0.0)
-        mean_side = tl.where(ratio < tl.load(settings_ptr + 1), -1.0, mean_side)
-        rms_side = tl.where(rms > tl.load(settings_ptr + 4), 1.0, 0.0)
-        rms_side = tl.where(rms < tl.load(settings_ptr + 3), -1.0, rms_side)
-        power = ratio * ratio + 1.0
-        offset = mean_side * power
-        slope = rms_side / power
-        to_size = tl.rsqrt(tl.maximum(offset * mean_side + slope * rms_side, TINY))
-        slope = (slope - mean_side * ratio) * to_unit * to_size
-        tl.store(out_ptr + channel, STRENGTH * offset * to_size, mask=inside)
-        tl.store(out_ptr + C + channel, STRENGTH * slope, mask=inside)
+    """Offset and slope of channels, (BLOCK_C,) each."""
+    first = tl.zeros((ADDED, BLOCK_C), dtype=tl.float32)
+    second = tl.zeros((ADDED, BLOCK_C), dtype=tl.float32)
+    for start in range(0, parts, ADDED):
+        part = start + tl.arange(0, ADDED)
+        inside = (part < parts)[:, None] & (channel < C)[None, :]
+        place = sums_ptr + part[:, None] * 2 * C + channel[None, :]
+        first += tl.load(place, mask=inside, other=0.0)
+        second += tl.load(place + C, mask=inside, other=0.0)
+    mean = tl.sum(first, axis=0) / rows
+    square = tl.sum(second, axis=0) / rows
+    rms = tl.sqrt(square)
+    to_unit = tl.rsqrt(tl.maximum(square - mean * mean, TINY))
+    ratio = mean * to_unit
+    # +1 where a statistic is too large, -1 where it is too small, 0 within its limits.
+    mean_side = tl.where(ratio > tl.load(settings_ptr + 2), 1.0, 0.0)
+    mean_side = tl.where(ratio < tl.load(settings_ptr + 1), -1.0, mean_side)
+    rms_side = tl.where(rms > tl.load(settings_ptr + 4), 1.0, 0.0)
+    rms_side = tl.where(rms < tl.load(settings_ptr + 3), -1.0, rms_side)
+    power = ratio * ratio + 1.0
+    offset = mean_side * power
+    slope = rms_side / power
+    to_size = tl.rsqrt(tl.maximum(offset * mean_side + slope * rms_side, TINY))
+    return offset * to_size, (slope - mean_side * ratio) * to_unit * to_size
 
 
-@kernel("rows", "grad_stride", "x_stride", "turns")
+@kernel("rows", "grad_stride", "x_stride", "parts", "turns")
 def _apply_kernel(
     grad_ptr,
     x_ptr,
-    coefficients_ptr,
+    sums_ptr,
     settings_ptr,
     rows,
     grad_stride,
     x_stride,
+    parts,
     turns,
     C: tl.constexpr,
+    STRENGTH: tl.constexpr,
+    TINY: tl.constexpr,
+    ADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     if tl.load(settings_ptr) > 0.0:
         channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-        offset = tl.load(coefficients_ptr + channel, mask=channel < C, other=0.0)
-        slope = tl.load(coefficients_ptr + C + channel, mask=channel < C, other=0.0)
+        offset, slope = _coefficients(
+            sums_ptr, settings_ptr, rows, parts, channel, C, TINY, ADDED, BLOCK_C
+        )
+        offset, slope = STRENGTH * offset, STRENGTH * slope
         for turn in range(turns):
             row, inside = _tile_of_turn(turn, rows, channel, C, BLOCK_R)
             x_place = x_ptr + row[:, None] * x_stride + channel[None, :]
@@ -150,7 +155,8 @@ def balance_gradient(x: Tensor, grad: Tensor, settings: Tensor, strength: float)
     block_r = max(_TILE // block_c, 1)
     blocks = divide_up(channels, block_c)
     tiles = divide_up(rows, block_r)
-    parts = min(tiles, _PARTS)
+    parts = min(tiles, max(_PROGRAMS // blocks, 1))
+    turns = divide_up(tiles, parts)
     sums = torch.empty((parts, 2, channels), dtype=torch.float32, device=x.device)
     _sums_kernel(
         (parts, blocks),
@@ -159,37 +165,26 @@ def balance_gradient(x: Tensor, grad: Tensor, settings: Tensor, strength: float)
         sums,
         rows,
         x_rows.stride,
-        divide_up(tiles, parts),
+        turns,
         channels,
         block_r,
         block_c,
     )
-    coefficients = torch.empty((2, channels), dtype=torch.float32, device=x.device)
-    narrow = min(block_c, 64)
-    _coefficients_kernel(
-        (divide_up(channels, narrow),),
-        sums,
-        settings,
-        coefficients,
-        rows,
-        parts,
-        channels,
-        strength,
-        _TINY,
-        narrow,
-    )
-    programs = min(tiles, _PROGRAMS)
     _apply_kernel(
-        (programs, blocks),
+        (parts, blocks),
         grad_rows.tensor,
         x_rows.tensor,
-        coefficients,
+        sums,
         settings,
         rows,
         grad_rows.stride,
         x_rows.stride,
-        divide_up(tiles, programs),
+        parts,
+        turns,
         channels,
+        strength,
+        _TINY,
+        _ADDED,
         block_r,
         block_c,
     )
