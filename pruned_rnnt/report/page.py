@@ -65,10 +65,21 @@ def render_page(page: Page) -> str:
         hover=[chart.hover for chart in page.charts],
         validations=[validation_table(run) for run in (page.run, page.other) if run is not None],
         replications=REPLICATIONS,
+        older=[
+            (name, *each)
+            for name, run in zip(page.names, (page.run, page.other), strict=False)
+            if run is not None and not _is_again(page)
+            for each in run.other_results()
+        ],
         settings=_settings(page.run),
         differences=_differences(page.run, page.other),
         version=__version__,
     )
+
+
+def _is_again(page: Page) -> bool:
+    """Whether the two runs are two results of one run."""
+    return page.other is not None and page.other.folder.resolve() == page.run.folder.resolve()
 
 
 def _settings(run: ReportRun) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.report.result_files import ResultFile, find_results
+from pruned_rnnt.report.result_files import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import config_path
@@ -50,6 +50,12 @@ class ReportRun:
             newest.setdefault(result.split, result)
         # Test sets before dev sets.
         return dict(sorted(newest.items(), key=lambda item: ("test" not in item[0], item[0])))
+
+    def other_results(self) -> list[tuple[ResultFile, ErrorSummary]]:
+        """The results of which `newest_results` has a newer one, with their errors."""
+        newest = self.newest_results().values()
+        older = [(result, result.summary()) for result in self.results if result not in newest]
+        return [(result, summary) for result, summary in older if summary is not None]
 
 
 def read_run(folder: Path, overrides: Sequence[str] = (), pattern: str = "*") -> ReportRun:

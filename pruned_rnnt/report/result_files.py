@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from pruned_rnnt.decode.decode_set import DecodeConfig
-from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
 # The split may contain hyphens; the setting starts with the search method.
+# The first lines of an errs file.
+_ERRORS = re.compile(
+    r"%(?P<metric>\w+) = (?P<percent>[\d.]+)\n"
+    r"Errors: (?P<ins>\d+) insertions, (?P<dels>\d+) deletions, (?P<subs>\d+) substitutions, "
+    r"over (?P<words>\d+) reference words"
+)
 _STEM = re.compile(rf"(?P<split>.+?)-(?P<setting>(?:{_METHODS})(?:-.*)?)")
 
 
@@ -33,6 +39,14 @@ class Token(NamedTuple):
     name: str
     start: float
     log_prob: float
+
+
+class ErrorSummary(NamedTuple):
+    """The errors of a result as its errs file has them; percent: the error rate."""
+
+    metric: str
+    percent: float
+    errors: ErrorCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +92,23 @@ class ResultFile:
     def counts_characters(self) -> bool:
         """Whether it was decoded with decode.metric=cer."""
         return "-cer-" in f"-{self.setting}-"
+
+    def summary(self) -> ErrorSummary | None:
+        """The errors without reading the utterances; None without a readable errs file."""
+        path = self.folder / f"errs-{self.stem}.txt"
+        if not path.is_file():
+            return None
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found = _ERRORS.match(file.readline() + file.readline())
+        if found is None:
+            return None
+        counts = ErrorCounts(
+            insertions=int(found["ins"]),
+            deletions=int(found["dels"]),
+            substitutions=int(found["subs"]),
+            reference_words=int(found["words"]),
+        )
+        return ErrorSummary(found["metric"], float(found["percent"]), counts)
 
     def read(self) -> tuple[list[Decoded], int]:
         """The utterances, and the number of damaged lines (of a file that is being written)."""

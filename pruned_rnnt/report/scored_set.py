@@ -166,9 +166,9 @@ class ScoredSet:
 
 
 def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Decoded]) -> ScoredSet:
-    """Align and count; utterances are in the order of their ids."""
+    """Align and count; utterances keep their order, on which the interval by bootstrap depends."""
     utterances = []
-    for each in sorted(decoded, key=lambda each: each.transcript.id):
+    for each in decoded:
         transcript = each.transcript
         utterances.append(
             ScoredUtterance(

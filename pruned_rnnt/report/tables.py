@@ -58,8 +58,8 @@ class Table:
 
 
 def utterance_table(scored: ScoredSet, name: str) -> Table:
-    """All utterances of a set."""
-    rows = scored.utterances
+    """All utterances of a set, by their ids."""
+    rows = sorted(scored.utterances, key=lambda utterance: utterance.id)
     columns = [
         Column(label="Utterance", kind="text", values=[row.id for row in rows]),
         Column(label="Errors", kind="count", values=[row.errors.errors for row in rows]),

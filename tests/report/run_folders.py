@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -19,10 +20,29 @@ VALIDATION = {"total": 0.5, "wer": 0.25, "retained_mass": 0.99, "band_edge_mass"
 TRAINING = {"total_per_frame": 0.6, "simple_per_frame": 0.7, "learning_rate": 1e-3}
 
 
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "big", "grey", "mouse"]
+
+
 def transcript(name: str, reference: str, hypothesis: str) -> Transcript:
     return Transcript(
         id=name, reference=tuple(reference.split()), hypothesis=tuple(hypothesis.split())
     )
+
+
+def random_transcripts(count: int, errors: float, seed: int, length: int = 12) -> list[Transcript]:
+    """Transcripts with errors of all kinds; the references depend on the count alone."""
+    texts, mistakes = random.Random(count), random.Random(seed)
+    made = []
+    for number in range(count):
+        reference = [texts.choice(WORDS) for _ in range(texts.randint(1, length))]
+        hypothesis = []
+        for word in reference:
+            if mistakes.random() >= errors:
+                hypothesis.append(word)
+            elif mistakes.random() < 0.7:
+                hypothesis += mistakes.choices(WORDS, k=mistakes.randint(1, 2))
+        made.append(transcript(f"u-{number:05d}", " ".join(reference), " ".join(hypothesis)))
+    return made
 
 
 def write_run(folder: Path, corpus: Path, steps: int = 4, done: int = 4) -> Path:

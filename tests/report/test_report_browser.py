@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from pruned_rnnt.report.report_command import ReportOptions, make_report
-from tests.report.run_folders import transcript, write_decoded, write_run
-from tests.report.test_report_page import random_transcripts
+from tests.report.run_folders import random_transcripts, transcript, write_decoded, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_worst_utterances_have_audio_and_pictures(run: Path, tmp_path: Path) -> 
         assert picture.width > 300
         # A spectrogram and a lattice, not an empty picture.
         assert len(np.unique(np.asarray(picture.convert("L")))) > 50
+
+
+def test_error_rate_and_interval_are_those_that_decode_prints(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["decode", str(run)]) == 0
+    printed = re.search(
+        r"WER ([\d.]+%) .* interval of the WER ([\d.]+%) \.\. ([\d.]+%)", capsys.readouterr().out
+    )
+    assert printed is not None
+    page = report(run, tmp_path, "--no-pictures", "--no-audio")
+    tile = page.find("div", class_="main")[0]
+    assert tile.find("span", class_="value")[0].text == printed[1]
+    shown = tile.find("span", class_="note")[0].text
+    assert shown == f"95% interval {printed[2]} to {printed[3]}"
 
 
 def test_default_path_is_in_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.decode.scoring.significance import paired_difference
 from pruned_rnnt.decode.scoring.wer import (
     ErrorCounts,
     Transcript,
@@ -18,27 +17,16 @@ from pruned_rnnt.decode.scoring.wer import (
     count_errors,
 )
 from pruned_rnnt.report.report_command import ReportOptions, make_report
-from pruned_rnnt.usage_errors import UsageError
-from tests.report.run_folders import parse, table, transcript, write_decoded, write_run
+from tests.report.run_folders import (
+    parse,
+    random_transcripts,
+    table,
+    transcript,
+    write_decoded,
+    write_run,
+)
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "big", "grey", "mouse"]
 NO_MEDIA = ReportOptions(audio=False, pictures=False)
-
-
-def random_transcripts(count: int, errors: float, seed: int, length: int = 12) -> list[Transcript]:
-    """Transcripts with errors of all kinds; the references depend on the count alone."""
-    texts, mistakes = random.Random(count), random.Random(seed)
-    made = []
-    for number in range(count):
-        reference = [texts.choice(WORDS) for _ in range(texts.randint(1, length))]
-        hypothesis = []
-        for word in reference:
-            if mistakes.random() >= errors:
-                hypothesis.append(word)
-            elif mistakes.random() < 0.7:
-                hypothesis += mistakes.choices(WORDS, k=mistakes.randint(1, 2))
-        made.append(transcript(f"u-{number:05d}", " ".join(reference), " ".join(hypothesis)))
-    return made
 
 
 @pytest.fixture
@@ -48,10 +36,6 @@ def run(corpus: Path, tmp_path: Path) -> Path:
 
 def percent(rate: float) -> str:
     return f"{100 * rate:.2f}%"
-
-
-def signed(rate: float) -> str:
-    return f"{100 * rate:+.2f}".replace("-", "\u2212")
 
 
 def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
@@ -230,43 +214,6 @@ def test_data_that_are_gone(corpus: Path, tmp_path: Path) -> None:
     assert table(found, "set-0-utterances") == table(whole, "set-0-utterances")
 
 
-def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> None:
-    other = write_run(tmp_path / "other", corpus)
-    first, second = (random_transcripts(150, rate, seed=5) for rate in (0.3, 0.1))
-    write_decoded(run, first)
-    write_decoded(other, [*second[1:], transcript("only here", "a", "b")])
-    page = parse(make_report(run, other, NO_MEDIA).html)
-    errors = [
-        [count_errors([each]).errors for each in each_run[1:]] for each_run in (first, second)
-    ]
-    words = [len(each.reference) for each in first[1:]]
-    expected = paired_difference(*errors, words)
-    (card,) = page.find("div", class_="comparison")
-    facts = {dt.text: dd.text for dt, dd in zip(card.find("dt"), card.find("dd"), strict=True)}
-    assert facts["Difference"] == f"{signed(expected.difference)} points"
-    interval = f"{signed(expected.lower)} to {signed(expected.upper)}"
-    assert facts["95% interval"] == interval
-    assert "is significant at the 5% level" in card.find("p", class_="verdict")[0].text
-    assert "149 utterances are compared; 2 are left out" in card.text
-    better = sum(b < a for a, b in zip(*errors, strict=True))
-    assert facts["Utterances better, worse, equal"].startswith(f"{better}, ")
-    changes = table(page, "set-0-changes")["Change"]
-    assert sorted(changes) == sorted(b - a for a, b in zip(*errors, strict=True) if a != b)
-    charts = {figure.find("h3")[0].text: figure for figure in page.find("figure")}
-    keys = [key.text for key in charts["Validation WER"].find("span", class_="key")]
-    assert keys == ["run: WER", "other: WER"]
-
-
-def test_results_of_one_run_are_compared(run: Path) -> None:
-    write_decoded(run, random_transcripts(30, 0.3, seed=6))
-    write_decoded(run, random_transcripts(30, 0.2, seed=7), suffix="modified_beam-step-00000004")
-    options = ReportOptions(result="greedy*", other_result="modified*", pictures=False)
-    page = parse(make_report(run, run, options).html)
-    assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"
-    with pytest.raises(UsageError, match=r"matches 'fast.*it has .*greedy-step-00000004"):
-        make_report(run, options=ReportOptions(result="fast*"))
-
-
 def test_all_sets_are_shown(run: Path) -> None:
     for split in ("dev", "test-other", "test-clean"):
         write_decoded(run, random_transcripts(10, 0.3, seed=8), split)
@@ -275,6 +222,23 @@ def test_all_sets_are_shown(run: Path) -> None:
     assert [tab.text for tab in tabs] == ["test-clean", "test-other", "dev"]
     panels = [panel.attributes["id"] for panel in page.find("div", role="tabpanel")]
     assert [tab.attributes["aria-controls"] for tab in tabs] == panels
+
+
+def test_older_results_are_listed(run: Path) -> None:
+    """Their numbers are those of the errs file."""
+    old, new = (random_transcripts(30, rate, seed=11) for rate in (0.5, 0.2))
+    write_decoded(run, old)
+    write_decoded(run, new, suffix="modified_beam-step-00000004")
+    for path in (run / "results").glob("*modified_beam*"):
+        os.utime(path, (2e9, 2e9))
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    (row,) = page.find("tr", class_="older")
+    total = count_errors(old)
+    cells = [cell.text for cell in row.find("td")]
+    assert cells[0].startswith("greedy-step-00000004")
+    counts = (total.insertions, total.deletions, total.substitutions, total.reference_words)
+    assert [int(cell) for cell in cells[3:7]] == list(counts)
+    assert cells[1] == f"{percent(total.rate)} WER"
 
 
 def test_ids_of_the_page_are_unique(run: Path) -> None:

@@ -101,12 +101,13 @@ for (const article of document.querySelectorAll(".worst")) {
   const audio = article.querySelector("audio");
   if (!audio) continue;
   const words = [...article.querySelector(".alignment").querySelectorAll("[data-start]")];
-  let stopAt = Infinity;
+  let timer = 0;
   const play = async (word) => {
-    stopAt = Infinity;
+    clearTimeout(timer);
     await audio.play();
-    audio.currentTime = Math.max(0, Number(word.dataset.start) - 0.1);
-    stopAt = Number(word.dataset.end) + 0.1;
+    const begin = Math.max(0, Number(word.dataset.start) - 0.1);
+    audio.currentTime = begin;
+    timer = setTimeout(() => audio.pause(), 1000 * (Number(word.dataset.end) + 0.1 - begin));
   };
   for (const word of words) {
     word.tabIndex = 0;
@@ -121,15 +122,12 @@ for (const article of document.querySelectorAll(".worst")) {
   }
   audio.addEventListener("timeupdate", () => {
     const now = audio.currentTime;
-    if (now >= stopAt) {
-      audio.pause();
-      stopAt = Infinity;
-    }
     for (const word of words) {
       const heard = !audio.paused && now >= word.dataset.start && now < word.dataset.end;
       word.classList.toggle("heard", heard);
     }
   });
+  audio.addEventListener("pause", () => clearTimeout(timer));
   audio.addEventListener("play", () => {
     document.querySelectorAll("audio").forEach((other) => other !== audio && other.pause());
   });

@@ -1,0 +1,68 @@
+"""Two results side by side in the page, with the significance of the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pruned_rnnt.decode.scoring.significance import paired_difference
+from pruned_rnnt.decode.scoring.wer import count_errors
+from pruned_rnnt.report.report_command import ReportOptions, make_report
+from pruned_rnnt.usage_errors import UsageError
+from tests.report.run_folders import (
+    parse,
+    random_transcripts,
+    table,
+    transcript,
+    write_decoded,
+    write_run,
+)
+
+NO_MEDIA = ReportOptions(audio=False, pictures=False)
+
+
+@pytest.fixture
+def run(corpus: Path, tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", corpus)
+
+
+def signed(rate: float) -> str:
+    return f"{100 * rate:+.2f}".replace("-", "\u2212")
+
+
+def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", corpus)
+    first, second = (random_transcripts(150, rate, seed=5) for rate in (0.3, 0.1))
+    write_decoded(run, first)
+    write_decoded(other, [*second[1:], transcript("only here", "a", "b")])
+    page = parse(make_report(run, other, NO_MEDIA).html)
+    errors = [
+        [count_errors([each]).errors for each in each_run[1:]] for each_run in (first, second)
+    ]
+    words = [len(each.reference) for each in first[1:]]
+    expected = paired_difference(*errors, words)
+    (card,) = page.find("div", class_="comparison")
+    facts = {dt.text: dd.text for dt, dd in zip(card.find("dt"), card.find("dd"), strict=True)}
+    assert facts["Difference"] == f"{signed(expected.difference)} points"
+    interval = f"{signed(expected.lower)} to {signed(expected.upper)}"
+    assert facts["95% interval"] == interval
+    assert "is significant at the 5% level" in card.find("p", class_="verdict")[0].text
+    assert "149 utterances are compared; 2 are left out" in card.text
+    better = sum(b < a for a, b in zip(*errors, strict=True))
+    assert facts["Utterances better, worse, equal"].startswith(f"{better}, ")
+    changes = table(page, "set-0-changes")["Change"]
+    assert sorted(changes) == sorted(b - a for a, b in zip(*errors, strict=True) if a != b)
+    charts = {figure.find("h3")[0].text: figure for figure in page.find("figure")}
+    keys = [key.text for key in charts["Validation WER"].find("span", class_="key")]
+    assert keys == ["run: WER", "other: WER"]
+
+
+def test_results_of_one_run_are_compared(run: Path) -> None:
+    write_decoded(run, random_transcripts(30, 0.3, seed=6))
+    write_decoded(run, random_transcripts(30, 0.2, seed=7), suffix="modified_beam-step-00000004")
+    options = ReportOptions(result="greedy*", other_result="modified*", pictures=False)
+    page = parse(make_report(run, run, options).html)
+    assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"
+    with pytest.raises(UsageError, match=r"matches 'fast.*it has .*greedy-step-00000004"):
+        make_report(run, options=ReportOptions(result="fast*"))
