@@ -83,7 +83,6 @@ def test_every_kind_of_model_transcribes_alike(
     ("kind", "encoder"),
     [
         ("pruned", tiny_conformer()),
-        ("pruned", tiny_zipformer(causal=False)),
         ("ctc", tiny_zipformer(causal=False)),
     ],
 )
@@ -129,10 +128,10 @@ def test_streaming_onnx_folder_transcribes_like_recognise(
     words = recogniser.transcribe(path).text.split()
     (theirs,) = run_recognise(tmp_path, [path])
     expected = theirs["text"].split()
-    # After the sound, the noise of the two differs at the seam.
-    assert words[: len(expected) - 2] == expected[: len(expected) - 2]
-    assert abs(len(words) - len(expected)) <= 2
-    assert len(expected) > 10
+    # The noise after the sound differs at its beginning, and the model emits words for it.
+    sounding = sum(time < SECONDS - 0.3 for time in theirs["timestamps"])
+    assert words[:sounding] == expected[:sounding]
+    assert sounding > 10
 
 
 def test_audio_in_every_form(model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
