@@ -142,8 +142,9 @@ class TdtBeamSearch:
         self._silent_V[list(silent_symbols)] = True
         durations = model.loss_config.durations
         self._stay = durations.index(0) if 0 in durations else None
-        self._forward = [n for n, duration in enumerate(durations) if duration > 0]
-        self._durations_L = torch.tensor([durations[n] for n in self._forward])
+        forward = [n for n, duration in enumerate(durations) if duration > 0]
+        self._forward_L = torch.tensor(forward)
+        self._durations_L = torch.tensor([durations[n] for n in forward])
         self._rounds = max_symbols_per_frame if self._stay is not None else 1
 
     @torch.inference_mode()
@@ -156,6 +157,7 @@ class TdtBeamSearch:
         """
         device = encoded_NTE.device
         self._silent_V = self._silent_V.to(device)
+        self._forward_L = self._forward_L.to(device)
         self._durations_L = self._durations_L.to(device)
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         beam, final_NB, steps = self._frames(am_NTD, lengths.to(device))
@@ -245,7 +247,7 @@ class TdtBeamSearch:
 
     def _land(self, landed: _Beam, arcs: _Arcs) -> _Beam:
         """The beams ahead, with the extensions by durations above 0."""
-        log_durations_NLB = arcs.log_durations[:, :, self._forward].transpose(1, 2)
+        log_durations_NLB = arcs.log_durations.index_select(2, self._forward_L).transpose(1, 2)
         added_NLBV = arcs.scores[:, None] + log_durations_NLB[..., None]
         beyond_NL = arcs.left[:, None] - self._durations_L
         inside = torch.where(beyond_NL > 0, 0.0, -torch.inf)[..., None, None]
