@@ -87,14 +87,20 @@ def launches() -> str:
 
 def decoding() -> str:
     rows = read_rows("decoding")
-    columns = list(dict.fromkeys((row["device"], row["batch_size"]) for row in rows))
-    cells = {(row["method"], row["device"], row["batch_size"]): row for row in rows}
-    header = ["search", *(f"{device}, batch {size}" for device, size in columns)]
+
+    def column(row: Row) -> tuple[str, str, int]:
+        return row["device"], row.get("precision", "float32"), row["batch_size"]
+
+    cells = {(row["method"], *column(row)): row for row in rows}
+    columns = sorted(set(map(column, rows)), key=lambda each: (each[0], each[1] != "float32", each))
+    header = ["search"]
+    for device, precision, size in columns:
+        header.append(", ".join([device, *[precision] * (precision != "float32"), f"batch {size}"]))
     lines = [
-        [method, *(_factor(cells.get((method, *column))) for column in columns)]
+        [method, *(_factor(cells.get((method, *each))) for each in columns)]
         for method in dict.fromkeys(row["method"] for row in rows)
     ]
-    return markdown(header, lines) + provenance(rows)
+    return markdown(header, lines) + provenance(cells.values())
 
 
 def _factor(row: Row | None) -> str:
