@@ -30,7 +30,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.decode_set import DecodeConfig, Search, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import Search, build_search
 from pruned_rnnt.decode.encode import Precision, encode_padded
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer

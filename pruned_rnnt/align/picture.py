@@ -19,7 +19,8 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig, decode_set
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import head_paths

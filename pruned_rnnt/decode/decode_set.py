@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.encode import Precision, encode_batch
-from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.encode import encode_batch
+from pruned_rnnt.decode.fusion.build import build_scorers
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
-from pruned_rnnt.decode.search.fast_beam import FastBeamConfig, FastBeamSearch
+from pruned_rnnt.decode.search.fast_beam import FastBeamSearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
@@ -27,109 +27,9 @@ from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.setting_checks import check_at_least
 
 # (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
 Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
-_BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
-_NEEDS_BEAM = f"decode.method={' or '.join(_BEAM_METHODS)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
-    """The search method, its settings, and the data and checkpoint to decode.
-
-    method: greedy; modified_beam (supports fusion); fast_beam_search (needs k2);
-        non_autoregressive (without the predictor, for models trained with
-        loss.predictor_mask_probability); ctc_greedy and ctc_prefix_beam (supports fusion) use the
-        CTC head. Models of loss.kind=ctc have only the last two; greedy is then ctc_greedy.
-    precision: dtype of the encoder's matrix products. On a GPU, bfloat16 takes about half the time
-        of float32 and hardly changes texts; the search itself is always float32.
-    split: split of the prepared data.
-    checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
-        three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
-        path of a checkpoint.
-    use_average: decode with the running average of the parameters; not for checkpoint=average.
-    max_symbols_per_frame: for greedy search with models of loss.rnnt_type=regular, and for beam
-        search with models of loss.durations. 0: what exported models in sherpa-onnx emit at most in
-        greedy search: 5 with loss.durations (3 in beam search), else 1.
-    skip_unknown: never emit `<unk>`, like sherpa-onnx.
-    beam_size, num_best: for modified beam search and CTC prefix beam search.
-    length_norm: order hypotheses of modified beam search by score per symbol.
-    refinements: of non-autoregressive search: number of further passes, in which the predictor sees
-        the symbols that the pass before found.
-    chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
-        as the model is configured.
-    metric: wer or cer: the result files count errors in words, or in characters without spaces.
-    """
-
-    method: Literal[
-        "greedy",
-        "modified_beam",
-        "fast_beam_search",
-        "non_autoregressive",
-        "ctc_greedy",
-        "ctc_prefix_beam",
-    ] = "greedy"
-    precision: Precision = "float32"
-    split: str = "test"
-    checkpoint: str = "last"
-    use_average: bool = True
-    max_symbols_per_frame: int = 0
-    skip_unknown: bool = True
-    beam_size: int = 4
-    num_best: int = 1
-    length_norm: bool = True
-    refinements: int = 0
-    chunk: int = 0
-    left: int = 0
-    metric: Literal["wer", "cer"] = "wer"
-    fusion: FusionConfig = field(default_factory=FusionConfig)
-    fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
-
-    def __post_init__(self) -> None:
-        check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
-        check_at_least("decode", self, chunk=0, left=0, refinements=0)
-        if self.fusion.enabled and self.method not in _BEAM_METHODS:
-            raise ValueError(f"decode.fusion needs {_NEEDS_BEAM}, got {self.method}")
-        if self.fusion.ilm_scale and self.method == "ctc_prefix_beam":
-            raise ValueError(
-                f"decode.fusion.ilm_scale is {self.fusion.ilm_scale}, which needs "
-                "decode.method=modified_beam: a CTC head has no internal language model"
-            )
-        if self.num_best > 1 and self.method not in _BEAM_METHODS:
-            raise ValueError(
-                f"decode.num_best is {self.num_best}, which needs {_NEEDS_BEAM}: {self.method} "
-                "finds one hypothesis"
-            )
-
-    @property
-    def label(self) -> str:
-        """Method, fusion scales and sizes that are not defaults, for the names of result files."""
-        fusion = self.fusion
-        parts: list[str] = [self.method]
-        for name, used, scale in (
-            ("ngram", fusion.ngram, fusion.ngram_scale),
-            ("lm", fusion.lm, fusion.lm_scale),
-            ("ilm", fusion.ilm_scale, fusion.ilm_scale),
-            ("hotwords", fusion.hotwords, fusion.hotword_bonus),
-            ("bonus", fusion.symbol_bonus, fusion.symbol_bonus),
-        ):
-            parts += [f"{name}{scale:g}"] * bool(used)
-        for name, field_name, methods in (
-            ("symbols", "max_symbols_per_frame", ("greedy", "modified_beam")),
-            ("beam", "beam_size", _BEAM_METHODS),
-            ("refinements", "refinements", ("non_autoregressive",)),
-            ("chunk", "chunk", (self.method,)),
-            ("left", "left", (self.method,)),
-        ):
-            size = getattr(self, field_name)
-            if self.method in methods and size != getattr(DecodeConfig, field_name):
-                parts.append(f"{name}{size}")
-        for name, default in (("precision", "float32"), ("metric", "wer")):
-            if getattr(self, name) != default:
-                parts.append(getattr(self, name))
-        return "-".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

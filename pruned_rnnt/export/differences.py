@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.predictor import StatelessPredictor

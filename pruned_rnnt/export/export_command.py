@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.graphs import (

@@ -10,7 +10,7 @@ import torch
 from pruned_rnnt.config import load_config
 from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.timing.calibration import read_calibration
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.model_file import ModelFile

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from pruned_rnnt.data.input.data_config import DataConfig
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 from pruned_rnnt.train.card_config import CardConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 from pruned_rnnt.config import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.speech_model import SpeechModel

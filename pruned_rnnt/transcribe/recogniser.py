@@ -19,7 +19,8 @@ from pruned_rnnt.data.audio.audio_stream import FeatureStream, audio_blocks
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.calibration import Calibration

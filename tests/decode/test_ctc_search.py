@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import Precision, encode_padded
 from pruned_rnnt.model.encoder import EncoderConfig
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
 from pruned_rnnt.decode.search.scorer import TokenScorer

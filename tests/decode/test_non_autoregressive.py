@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.model.transducer_model import TransducerModel

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis

@@ -11,7 +11,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_onnx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.readme import onnx_use

@@ -13,7 +13,7 @@ import torch
 
 from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_tdt_features

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import DecodeConfig, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.model.transducer_model import TransducerModel

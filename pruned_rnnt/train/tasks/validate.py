@@ -12,14 +12,8 @@ from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import (
-    DecodeConfig,
-    Decoded,
-    Search,
-    build_search,
-    search_batch,
-    to_texts,
-)
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import Decoded, Search, build_search, search_batch, to_texts
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, count_errors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
 from pruned_rnnt.model.model_config import LossConfig
