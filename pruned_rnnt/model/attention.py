@@ -1,6 +1,6 @@
 """Multi-head self-attention with rotary positions.
 
-Axes: N batch, T frames, P past frames, S = P + T frames seen, E encoder width, G queries or
+Axes: N batch, T frames, P past frames, S = P + T frames attended to, E encoder width, G queries or
 keys, H heads, K width of one head.
 
 Rotary positions (Su et al., arXiv 2104.09864) rotate pairs of channels of queries and keys by an
@@ -47,15 +47,15 @@ def rotate(x_NTGHK: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def attention_mask(
     lengths: Tensor, num_frames: int, chunk_size: int | None, left_chunks: int | None
 ) -> Tensor:
-    """The key frames (last axis) that each query frame sees: bool (N, 1, T, T), or (N, 1, 1, T)
-    without chunks, when all see the same.
+    """The key frames (last axis) that each query frame attends to: bool (N, 1, T, T), or, without
+    chunks, (N, 1, 1, T) for all query frames.
 
-    A real frame never sees padding. Each row of the softmax has an entry: without chunks the first
-    frame is always seen, with chunks each frame sees itself.
+    Real frames never attend to padding. No row of the softmax is empty: without chunks, all frames
+    attend to the first one; with chunks, each frame attends to itself.
 
     Args:
-        chunk_size: frames of a chunk, which sees itself and earlier chunks; None: no chunks.
-        left_chunks: number of earlier chunks that are seen; None: all.
+        chunk_size: frames of a chunk, which attends to itself and earlier chunks; None: no chunks.
+        left_chunks: number of earlier chunks that a chunk attends to; None: all.
     """
     frames = torch.arange(num_frames, device=lengths.device)
     if chunk_size is None:
@@ -111,10 +111,10 @@ class RotaryAttention(nn.Module):
         angles: tuple[Tensor, Tensor],
         past_NPE: Tensor | None = None,
     ) -> Tensor:
-        """Output of the frames of x, which see S = P + T frames: those of the past and x itself.
+        """Output for the frames of x, which attend to S = P + T frames: the past and x itself.
 
         Args:
-            mask_N1TS: True where a frame of x may see another one, or an `attention_bias`.
+            mask_N1TS: True where a frame of x may attend to another, or an `attention_bias`.
             angles: of all S frames, in the dtype of the products.
             past_NPE: x of the P frames before; None: no past.
         """

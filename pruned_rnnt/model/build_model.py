@@ -1,4 +1,4 @@
-"""The class of model that a configuration describes."""
+"""Build the model that a configuration describes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build_model(config: ModelConfig, vocab_size: int, loss: LossConfig) -> Speec
 
 
 def as_transducer(model: SpeechModel, purpose: str) -> TransducerModel:
-    """The model itself.
+    """Return the model if it is a transducer.
 
     Args:
         purpose: the subject of the error message.
@@ -26,7 +26,7 @@ def as_transducer(model: SpeechModel, purpose: str) -> TransducerModel:
     """
     if not isinstance(model, TransducerModel):
         raise ValueError(
-            f"{purpose} needs a transducer, and this model has only a CTC head (it was trained "
+            f"{purpose} needs a transducer, but this model has only a CTC head (it was trained "
             f"with loss.kind={model.loss_config.kind})"
         )
     return model

@@ -21,7 +21,7 @@ class CapturedPasses:
     forward, backward: the graphs.
     program: the host decisions that the forward graph reads.
     features_NTF, lengths_N: inputs of the forward graph.
-    encoded_NTE: its output; grad_NTE: the gradient of it, input of the backward graph.
+    encoded_NTE: its output; grad_NTE: gradient of the output, input of the backward graph.
     """
 
     forward: torch.cuda.CUDAGraph
@@ -35,8 +35,8 @@ class CapturedPasses:
     def fill(self, features_NTF: Tensor, feature_lengths: Tensor) -> None:
         """Copy a batch into the inputs of the graph.
 
-        Utterances beyond N repeat the first ones, so that statistics over the batch stay natural;
-        their gradient is zero.
+        The rows beyond the batch repeat its first utterances, so that statistics over the batch
+        are those of speech; their gradient is zero.
         """
         batch, frames, _ = features_NTF.shape
         target_NTF = self.features_NTF
@@ -65,11 +65,11 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
             yield
             graph.capture_end()
         except BaseException:
-            # The capture must end; its own error would hide the cause.
+            # The capture must end; an error of capture_end would hide the cause.
             with suppress(RuntimeError):
                 graph.capture_end()
             # A capture that failed to begin or end leaves the state of the generator marked as
-            # captured, and then it refuses to draw for eager passes. A copy is not marked.
+            # captured, and eager passes can then draw no numbers. A copy is not marked.
             generator = torch.cuda.default_generators[stream.device.index]
             generator.graphsafe_set_state(generator.clone_state())
             raise

@@ -60,9 +60,9 @@ class ConformerConfig(EncoderConfig):
     dropout: probability of dropping a value in training.
     feature_norm: subtract a constant from the features (fixed), or the mean of the utterance
         (utterance).
-    chunk_size: for a causal encoder: frames of 40 ms in a chunk, which see each other.
-    left_chunks: for a causal encoder: earlier chunks that a chunk sees; null for all.
-    chunk_sizes: for a causal encoder: training draws the chunk size of each batch from these; if
+    chunk_size: for a causal encoder: frames of 40 ms in a chunk, which attend to each other.
+    left_chunks: for a causal encoder: earlier chunks that a chunk attends to; null for all.
+    chunk_sizes: for a causal encoder: training samples the chunk size of each batch from these; if
         empty, it is always chunk_size.
     """
 
@@ -233,7 +233,7 @@ class ConformerLayer(nn.Module):
     ) -> Tensor:
         """Run the layer's feed-forward branches around the two given branches.
 
-        Only these two see other frames; a stream adds the past there.
+        Only the given branches depend on other frames; a stream adds the past there.
         """
         x_NTE = torch.add(x_NTE, self.dropout(self.feedforward_in(x_NTE)), alpha=0.5)
         x_NTE = x_NTE + self.dropout(attend(self.attention_norm(x_NTE)))
@@ -253,7 +253,7 @@ class FeedForward(nn.Sequential):
 class ConvolutionModule(nn.Module):
     """LayerNorm, gated layer, depthwise convolution over time, LayerNorm, SiLU, linear layer.
 
-    A causal one sees kernel_size - 1 past frames and no future frames.
+    If causal, it uses kernel_size - 1 past frames and no future frames.
     """
 
     def __init__(self, dim: int, kernel_size: int, causal: bool) -> None:

@@ -1,7 +1,7 @@
 """The causal Conformer for streams: a chunk of features and a state in, frames and a state out.
 
 Axes: N streams, T feature frames of a chunk, F mel bins, C encoder frames of a chunk, P past
-encoder frames, S = P + C frames seen, K past frames of a convolution, L layers,
+encoder frames, S = P + C frames attended to, K past frames of a convolution, L layers,
 E encoder width.
 
 The whole state is in tensors, so that streams can be batched and unbatched, saved, or passed
@@ -105,7 +105,7 @@ class StreamingConformer(StreamingEncoder):
             padding_NC = frames_C >= self.output_length(lengths.to(device))[:, None]
             padding_NC1 = padding_NC.unsqueeze(-1)
             x_NCE = x_NCE.masked_fill(padding_NC1, 0.0)
-            # As for the whole utterance, padding sees itself, so that no softmax is empty.
+            # As in whole utterances, padding attends to itself, so that no softmax is empty.
             real_NS = torch.cat((torch.ones_like(seen_NS[:, : self.left_frames]), ~padding_NC), 1)
             itself_CS = torch.cat(
                 (
@@ -182,5 +182,5 @@ class _LayerStream:
 
 
 def _last_frames(past: Tensor, new: Tensor) -> Tensor:
-    """The last frames of past and new ones, as many as `past` has."""
+    """The last frames of `past` and `new` together, as many as `past` has."""
     return torch.cat((past, new), dim=1)[:, new.size(1) :]

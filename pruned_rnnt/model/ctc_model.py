@@ -1,4 +1,4 @@
-"""A model of an encoder and a CTC head alone."""
+"""A model that consists of an encoder and a CTC head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ctc_log_probs(model: SpeechModel, encoded_NTE: Tensor) -> Tensor:
     if model.ctc_head is None:
         raise ValueError(
             "the model has no CTC head: it was trained with loss.ctc_scale=0; decode.method=greedy "
-            "and the other searches of transducers need none"
+            "and the other transducer searches need none"
         )
     log_probs_NTV: Tensor = model.ctc_head(encoded_NTE).float().log_softmax(dim=-1)
     return log_probs_NTV

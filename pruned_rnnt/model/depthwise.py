@@ -58,7 +58,7 @@ def depthwise(
 
 
 def _by_taps(convolution: nn.Conv1d, x_NTE: Tensor, chunk: Tensor) -> Tensor:
-    """The convolution within chunks, tap by tap: for passes that are captured without kernels."""
+    """The convolution within chunks, tap by tap: for passes captured without fused kernels."""
     size, past = convolution.kernel_size[0], int(convolution.padding[0])
     assert convolution.bias is not None
     frame_T = torch.arange(x_NTE.size(1), device=x_NTE.device)
@@ -120,7 +120,7 @@ class _Depthwise(torch.autograd.Function):
 
 
 class _FusedDepthwise(torch.autograd.Function):
-    """By our kernels, which read frames as the other modules store them."""
+    """By the fused kernels, which read the memory order (N, T, E) of the other modules."""
 
     @staticmethod
     def forward(

@@ -23,7 +23,7 @@ class EncoderConfig:
 
     kind: conformer or zipformer.
     num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
-    causal: the encoder sees the future only within a chunk, and can transcribe live audio.
+    causal: the encoder uses future frames only within a chunk, and can transcribe live audio.
     """
 
     kind: str

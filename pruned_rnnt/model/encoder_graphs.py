@@ -34,18 +34,19 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Batches of speech with bucketing take 50 to 80 shapes; the least recently used graph goes first.
+# Batches of speech with bucketing take 50 to 80 shapes; the least recently used is dropped first.
 _MOST_GRAPHS = 160
-# Feature frames are padded to a multiple of this, larger counts to one 32nd to 64th more.
+# Feature frames are padded to a multiple of this; large counts to a multiple of 1/64 to 1/32 of
+# their size.
 _FRAME_STEP = 16
 _WARM_UP_FRAMES = 64
 
 
 class EncoderGraphs:
-    """Calls an encoder in training by graphs; the result is that of the encoder itself.
+    """Runs the training passes of an encoder as CUDA graphs; results equal those of the encoder.
 
-    Gradients of the encoder's parameters are written to their `grad`, added to what the backward
-    passes before wrote there, and not to other gradients. Hooks on parameters are not called.
+    A backward pass adds the gradients of the encoder's parameters to those that earlier backward
+    passes of this object wrote to `grad`; it replaces others. Hooks on parameters are not called.
 
     Args:
         encoder: on a CUDA device, in training mode whenever this object is called.
@@ -100,13 +101,13 @@ class EncoderGraphs:
         return encoded_NTE, encoder.output_lengths(feature_lengths)
 
     def _conditions(self) -> tuple[bool, ...]:
-        """What the captured kernels depend on besides the shape."""
+        """The conditions, besides the shape, on which the captured kernels depend."""
         if self._clock is None:
             return ()
         return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
 
     def clear(self) -> None:
-        """Drop all graphs, whose memory can then be released; shapes are captured anew."""
+        """Drop all graphs, so that their memory can be released; shapes are captured again."""
         self._graphs.clear()
         # A pool that lost its last graph cannot be used again.
         self._pool = torch.cuda.graph_pool_handle()
@@ -177,7 +178,7 @@ class EncoderGraphs:
         )
 
     def _warm_up(self, bins: int, choices: dict[str, Any]) -> None:
-        """One pass over zeros, for what cannot be captured: libraries start, kernels compile."""
+        """One pass over zeros for what cannot be captured: libraries load, kernels compile."""
         device = self._flat_grad.device
         self._stream.wait_stream(torch.cuda.current_stream())
         with (
@@ -212,7 +213,7 @@ class EncoderGraphs:
 
     def _add_gradients(self, encoded_NTE: Tensor, grad_NTE: Tensor) -> None:
         found = torch.autograd.grad(encoded_NTE, self._parameters, grad_NTE, allow_unused=True)
-        # With other strides than its total, torch adds each gradient by itself.
+        # torch adds all in one launch only if each gradient has the strides of its total.
         pairs = [
             (total, grad.contiguous().view_as(total))
             for total, grad in zip(self._grads, found, strict=True)
@@ -222,7 +223,7 @@ class EncoderGraphs:
         torch._foreach_add_(totals, grads)
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The first elements of a buffer that grows; graphs keep the smaller ones they use."""
+        """The first elements of a buffer that grows; graphs keep the smaller buffers they use."""
         count = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count:

@@ -4,7 +4,7 @@ Axes: N batch, T frames, F mel bins, C channels, L frames of all utterances, con
 
 cuDNN plans a convolution again for every new shape, which takes longer than a training step, and
 two batches of speech rarely have the same shape. For a convolution without padding in time,
-utterances can be concatenated to one whose length is rounded up; output frames that see two
+utterances can be concatenated to one whose length is rounded up; output frames that depend on two
 utterances are cut out.
 """
 
@@ -20,7 +20,7 @@ class JoinedFrames:
     Args:
         batch, frames: N and T.
         rate: input frames per output frame of the convolutions.
-        receptive_field: input frames that one output frame sees.
+        receptive_field: input frames that one output frame depends on.
     """
 
     def __init__(self, batch: int, frames: int, rate: int, receptive_field: int) -> None:
@@ -47,15 +47,16 @@ class JoinedFrames:
         return split_CNTF.transpose(0, 1)
 
     def rows(self, maps_1CLF: Tensor) -> Tensor:
-        """The output of the convolutions as rows (N * each / rate, F * C), without what is beyond.
+        """The output of the convolutions as rows (N * each / rate, F * C), without padding.
 
-        The first frames of each utterance are its own. A view of maps with channels last.
+        The last frames of an utterance may also depend on the next one. A view of maps with
+        channels last.
         """
         own_CRF = maps_1CLF[0, :, : self.batch * self.each // self.rate]
         return own_CRF.permute(1, 2, 0).flatten(1)
 
     def spread(self, values_NT: Tensor, frames: int) -> Tensor:
-        """Place values of each utterance's first output frames: (1, 1, `frames`, 1), else zero."""
+        """Place values of each utterance's first output frames in (1, 1, `frames`, 1) of zeros."""
         own_NT = values_NT.new_zeros((self.batch, self.each // self.rate))
         own_NT[:, : values_NT.size(1)] = values_NT
         spread = values_NT.new_zeros(frames)

@@ -2,7 +2,7 @@
 
     weight used by the layer = weight + alpha / rank * up @ down
 
-The sum is made before each pass of the encoder, so that fused kernels, casts and CUDA graphs see an
+The sum is computed before each pass of the encoder, so fused kernels, casts and CUDA graphs get an
 ordinary weight. It costs the memory and gradients of the full weights, but only `up` and `down`
 are trained. Merging computes the same sum once, so a merged encoder gives the same output.
 

@@ -56,7 +56,7 @@ class LossConfig:
         whole lattice, for comparisons; `ctc` is the CTC loss alone, of a model without predictor
         and joiner.
     rnnt_type: topology of the lattice: `regular` allows any number of symbols per frame, the others
-        at most one, see `pruned_rnnt.rnnt_loss`.
+        at most one; see `pruned_rnnt.rnnt_loss`.
     s_range: width of the band that pruning keeps at each frame, in symbols.
     lm_only_scale, am_only_scale: weights in the simple loss of the distribution of the predictor
         alone, and of the encoder alone.
@@ -83,8 +83,8 @@ class LossConfig:
         `ctc` does not use it.
     ctc_dropout: probability of dropping an input value of the CTC head in training.
     cr_ctc_scale: factor of the consistency loss of CR-CTC (arXiv 2410.05101), which trains on two
-        views of each utterance with different SpecAugment masks and draws their CTC outputs
-        together. The paper has 0.02 with a transducer and 0.2 with kind `ctc`; 0 trains on one
+        views of each utterance with different SpecAugment masks and makes their CTC outputs
+        similar. The paper has 0.02 with a transducer and 0.2 with kind `ctc`; 0 trains on one
         view. data.max_duration, max_cuts and max_lattice count both views: a batch has half as many
         utterances.
     cr_ctc_mask_factor: with two views, factor of SpecAugment's frame_masks and max_masked_fraction.

@@ -63,7 +63,7 @@ class PredictorConfig(AnyPredictorConfig):
     """Embedding and convolution over the last symbols.
 
     kind: `stateless`, or `lstm` for the other predictor.
-    context_size: number of previous symbols that are seen, 1 or 2.
+    context_size: number of previous symbols that the output depends on, 1 or 2.
     balancers: in 5% of the training batches, the gradients of the embeddings and of the output also
         push the mean absolute value of each channel to between 0.5 and 1, as in icefall's Zipformer
         recipes: otherwise they may drift, which harms averaged parameters.

@@ -13,10 +13,10 @@ from pruned_rnnt.model.kernels.available import use_kernels
 
 
 def recomputed(value: Tensor, compute: Callable[[], Tensor]) -> AbstractContextManager[None]:
-    """Functions called in the returned context save `value`, and views of it, without its memory.
+    """In the returned context, autograd saves `value` and views of it without keeping its memory.
 
-    Only where fused kernels run: other devices keep the value, as computing it again takes them
-    long.
+    Only where fused kernels run: other devices keep the value, because computing it again would
+    take them long.
 
     Args:
         value: contiguous or channels last, with memory of its own.
@@ -43,7 +43,7 @@ class _View(NamedTuple):
 class _Again:
     """Computes the value for the first of its views that the backward pass needs.
 
-    It is released with the last one.
+    The value is released with the last view.
     """
 
     def __init__(self, value: Tensor, compute: Callable[[], Tensor]) -> None:

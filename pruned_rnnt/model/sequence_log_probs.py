@@ -3,7 +3,7 @@
 Axes: N batch, K sequences of an utterance, H = N * K, T encoder frames, E encoder width,
 U symbols, D joiner width, V vocabulary.
 
-Each is the sum over all alignments of the model's topology, by the loss that never stores logits.
+Each is the sum over all alignments of the model's topology, from the loss that stores no logits.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def sequence_log_probs(
     targets_HU: Tensor,
     target_lengths_H: Tensor,
 ) -> Tensor:
-    """log P(sequence | utterance), (N, K), differentiable; in float32, or float64 for a such model.
+    """log P(sequence | utterance), (N, K), differentiable, in float32 (float64 for float64 models).
 
     Delay penalty, FastEmit and sigma, which are no part of a probability, are left out. Memory is
-    bounded: of more utterances than fit at once, only a chunk is scored at a time, twice if there
-    is a backward pass.
+    bounded: batches above a limit are scored in chunks of utterances, and the backward pass
+    computes each chunk again.
 
     Args:
         encoded_NTE, frames_N: as from `model.encode`, the lengths on the CPU.
@@ -62,7 +62,7 @@ def sequence_log_probs(
         if each >= number:
             log_probs.append(score(*inputs))
         else:
-            # Only the reentrant kind also releases the workspace of the loss.
+            # Only the reentrant variant also releases the workspace of the loss.
             log_probs.append(
                 checkpoint(score, *inputs, use_reentrant=True, preserve_rng_state=False)
             )
@@ -72,8 +72,8 @@ def sequence_log_probs(
 class _Scoring:
     """Log-probabilities (H,) of H sequences of N utterances.
 
-    Parameters are arguments of the call: otherwise, when a backward pass computes it again, each
-    would get its gradient in several parts, of which other processes would be sent the first.
+    Parameters are arguments of the call: otherwise, when the backward pass computes chunks again,
+    each would get its gradient in parts, of which only the first would reach other processes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class _Scoring:
         """output: weight (V, D) and bias (V,), and those of the durations if the model has any."""
         targets_HU, frames_H, lengths_H = self.batch
         width = len(frames_H) // am_NTD.size(0)
-        # Not by index, whose gradient would be summed in an undefined order on CUDA.
+        # Not by indexing, whose gradient on CUDA is summed in an undefined order.
         am_HTD = am_NTD[:, None].expand(-1, width, -1, -1).flatten(0, 1)
         inputs: tuple[Any, ...] = (am_HTD, lm_HUD, *output, targets_HU, None, frames_H, lengths_H)
         activation, blank = self.model.joiner.activation, self.model.predictor.blank

@@ -3,7 +3,7 @@
 Axes: N batch, M utterances of all views, T frames (T' after subsampling), F mel bins, U symbols,
 E encoder width, V vocabulary.
 
-With CR-CTC (arXiv 2410.05101) the encoder sees every utterance in two views, which differ in their
+With CR-CTC (arXiv 2410.05101) the encoder gets every utterance in two views, which differ in their
 SpecAugment masks: M = 2 N, first all first views, then all second ones. Every loss is the mean of
 both views.
 """

@@ -2,8 +2,8 @@
 
 Axes: N batch, T frames, F mel bins, C channels, E encoder width.
 
-Output frame j sees exactly the input frames 4j .. 4j+6. Because there is no padding in time, only
-output frames that are padding see input frames that are padding, and a stream of chunks has the
+Output frame j depends on exactly the input frames 4j .. 4j+6. Because there is no padding in time,
+only output frames that are padding depend on padded input frames, and a stream of chunks has the
 same output as the whole utterance.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pruned_rnnt.model.joined_frames import JoinedFrames, should_avoid_cudnn_replanning
 
 SUBSAMPLING_FACTOR = 4
-# Input frames that one output frame sees: the minimum length of an utterance.
+# Input frames that one output frame depends on: the minimum length of an utterance.
 RECEPTIVE_FIELD = 7
 
 

@@ -1,7 +1,7 @@
 """Move the parameters of a transducer to one with another vocabulary.
 
 Parameters with a row for each symbol are matched by the text of the symbols: rows of symbols that
-both vocabularies have are copied, others are drawn. All other parameters are copied.
+both vocabularies have are copied, others are random. All other parameters are copied.
 
 Axes: V vocabulary, D width of a row.
 """
@@ -25,7 +25,7 @@ _BY_SYMBOL = (
     "pruned_loss.simple_lm_proj.",
     "ctc_head.",
 )
-# Blank, start and unknown: their rows say nothing about those of ordinary symbols.
+# Blank, start and unknown: their rows are not typical of ordinary symbols.
 _SPECIAL_SYMBOLS = 3
 
 
@@ -68,10 +68,10 @@ def transfer_parameters(
     so that a new symbol starts as the least frequent one.
 
     Returns:
-        Names of what the source does not have, which keeps its initial values.
+        Names of parameters and buffers that the source lacks; they keep their initial values.
 
     Raises:
-        ValueError: a part has other sizes in the two models; the message names it.
+        ValueError: a parameter differs in shape between the models; the message names it.
     """
     state, missing = source.state_dict(), []
     # A module that is registered twice has two names for one parameter, which is drawn once.
@@ -98,7 +98,7 @@ def transfer_parameters(
 
 
 def _with_rows(old: Tensor, initial: Tensor, rows: Sequence[int | None]) -> Tensor:
-    """Rows of `old` where there are some, else drawn ones; of `initial` if `old` is too small."""
+    """Rows of `old` for kept symbols, random ones for others (`initial` if `old` is small)."""
     new = initial.detach().clone()
     ordinary = old[_SPECIAL_SYMBOLS:]
     if len(ordinary) > 1:

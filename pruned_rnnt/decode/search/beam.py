@@ -52,7 +52,7 @@ class _Beam(NamedTuple):
         return beam + tuple(row.unflatten(0, shape) for row in rows)
 
     def unpack(self, packed: Rows) -> _Beam:
-        """The beam of which `packed` was made; this one tells the numbers of tensors."""
+        """The inverse of `pack`, for states with as many tensors as those of this beam."""
         score_NB, hash_NB, length_NB, *others = packed
         rest = iter(x.flatten(0, 1) for x in others)
         predictor, *scorers = (
@@ -69,7 +69,7 @@ class ModifiedBeamSearch:
 
     Use one object for many batches: on CUDA it captures a graph of a block of frames for each power
     of two of utterances, unless a scorer reads from the device. The graphs refer to the memory of
-    parameters, so create a new object after parameters were moved or replaced.
+    parameters, so create a new object after parameters are moved or replaced.
 
     Args:
         model: in evaluation mode.
@@ -79,14 +79,13 @@ class ModifiedBeamSearch:
             of the predictor; returned scores are not divided.
         silent_symbols: ids that are never emitted (such as `<unk>`).
         scorers: other scores of symbols (language models, hotwords).
-        ilm_scale: factor with which the internal language model's log-probability of a symbol is
-            subtracted: that of the joiner for zero encoder output; for HAT models (arXiv
-            2003.07705).
+        ilm_scale: for HAT models (arXiv 2003.07705): factor of the internal language model, whose
+            log-probability of each symbol (the joiner's, for an encoder output of zeros) is
+            subtracted.
 
     Raises:
         ValueError: beam_size or num_best is below 1, num_best is above beam_size, ilm_scale is
-            used for a model that is not HAT, or the model has durations, for which TdtBeamSearch
-            is.
+            used for a model that is not HAT, or the model has durations: use TdtBeamSearch.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class ModifiedBeamSearch:
                 "need 1 <= num_best <= beam_size"
             )
         if model.loss_config.durations:
-            raise ValueError("the model has durations, needs TdtBeamSearch")
+            raise ValueError("the model has durations: use TdtBeamSearch")
         if ilm_scale and not model.loss_config.hat:
             raise ValueError(
                 f"ilm_scale is {ilm_scale}, which needs a model trained with loss.hat=true: others "
@@ -148,8 +147,8 @@ class ModifiedBeamSearch:
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[BeamStep]]:
         """Search all frames; synchronises with the device only if a scorer does.
 
-        Steps may be more than the frames: in those after an utterance's end, its hypotheses change
-        their rows only.
+        There may be more steps than frames: after the end of an utterance, a step only reorders
+        the rows of its hypotheses.
         """
         start = self._start(am_NTD)
         loop = partial(self._loop, start)
@@ -200,9 +199,9 @@ class ModifiedBeamSearch:
         )
 
     def _scores(self, beam: _Beam, am_ND: Tensor, alive_N11: Tensor) -> Tensor:
-        """(N, B, V): what each next symbol would add to the score of each hypothesis.
+        """(N, B, V): increase of the score of each hypothesis by each next symbol.
 
-        Utterances that have ended can only add blanks, which cost nothing.
+        Utterances that have ended can only add blanks, with a score of 0.
         """
         blank = self.model.predictor.blank
         lm_NBD = beam.predictor[0].unflatten(0, beam.score_NB.shape)

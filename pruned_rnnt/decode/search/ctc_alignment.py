@@ -85,5 +85,5 @@ def ctc_alignment(
 
 
 def _shifted(score_NS: Tensor, states: int) -> Tensor:
-    """Scores of the states that many positions before."""
+    """Scores moved by `states` positions: each state gets that of an earlier state."""
     return torch.nn.functional.pad(score_NS, (states, 0), value=-torch.inf)[:, : score_NS.size(1)]

@@ -54,7 +54,7 @@ class _Beam:
         return self.blank_NB.logaddexp(self.symbol_NB)
 
     def where(self, alive_N1: Tensor, other: _Beam) -> _Beam:
-        """This beam for utterances that are alive, and the other for those that have ended."""
+        """This beam for utterances with frames left, and the other for those that have ended."""
         return _Beam(
             blank_NB=torch.where(alive_N1, self.blank_NB, other.blank_NB),
             symbol_NB=torch.where(alive_N1, self.symbol_NB, other.symbol_NB),
@@ -148,7 +148,7 @@ class CtcPrefixBeamSearch:
         )
 
     def _grow(self, beam: _Beam, log_probs_NV: Tensor, alive_N1: Tensor) -> tuple[_Beam, BeamStep]:
-        """Stay or grow by a symbol, and keep the best B; utterances that have ended stay."""
+        """Keep or extend each hypothesis, and keep the best B; ended utterances do not change."""
         vocab_size = log_probs_NV.size(1)
         stay_blank_NB = beam.total_NB + log_probs_NV[:, BLANK, None]
         stay_symbol_NB, longer_NBV = _extended(beam, log_probs_NV)
@@ -189,7 +189,7 @@ class CtcPrefixBeamSearch:
         return grown.where(alive_N1, beam), step
 
     def _advanced(self, beam: _Beam, step: BeamStep) -> tuple[Rows, ...]:
-        """The scorers' states after a frame; those of ended utterances stay."""
+        """The scorers' states after a frame; those of ended utterances do not change."""
         batch = len(step.parent_NB)
         first_N1 = torch.arange(batch, device=step.parent_NB.device)[:, None] * self.beam_size
         parent_R, symbol_R = (first_N1 + step.parent_NB).flatten(), step.symbol_NB.flatten()
@@ -209,7 +209,7 @@ def _extended(beam: _Beam, log_probs_NV: Tensor) -> tuple[Tensor, Tensor]:
     in the former.
     """
     total_NB = beam.total_NB
-    # The empty sequence has no paths that end in a symbol, so that any symbol will do.
+    # For the empty sequence, without paths that end in a symbol, the index may be any symbol.
     last_NB = beam.last_NB.clamp(min=0)
     last_prob_NB = log_probs_NV.gather(1, last_NB)
     same_NB = beam.symbol_NB + last_prob_NB

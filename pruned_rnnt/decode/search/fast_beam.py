@@ -29,7 +29,7 @@ _MINUS_INFINITY = -1e5
 
 @dataclass(frozen=True, kw_only=True)
 class FastBeamConfig:
-    """Which states k2 keeps after a frame.
+    """Limits on the states that k2 keeps after a frame.
 
     beam: states this much below the best are dropped; a natural log-probability.
     max_contexts, max_states: maximum number of contexts and of states per utterance.

@@ -29,7 +29,7 @@ def graph_rows(batch_size: int) -> int:
 
 
 def captured(block: Callable[[], _T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, _T]:
-    """A graph of the kernels of `block`, which runs twice, and the outputs that replays write."""
+    """A graph of the kernels of `block`, which is called twice, and the outputs of its replays."""
     graph = torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
@@ -37,7 +37,7 @@ def captured(block: Callable[[], _T], device: torch.device) -> tuple[torch.cuda.
     with torch.cuda.stream(stream):
         # The first call initialises libraries, which cannot be captured.
         block()
-        # Other threads may still call CUDA: data loading pins memory.
+        # Other threads may call CUDA during the capture: data loading pins memory.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             outputs = block()

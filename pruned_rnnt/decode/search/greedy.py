@@ -57,11 +57,11 @@ class GreedySearch:
     """Follows the most probable symbol at every node: one path.
 
     Use one object for many batches: it keeps the captured CUDA graphs. These refer to the memory
-    of the model's parameters, so create a new object after parameters were moved or replaced.
+    of the model's parameters, so create a new object after parameters are moved or replaced.
 
     Args:
         model: in evaluation mode.
-        max_symbols_per_frame: M; after so many symbols the search continues with the next frame.
+        max_symbols_per_frame: M; after M symbols the search continues with the next frame.
             It must be 1 for models of all topologies except 'regular', which learn to emit one
             per frame and would repeat it. sherpa-onnx always uses 1.
         silent_symbols: ids that are treated as blank when they are the most probable (such as
@@ -69,7 +69,7 @@ class GreedySearch:
 
     Raises:
         ValueError: max_symbols_per_frame is below 1, or above 1 for a topology other than
-            'regular'; or the model has durations, for which TdtGreedySearch is.
+            'regular'; or the model has durations: use TdtGreedySearch.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class GreedySearch:
         if max_symbols_per_frame < 1:
             raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
         if model.loss_config.durations:
-            raise ValueError("the model has durations, needs TdtGreedySearch")
+            raise ValueError("the model has durations: use TdtGreedySearch")
         rnnt_type = model.loss_config.rnnt_type
         if max_symbols_per_frame > 1 and rnnt_type != "regular":
             raise ValueError(

@@ -21,7 +21,7 @@ class Hypothesis:
     frames: the encoder frame at which each symbol was emitted.
     score: natural log-probability: of the path for greedy search, of all paths kept in the beam for
         beam search.
-    symbol_scores: what each symbol, at its frame, added to the score, without its duration.
+    symbol_scores: increase of the score by each symbol at its frame, without its duration.
     durations: frames by which each symbol advanced; empty for models without durations.
     """
 
@@ -35,7 +35,7 @@ class Hypothesis:
 def joint_log_probs(logits: Tensor, blank: int, hat: bool) -> Tensor:
     """(..., V) logits -> float32 log-probabilities of blank and symbols.
 
-    With `hat` (arXiv 2003.07705) blank has a sigmoid, and a softmax over symbols shares the rest.
+    With `hat` (arXiv 2003.07705), blank has a sigmoid; a softmax over symbols divides the rest.
     """
     if not hat:
         return logits.float().log_softmax(dim=-1)

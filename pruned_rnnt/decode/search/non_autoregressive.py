@@ -1,9 +1,9 @@
-"""Search without predictor: all frames at once, for models of HAINAN (arXiv 2410.02597).
+"""Search without a predictor: all frames at once, for HAINAN models (arXiv 2410.02597).
 
 Axes: N batch, T encoder frames, E encoder width, P predictor width, D joiner width.
 
-A model trained with loss.predictor_mask_probability also knows the joiner's output for a predictor
-output of zeros. A frame emits its most probable symbol, or nothing if that is blank: at most one
+A model trained with loss.predictor_mask_probability can also decode with zeros in place of the
+predictor's output. A frame emits its most probable symbol, or nothing if that is blank: at most one
 symbol per frame, also for models of loss.rnnt_type=regular.
 """
 
@@ -32,7 +32,7 @@ class NonAutoregressiveSearch:
             `<unk>`).
 
     Raises:
-        ValueError: the model was trained without masks.
+        ValueError: the model was trained without loss.predictor_mask_probability.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ class StreamState(NamedTuple):
     """The state of N streams.
 
     encoder: state of the streaming encoder, a named tuple of tensors.
-    search: state of greedy search: of the predictor (and the frames that the last duration skips),
-        or the last symbol of CTC.
+    search: state of greedy search: the predictor's state (and the number of frames that the last
+        duration skips), or the last symbol of CTC.
     score_N: float32, log-probability of the path so far.
     """
 
@@ -41,8 +41,9 @@ def new_greedy_search(
     """Greedy search of any model.
 
     Args:
-        silent_symbols, max_symbols_per_frame: as of the search; 0 chooses what sherpa-onnx has: 5
-            for a transducer with durations, else 1.
+        silent_symbols: as for the search.
+        max_symbols_per_frame: as for the search; 0 chooses the value of sherpa-onnx: 5 for a
+            transducer with durations, else 1.
     """
     if not isinstance(model, TransducerModel):
         return CtcGreedySearch(model, silent_symbols=silent_symbols)
@@ -59,7 +60,7 @@ class StreamingGreedySearch(nn.Module):
     Args:
         model: with a causal encoder; its modules are used, not copied.
         chunk_size: C, encoder frames (40 ms) of a chunk.
-        left_frames: encoder frames before the chunk that attention sees.
+        left_frames: encoder frames of left context for attention.
         silent_symbols: ids that are treated as blank (such as `<unk>`).
 
     Raises:

@@ -1,15 +1,15 @@
 """Modified beam search for token-and-duration transducers (TDT, arXiv 2304.06795), on the device.
 
 Axes: N batch, T encoder frames, E encoder width, D joiner width, B beam, A frames ahead (from the
-present frame to the longest duration), L durations above 0, K best, V vocabulary; R = N * B rows.
+current frame to the longest duration), L durations above 0, K best, V vocabulary; R = N * B rows.
 
 Each hypothesis has a frame of its own: the one on which its last duration landed. Hypotheses are
-compared with others of the same frame alone, because those further ahead have paid for fewer arcs:
-every frame has a beam, which collects what lands there from earlier frames, with equal sequences
-merged, and is extended when the search reaches the frame. Symbols of duration 0 stay: a frame is
-extended in rounds, one for each symbol that may be emitted there. A hypothesis ends with a blank
-that lands on the end exactly, as in the loss; with a beam that is wide enough its score is the
-log-probability of the sequence, over paths with at most so many symbols per frame.
+compared only with others of the same frame, because the scores of those further ahead include fewer
+arcs: every frame has a beam, which collects the hypotheses that land there, with equal sequences
+merged, and is extended when the search reaches the frame. A symbol of duration 0 stays on its
+frame, so a frame is extended in rounds, one for each symbol that it may emit. A hypothesis ends
+with a blank that lands on the end exactly, as in the loss; if the beam is wide enough, its score is
+the log-probability of the sequence, over paths with at most one symbol per round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
 from pruned_rnnt.model.transducer_model import TransducerModel
 
-# Rounds of a frame by default: each costs as much as a frame.
+# Default number of rounds per frame; the time of the search is proportional to it.
 MOST_SYMBOLS = 3
 
 
@@ -43,8 +43,8 @@ class _Beam(NamedTuple):
 
     score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
     origin: the row that each was extended from, as step * B + row, -1 for the start.
-    symbol, duration: of the last arc (symbol -1 for blank); added: what the symbol or blank added
-        to the score, without its duration.
+    symbol, duration: of the last arc (symbol -1 for blank); added: increase of the score by the
+        symbol or blank, without its duration.
     """
 
     score: Tensor
@@ -60,7 +60,7 @@ class _Beam(NamedTuple):
         return _Beam(*(x.gather(-1, index) for x in self))
 
     def where(self, mask: Tensor, other: _Beam) -> _Beam:
-        """These where the mask is True, else the others."""
+        """These hypotheses where the mask is True, else those of `other`."""
         return _Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
 
 
@@ -68,7 +68,7 @@ class _States:
     """The states of predictor and scorers after each of the last steps of the search.
 
     Args:
-        steps: how many are kept.
+        steps: number of steps that are kept.
         start: the states of the predictor and of each scorer at the start, R rows each.
     """
 
@@ -83,7 +83,7 @@ class _States:
                 old[step % self._steps].copy_(new)
 
     def origins(self, beam: _Beam) -> list[Rows]:
-        """Those of the rows that a beam (N, B) was extended from."""
+        """The states of the rows that a beam (N, B) was extended from."""
         size, width = beam.origin.shape
         origin_NB = beam.origin.clamp(min=0)
         first_N1 = torch.arange(size, device=origin_NB.device)[:, None] * width
@@ -203,8 +203,8 @@ class TdtBeamSearch:
         return end, final_NB, steps
 
     def _final(self, states: _States, beam: _Beam) -> Tensor:
-        """What the scorers add at the end; the last arc was a blank, so that states are those of
-        the origins."""
+        """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
+        those of the origins."""
         total_NB = torch.zeros_like(beam.score)
         _, *parts = states.origins(beam)
         for scorer, part in zip(self.scorers, parts, strict=True):
@@ -224,7 +224,7 @@ class TdtBeamSearch:
         return advanced
 
     def _scores(self, beam: _Beam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """What each symbol or blank would add (N, B, V), and each duration (N, B, K)."""
+        """Scores of each next symbol or blank (N, B, V), and of each duration (N, B, K)."""
         predictor, *parts = states
         lm_NBD = predictor[0].unflatten(0, beam.score.shape)
         am_NBD = am_ND[:, None].expand_as(lm_NBD)
@@ -246,7 +246,7 @@ class TdtBeamSearch:
         return self._best(arcs, added_NBV, torch.zeros_like(arcs.left)[:, None])
 
     def _land(self, landed: _Beam, arcs: _Arcs) -> _Beam:
-        """The beams ahead, with the extensions by durations above 0."""
+        """The beams of later frames, with the extensions by durations above 0 merged in."""
         log_durations_NLB = arcs.log_durations.index_select(2, self._forward_L).transpose(1, 2)
         added_NLBV = arcs.scores[:, None] + log_durations_NLB[..., None]
         beyond_NL = arcs.left[:, None] - self._durations_L
@@ -268,7 +268,10 @@ class TdtBeamSearch:
         return landed
 
     def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> _Beam:
-        """The best B (N, ..., B) of what adds (N, ..., B, V), with durations (N, ..., 1)."""
+        """The best B of the extensions with scores `added` (N, ..., B, V): a beam (N, ..., B).
+
+        durations: (N, ..., 1).
+        """
         beam, vocab_size = arcs.beam, added.size(-1)
         shape = (*added.shape[:-2], self.beam_size)
         start = _Beam(*(x.view(len(x), *[1] * (len(shape) - 2), -1).expand(shape) for x in beam))
@@ -290,8 +293,8 @@ class TdtBeamSearch:
 
 
 class _Arcs(NamedTuple):
-    """A beam (N, B) at the present frame; what its arcs add, (N, B, V) and (N, B, K); the frames
-    (N,) left, and the number of the step."""
+    """A beam (N, B) at the current frame; the scores of its arcs, (N, B, V) and (N, B, K); the
+    number of frames left, (N,), and the number of the step."""
 
     beam: _Beam
     scores: Tensor

@@ -6,7 +6,7 @@ M maximum symbols per frame, V vocabulary, K durations.
 Every stream has a frame of its own: a step takes the most probable symbol or blank and the most
 probable duration there, and advances the stream by that duration, so that a batch takes as many
 steps as its longest path has arcs, not as many as there are frames. On CUDA, blocks of steps are
-replayed as a graph; the host reads whether any stream goes on once after each block.
+replayed as a graph; after each block the host reads whether any stream has frames left.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
 from pruned_rnnt.model.transducer_model import TransducerModel
 
-# As sherpa-onnx.
+# The value of sherpa-onnx.
 MOST_SYMBOLS = 5
 # Steps of a block.
 _BLOCK_STEPS = 32
-# Frames of a graph are a power of two from here on, so that few graphs are needed.
+# Frames of a graph: a power of two, at least this, so that few graphs are needed.
 _LEAST_FRAMES = 32
 
 
 class _Arc(NamedTuple):
-    """What each row takes, (R,): the most probable symbol, whether it counts as blank, its
-    log-probability, the duration in frames, and that of the duration."""
+    """The arc that each row takes, (R,): the most probable symbol, whether it counts as blank, its
+    log-probability, the duration in frames, and the duration's log-probability."""
 
     symbol: Tensor
     silent: Tensor
@@ -48,7 +48,7 @@ class TdtGreedySearch:
     A blank of duration 0 and the last of `max_symbols_per_frame` symbols advance by the shortest
     other duration instead, as in sherpa-onnx. A path ends at the first frame beyond the utterance.
     Use one object for many batches: it keeps the captured CUDA graphs. These refer to the memory
-    of the model's parameters, so create a new object after parameters were moved or replaced.
+    of the model's parameters, so create a new object after parameters are moved or replaced.
 
     Args:
         model: in evaluation mode, trained with loss.durations.
@@ -124,7 +124,7 @@ class TdtGreedySearch:
         return self._walks[size]
 
     def arc(self, am_RD: Tensor, lm_RD: Tensor, taken_R: Tensor) -> _Arc:
-        """The arc of each row; taken_R: the symbols that it has emitted in its frame before."""
+        """The arc of each row; taken_R: number of symbols that it has emitted in this frame."""
         logits_RV, duration_logits_RK = self.model.joiner.with_durations(am_RD, lm_RD)
         best_R, symbol_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
         silent_R = self._silent_V[symbol_R]
@@ -140,8 +140,8 @@ class TdtGreedySearch:
 class _Walk:
     """The frames, states and results of R rows, which `advance` changes in place.
 
-    Each arc has a place for its results: its frame, and the number of symbols before it there. A
-    last place takes what rows write that have ended.
+    The results of an arc are stored by its frame and the number of symbols before it in that frame.
+    Rows that have ended write to one more place at the end.
 
     Args:
         size: R and the most frames T.
@@ -206,7 +206,7 @@ class _Walk:
         self._frame_R.add_(arc.duration * alive_R)
 
     def results(self, batch_size: int, frames: int) -> GreedyFrames:
-        """Those of the first N rows and T frames, and the state after them."""
+        """Results of the first N rows and T frames, and the state after them."""
         most = self._search.max_symbols_per_frame
         symbols, scores, durations, duration_scores = (
             x[:batch_size, : frames * most].reshape(batch_size, frames, most).clone()

@@ -18,8 +18,8 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 
 
 class TraceStep(NamedTuple):
-    """How the rows (N, B) of a step came to be: origin (-1: the start), symbol (-1: blank),
-    duration, and the score that the symbols added."""
+    """The arcs to the rows (N, B) of a step: origin (-1: the start), symbol (-1: blank), duration,
+    and increase of the score by the symbol."""
 
     origin: Tensor
     symbol: Tensor
@@ -30,7 +30,7 @@ class TraceStep(NamedTuple):
 def traced_hypotheses(
     origins_NK: Tensor, scores_NK: Tensor, steps: Sequence[TraceStep], steps_per_frame: int
 ) -> list[list[Hypothesis]]:
-    """The hypotheses whose last arcs, blanks, left the rows `origins_NK`; -1 for an empty one."""
+    """The hypotheses whose last arcs, blanks, start at the rows `origins_NK` (-1: the start)."""
     if steps:
         table = [torch.stack(x, dim=1).flatten(1).tolist() for x in zip(*steps, strict=True)]
     else:

@@ -5,7 +5,11 @@
                               frames if the device has chosen uniform weights
     join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
 
-Axes: N sequences, H heads, T frames, S frames attended to, C channels.
+Axes: N sequences, H heads, T frames, S frames attended to, C channels. One program takes
+
+    squash    [ . . . . ]           the C channels of each of BLOCK_R rows (frames)
+    uniform   [ . . . . . . . . ]   the S columns of one row t
+    join      . . [ . . . . ] . .   BLOCK of the T * S elements of one head
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ _TILE = 2048
 
 @triton.jit
 def _tanh(x):
-    # The exponential cannot overflow.
+    # exp(-2 |x|) cannot overflow.
     small = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - small) / (1.0 + small)
-    # Near zero the difference cancels; five terms of the series are exact to 1e-8 of the value.
+    # Near zero 1 - small cancels; five terms of the series have a relative error below 1e-8.
     square = x * x
     series = 62.0 / 2835.0
     series = series * square - 17.0 / 315.0

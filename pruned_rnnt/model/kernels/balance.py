@@ -10,9 +10,14 @@ Axes: R rows (all frames of a batch), C channels, P parts of the rows. Two kerne
     sums   x (R, C) -> sums of x and of x^2 over each part, (P, 2, C)
     apply  sums -> offset and slope of the channels of a program; grad (R, C) in place
 
+          C ->
+    row   [ 0 ] [ 0 ] ...    tiles of BLOCK_R rows and BLOCK_C channels; program p of `sums`
+     |    [ 1 ] [ 1 ] ...    adds up every P-th tile of its channels, as part p
+     v    [ . ] [ . ] ...
+
 A CUDA graph always launches both. `settings` on the device holds the switch (0 or 1), the limits of
 mean / standard deviation, and the limits of the root mean square; if the switch is 0, each kernel
-returns after reading it. Programs have few channels, so that few sums are read again by each.
+returns after reading it. Programs have few channels, so that each reads few sums again.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ _TILE = 4096
 _WIDEST = 64
 # Programs of a kernel.
 _PROGRAMS = 528
-# Parts that a program adds together.
+# Parts that a program adds at a time.
 _ADDED = 32
 _TINY = 1e-20
 

@@ -64,7 +64,7 @@ def _forward_kernel(
         distance = tl.load(distance_ptr + first + column, mask=inside, other=0.0)
         score = (score.to(tl.float32) + distance.to(tl.float32)).to(scores_ptr.dtype.element_ty)
     score = score.to(tl.float32)
-    # The first is a constant: without a switch, nothing is loaded.
+    # Two conditions, as HAS_SWITCH is a constant: without a switch, nothing is loaded.
     if HAS_SWITCH:  # noqa: SIM102
         if tl.load(switch_ptr) > 0.0:
             # 1 above, 2 below.
@@ -121,7 +121,7 @@ def _backward_kernel(
     if HAS_SIZES:
         tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=0))
     if HAS_DISTANCE:
-        # Columns outside of those that the row reads have no gradient.
+        # Columns that the row does not read have no gradient.
         distances = seen + frames
         first = frames - frame
         place = of_distance_ptr + row * distances

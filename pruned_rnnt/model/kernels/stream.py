@@ -5,6 +5,9 @@ Axes: N sequences, T frames, E channels; a row is one frame of one sequence.
     add      total = x + branch * keep,  read = total in the dtype of the next module
     bypass   out = before + (after - before) * scale * keep
 
+    before, out   | 0 1 | 2 3 | 4 5 |    T frames
+    after         |  0  |  1  |  2  |    T / rate frames, each used `rate` times (here 2)
+
 The stream x has the dtype of the parameters (float32); branches and the copies that modules read
 have the dtype of autocast. Gradients of parameters are sums over rows in two steps in a fixed
 order, so that results are reproducible: each program writes the sum of its rows, and torch adds

@@ -5,6 +5,11 @@
 Axes: R rows, C channels, P parts of the rows. Two kernels: x (R, C) -> sums of each part (P, C),
 then the sum of these. torch's kernel takes several times as long for tall matrices.
 
+          C ->
+    row   [ 0 ] [ 0 ] ...    tiles of BLOCK_R rows and BLOCK_C channels; program p of the first
+     |    [ 1 ] [ 1 ] ...    kernel adds up every P-th tile of its channels, as part p
+     v    [ . ] [ . ] ...
+
 The second kernel also rounds the sums to the dtype of the gradient and moves them towards the
 limits of a parameter (see `grad_towards_limits` in `pruned_rnnt.model.zipformer.gradient`), for
 which torch takes seven kernels.

@@ -153,7 +153,7 @@ def _tiles(
 ) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
     """The grid; elements, frames, stride of the mask, channels; rows and channels of a tile."""
     count = x.numel()
-    # Without a mask any split of the memory into rows will do.
+    # Without a mask, rows may be any equal parts of the memory.
     channels = _FLAT if mask_N1C is None else x.size(-1)
     rows = divide_up(count, channels)
     frames, mask_stride = 1, 0

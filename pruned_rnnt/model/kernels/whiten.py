@@ -9,18 +9,21 @@ For rows x_r of C channels of a group g, with mean m_g,
     grad += strength * |grad| / |push| * push                     if over
 
 Axes: R rows (all frames of a batch), G groups, C channels of a group, P parts of the rows. The
-kernels, of which each reads and writes:
+four kernels, with what each reads and writes:
 
     scatter  x (R, G, C) -> x^T x and sums of x over each part, (P, G, C, C) and (P, G, C)
     reduce   these -> S (G, C, C), means (G, C), and per program the sums of S^2 and of diagonals
     push     x, S -> over, push (R, G, C), and per program the sums of push^2 and of grad^2
     apply    grad (R, G, C) in place
 
+    part 0   [ g = 0 ]  [ g = 1 ] ...    part_rows rows of C channels; a program of `scatter`
+    part 1   [ g = 0 ]  [ g = 1 ] ...    makes one tile of the C x C sums of a part and group
+
 A CUDA graph always launches all four. `settings` on the device holds the switch for a whitener that
 was within its limit at its last check, the switch for one that was over, and the limit. If the
 switch is 0, each kernel returns after reading it; if the metric is within the limit, so do the last
-two. The last two read the switch from `active`, a copy, because the third changes `over`. As most
-launches find it off, a few programs share the rows: thousands take microseconds to return.
+two. The last two read the switch from `active`, a copy, because the third changes `over`. In most
+launches the switch is 0, so few programs share all rows: thousands take microseconds to return.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _TINY = 1e-20
 
 @triton.jit
 def _switch(settings_ptr, over_ptr):
-    """1 if this whitener acts on this batch; more often if it was over its limit last time."""
+    """1 if this whitener acts on this batch; likelier if its last check was over the limit."""
     return tl.where(tl.load(over_ptr) != 0, tl.load(settings_ptr + 1), tl.load(settings_ptr))
 
 
@@ -122,7 +125,7 @@ def _reduce_kernel(
         total -= of_left * (of_right / rows)
         total = tl.where(inside, total, 0.0)
         tl.store(total_ptr + group * C * C + element, total, mask=inside)
-        # Row 0 of the matrix has every channel on its right.
+        # Each mean is stored once: row 0 of the matrix has all C channels as columns.
         tl.store(means_ptr + group * C + right, of_right / rows, mask=inside & (left == 0))
         program = group * tl.num_programs(0) + tl.program_id(0)
         tl.store(squares_ptr + program, tl.sum(total * total, axis=0))

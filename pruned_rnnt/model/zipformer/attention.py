@@ -99,7 +99,7 @@ def dot_products(query_NHTK: Tensor, key_NHSK: Tensor) -> Tensor:
 
 
 class _DotProducts(torch.autograd.Function):
-    """Saves the projection, which others save as well; autograd would save copies of its parts."""
+    """Saves the projection, as other functions do; autograd would save copies of its parts."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class _Share(torch.autograd.Function):
 
 
 def uniform_weights(weights_NTS: Tensor) -> Tensor:
-    """Equal weights for all frames with a weight."""
+    """Equal weights for all frames whose weight is not zero."""
     attended = (weights_NTS > 0.0).to(weights_NTS.dtype)
     return attended / attended.sum(dim=-1, keepdim=True)
 
@@ -190,7 +190,7 @@ class NonlinAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """(N, T, E), and the frames tanh(b) * c for the next chunk of a stream.
 
-        `uniform` is that of `sums_of_squashed`.
+        `uniform` is as for `sums_of_squashed`.
         """
         squashed, value, gate = self.in_proj(x_NTE).chunk(3, dim=-1)
         value, squashed = self.whiten1(value), self.balancer(squashed)
@@ -211,8 +211,8 @@ def sums_of_squashed(
     """(N, T, C): sums of value * tanh(squashed) with these weights.
 
     Args:
-        uniform: whether to use equal weights for all frames with a weight instead; on the device,
-            (1,) float32 of 0 or 1.
+        uniform: (1,) float32 on the device; if it is 1, all frames whose weight is not zero get
+            equal weights instead.
     """
     if uniform is True:
         weights_NTS = uniform_weights(weights_NTS)
@@ -228,7 +228,7 @@ def sums_of_squashed(
 
 
 class _SumsOfSquashed(torch.autograd.Function):
-    """Saves its arguments only, which others save as well."""
+    """Saves only its arguments, which other functions save as well."""
 
     @staticmethod
     def forward(

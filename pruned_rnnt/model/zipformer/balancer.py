@@ -39,7 +39,7 @@ class Balancer(nn.Module):
         upper_half: balance only the upper half of the channels.
         min_positive, max_positive: limits on the fraction of positive values, 0 to 1.
         min_abs, max_abs: limits on the mean absolute value.
-        probability: of acting on a batch.
+        probability: fraction of the batches on which it acts.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Balancer(nn.Module):
 
 
 def _mean_limit(positive: float) -> float:
-    """Mean / standard deviation for a fraction of positive values; rough but finite at 0 and 1.
+    """Mean / standard deviation for a fraction of positive values: approximate, finite at 0 and 1.
 
     The constant, 1 / (sqrt(pi) ln 2), fits atanh to the inverse of the error function.
     """
@@ -147,7 +147,7 @@ class _Balance(torch.autograd.Function):
         index = (slice(None),) * ctx.channel_axis + (part,)
         x, of_part = x[index], grad[index]
         push = _push(x, ctx.channel_axis, ctx.mean_limits, ctx.rms_limits)
-        # x is as large as activations get, so this makes few passes over memory.
+        # One fused operation, because x can be one of the largest activations of the model.
         torch.addcmul(of_part, push, of_part.abs(), value=_STRENGTH, out=balanced[index])
         return balanced, None, None, None, None
 

@@ -23,7 +23,7 @@ from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
-# A bypass starts close to the new value, so that every module has to learn something.
+# Lower limit of the scale. A high one at first forces every module to contribute.
 _BYPASS_LOW = ramp(0.9, 0.2, 20000)
 
 
@@ -151,15 +151,15 @@ def end_of_layer(
         (balancer, balancer.record(recorder)),
         (whiten, whiten.record(recorder)),
     )
-    # The gradient is changed in place. That of a product is new; another one others may hold.
+    # The gradient is changed in place: that of a product is new, others may be in use elsewhere.
     return own_gradient(out_NTE) if mask_N1E is None else out_NTE * mask_N1E
 
 
 class _EndOfLayer(torch.autograd.Function):
-    """For captured passes, which must keep what balancer and whitener need for every batch.
+    """For captured passes, which must save the inputs of balancer and whitener for every batch.
 
-    Saves only x and the beginning. The norm is computed again in the backward pass; the output is,
-    too, if the device finds that balancer or whitener act on this batch.
+    Saves only x and the layer's input. The backward pass computes the norm again, and also the
+    output if the device decides that balancer or whitener act on this batch.
     """
 
     @staticmethod

@@ -116,7 +116,7 @@ class Embedding(nn.Module):
     def _convolve(self, x_N1TF: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """The convolutions, and a function that computes the last activation again.
 
-        The others, between convolutions, are not kept for backward.
+        The activations between the convolutions are not kept for backward.
         """
         x, again = x_N1TF, None
         for module in self.conv:
@@ -208,7 +208,7 @@ class ConvNeXt(nn.Module):
         out_NCTF = self.out_balancer(x_NCTF + branch)
         out_NCTF = self.out_whiten(out_NCTF.movedim(1, -1)).movedim(-1, 1)
         if self.clock.recorder is not None:
-            # Others may hold the gradient of the output, which both of these change in place.
+            # Balancer and whitener change the gradient in place, and it may be in use elsewhere.
             out_NCTF = own_gradient(out_NCTF)
         return out_NCTF, past_NCTF
 
@@ -221,7 +221,7 @@ class ConvNeXt(nn.Module):
         x_NTFC = channels_last(x_NCTF).movedim(1, -1)
         weight, bias = first.weight.flatten(1), first.bias
         hidden_NTFC = linear(x_NTFC, weight, bias)
-        # The widest tensor of the encoder; one matrix product makes it again.
+        # The widest tensor of the encoder; one matrix product computes it again.
         with recomputed(hidden_NTFC, linear_again(x_NTFC, weight, bias)):
             hidden_NTFC = self.hidden_balancer(hidden_NTFC.movedim(-1, 1)).movedim(1, -1)
             weight, bias = second.weight.flatten(1), second.bias

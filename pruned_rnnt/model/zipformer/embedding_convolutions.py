@@ -1,4 +1,4 @@
-"""The convolutions over time and frequency of the embedding, in the forms that a GPU computes fast.
+"""The convolutions over time and frequency of the embedding, in forms that are fast on a GPU.
 
 Axes: N batch, T feature frames, T' frames of a feature map, F mel bins, F' bins of a feature map,
 C channels, K values of a window.
@@ -76,7 +76,7 @@ class _WideConvolution(torch.autograd.Function):
         )
         height, width = weight.shape[2:]
         windows = x.movedim(1, -1).unfold(1, height, ctx.stride[0]).unfold(2, width, ctx.stride[1])
-        # (N, T', F', height, width, C), whose innermost pieces are contiguous in x.
+        # (N, T', F', height, width, C), of which runs of width * C elements are contiguous in x.
         windows = windows.movedim(3, -1).flatten(3)
         grad_NTFC = grad.movedim(1, -1)
         of_weight = weight_gradient(grad_NTFC, windows)

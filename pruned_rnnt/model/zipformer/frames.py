@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Frames of a chunk that is an utterance, and chunks of a past that is all of it: exact in float32,
-# and also above LARGEST_CHUNK at the rate of a stack that downsamples by 8.
+# As the chunk size: the whole utterance; as the number of left chunks: the whole past. Exact in
+# float32, and still above LARGEST_CHUNK at the rate of a stack that downsamples by 8.
 UNLIMITED = 2**20
 LARGEST_CHUNK = 2**16
 
@@ -54,7 +54,7 @@ class Chunking:
 def frames_at_rate(
     lengths_N: Tensor, num_frames: int, rate: int, chunking: Chunking, positions_RD: Tensor
 ) -> Frames:
-    """Frames of whole utterances at a stack that downsamples by `rate`.
+    """Frames of whole utterances in a stack that downsamples by `rate`.
 
     Args:
         lengths_N: at rate 1.

@@ -71,7 +71,7 @@ def sum_towards_limits(parts_PC: Tensor, value: Tensor, limits: Limits | None) -
 
 
 def own_gradient(x: Tensor) -> Tensor:
-    """x; the modules before it get a copy of its gradient, which they may change in place."""
+    """Returns x; modules before it get a copy of its gradient, which they may change in place."""
     owned: Tensor = _OwnGradient.apply(x)  # type: ignore[no-untyped-call]
     return owned
 

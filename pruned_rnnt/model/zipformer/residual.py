@@ -1,7 +1,7 @@
 """The residual stream of a layer, and its copies in the dtype of autocast.
 
-The stream has the dtype of the parameters; under autocast, modules read a copy in fewer bits. One
-autograd function makes both, which takes half the kernels of separate casts and sums.
+The stream has the dtype of the parameters; under autocast, modules read a copy in its lower
+precision. One autograd function makes both, with half the kernels of separate casts and sums.
 """
 
 from __future__ import annotations

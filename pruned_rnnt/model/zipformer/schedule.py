@@ -50,9 +50,9 @@ class Recorder:
     """The host's part of a captured training pass: numbers that its kernels read from the device.
 
     A CUDA graph repeats kernels, but not the Python code that takes random decisions and evaluates
-    schedules. While a pass is captured, each piece of such code is added here, with the place on
-    the device where its numbers go. `refresh` runs all of them again, in the same order, before
-    each replay: so the same random numbers decide as in a pass that is not captured.
+    schedules. While a pass is captured, each such function is added here, with the place on the
+    device for its results. `refresh` calls all of them again, in the same order, before each
+    replay, so random decisions are the same as in a pass that is not captured.
 
     Attributes:
         conditions: schedules; which kernels were captured depends on whether their values are 0.
@@ -72,7 +72,7 @@ class Recorder:
     def add(self, compute: Callable[[], Sequence[float]], count: int) -> Tensor:
         """(count,) float32 on the device, which `refresh` fills with the numbers of `compute`."""
         if self._used + count > _CAPACITY:
-            raise RuntimeError(f"a captured pass needs more than {_CAPACITY} numbers of the host")
+            raise RuntimeError(f"a captured pass needs more than {_CAPACITY} numbers from the host")
         self.program.append(compute)
         self._used += count
         return self._values_K[self._used - count : self._used]
@@ -93,7 +93,7 @@ class Clock:
         dropout_scale: factor on all dropout rates.
 
     Attributes:
-        recorder: takes the decisions of the pass that is being captured; None otherwise.
+        recorder: records the decisions of the pass that is being captured; None otherwise.
     """
 
     def __init__(self, *, speed: float = 1.0, dropout_scale: float = 1.0) -> None:
@@ -115,13 +115,13 @@ class Clock:
         return self.dropout_scale * self.value(schedule)
 
     def is_zero(self, schedule: float | Schedule) -> bool:
-        """Whether the value is zero; a captured pass holds only while the answer is the same."""
+        """Whether the value is zero; a captured pass is valid only while this does not change."""
         if self.recorder is not None and isinstance(schedule, Schedule):
             self.recorder.conditions[schedule] = None
         return self.value(schedule) == 0.0
 
     def drops(self, schedule: float | Schedule) -> bool:
-        """Whether a dropout rate is above zero, with the condition of `is_zero`."""
+        """Whether a dropout rate is above zero; captured passes depend on it as on `is_zero`."""
         return self.dropout_scale > 0.0 and not self.is_zero(schedule)
 
     def numbers(self, compute: Callable[[], Sequence[float]], device: torch.device) -> Tensor:

@@ -54,7 +54,7 @@ def limit_scores(
     """Adds a gradient against scores beyond +-25 to some of the batches; for training.
 
     Returns the arguments of `masked_softmax`: on these batches the sum of both scores and None,
-    otherwise the two scores; and the switch if the device decides whether this is such a batch. The
+    otherwise the two scores; and the switch if the decision for this batch is on the device. The
     added gradient has the mean size of the incoming one, because the effect of a fixed penalty
     would depend on the scale of the loss: negligible for a sum over a large batch, dominant for a
     mean over frames.

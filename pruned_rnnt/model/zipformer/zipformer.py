@@ -152,7 +152,7 @@ class Zipformer(Encoder):
                 `config.common_rate`; None: the value of the configuration.
 
         Raises:
-            ValueError: the encoder is not causal, or left_context is no such multiple.
+            ValueError: the encoder is not causal, or left_context is not such a multiple.
         """
         config = self.config
         self.check_causal()
@@ -201,7 +201,7 @@ class Zipformer(Encoder):
             (N, C / 2, E), and the state for the next chunk.
 
         Raises:
-            ValueError: the number of feature frames makes no chunk, or that of bins is wrong.
+            ValueError: the number of feature frames or of mel bins is wrong.
         """
         config = self.config
         self._check_features(features_NTF)
@@ -255,7 +255,7 @@ class Zipformer(Encoder):
             return Chunking()
         if self.clock.recorder is not None:
             drawn_2 = self.clock.recorder.add(self._draw_chunking, 2).long()
-            # Before the first replay, a pass may read zeros.
+            # Before the first replay the numbers may be zero, and frames are divided by the chunk.
             chunk_1 = drawn_2[:1].clamp(min=config.common_rate)
             return Chunking(chunk_size=chunk_1, left_chunks=drawn_2[1:])
         if self.training and chunk_size is None:

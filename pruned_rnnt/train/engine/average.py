@@ -1,4 +1,4 @@
-"""Averages of parameters: a running one while training, and one over checkpoints."""
+"""Averages of parameters: a running average in training, and an average of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-# Of `pruned-rnnt average` without --last and of decode.checkpoint=average: as many as
-# train.keep_last keeps by default.
+# Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use:
+# the default of train.keep_last.
 AVERAGED_CHECKPOINTS = 3
 
 
 class RunningAverage:
-    """Exponential moving average of a model's parameters; buffers have their present values.
+    """Exponential moving average of a model's parameters; buffers have their current values.
 
     Update k gives the newest parameters the weight 1 - min(decay, (1 + k) / (10 + k)), so that the
     average quickly forgets early values.
@@ -37,7 +37,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the model's present parameters."""
+        """Move the average towards the model's current parameters."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(*self._moving, 1 - decay)

@@ -18,7 +18,7 @@ class BatchCopies:
     """Copies batches to a device.
 
     Args:
-        device: of the model.
+        device: the device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 class BatchGroups:
     """Gathers the batches of a loader into groups of `accumulate`.
 
-    lost_worker: the reason why a data worker died; empty while none did. With several training
-        processes, the last group then holds the batches that were loaded, maybe none, and its step
-        must be the last one. With one training process, the error is raised.
+    lost_worker: the reason why a data worker died; empty if none did. With several training
+        processes, the last group then holds the batches that were loaded, possibly none, and its
+        step must be the last one. With one training process, the error is raised.
     """
 
     def __init__(self, loader: Loader, accumulate: int, ranks: Ranks) -> None:
@@ -31,7 +31,7 @@ class BatchGroups:
         self._reasons: list[str] | None = None
 
     def watch_workers(self, stack: ExitStack) -> None:
-        """Until `stack` closes, raise the death of a worker where its batch is awaited.
+        """Until `stack` closes, raise the error of a dead worker only when its batch is fetched.
 
         Call it once the workers exist; calls after the first one do nothing.
         """
@@ -56,8 +56,8 @@ class BatchGroups:
             self.lost_worker = self.reason(error)
             if self.ranks.world_size == 1:
                 raise
-            # The other processes load their whole group and learn of the death in the step. The
-            # batches that are missing here are left out of the epoch.
+            # The other processes load their whole group; the step tells them to stop. The batches
+            # that are missing here are left out of the epoch.
             missing = self.accumulate - len(group)
             logger.warning("%s: %d batches are left out", self.lost_worker, missing)
             self.loader.agree_without_fetching(missing)
@@ -67,7 +67,7 @@ class BatchGroups:
                 yield group, len(group)
 
     def reason(self, error: WorkerDiedError) -> str:
-        """torch's message about the death of the worker, or else about its missing batch."""
+        """torch's message about the dead worker, or else the one about its missing batch."""
         return (self._reasons[-1] if self._reasons else str(error)).rstrip(". ")
 
 

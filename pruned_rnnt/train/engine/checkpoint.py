@@ -1,13 +1,13 @@
-"""Checkpoints: written atomically, read without running code, kept by number and score.
+"""Checkpoints: written atomically, read without running code; the newest and best are kept.
 
 A checkpoint is one dictionary of tensors and plain values:
 
-    format, version   what the file is
+    format, version   kind of file, and version of its format
     config            the resolved configuration
     vocab_size        size of the model's output
     model, average    parameters, and their running average (None when switched off)
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
-    buffers           of the model, one set per rank; none when one process trains
+    buffers           of the model, one set per rank; none if one process trains
     counters          step, epoch, batches of the epoch, ...
     score             validation WER if it was measured, else None
 """

@@ -1,4 +1,4 @@
-"""The processes of a training: one, or those that torchrun describes in the environment."""
+"""The processes of a training run: one, or those that torchrun sets in the environment."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def process_group() -> Iterator[Ranks]:
         world_size=world_size,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
     )
-    # Gradients on GPUs go over NCCL; counts and flags, which live on the CPU, over gloo.
+    # Gradients on GPUs go over NCCL; counts and flags, which are on the CPU, over gloo.
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(ranks.local_rank)

@@ -1,4 +1,4 @@
-"""Gradients of one step: of this process alone, or summed over all while backward still runs.
+"""Gradients of one step: of one process, or summed over all processes during backward.
 
 torch's DistributedDataParallel also sums gradients, but needs every process to finish every
 backward pass: if one runs out of memory, the others wait for it forever. Here each process sends
@@ -23,7 +23,7 @@ _BUCKET_BYTES = 25 * 2**20
 
 
 class LocalGradients:
-    """Gradients of a training with one process."""
+    """Gradients of a training run with one process."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters

@@ -1,4 +1,4 @@
-"""Numbers on their way from the device to the host."""
+"""Asynchronous copies of numbers from the device to the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A copy that the device makes when it gets there; only `values` waits for it.
+    """A copy that the device makes after the work launched before; only `values` waits for it.
 
     Args:
         values_K: (K,) on any device.
@@ -19,7 +19,7 @@ class HostCopy:
         self._values_K = values_K.to("cpu", non_blocking=asynchronous)
         self._copied: torch.cuda.Event | None = None
         if asynchronous:
-            # A host thread that sleeps leaves its core to the data loader.
+            # `blocking` lets the waiting thread sleep, which leaves its core to the data loader.
             self._copied = torch.cuda.Event(blocking=True)
             self._copied.record()
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
-# Ends the names of measures, whose means over utterances are logged.
+# Suffix of the names of measures, whose means over utterances are logged.
 PER_UTTERANCE = "_per_utterance"
 
 

@@ -90,7 +90,7 @@ class _TensorBoard:
 
 
 class _Mlflow:
-    """Skips steps that the run in MLflow has already, as a continued training repeats them."""
+    """Skips steps that the MLflow run already has, because a continued run repeats them."""
 
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
         import mlflow
@@ -145,7 +145,7 @@ class _Mlflow:
 
 
 class _Wandb:
-    """A continued training goes on in the same run; repeated steps are shown twice."""
+    """A continued training run logs to the same run; repeated steps are shown twice."""
 
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
         import wandb
@@ -163,7 +163,7 @@ class _Wandb:
             dir=str(folder),
             config=dict(settings),
         )
-        # Weights & Biases' own step must grow with every call, and does not after a resume.
+        # Weights & Biases' own step must increase with every call, and steps repeat after a resume.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -1,4 +1,4 @@
-"""The whole state of a training, saved and restored together."""
+"""The whole state of a training run, saved and restored together."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ class TrainingState:
             TrainingStopped: training has diverged; nothing is written.
         """
         self.stop_if_diverged(folder)
-        # A state that is not restored yet is the run's; loading has drawn from the present one.
+        # Until `restore_random`, the loaded state is that of the run: building the model and the
+        # data has drawn from the current generators.
         random_states = self.ranks.gather(self._random or capture_random_state())
         # Each process updates its buffers by its own batches.
         buffers = self.ranks.gather(

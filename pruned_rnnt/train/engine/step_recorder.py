@@ -1,4 +1,4 @@
-"""Records the results of steps, of which the last one may still be unknown."""
+"""Records the results of steps; that of the last step may still be on the device."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ class StepReport:
 
     sums: losses by part, and measures with a name that ends in PER_UTTERANCE, summed over
         utterances.
-    seconds: until the result was known; for a step that was launched before the result of the
-        previous one was known, since then.
+    seconds: from the start of the step, or from the result of the previous one if that came later,
+        to the result of this one.
     gradient_norm: norm before clipping, of the loss per frame; NaN if it was not computed.
     problem: reason why the parameters were not updated, empty if they were; all processes agree on
         whether it is empty.

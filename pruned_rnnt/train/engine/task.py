@@ -130,7 +130,7 @@ class Task(Protocol):
         """Log pictures and samples of a few validation utterances; called by one process."""
 
     def release_memory(self) -> None:
-        """Release memory that the model keeps between steps, after a step that did not fit."""
+        """Release memory that the model keeps between steps; called when a step ran out of it."""
 
     def notes(self) -> list[str]:
         """Lines about the model for the log at the start."""

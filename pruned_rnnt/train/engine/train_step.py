@@ -1,8 +1,8 @@
 """One optimiser step: forward, backward, clip, update; or a report of why it was skipped.
 
 On CUDA the host does not wait for the result of a step. It launches the update, which the device
-skips by itself if a loss or a gradient is infinite or NaN, and the passes of the next step, and
-reads the result only then:
+skips by itself if a loss or a gradient is infinite or NaN, then the passes of the next step, and
+only then reads the result:
 
     host    passes 1, update 1, passes 2, result 1, update 2, passes 3, result 2, ...
     device     passes 1, update 1, passes 2, update 2, passes 3, ...
@@ -61,7 +61,7 @@ class _Passes:
 
 
 class _Verdict(NamedTuple):
-    """What the host knows about a step when its result has arrived; as in `StepReport`."""
+    """The result of a step, read from the device; fields as in `StepReport`."""
 
     problem: str
     gradient_norm: float
@@ -69,7 +69,7 @@ class _Verdict(NamedTuple):
 
 
 class Stepper:
-    """Makes optimiser steps; the state of `scaler` belongs into checkpoints.
+    """Makes optimiser steps; the state of `scaler` belongs in checkpoints.
 
     Attributes:
         reads_late: the result of a step is read after the passes of the next one. Set it to False
@@ -205,7 +205,7 @@ class Stepper:
         return torch.cat(known if passes.sums_K is None else [*known, passes.sums_K])
 
     def _update(self, values_K: Tensor | None, passes: _Passes) -> Callable[[], _Verdict]:
-        """Update the parameters unless there is a problem; returns a function that tells."""
+        """Update the parameters unless there is a problem; returns a function for the result."""
         if values_K is None:
             self.gradients.start()
             sums = [] if passes.sums_K is None else passes.sums_K.tolist()
@@ -247,7 +247,7 @@ class Stepper:
         return _Verdict(problem, gradient_norm, sums)
 
     def _step_optimiser(self, applies: Tensor | None) -> None:
-        """Update the parameters; with `applies`, () bool, only if it is true."""
+        """Update the parameters; with `applies`, () bool on the device, only if it is true."""
         try:
             if applies is None:
                 self.optimiser.step()

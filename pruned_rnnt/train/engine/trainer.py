@@ -214,7 +214,7 @@ class Trainer:
             self.config.schedule, counters.step, counters.epoch, self.config.train.steps
         )
         for group in self.optimiser.param_groups:
-            # Checkpoints of earlier versions have no rates.
+            # Checkpoints of earlier versions have no `rate`.
             group["lr"] = self.config.optimiser.learning_rate * scale * group.get("rate", 1.0)
 
     def _due(self, every: int) -> bool:
@@ -255,7 +255,7 @@ class Trainer:
             score = self.task.validate(self.state.counters.step, self.log.run_log)
         self.state.counters.validation_due = False
         if score is not None and not math.isfinite(score):
-            score = None  # it cannot be compared
+            score = None  # infinity and NaN cannot be compared
         if score is not None:
             self.state.counters.add_score(score)
         self.state.save(self.checkpoints, score=score)
@@ -267,7 +267,7 @@ class Trainer:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """Swap in the averaged parameters; the time of the context does not count in the speeds."""
+        """Swap in the averaged parameters; leave the time of the context out of the speeds."""
         applied: AbstractContextManager[None] = (
             self.average.applied() if self.average is not None else nullcontext()
         )

@@ -1,4 +1,4 @@
-"""Log lines, metrics and progress bar of a training."""
+"""Log lines, metrics and progress bar of a training run."""
 
 from __future__ import annotations
 

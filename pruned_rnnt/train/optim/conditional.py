@@ -1,4 +1,4 @@
-"""Updates about which a flag on the device decides, so that the host need not wait for it."""
+"""Updates that depend on a flag on the device, so that the host need not wait for the flag."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @runtime_checkable
 class ConditionalOptimiser(Protocol):
-    """An optimiser that can leave a decision to the device."""
+    """An optimiser that can update or not, depending on a flag on the device."""
 
     def step_if(self, applies: Tensor) -> None:
-        """Update as `step` does if the flag is true, else change nothing; does not wait for it.
+        """Update as `step` does if the flag is true, else change nothing; the host does not wait.
 
         The host counts the update in any case: `take_back` must be called before the next update
         if the flag was false.
@@ -23,11 +23,11 @@ class ConditionalOptimiser(Protocol):
         """
 
     def take_back(self) -> None:
-        """Uncount the last update, whose flag was false."""
+        """Subtract the last update, whose flag was false, from the count of updates."""
 
 
 class Condition:
-    """The parts of an update that applies if a flag is true, always without a flag.
+    """Operations of an update that takes effect if a flag is true, or always if there is no flag.
 
     Args:
         applies: () bool on the device, or None.

@@ -57,5 +57,5 @@ class MedianClipping:
 
 
 def _median(norms: Tensor) -> Tensor:
-    """The upper of the two in the middle if their number is a multiple of 4, else the lower."""
+    """The upper of the two middle values if their number is a multiple of 4, else the lower."""
     return norms.kthvalue(norms.numel() // 4 * 2 + 1).values

@@ -93,7 +93,7 @@ def build_optimiser(
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
-        # It allocates no memory.
+        # The fused update allocates no memory.
         fused=fused,
     )
     moments = {

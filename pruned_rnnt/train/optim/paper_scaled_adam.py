@@ -1,7 +1,7 @@
 """ScaledAdam by the formulas of its paper (Yao et al. 2023, arXiv 2310.11230, section 3.5).
 
 Its first steps are longer than those of icefall's update (`scaled_adam`), because both moments are
-corrected for their bias. Trainings of some hundred steps gain from that.
+corrected for their bias. This helps training runs of a few hundred steps.
 
 Adam with steps proportional to the size of each parameter, so that one learning rate fits all of
 them. It learns the size of each parameter separately. With r the root mean square of a
@@ -32,7 +32,7 @@ _BUCKET_ELEMENTS = 2**24
 
 
 class PaperScaledAdam(ClosureOptimiser):
-    """The optimiser; the text of the module has its formulas.
+    """The optimiser; its formulas are in the docstring of the module.
 
     Args:
         params: parameters or groups of them.
@@ -103,7 +103,7 @@ class PaperScaledAdam(ClosureOptimiser):
                 self._updated.append(vectors)
 
     def take_back(self) -> None:
-        """Uncount the last update, which did not apply."""
+        """Subtract the last update, which did not apply, from the count of updates."""
         for vectors in self._updated:
             for state in vectors.states:
                 state["step"] -= 1
@@ -168,7 +168,7 @@ def _update(vectors: _Vectors, group: dict[str, Any], condition: Condition) -> N
     correction1, correction2 = 1 - beta1**step, 1 - beta2**step
     sizes_P = vectors.sizes_P
     values = vector_of(vectors.parameters)
-    # An update of zeros changes nothing; infinity or NaN times zero would.
+    # If the update is skipped: zeros change nothing, but infinity or NaN times zero would.
     gradient = condition.zero_(
         vector_of([p.grad for p in vectors.parameters if p.grad is not None])
     )

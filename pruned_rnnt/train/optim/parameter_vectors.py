@@ -1,6 +1,6 @@
-"""What optimisers share that update many parameters as one vector.
+"""Base classes of optimisers that update many parameters as one vector.
 
-A model has a thousand parameters, most of them small.
+A model has a thousand parameters, most of them small: a launch for each would take the host long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ClosureOptimiser(torch.optim.Optimizer):
         raise NotImplementedError
 
     def take_back(self) -> None:
-        """Uncount the last update, which did not apply."""
+        """Subtract the last update, which did not apply, from the count of updates."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ class ClosureOptimiser(torch.optim.Optimizer):
 
 
 class ParameterVector:
-    """Sums and values of each parameter in a vector of the elements of all.
+    """Sums over, and values for, each of the parameters whose elements are in one vector.
 
     Attributes:
         sizes_P: elements of each parameter.

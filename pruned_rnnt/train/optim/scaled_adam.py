@@ -39,18 +39,18 @@ from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, vector_o
 from pruned_rnnt.train.optim.scaled_adam_passes import Passes, PlainPasses, Rates
 
 # Size of the vectors in which parameters are updated; about six copies of one exist during an
-# update, unless fused kernels make it.
+# update, unless fused kernels compute it.
 _BUCKET_ELEMENTS = 2**24
 # Steps from one change of the sizes to the next.
 _SIZE_PERIOD = 4
-# Largest growth of a parameter by one change of its size, as a share of the parameter.
+# Largest growth of a parameter by one change of its size, as a fraction of the parameter.
 _MAX_GROWTH = 0.1
 # From this value on, Adam's bias correction is left out.
 _NEGLIGIBLE_CORRECTION = 0.99
 
 
 class ScaledAdam(ClosureOptimiser):
-    """The optimiser; the text of the module has its formulas.
+    """The optimiser; its formulas are in the docstring of the module.
 
     A parameter without a gradient is updated as with a gradient of zero. No call waits for the
     device.
@@ -111,7 +111,7 @@ class ScaledAdam(ClosureOptimiser):
             group.update(condition)
 
     def take_back(self) -> None:
-        """Uncount the last update, which did not apply."""
+        """Subtract the last update, which did not apply, from the count of updates."""
         for group in self.param_groups:
             group["step"] -= 1
 
@@ -202,7 +202,7 @@ class _Vectors:
         self.passes.set_rms(self.rms_P.clamp(min=self.options["min_rms"]))
 
     def _growth_P(self, condition: Condition) -> Tensor:
-        """(P,): change of the size of each parameter, as a share of it."""
+        """(P,): change of the size of each parameter, as a fraction of the size."""
         options = self.options
         beta2 = options["betas"][1] ** _SIZE_PERIOD
         updates = (options["step"] + 1) // _SIZE_PERIOD

@@ -70,7 +70,7 @@ class Passes(Protocol):
 
         Args:
             change, square: moments of all parameters, one after the other; updated as well.
-            growth_P: change of the size, as a share of it; None for zero.
+            growth_P: change of the size, as a fraction of it; None for zero.
         """
 
 
@@ -85,7 +85,7 @@ class PlainPasses(ParameterVector):
 
     def start(self, condition: Condition) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        # An update of zeros changes nothing; infinity or NaN times zero would.
+        # If the update is skipped: zeros change nothing, but infinity or NaN times zero would.
         self._gradient = condition.zero_(vector_of(gradients))
 
     def gradient_squares(self) -> Tensor:
@@ -113,7 +113,7 @@ class PlainPasses(ParameterVector):
         condition: Condition,
     ) -> None:
         gradient, values = self._gradient, self._values
-        # Their memory is free after the update.
+        # Without these references, their memory is released after the update.
         self._gradient = self._values = self._parameters[0]
         condition.mul_(square, rates.square_decay)
         square.addcmul_(gradient, gradient, value=1 - rates.square_decay)

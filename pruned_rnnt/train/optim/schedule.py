@@ -53,7 +53,7 @@ def learning_rate_scale(config: ScheduleConfig, step: int, epoch: int, total_ste
         done = min(1.0, step / config.warm_up_steps) if config.warm_up_steps > 0 else 1.0
         rising = config.eden_warm_up_start + (1.0 - config.eden_warm_up_start) * done
         return rising * by_step * by_epoch
-    # Above 0, as a rate of 0 would waste a step.
+    # Starts above 0, because a step with a rate of 0 changes nothing.
     rising = min(1.0, (step + 1) / (config.warm_up_steps + 1))
     if config.kind == "constant" or step < config.warm_up_steps:
         return rising

@@ -18,7 +18,7 @@ _IDS_SHOWN = 5
 
 
 def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `train` that try batches instead of training."""
+    """Add the options of `train` that run trial steps instead of training."""
     group = parser.add_argument_group(
         "checks before training (which write nothing and change no run)"
     )
@@ -111,7 +111,7 @@ def _dry_run(trials: DryRun, scan_batches: int, console: Console) -> bool:
             f"{trial.seconds:.3f}",
             f"{trial.peak / GIB:.2f} GiB" if trial.fits else "does not fit",
         )
-        # With float16, the first loss scale may be too large, which is no failure.
+        # With float16 the first loss scale may be too large, which is not an error.
         failed += [trial] if trial.problem and "float16" not in trial.problem else []
     console.print(table)
     for trial in failed:

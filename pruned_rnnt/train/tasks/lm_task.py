@@ -133,7 +133,7 @@ class LanguageModelTask:
             loss += float(self.losses(batch.to(device), step).total.sum())
             symbols += self.size(batch).symbols
 
-        # Each text once: unlike in training, no batch is repeated to even out the processes.
+        # Each text once: no batch is repeated to give all processes equally many, as in training.
         everything = TextLoader(self._valid, self.config.data.batch_symbols, shuffle=False)
         for batch in islice(everything, self.ranks.rank, None, self.ranks.world_size):
             if message := out_of_memory_in(partial(add, batch)):

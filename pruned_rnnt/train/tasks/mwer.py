@@ -78,10 +78,10 @@ class ExpectedErrors(NamedTuple):
 def expected_errors(log_probs_NK: Tensor, errors_NK: Tensor, present_NK: Tensor) -> ExpectedErrors:
     """Expected errors with probabilities that are renormalised over the hypotheses present.
 
-    The gradient by the log-probability of a hypothesis is its renormalised probability times its
-    errors beyond the expected ones; it is 0 where all hypotheses have equally many errors, as with
-    a single one. Subtracting the mean changes the value alone: it is below 0 if the more probable
-    hypotheses are better than the others.
+    The gradient with respect to the log-probability of a hypothesis is its renormalised probability
+    times its errors minus the expected ones; it is 0 where all hypotheses have equally many errors,
+    as with a single one. Subtracting the mean changes the value alone: it is below 0 if the more
+    probable hypotheses are better than the others.
 
     Args:
         log_probs_NK: (N, K) log P(hypothesis | utterance), finite where present.
@@ -105,8 +105,8 @@ class MinimumWordError:
     """Computes the losses of a batch; the model is in training mode.
 
     Args:
-        model: the loss of its hypotheses has its topology, durations and `hat`, but neither delay
-            penalty, FastEmit nor sigma, which are no part of a probability.
+        model: its topology, durations and `hat` also hold for the probabilities of hypotheses; its
+            delay penalty, FastEmit and sigma do not, as they are no part of a probability.
     """
 
     def __init__(self, model: TransducerModel, tokenizer: Tokenizer, config: MwerConfig) -> None:
@@ -166,7 +166,7 @@ class MinimumWordError:
 
 @contextmanager
 def _evaluation_mode(*modules: nn.Module) -> Iterator[None]:
-    """All parts that are in training mode are in evaluation mode in this context."""
+    """Put all submodules that are in training mode into evaluation mode in this context."""
     training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
         part.training = False

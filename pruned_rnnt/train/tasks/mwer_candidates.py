@@ -44,7 +44,7 @@ def candidates_of(
     loss: LossConfig,
     references: Sequence[Symbols] | None = None,
 ) -> Candidates:
-    """The sequences of a search that have a path, each once; and the references, if given.
+    """The sequences of a search that have a path, without repetition; and the references, if given.
 
     An utterance without any gets the empty sequence, which always has a path.
 

@@ -1,4 +1,4 @@
-"""Transducers on prepared speech: the task for the training engine."""
+"""Speech recognisers on prepared data: the task for the training engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_encoder(model: SpeechModel, config: TrainConfig) -> None:
-    """Let the encoder run compiled or as CUDA graphs, as the configuration says."""
+    """Set the encoder to run compiled or as CUDA graphs, as configured."""
     if config.compile_encoder:
         # In place, so that the names of parameters in checkpoints stay the same.
         model.encoder.compile(dynamic=True)
@@ -81,7 +81,7 @@ class SpeechTask:
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
         if config.mwer.enabled:
-            # ExperimentConfig refuses it for other models.
+            # ExperimentConfig rejects it for other models.
             assert isinstance(self.model, TransducerModel)
             self._mwer = MinimumWordError(self.model, self.data.tokenizer, config.mwer)
 
