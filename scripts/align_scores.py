@@ -1,9 +1,9 @@
-"""Scores of right and wrong texts in forced alignment, to choose the threshold of `align`.
+"""Scores of correct and wrong texts in forced alignment, to choose the threshold of `align`.
 
     python -m scripts.align_scores RUN --split test data.path=FOLDER
 
-Aligns every utterance of a prepared set with its own text, with one word of it changed, and with
-the text of another utterance; prints quantiles of the score per word of each.
+Aligns every utterance of a prepared set with its own text, with the same text with one word
+changed, and with the text of another utterance; prints quantiles of the score per word for each.
 """
 
 from __future__ import annotations

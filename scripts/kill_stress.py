@@ -1,4 +1,4 @@
-"""Kill a short CPU training many times and compare its results with an undisturbed run.
+"""Kill a short CPU training many times and compare its results with an uninterrupted run.
 
     python scripts/kill_stress.py [--kills 20] [--seed 0] [--workers 1]
 
@@ -48,7 +48,7 @@ def main() -> int:
             killed.folder, steps
         ) == checkpoint_of(straight.folder, steps)
     print(
-        f"{len(deaths.steps)} deaths after the checkpoints of steps {deaths.steps}, "
+        f"{len(deaths.steps)} kills after the checkpoints of steps {deaths.steps}, "
         f"{deaths.in_writes} of them during a write; {steps} steps in all: "
         f"{'the same losses and parameters, bit for bit' if same else 'DIFFERENT'}"
     )

@@ -42,7 +42,7 @@ _COLUMNS = ("storage", "features", "augmentation", "clock", "worker", "main", "w
 
 
 class Epochs(NamedTuple):
-    """Seconds: of audio, by the clock, and of CPU time of this process and of all workers."""
+    """Seconds of audio, of wall-clock time, and of CPU time of this process and of all workers."""
 
     audio: float
     clock: float

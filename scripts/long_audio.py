@@ -2,9 +2,10 @@
 
     python -m scripts.long_audio RUN --data data/synthetic --seconds 590
 
-Joins utterances of a split to one recording, in random order and with pauses of faint noise between
-them, and transcribes it as `pruned-rnnt transcribe` does, and each utterance alone. Prints both
-word error rates, and the largest memory of the process after 10% and after all of the recording.
+Joins utterances of a split into one recording, in random order and with pauses of faint noise
+between them. Transcribes the recording as `pruned-rnnt transcribe` does, and each utterance alone.
+Prints both word error rates, and the peak memory of the process after 10% and after all of the
+recording.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pruned_rnnt.transcribe.segments import SegmentConfig
 
 
 class Spoken(NamedTuple):
-    """(S,) samples at 16 kHz and what is said in them."""
+    """(S,) samples at 16 kHz and their transcript."""
 
     samples_S: FloatArray
     text: str

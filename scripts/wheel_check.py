@@ -73,7 +73,7 @@ def _log_add(a: float, b: float) -> float:
 
 
 def check_backend(device: str) -> list[str]:
-    """Complaints about kernels that are not those of the wheel."""
+    """An error message if the kernels are not those of the wheel."""
     print(pruned_rnnt.backend_report())
     summary = pruned_rnnt.backend_summary(device)
     library = Path(pruned_rnnt.__file__).parent / "lib"
@@ -82,7 +82,7 @@ def check_backend(device: str) -> list[str]:
 
 
 def check_losses(device: str) -> list[str]:
-    """Complaints about values and gradients of the full loss, and of the pruned one in a full band.
+    """Error messages if the full loss, the pruned loss in a full band or a gradient is wrong.
 
     A band of all positions prunes nothing, so both losses are the same number.
     """

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 _MAX_NAMED = 20
 # Natural log-probability per word below which a text may be wrong. Measured by
 # scripts/align_scores.py on 300 recorded digit strings, with models of 2% WER (characters) and 3%
-# WER (words): all right texts score at least -2.28; 99% of the texts of other utterances at most
-# -4.3; texts with one of five words wrong -1.8 and -2.8 in the median. For speakers with 64% WER
-# (word model), 95% of the texts of other utterances and 40% of the right texts score below -3.
+# WER (words): all correct texts score at least -2.28; 99% of the texts of other utterances at most
+# -4.3; the medians of texts with one of five words wrong are -1.8 and -2.8. For speakers with 64%
+# WER (word model), 95% of the texts of other utterances and 40% of the correct ones score below -3.
 _DOUBTFUL_SCORE = -3.0
 
 
@@ -78,7 +78,7 @@ def write_alignments(
 ) -> bool:
     """Write alignments and log the utterances without one; False if there are any.
 
-    FOLDER/NAME-not-aligned.txt lists them too, one `id<tab>reason` a line. Texts with a low score
+    FOLDER/NAME-not-aligned.txt lists them too, one `id<tab>reason` per line. Texts with a low score
     are written like the others, and named in a warning. Arguments as for `AlignmentWriter`.
     """
     failures: list[NotAligned] = []

@@ -81,7 +81,7 @@ def align_symbols(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignmen
 
 
 def _without_padding(batch: TargetBatch) -> TargetBatch:
-    """A part of a batch may be shorter than the whole."""
+    """Trim the padding: a part of a batch may be shorter than the whole batch."""
     return batch._replace(
         encoded_NTE=batch.encoded_NTE[:, : max(1, int(batch.lengths.max()))],
         targets_NU=batch.targets_NU[:, : int(batch.target_lengths.max())],

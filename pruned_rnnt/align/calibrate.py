@@ -34,8 +34,8 @@ from pruned_rnnt.decode.word_times import (
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 
-# The detector finds speech this much too late, and its end this much too early: faint sounds are
-# close to the noise (synthetic corpus, 120 utterances).
+# The detector finds the start of speech this much too late, and its end this much too early: faint
+# sounds are close to the noise (synthetic corpus, 120 utterances).
 _FAINT_BEGIN, _FAINT_END = 0.03, 0.04
 
 
@@ -65,7 +65,7 @@ def calibrate(
 def word_confidences(
     decoded: Iterable[Decoded], tokenizer: Tokenizer, calibration: Calibration | None
 ) -> tuple[list[float], list[bool]]:
-    """The confidence of each word of the best hypotheses, and whether the word is right."""
+    """The confidence of each word of the best hypotheses, and whether the word is correct."""
     confidences, right = [], []
     for utterance in decoded:
         for part, is_right in _words(utterance, tokenizer):
@@ -76,7 +76,7 @@ def word_confidences(
 
 
 def _words(utterance: Decoded, tokenizer: Tokenizer) -> list[tuple[Sequence[TimedToken], bool]]:
-    """The tokens of each word of the best hypothesis, and whether the word is right.
+    """The tokens of each word of the best hypothesis, and whether the word is correct.
 
     Empty if its words are not those of its text, as in scripts without spaces.
     """
@@ -98,7 +98,7 @@ def _words(utterance: Decoded, tokenizer: Tokenizer) -> list[tuple[Sequence[Time
 def _distances(
     model: SpeechModel, tokenizer: Tokenizer, batches: Iterable[Batch]
 ) -> list[Distance]:
-    """What the references of a set say about the times of symbols."""
+    """Distances between symbols and word or speech boundaries, from the references of a set."""
     names = tokenizer.symbols
     found: list[Distance] = []
     for batch in batches:
@@ -121,8 +121,8 @@ def _distances(
             if len(spoken) == len(spans):
                 found += _of_words([tokens[i:j] for i, j in spans], spoken)
             elif heads[n] is not None:
-                # Without a CTC head, symbols may be far from their sounds, and the borders of the
-                # speech say nothing about them.
+                # Without a CTC head, symbols may be far from their sounds, so the boundaries of the
+                # speech give no information about them.
                 features_TF = batch.features_NTF[n, : int(batch.feature_lengths_N[n])]
                 found += _of_speech(tokens, features_TF)
     return found

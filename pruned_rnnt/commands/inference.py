@@ -122,7 +122,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
 
 
 def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
-    """The data of a run; a fine-tuned one may have other symbols than its data."""
+    """The data of a run; a fine-tuned run may have symbols that differ from those of its data."""
     from pruned_rnnt.data.input.datamodule import DataModule
 
     return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)
@@ -153,11 +153,11 @@ def align(options: argparse.Namespace, console: Console) -> int:
     config = run_config(options.run, settings)
     if len(audio) > 1 or bool(audio) != (options.text is not None):
         raise UsageError(
-            "an audio file goes with its --text: pass one of each, or neither to align a set"
+            "an audio file needs its --text: pass one of each, or neither to align a set"
         )
     if audio and options.split is not None:
         raise UsageError(
-            "--split, which names a set of the run's data, cannot go with an audio file"
+            "--split, which names a set of the run's data, cannot be combined with an audio file"
         )
     loaded = load_model(config)
     folder = options.output or config.folder / "alignments"
@@ -181,8 +181,8 @@ _EXPORT_HELP = (
     "Writes RUN/export/FORMAT with a README. The format onnx needs\n"
     "pip install 'pruned_rnnt[export]'.\n"
     "decode.checkpoint and decode.use_average choose the parameters. The README is a model card:\n"
-    "it has the error rates that `pruned-rnnt decode` measured with these parameters, and what\n"
-    "card.license, card.data and the other settings of card say.\n\n" + OVERRIDES_HELP
+    "it has the error rates that `pruned-rnnt decode` measured with these parameters, and the\n"
+    "values of card.license, card.data and the other settings of card.\n\n" + OVERRIDES_HELP
 )
 
 
@@ -267,8 +267,8 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
     if recogniser.model is None:
         raise UsageError(
-            f"{options.model} has ONNX files, which this command does not run live: transcribe "
-            "with a run or a model.pt, or use sherpa-onnx"
+            f"{options.model} has ONNX files, which cannot transcribe live audio here: pass a run "
+            "or a model.pt, or use sherpa-onnx"
         )
     live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
     if options.microphone:

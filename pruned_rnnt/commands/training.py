@@ -107,7 +107,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
 
 
 def run_training(config: Any, make_task: Any, console: Console, *, allow_changes: bool) -> int:
-    """Train as `Trainer` does, and measure a fine-tuning before and after; the exit code."""
+    """Train, and measure error rates before and after a fine-tuning; returns the exit code."""
     from pruned_rnnt.finetune.finetune_task import FinetuneTask
     from pruned_rnnt.train.engine.distributed import process_group
     from pruned_rnnt.train.engine.trainer import Trainer
@@ -161,7 +161,7 @@ def add_finetune(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def finetune(options: argparse.Namespace, console: Console) -> int:
-    """Train a model further on other data, and compare it with the one before."""
+    """Train a model further on other data, and compare error rates before and after."""
     from pruned_rnnt.finetune.finetune_task import task_of
     from pruned_rnnt.finetune.settings import load_finetuning
 
@@ -179,7 +179,7 @@ class _ToTrain(NamedTuple):
 
 
 def _config_to_train(options: argparse.Namespace) -> _ToTrain:
-    """What a new run, or the run whose folder is named, is configured by."""
+    """The configuration of a new run, or of the run whose folder is named."""
     from pruned_rnnt.train.run import config_path
 
     overrides, runs = split_arguments(options.arguments)

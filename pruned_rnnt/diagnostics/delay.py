@@ -1,4 +1,4 @@
-"""When symbols are emitted, and the delay relative to a reference.
+"""Emission times of symbols, and their delay relative to a reference.
 
 Axes: N batch, T frames, U symbols.
 """

@@ -1,4 +1,4 @@
-"""How far paths of a TDT lattice advance from each frame, as a strip below its picture.
+"""The durations with which TDT paths leave each frame, as a strip below the lattice's picture.
 
 Axes: N batch, T frames, U symbols, K durations.
 """
@@ -24,7 +24,8 @@ def duration_shares(
 ) -> Tensor:
     """(K, T_n): the expected number of arcs with each duration that leave each frame.
 
-    It is a share of the paths, except for duration 0, of which a path may take several in a frame.
+    For durations above 0 this is the share of the paths that take such an arc. For duration 0 it
+    may exceed 1, because a path may take several such arcs in one frame.
     """
     arcs_TUK = occupancy.durations[index, :logit_length, : target_length + 1]
     return arcs_TUK.detach().to("cpu").double().nan_to_num(0.0).sum(dim=1).T

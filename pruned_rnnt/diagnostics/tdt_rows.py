@@ -82,7 +82,7 @@ def occupancy_of_tdt_rows(
     size, frames, columns = rows.emit.shape
     frames_N, symbols_N = (x.to(device, torch.int32) for x in (logit_lengths, target_lengths))
     geometry = LatticeRows(frames_N, symbols_N, None, None, frames, columns)
-    # The recursion reads the number of symbols alone.
+    # The recursion uses only the number of symbols.
     targets = torch.empty((size, columns - 1), dtype=torch.int32, device=device)
     options = check_tdt_options(check_options(0, 2), durations, 0.0, 0.0, device)
     emit, blank, log_durations = (x.contiguous() for x in rows)

@@ -33,7 +33,10 @@ def check_predictor(model: TransducerModel) -> None:
 def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
     """One line for each setting that may make the texts of sherpa-onnx differ from the run's."""
     if decode.fusion.enabled:
-        yield "decode.fusion is used, but sherpa-onnx uses only what its own options name"
+        yield (
+            "decode.fusion is used, but sherpa-onnx uses only the language model and hotwords that "
+            "its own options name"
+        )
     if isinstance(model, CtcModel):
         if decode.skip_unknown:
             yield "decode.skip_unknown is true, but sherpa-onnx emits <unk> of a CTC model"

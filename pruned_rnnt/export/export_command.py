@@ -46,7 +46,7 @@ def run_export(
     p99_duration: float | None,
     calibration: Calibration | None,
 ) -> bool:
-    """Write the folder and verify it if asked; False if the exported model differs.
+    """Write the folder and verify it if requested; False if the exported model differs.
 
     Args:
         source: name of the run and checkpoint, for README and metadata.

@@ -56,13 +56,13 @@ _CTC_TYPE = "zipformer2_ctc"
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxOptions:
-    """Which files to write.
+    """The files to write.
 
     streaming: the encoder takes one chunk and explicit state, instead of a whole utterance; for
         causal models.
     chunk, left: encoder frames (40 ms) of a chunk, and of its left context for attention. 0: as
         trained; for a model trained with unlimited left context, left is four chunks.
-    int8, fp16: also write files with smaller numbers.
+    int8, fp16: also write files with int8 weights, or in half precision.
     """
 
     streaming: bool = False
@@ -100,7 +100,7 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
     if isinstance(model, CtcModel) and not isinstance(model.encoder, Zipformer):
         raise ExportError(
             "--streaming of a model of loss.kind=ctc needs model.encoder.kind=zipformer: "
-            "sherpa-onnx streams no CTC model of another encoder"
+            "sherpa-onnx cannot stream CTC models with another encoder"
         )
     chunk, left = stream_sizes(model, options.chunk, options.left)
     if isinstance(model.encoder, Conformer) and model.encoder.config.kernel_size == 1:

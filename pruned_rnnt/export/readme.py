@@ -79,9 +79,9 @@ of 40 ms. sherpa-onnx runs it as a TDT model of NeMo (`model_type` nemo_transduc
 symbols are emitted in a frame, and `<unk>` is never emitted, as in `pruned-rnnt decode`. The blank
 is the last symbol of tokens.txt.
 
-For such models sherpa-onnx computes other mel filters (those of librosa) than those that the model
-was trained on. The encoder converts them, which is not exact: texts may differ from those of
-`pruned-rnnt decode`, most of all where the audio is very quiet.
+For such models sherpa-onnx uses mel filters (those of librosa) that differ from those of training.
+The encoder converts the features, but not exactly: texts may differ from those of
+`pruned-rnnt decode`, especially where the audio is very quiet.
 """
 
 _CTC_DECODING = """

@@ -6,8 +6,8 @@ sherpa-onnx runs TDT models as those of NeMo, for which it computes log-mel ener
 filters (those of librosa: linear below 1 kHz, of equal area) from 0 Hz on, without removing the
 mean of a frame. Models of this package are trained on those of Kaldi's filters. Window, frame
 shift, pre-emphasis and floor are the same, so that both are sums over one power spectrum, and the
-energies of Kaldi's filters are nearly a linear function of those of Slaney's. What the floor hides
-is lost: the equal area makes Slaney's energies smaller.
+energies of Kaldi's filters are nearly a linear function of those of Slaney's. Energies below the
+floor are lost. Slaney's energies reach it earlier, because filters of equal area make them smaller.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KaldiFeatures(nn.Module):
         self.register_buffer("matrix_FF", torch.from_numpy(_conversion()).float())
 
     def forward(self, features_NFT: Tensor) -> Tensor:
-        # What is at the floor of theirs is taken as silence, and is at the floor of ours.
+        # Energies at the floor of Slaney's features are treated as silence: the floor of Kaldi's.
         floor = torch.finfo(torch.float32).eps
         energies_NFT = (features_NFT.exp() - floor).clamp(min=0.0)
         # Not a matrix product, which int8 files would round.

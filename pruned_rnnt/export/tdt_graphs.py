@@ -8,10 +8,10 @@ the predictor, V vocabulary, D frames of the longest duration.
                                                  -> outputs (N,J,1), lengths, next states
     joiner   encoder_outputs (N,J,1), decoder_outputs (N,J,1)       -> logits (N,1,1,V+D+1)
 
-The blank is the last symbol there: the ids of all others are one less than ours. The features are
-others than ours, see tdt_features.py. A duration is the index of its logit. The first state is the
-symbol before the target as a float, one more than our id, so that the initial 0 is -1, the symbol
-before the first one; the second one is not used.
+The blank is the last symbol there: the ids of all others are one less than ours. The features
+differ from ours, see tdt_features.py. A duration is the index of its logit. The first state is the
+symbol before the target as a float, one more than our id, so that the initial 0 stands for -1, the
+context before the first symbol. The second state is not used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pruned_rnnt.usage_errors import ExportError
 
 # Practically minus infinity.
 _NEVER = -1e9
-# Of the kinds of models that sherpa-onnx knows to be transducers of NeMo.
+# One of the model types that sherpa-onnx recognises as transducers of NeMo.
 _MODEL_TYPE = "EncDecRNNTBPEModel"
 
 
@@ -148,11 +148,11 @@ def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
 
 
 def check_tdt_export(*, streaming: bool, fp16: bool) -> None:
-    """Raise ExportError for what sherpa-onnx or the features do not allow."""
+    """Raise ExportError for options that sherpa-onnx or the features do not support."""
     if streaming:
         raise ExportError(
-            "--streaming does not work for a model of loss.durations: sherpa-onnx streams no TDT "
-            "models; export without it, or use `pruned-rnnt transcribe` for streams"
+            "--streaming does not work for a model of loss.durations: sherpa-onnx cannot stream "
+            "TDT models; export without it, or use `pruned-rnnt transcribe` for streams"
         )
     if fp16:
         raise ExportError(
@@ -162,10 +162,10 @@ def check_tdt_export(*, streaming: bool, fp16: bool) -> None:
 
 
 def tdt_metadata(model: TransducerModel) -> dict[str, Any]:
-    """What sherpa-onnx reads from the encoder; its number of symbols is without the blank."""
+    """The metadata that sherpa-onnx reads from the encoder; vocab_size excludes the blank."""
     return {
         "model_type": _MODEL_TYPE,
-        # By this, sherpa-onnx knows that the joiner has durations.
+        # With this value, sherpa-onnx expects durations in the joiner's output.
         "url": "tdt",
         "vocab_size": model.vocab_size - 1,
         "subsampling_factor": SUBSAMPLING_FACTOR,

@@ -17,7 +17,7 @@ from pruned_rnnt.export.tdt_graphs import TdtDecoderGraph, TdtEncoderGraph
 
 @torch.inference_mode()
 def converted_features(encoder: Graph, feature_TF: Tensor) -> Tensor:
-    """(T, F) features of sherpa-onnx as the encoder sees them."""
+    """(T, F) features of sherpa-onnx after the conversion in the encoder's graph."""
     assert isinstance(encoder.module, TdtEncoderGraph)
     converted_NTF: Tensor = encoder.module.features(feature_TF.T[None])
     return converted_NTF[0]

@@ -1,6 +1,6 @@
 """Word error rates of the old and the new test set before and after fine-tuning.
 
-RUN/finetune.json      source and results, which a run that is continued reads
+RUN/finetune.json      source and results, read when the run is continued
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _is_worse(each: TestSet) -> bool:
 
 
 def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
-    """The set of the new data, and that of the old data if they are known and still there."""
+    """The set of the new data, and that of the old data if they are known and still exist."""
     sets = []
     for domain, path in (("new", config.data.path), ("old", old)):
         if domain == "old" and (not path or _same(path, config.data.path)):

@@ -25,7 +25,7 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
-# Past the end of all schedules of encoders, which suit random parameters and would do harm here.
+# Past the end of all encoder schedules, which are for random parameters and harm trained ones.
 _STEPS_BEFORE = 100_000.0
 
 

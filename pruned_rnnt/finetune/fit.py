@@ -1,4 +1,4 @@
-"""Check before the first step that data and settings fit the source; every error says what to do.
+"""Check before the first step that data and settings fit the source model.
 
 Axes: F mel bins.
 """

@@ -16,11 +16,11 @@ from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 
-# Of the source's learning rate, and of its steps.
+# Fractions of the source's learning rate and of its steps.
 _RATE = 0.2
 _STEPS = 0.1
 _FEWEST_STEPS = 200
-# For a source whose length of training is unknown.
+# Steps of the fine-tuning run if those of the source are unknown.
 _USUAL_STEPS = 2000
 _WARM_UP = 0.05
 _VALIDATIONS = 5

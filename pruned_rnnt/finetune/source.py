@@ -50,8 +50,8 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
         config: which checkpoint of a run, and the tokens of an icefall checkpoint.
 
     Raises:
-        ConfigError: there is nothing at the path, or no tokens.
-        ValueError: the file cannot be used; the message says why.
+        ConfigError: the path does not exist, or there are no tokens.
+        ValueError: the file cannot be used; the message has the reason.
     """
     try:
         path = local_path(path)

@@ -1,4 +1,4 @@
-"""Which parameters are trained, and with which learning rate."""
+"""Select the parameters that fine-tuning trains, and their learning rates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether the pattern matches a name or one of the modules that it is in."""
+    """True if the pattern matches the parameter's name or a module that contains it."""
     parts = name.split(".")
     starts = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return any(fnmatchcase(start, pattern) for start in starts)

@@ -30,7 +30,7 @@ _SHOWN_NAMES = 8
 
 
 class NoModelError(UsageError):
-    """There is no model at a path; the message says what was found there and what would do."""
+    """There is no model at a path; the message lists what is there and what is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
     if path.is_dir():
         return _in_folder(path, tokens)
     if not path.is_file():
-        raise NoModelError(f"neither a run nor an exported model at {path}: there is nothing")
+        raise NoModelError(f"neither a run nor an exported model at {path}: it does not exist")
     kind = _format_of(path)
     if kind == model_file.FORMAT:
         return FoundModel(kind="file", path=path)
@@ -79,7 +79,7 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
         )
     tokens = tokens or _tokens_near(path)
     if tokens is None and not _is_icefall_name(path.name):
-        return FoundModel(kind="file", path=path)  # its reader explains what is wrong with it
+        return FoundModel(kind="file", path=path)  # loading it raises an error with the reason
     return _icefall(path, tokens)
 
 
@@ -147,7 +147,7 @@ def _format_of(path: Path) -> str:
     try:
         values = read_saved(path, "model")
     except UnusableFileError:
-        return ""  # the reader of icefall's checkpoints explains
+        return ""  # the reader of icefall's checkpoints raises an error with the reason
     return str(values.get("format", "")) if isinstance(values, dict) else ""
 
 

@@ -25,7 +25,7 @@ _REPLACED = ["*.onnx", "*.pt", "*.pt2", "*.json", "*.model", "*.txt", "*.py"]
 
 
 class HubError(ValueError):
-    """A repository that cannot be reached, or refuses; the message is one line."""
+    """A repository that cannot be reached or denies access; the message is one line."""
 
 
 class HubName(NamedTuple):
@@ -63,14 +63,14 @@ def local_path(model: Path | str) -> Path:
     if _PREFIX.match(text) is None and (Path(model).exists() or not _NAME.fullmatch(text)):
         return Path(model)
     if _PREFIX.match(text) is None and Path(model).parent.is_dir():
-        return Path(model)  # a missing file of an existing folder: the caller says so
+        return Path(model)  # a missing file of an existing folder: the caller raises the error
     return fetch(hub_name(text))
 
 
 def fetch(name: HubName) -> Path:
     """Download a repository into huggingface_hub's cache; returns its folder there.
 
-    What the cache already has is not downloaded again.
+    Files that are already in the cache are not downloaded again.
 
     Raises:
         HubError, MissingPackageError: as `local_path`.

@@ -59,7 +59,7 @@ def _load_onnx(
 ) -> OnnxRecogniser:
     if load_config(ExperimentConfig, None, settings).decode != DecodeConfig():
         raise UsageError(
-            f"{found.path} has ONNX files, which are decoded by greedy search alone: leave out "
+            f"{found.path} has ONNX files, which are decoded by greedy search only: leave out "
             f"{settings[0]}, or load the run or a model of `pruned-rnnt export --format torch`"
         )
     return OnnxRecogniser(found.path, segments=segments)

@@ -22,9 +22,9 @@ _TASK = "automatic-speech-recognition"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What a card says about a model.
+    """The contents of a model card.
 
-    config: the owner's statements.
+    config: the section `card`, written by the model's owner.
     name: of the model.
     checkpoint: name of the checkpoint.
     kind: architecture, such as `zipformer transducer`.
@@ -33,7 +33,7 @@ class ModelCard:
     data: a sentence about the training data; empty if unknown.
     results: measurements of exactly these parameters.
     settings: nested settings that differ from the defaults.
-    code: version of the code that trained; empty if unknown.
+    code: version of the code that trained the model; empty if unknown.
     """
 
     config: CardConfig

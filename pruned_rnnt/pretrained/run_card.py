@@ -1,4 +1,4 @@
-"""The model card of a run, and what `decode` stores for it."""
+"""The model card of a run, and the measurements that `decode` stores for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measurement_of_run(
     words: ErrorRate,
     characters: ErrorRate,
 ) -> Measurement:
-    """What `decode` measured on the split that the configuration names."""
+    """The measurement of `decode` on the split that the configuration names."""
     return Measurement(
         data=_data_name(config),
         split=config.decode.split,

@@ -3,15 +3,15 @@
 Charts are matplotlib's SVG, whose colours the page sets for light and dark; tables are JSON that
 the page sorts, filters and divides into pages.
 
-| module | what it has |
+| module | content |
 | --- | --- |
-| `report_run` | what a run's folder holds: configuration, metrics, result files |
-| `result_files` | reads what `pruned-rnnt decode` wrote |
+| `report_run` | reads a run's folder: configuration, metrics, result files |
+| `result_files` | reads the files that `pruned-rnnt decode` wrote |
 | `cut_details` | durations and speakers of the utterances, from the prepared data |
 | `scored_set` | a result with its errors: by utterance, duration, speaker and word |
 | `comparison` | two results of the same set, with the significance of the difference |
 | `training_charts`, `charts` | curves and bars as SVG |
-| `clips`, `pictures` | audio, and pictures of spectrogram and lattice, within a number of bytes |
+| `clips`, `pictures` | audio, and pictures of spectrogram and lattice, up to a size limit |
 | `tables` | the tables of the page as columns |
 | `page` | the page from its template |
 """

@@ -1,6 +1,6 @@
-"""matplotlib's SVG with the colours of the page, so that a chart is readable in light and dark.
+"""matplotlib's SVG with the colours of the page, so that it is readable in light and dark mode.
 
-Texts stay texts: they are small, can be searched, and have the fonts of the page.
+Labels are SVG text, not outlines: they are small, can be searched, and use the page's fonts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Key:
 class Chart:
     """A chart in the page.
 
-    description: for readers who do not see it.
+    description: text for screen readers.
     hover: for line charts, the box of the axes in the coordinates of the SVG (left, top, right,
         bottom), the range of steps, and the points of each line, in the order of the keys.
     """

@@ -1,4 +1,4 @@
-"""Audio and pictures as data URLs, within a number of bytes for the whole page."""
+"""Audio and pictures as data URLs, with a limit on their bytes for the whole page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ByteBudget:
         self.left_out = 0
 
     def take(self, clip: Clip) -> Clip:
-        """The clip, or one that says that the page would become too large."""
+        """The clip; if it does not fit, an empty clip with the reason."""
         if not clip.url:
             return clip
         if len(clip.url) > self.left:

@@ -78,7 +78,7 @@ def render_page(page: Page) -> str:
 
 
 def _is_again(page: Page) -> bool:
-    """Whether the two runs are two results of one run."""
+    """True if the page compares two results of one run."""
     return page.other is not None and page.other.folder.resolve() == page.run.folder.resolve()
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class UtterancePictures:
     """Draws utterances of one result with the model that decoded it.
 
-    problem: why there are no lattices, or which other model they are of; empty if all is well.
+    problem: the reason if lattices are missing or come from another checkpoint; otherwise empty.
     """
 
     def __init__(self, config: ExperimentConfig, result: ResultFile) -> None:
@@ -52,7 +52,7 @@ class UtterancePictures:
             checkpoint = config.decode.checkpoint
             self.problem = (
                 f"The lattices are those of the checkpoint {checkpoint!r}, because that of the "
-                f"result {result.setting} does not exist any more."
+                f"result {result.setting} no longer exists."
             )
         decode = dataclasses.replace(config.decode, checkpoint=checkpoint)
         try:
@@ -112,7 +112,7 @@ def spectrogram_figure(features_TF: Tensor, words: Sequence[TimedWord]) -> Figur
 
 
 def _checkpoint_of(config: ExperimentConfig, result: ResultFile) -> str | None:
-    """The value of decode.checkpoint that made a result; None if it does not exist any more."""
+    """The value of decode.checkpoint that made a result; None if it no longer exists."""
     paths = CheckpointFolder(config.folder / "checkpoints").paths()
     if paths and result.setting.endswith(
         f"-{paths[-1].stem}-average-last-{min(AVERAGED_CHECKPOINTS, len(paths))}"
@@ -129,7 +129,7 @@ def _hypothesis(utterance: ScoredUtterance, tokenizer: Tokenizer) -> Hypothesis 
         return None
     return Hypothesis(
         symbols=tuple(ids[token.name] for token in utterance.tokens),
-        # Symbols of one frame share it in parts; the small addition is for rounded times.
+        # Symbols that share a frame have start times within it; 1e-3 allows for rounded times.
         frames=tuple(int(token.start / FRAME_SECONDS + 1e-3) for token in utterance.tokens),
         score=sum(token.log_prob for token in utterance.tokens),
         symbol_scores=tuple(token.log_prob for token in utterance.tokens),

@@ -1,4 +1,4 @@
-"""Makes the report of a run: reads and scores its results, draws, and writes the page."""
+"""Makes the report of a run: reads and scores its results, draws pictures, and renders the page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A page, and what is missing in it as sentences."""
+    """A page, and sentences about what is missing from it."""
 
     html: str
     hints: tuple[str, ...]
@@ -128,8 +128,8 @@ def _score(run: ReportRun, result: ResultFile, details: CutDetails | None = None
         scored
         if not damaged
         else scored.with_problem(
-            f"{damaged:,} lines of {result.stem} are damaged and left out; decode again if nothing "
-            "writes the file now."
+            f"{damaged:,} damaged lines of {result.stem} are left out; decode again, unless "
+            "decoding is still running."
         )
     )
 
@@ -182,7 +182,7 @@ def _sections(
 
 
 def _pictures(run: ReportRun, result: ResultFile) -> tuple[UtterancePictures | None, str]:
-    """The painter of a result, and what is missing."""
+    """The object that draws utterances of a result, and a sentence about missing lattices."""
     assert run.config is not None
     try:
         pictures = UtterancePictures(run.config, result)
@@ -197,7 +197,7 @@ def _hints(
     scored: dict[str, ScoredSet],
     second: dict[str, ScoredSet],
 ) -> list[str]:
-    """What is missing, and the command that makes it."""
+    """Sentences about missing parts of the page, each with the command that creates the part."""
     hints = []
     for each in (run, other):
         if each is None:
@@ -216,7 +216,7 @@ def _hints(
             )
     if scored and second and not scored.keys() & second.keys():
         hints.append(
-            f"Nothing is compared: the decoded sets are {', '.join(scored)} and "
-            f"{', '.join(second)}."
+            f"Nothing is compared, because no set was decoded in both: {', '.join(scored)} in one, "
+            f"{', '.join(second)} in the other."
         )
     return hints

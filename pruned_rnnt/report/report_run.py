@@ -1,4 +1,4 @@
-"""What the folder of a run holds: configuration, metrics and results, or parts of these."""
+"""Reads the folder of a run: configuration, metrics and results, as far as they exist."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReportRun:
         return dict(sorted(newest.items(), key=lambda item: ("test" not in item[0], item[0])))
 
     def other_results(self) -> list[tuple[ResultFile, ErrorSummary]]:
-        """The results of which `newest_results` has a newer one, with their errors."""
+        """The results that are older than those in `newest_results`, with their errors."""
         newest = self.newest_results().values()
         older = [(result, result.summary()) for result in self.results if result not in newest]
         return [(result, summary) for result, summary in older if summary is not None]

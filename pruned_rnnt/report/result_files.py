@@ -1,4 +1,4 @@
-"""Reads the result files of `pruned-rnnt decode`: which there are, and their utterances."""
+"""Finds the result files of `pruned-rnnt decode` and reads their utterances."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ResultFile:
 
     @property
     def counts_characters(self) -> bool:
-        """Whether it was decoded with decode.metric=cer."""
+        """True if it was decoded with decode.metric=cer."""
         return "-cer-" in f"-{self.setting}-"
 
     def summary(self) -> ErrorSummary | None:

@@ -24,7 +24,7 @@ from pruned_rnnt.report.result_files import Decoded, ResultFile, TimedWord, Toke
 _WIDTHS = (0.25, 0.5, 1, 2, 5, 10, 20, 60, 300, 1200)
 _MOST_GROUPS = 8
 _SHORT_SHARE = 0.98
-# For intervals of groups, which are drawn, not printed.
+# Fewer than for printed intervals: those of groups are only drawn.
 _GROUP_REPLICATIONS = 1000
 
 

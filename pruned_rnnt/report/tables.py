@@ -146,7 +146,7 @@ def word_table(statistics: ErrorStatistics, name: str, unit: str) -> Table:
             ),
             Column(label="Deleted", kind="count", values=[c.deleted for c in counts]),
             Column(label="Substituted", kind="count", values=[c.replaced for c in counts]),
-            Column(label="Most often by", kind="text", values=replacements),
+            Column(label="Most often replaced by", kind="text", values=replacements),
             Column(
                 label="Wrongly recognised",
                 kind="count",
@@ -192,7 +192,7 @@ def change_table(comparison: Comparison, name: str, names: tuple[str, str]) -> T
     changes = [second.errors.errors - first.errors.errors for first, second in rows]
     return Table(
         name=name,
-        caption=f"{len(rows):,} utterances with another number of errors",
+        caption=f"{len(rows):,} utterances with a different number of errors",
         columns=[
             Column(label="Utterance", kind="text", values=[first.id for first, _ in rows]),
             Column(
@@ -218,7 +218,7 @@ def change_table(comparison: Comparison, name: str, names: tuple[str, str]) -> T
 
 
 def aligned(utterance: ScoredUtterance, separator: str) -> list[str]:
-    """Reference, hypothesis and alignment; of a right hypothesis the reference alone."""
+    """Reference, hypothesis and alignment; the reference alone if the hypothesis is correct."""
     transcript = utterance.transcript
     reference = _joined(transcript.reference, separator)
     if not utterance.errors.errors:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pruned_rnnt.report.charts import Chart, Line, line_chart
 from pruned_rnnt.report.report_run import ReportRun
 
-# Of longer runs, a point is the mean of several lines of the log.
+# For longer runs, a point is the mean of several lines of the log.
 _MOST_POINTS = 300
 
 

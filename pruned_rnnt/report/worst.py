@@ -28,7 +28,7 @@ class ShownPair:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstUtterance:
-    """What the page shows of an utterance. second: the alignment of the other result, if any."""
+    """An utterance as the page shows it. second: the alignment of the other result, if any."""
 
     utterance: ScoredUtterance
     pairs: Sequence[ShownPair]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 # Models place the same word at times that differ by this much from window to window.
 _TOLERANCE_SECONDS = 0.6
-# More agreeing words in a row than this make a join no better.
+# Longer runs of agreeing words than this are not preferred.
 _MOST_AGREEING = 3
 
 
@@ -40,7 +40,7 @@ class Join(NamedTuple):
 
 
 def join(first: Sequence[TimedUnit], second: Sequence[TimedUnit], begin: float, end: float) -> Join:
-    """Where two paths are joined that overlap from `begin` to `end`, in seconds.
+    """The join of two paths that overlap from `begin` to `end`, in seconds.
 
     Of the words that agree, the join is in the longest run (up to three words count), and there at
     the one whose two times are closest to each other and to the middle of the overlap. If none

@@ -52,16 +52,16 @@ class Transcription:
         return self.text
 
 
-# What `transcribe` takes: the path of an audio file, or (S,) samples.
+# Input of `transcribe`: the path of an audio file, or (S,) samples.
 Audio = Path | str | FloatArray
 AudioList = list[Any] | tuple[Audio, ...]
 
 
 class AudioRecogniser(ABC):
-    """Transcribes audio of any length; only the transcript grows with its length.
+    """Transcribes audio of any length; memory grows with the transcript only.
 
-    Audio longer than `segments.window` is cut at pauses. Where there is no pause for so long,
-    overlapping windows are transcribed and joined at words that both contain.
+    Audio longer than `segments.window` is cut at pauses. Where there is no pause within this
+    length, overlapping windows are transcribed and joined at words that both contain.
 
     Attributes:
         model: the torch model in evaluation mode; None if another library runs it.
@@ -153,7 +153,7 @@ class AudioRecogniser(ABC):
             ValueError: the detector is `silero`, which needs samples.
         """
         if self._segments.detector == "silero":
-            raise ValueError("the detector silero needs samples: use transcribe, or energy")
+            raise ValueError("the detector silero needs samples: call transcribe, or use energy")
         return self._transcribe([AudioPiece(np.zeros(0, dtype=np.float32), features_TF)], None)
 
     @torch.inference_mode()

@@ -37,8 +37,8 @@ class SegmentConfig:
     """How audio is cut at pauses; all lengths are in seconds.
 
     window: length of the longest segment; audio of at most this length is not cut. Default: 1.25
-        times the 99th percentile of the training utterances' durations, at most 30. In longer
-        segments than it was trained with, a model may delete words.
+        times the 99th percentile of the training utterances' durations, at most 30. In segments
+        longer than its training utterances, a model may delete words.
     shortest: shorter segments are joined with the next one if the pause between them is below a
         second. Default: a quarter of that percentile.
     pause: shortest stretch without speech at which audio is cut.
@@ -54,7 +54,7 @@ class SegmentConfig:
     detector: Literal["energy", "silero"] = "energy"
 
     def __post_init__(self) -> None:
-        # The window is also the audio that the encoder takes at a time, and decides its memory.
+        # The encoder processes a whole window at once, so the window determines its memory.
         for name, value, least, most in (
             ("window", self.window, 0.5, 3600),
             ("shortest", self.shortest, 0, self.window or 3600),
@@ -175,7 +175,7 @@ class Segmenter:
         self._known += len(is_speech_T)
 
     def _segments(self, *, is_last: bool) -> Iterator[Segment]:
-        """Yield the segments that frames to come cannot change; all that are left if `is_last`."""
+        """Yield the segments that later frames cannot change; all that are left if `is_last`."""
         while (cut := self._next_cut(is_last)) is not None:
             begin = self._begin
             features_TF = self._features_TF[begin - self._first : cut.end - self._first]
@@ -197,7 +197,7 @@ class Segmenter:
         return max(self._start, speech - self.lengths.padding)
 
     def _next_cut(self, is_last: bool) -> _Cut | None:
-        """The end of the next segment; None if there is none, or frames to come may change it."""
+        """The end of the next segment; None if there is none, or later frames may change it."""
         self._drop_click(is_last)
         longest, shortest, pause, padding, _ = self.lengths
         begin = self._begin

@@ -31,8 +31,8 @@ _NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
 # A frame is close to the noise up to this fraction of the way from the noise to the speech, but at
 # least to 2 dB (0.5) and at most to 6.5 dB (1.5) above the noise: a quiet speaker is speech, too.
 _FRACTION, _LEAST, _MOST = 0.25, 0.5, 1.5
-# While nobody speaks, the remembered level of speech decays: in a minute, the excess over the noise
-# by a sixth, and the energy by 1.3 dB.
+# In silence, the remembered level of speech decays: in a minute, the excess over the noise by a
+# sixth, and the energy by 1.3 dB.
 _DECAY, _FADE = 0.994, 0.01
 _SMOOTHING_FRAMES = 3
 # Far below the loudest sound within 1.5 s on both sides, or the remembered speech: 13 dB (3.0).
@@ -42,7 +42,7 @@ _CHANGE, _CHANGE_FRAMES, _STEADY_FRAMES = 0.35, 5, 30
 
 
 class EnergyDetector:
-    """Tells speech from noise; one object for one stream."""
+    """Distinguishes speech from noise; one object for one stream."""
 
     def __init__(self) -> None:
         # The frames not decided yet, after up to `_CONTEXT_FRAMES` decided ones.
@@ -85,7 +85,7 @@ class EnergyDetector:
 
     def _is_close_to_noise(self, known_TF: Tensor, pooled_PF: Tensor) -> Tensor:
         """(T,) bool of the known frames, from the (P, F) ones of the last 30 s."""
-        # Digital silence says nothing about the noise: it comes from cutting and joining.
+        # Digital silence is no estimate of the noise: it comes from cutting and joining.
         sounds_PF = pooled_PF[~is_digital_silence(pooled_PF)]
         if not len(sounds_PF):
             return torch.ones(len(known_TF), dtype=torch.bool)

@@ -29,7 +29,7 @@ _FRAME_SAMPLES = SAMPLING_RATE // 100
 
 
 class SileroDetector:
-    """Tells speech from everything else; one object for one stream.
+    """Distinguishes speech from all other sounds; one object for one stream.
 
     Raises:
         MissingPackageError: silero-vad or onnxruntime is not installed.

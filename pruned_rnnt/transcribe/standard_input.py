@@ -16,7 +16,7 @@ _SIGNATURES = {
     b".snd": "au", b"NIST_1A": "sph", b"RF64": "rf64", b"riff": "wave64", b"ADIF": "aac",
     b"\x1aE\xdf\xa3": "webm or matroska", b"\x30\x26\xb2\x75": "wma", b"#!AMR": "amr",
 }  # fmt: skip
-# Bytes looked at: enough for one mp3 frame, of at most 1,441 bytes, and the next header.
+# Bytes inspected: enough for one mp3 frame, of at most 1,441 bytes, and the next header.
 _PEEK_BYTES = 2048
 # kbit/s of MPEG 1 and of MPEG 2, layer III, by the index in the frame header.
 _KBITS = (

@@ -44,7 +44,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--features",
         choices=("stored", "waveform"),
         default="stored",
-        help="the same choice as for the speech that the noises are mixed into (default stored)",
+        help="the same choice as for the speech that the noise is mixed into (default stored)",
     )
     parser.add_argument(
         "--parts",

@@ -15,7 +15,7 @@ retained: share of the simple loss's occupancy inside the band. pruned - full: d
 between an utterance's pruned and full loss with the same joiner (mean, 95th percentile, largest).
 --keep adds rows to results/band_rules.jsonl.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width.
+Axes: N batch, T frames, U symbols, S columns kept per frame, E encoder width, P predictor width.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TIE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Means over the utterances of one set; losses in nats an utterance."""
+    """Means over the utterances of one set; losses in nats per utterance."""
 
     run: str
     s_range: int

@@ -1,7 +1,7 @@
 """The cases of the benchmark: inputs of given shapes, and the work that every system does on them.
 
 Axes: N batch, T frames, U symbols, V vocabulary, D joiner width, E encoder width, P predictor
-width, S columns kept a frame, K durations.
+width, S columns kept per frame, K durations.
 """
 
 from __future__ import annotations

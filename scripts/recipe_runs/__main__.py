@@ -5,8 +5,8 @@
 
 A plan is a YAML file with `config`, `settings`, `splits`, `searches` and `variants` (plan.py).
 With --seconds, the number of steps follows from the time: all variants first train for --probe
-seconds, side by side as later, which measures their speed. With --probe 0 it follows from the
-settings, and --seconds only ends what takes longer.
+seconds, as many side by side as later, which measures their speed. With --probe 0 the number of
+steps follows from the settings, and --seconds only stops runs that take longer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run:
 def train(run: Run, seconds: float | None) -> float:
     """Trains `run` in a process of its own; returns its seconds.
 
-    It is asked to stop after `seconds` and killed a little later. Output goes to FOLDER.txt.
+    It receives SIGTERM after `seconds`, and is killed a little later. Output goes to FOLDER.txt.
     """
     command = [sys.executable, "-m", "pruned_rnnt", "train", "--config", run.config]
     command += [*run.settings, f"train.seed={run.seed}", f"data.seed={run.seed}"]
@@ -91,7 +91,7 @@ def probe(run: Run, seconds: float) -> float:
 
 
 def decode(run: Run, searches: dict[str, Sequence[str]], splits: Sequence[str]) -> dict[str, Any]:
-    """What `decoding.py` prints about the run; `error` if it fails."""
+    """The results that `decoding.py` prints for the run; `error` if it fails."""
     request = json.dumps({"searches": searches, "splits": list(splits)})
     command = [sys.executable, "-m", "scripts.recipe_runs.decoding", str(run.folder), request]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _timed(run, speed or slow, options.seconds)
                 for run, speed in zip(runs, speeds, strict=True)
             ]
-        # A run that takes much longer than the probe said is stopped, and decoded as it is.
+        # A run that takes much longer than the probe predicted is stopped, and decoded as it is.
         list(pool.map(partial(finish, plan=plan, seconds=options.seconds, options=options), runs))
 
 
@@ -208,7 +208,7 @@ def _timed(run: Run, steps_per_second: float, seconds: float) -> Run:
         seed=run.seed,
         folder=run.folder,
         config=run.config,
-        # Settings of the variant come last, because they are what it is about.
+        # Settings of the variant come last, so that they take precedence.
         settings=(*settings, *run.settings),
     )
 

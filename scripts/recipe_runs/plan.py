@@ -1,4 +1,4 @@
-"""What to run: variants of a configuration, and the searches that decode each."""
+"""The plan of a comparison: variants of a configuration, and the searches that decode each."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def save_batches(batches: Sequence[BatchLengths], path: Path) -> None:
 
 
 def load_batches(path: Path) -> list[BatchLengths]:
-    """What `save_batches` wrote."""
+    """Read a file that `save_batches` wrote."""
     with np.load(path) as file:
         ends = file["utterances"].cumsum()[:-1]
         frames, tokens = np.split(file["frames"], ends), np.split(file["tokens"], ends)

@@ -1,4 +1,4 @@
-"""What several processes of torchrun lose to each other: side by side, and training together.
+"""The efficiency of several torchrun processes compared with one process that trains alone.
 
 Each process has the model twice. The kinds of runs, in turns:
 

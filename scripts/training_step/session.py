@@ -22,7 +22,7 @@ from scripts.training_step.kernels import Kernel, read_trace
 VOCABULARY = 500
 # Steps before the timed ones of a run: the GPU may have been idle before.
 LEAD = 2
-# Where versions keep a name: this one, then 6cd4554.
+# The modules that define each name: in this version, then in 6cd4554.
 _MODULES = {
     "load_config": ("pruned_rnnt.config",),
     "ExperimentConfig": ("pruned_rnnt.train.experiment",),

@@ -55,7 +55,7 @@ def use_checkout(paths: Sequence[str]) -> None:
 
 
 def _leaves(finder: Any, checkout: Path) -> bool:
-    """Whether a finder finds pruned_rnnt, but not in the checkout."""
+    """True if a finder finds pruned_rnnt outside the checkout."""
     spec = finder.find_spec("pruned_rnnt", None)
     return spec is not None and checkout not in Path(str(spec.origin)).resolve().parents
 

@@ -140,10 +140,10 @@ def test_windows_of_long_audio_keep_all_frames(run: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.wav"], "goes with its --text"),
-        (["--text", "red"], "goes with its --text"),
-        (["a.wav", "b.wav", "--text", "red"], "an audio file goes with its --text"),
-        (["a.wav", "--text", "red", "--split", "test"], "cannot go with an audio file"),
+        (["a.wav"], "needs its --text"),
+        (["--text", "red"], "needs its --text"),
+        (["a.wav", "b.wav", "--text", "red"], "an audio file needs its --text"),
+        (["a.wav", "--text", "red", "--split", "test"], "cannot be combined with an audio file"),
     ],
 )
 def test_wrong_options_are_usage_errors(

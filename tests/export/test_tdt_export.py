@@ -94,7 +94,7 @@ def test_tokens_end_with_the_blank(tokenizer: Tokenizer) -> None:
 
 def test_what_cannot_run_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(tokenizer, 2, (0, 1))
-    with pytest.raises(ExportError, match="sherpa-onnx streams no TDT models"):
+    with pytest.raises(ExportError, match="sherpa-onnx cannot stream TDT models"):
         export_onnx(model, tokenizer, tmp_path, OnnxOptions(streaming=True), "tests")
     with pytest.raises(ExportError, match="--fp16 does not work"):
         export_onnx(model, tokenizer, tmp_path, OnnxOptions(fp16=True), "tests")

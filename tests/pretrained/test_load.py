@@ -188,7 +188,7 @@ def test_folders_without_a_model_are_named(
         find_model(folder)
     with pytest.raises(NoModelError, match=r"a\.txt is not a model file"):
         find_model(folder / "a.txt")
-    with pytest.raises(NoModelError, match="there is nothing"):
+    with pytest.raises(NoModelError, match="does not exist"):
         find_model(folder / "b")
     (folder / "epoch-9.pt").touch()
     with pytest.raises(NoModelError, match=r"no bpe\.model or tokens\.txt beside this icefall"):

@@ -1,4 +1,4 @@
-"""How well confidences of words say which words are right."""
+"""The quality of word confidences: how well they predict which words are correct."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[boo
 
 
 def normalised_cross_entropy(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """1 for confidences that are always right, 0 for those that say no more than the average.
+    """1 for perfect confidences, 0 for those no more informative than the share of correct words.
 
     The measure of NIST's evaluations (Siu, Gish and Richardson 1997): how much of the entropy of
-    'this word is right' the confidences explain; negative if they mislead. NaN if all words, or
-    none, are right.
+    'this word is correct' the confidences explain; negative if they mislead. NaN if all words, or
+    none, are correct.
     """
     count, total = sum(right), len(right)
     if count in (0, total):

@@ -1,4 +1,4 @@
-"""Aligned words of references and hypotheses, and how often each word was right or wrong."""
+"""Aligned words of references and hypotheses, and counts of correct and wrong words."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Measurement:
     setting: search and its settings, as in the names of result files.
     model: fingerprint of the parameters.
     checkpoint: name of the checkpoint.
-    code: version of the code that decoded.
+    code: version of the code that decoded the set.
     """
 
     data: str
@@ -71,7 +71,7 @@ def read_measurements(folder: Path, model: str) -> list[Measurement]:
     """The measurements of the model with this fingerprint in a run's folder of results.
 
     Raises:
-        ValueError: a file is damaged; the message says which.
+        ValueError: a file is damaged; the message names it.
     """
     found = []
     for path in sorted(folder.glob(f"{_PREFIX}*.json")):

@@ -2,7 +2,7 @@
 
 Source: Bisani and Ney 2004, "Bootstrap estimates for confidence intervals in ASR performance
 evaluation". A replication draws as many utterances as the set has, with replacement; both systems
-are scored on the same draw, so what is hard for both cancels in the difference.
+are scored on the same draw, so utterances that are hard for both cancel in the difference.
 
 Axes: N utterances, B replications.
 """

@@ -19,7 +19,7 @@ _MOST_LOGIT = 9.21
 
 @dataclass(frozen=True, kw_only=True)
 class SymbolTimes:
-    """How far symbols are from the borders of their words, in seconds, by symbol id.
+    """Distances between symbols and the boundaries of their words, in seconds, by symbol id.
 
     before: from the start of a word to the frame of its first symbol.
     after: from the frame of its last symbol to the end of the word.

@@ -1,9 +1,9 @@
-"""Fit how far symbols are from the borders of their words.
+"""Fit the distances between symbols and the boundaries of their words.
 
 Every observation is a distance in seconds that is the sum of at most two unknowns: the time after
 one symbol, and the time before another one. If a set has the times of its words, both are observed
-for each word. If not, only the borders of the speech are known: the time before the first symbol
-and after the last one of an utterance; and between two symbols the sum of both. The borders make
+for each word. If not, only the boundaries of the speech are known: the time before the first symbol
+and after the last one of an utterance; and between two symbols the sum of both. The boundaries make
 the solution unique.
 """
 

@@ -1,7 +1,7 @@
-"""Where the CTC head places the symbols of known texts or of hypotheses.
+"""The frames in which the CTC head places the symbols of known texts or of hypotheses.
 
 A transducer whose encoder sees whole utterances may emit symbols long before they are spoken: its
-loss does not depend on when. The CTC head of the same encoder emits near the sounds.
+loss does not depend on the emission times. The CTC head of the same encoder emits near the sounds.
 
 Axes: N batch, T encoder frames, E encoder width, U symbols.
 """

@@ -96,7 +96,7 @@ for (const figure of document.querySelectorAll("figure[data-hover]")) {
   svg.addEventListener("pointerleave", leave);
 }
 
-// A click on a recognised word plays it; words light up while they are heard.
+// A click on a recognised word plays it; playback highlights the current word.
 for (const article of document.querySelectorAll(".worst")) {
   const audio = article.querySelector("audio");
   if (!audio) continue;
