@@ -16,6 +16,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
+from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_tdt_features
 from pruned_rnnt.export.tdt_graphs import tdt_tokens
 from pruned_rnnt.export.verify import run_recognise, verify
@@ -79,7 +80,7 @@ def test_sherpa_onnx_finds_our_texts(
     assert max(small.differences.values()) > max(plain.differences.values())
     settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
     assert (settings["kind"], settings["longest_duration"]) == ("tdt", max(durations))
-    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    readme = use_of_export(tmp_path, "onnx")
     assert f"a duration of up to {max(durations)} frames" in readme
     assert "--model-type=nemo_transducer" in readme
     beam = run_recognise(tmp_path, audio[:1], method="modified_beam_search")
