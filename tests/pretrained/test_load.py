@@ -107,7 +107,7 @@ def test_onnx_folder_transcribes_alike(
     assert result.score == pytest.approx(expected.score, rel=1e-4)
     assert result.words[-1].end > 0.5 * SECONDS  # of the last segment
     assert len(recogniser.transcribe(sound(0.02)).text) >= 0  # shorter than an encoder frame
-    with pytest.raises(ValueError, match=r"greedy search alone: leave out decode\.method"):
+    with pytest.raises(ValueError, match=r"greedy search only: leave out decode\.method"):
         pruned_rnnt.load(tmp_path, settings=["decode.method=modified_beam"])
 
 
