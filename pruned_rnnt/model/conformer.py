@@ -35,6 +35,8 @@ from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.feature_norm import centre_features, check_feature_norm
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
+from pruned_rnnt.model.layer_norm import LayerNorm
+from pruned_rnnt.model.linear import Linear
 from pruned_rnnt.model.subsampling import (
     RECEPTIVE_FIELD,
     ConvSubsampling,
@@ -202,7 +204,7 @@ class ConformerLayer(nn.Module):
         super().__init__()
         dim = config.dim
         self.feedforward_in = FeedForward(dim, config.feedforward_dim)
-        self.attention_norm = nn.LayerNorm(dim)
+        self.attention_norm = LayerNorm(dim)
         self.attention = RotaryAttention(dim, config.heads)
         self.convolution = ConvolutionModule(dim, config.kernel_size, config.causal)
         self.feedforward_out = FeedForward(dim, config.feedforward_dim)
@@ -246,7 +248,7 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__(
-            nn.LayerNorm(dim), nn.Linear(dim, hidden_dim), nn.SiLU(), nn.Linear(hidden_dim, dim)
+            LayerNorm(dim), Linear(dim, hidden_dim), nn.SiLU(), Linear(hidden_dim, dim)
         )
 
 
@@ -258,11 +260,11 @@ class ConvolutionModule(nn.Module):
 
     def __init__(self, dim: int, kernel_size: int, causal: bool) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.pointwise_in = nn.Linear(dim, 2 * dim)
+        self.norm = LayerNorm(dim)
+        self.pointwise_in = Linear(dim, 2 * dim)
         self.depthwise = nn.Conv1d(dim, dim, kernel_size, groups=dim)
-        self.depthwise_norm = nn.LayerNorm(dim)
-        self.pointwise_out = nn.Linear(dim, dim)
+        self.depthwise_norm = LayerNorm(dim)
+        self.pointwise_out = Linear(dim, dim)
         past = kernel_size - 1 if causal else kernel_size // 2
         self.padding = (past, kernel_size - 1 - past)
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pruned_rnnt.model.joined_frames import JoinedFrames, should_avoid_cudnn_replanning
+from pruned_rnnt.model.layer_norm import LayerNorm
+from pruned_rnnt.model.linear import Linear
+from pruned_rnnt.model.subsampling_convolutions import FirstConv2d, WideConv2d
 
 SUBSAMPLING_FACTOR = 4
 # Input frames that one output frame depends on: the minimum length of an utterance.
@@ -38,14 +41,14 @@ class ConvSubsampling(nn.Module):
     def __init__(self, num_mel_bins: int, channels: int, output_dim: int) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
-            nn.Conv2d(1, channels, kernel_size=3, stride=2),
+            FirstConv2d(1, channels, kernel_size=3, stride=2),
             nn.SiLU(),
-            nn.Conv2d(channels, channels, kernel_size=3, stride=2),
+            WideConv2d(channels, channels, kernel_size=3, stride=2),
             nn.SiLU(),
         )
         remaining_bins = ((num_mel_bins - 1) // 2 - 1) // 2
-        self.projection = nn.Linear(channels * remaining_bins, output_dim)
-        self.norm = nn.LayerNorm(output_dim)
+        self.projection = Linear(channels * remaining_bins, output_dim)
+        self.norm = LayerNorm(output_dim)
         for layer in self.convolutions:
             if isinstance(layer, nn.Conv2d) and layer.bias is not None:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.kernels import available
+from pruned_rnnt.model.layer_norm import LayerNorm
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
 from pruned_rnnt.model.zipformer.bypass import Bypass
@@ -21,6 +24,7 @@ from pruned_rnnt.model.zipformer.residual import add_branch
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.scores import masked_softmax
 from tests.model.zipformer_tiny import CAUSAL, TINY
+from tests.tiny_models import tiny_conformer
 
 pytestmark = pytest.mark.gpu
 
@@ -133,6 +137,20 @@ def test_bias_norm(batch: int, frames: int) -> None:
     check(run, torch.randn(batch, frames, 20), torch.randn(20), torch.tensor(0.7), tolerance=5e-6)
 
 
+@pytest.mark.parametrize("width", [20, 256])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_layer_norm(batch: int, frames: int, width: int) -> None:
+    torch.manual_seed(0)
+    norm = LayerNorm(width).cuda()
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        norm._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
+        return norm(x)
+
+    x = 3 * torch.randn(batch, frames, width) + 1
+    check(run, x, torch.randn(width), torch.randn(width), tolerance=5e-6)
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("distances", [False, True])
 @pytest.mark.parametrize(
@@ -189,15 +207,23 @@ def test_depthwise_within_chunks(chunk: int, batch: int, frames: int) -> None:
     check(run, torch.randn(batch, frames, 72), torch.randn(72, 1, 31), torch.randn(72))
 
 
+ENCODERS: dict[tuple[str, bool], Callable[[], Encoder]] = {
+    ("zipformer", False): lambda: Zipformer(dataclasses.replace(TINY)),
+    ("zipformer", True): lambda: Zipformer(dataclasses.replace(CAUSAL)),
+    ("conformer", False): lambda: Conformer(tiny_conformer(dim=40, layers=2)),
+    ("conformer", True): lambda: Conformer(tiny_conformer(dim=40, layers=2, causal=True)),
+}
+
+
 def training_pass(
-    mode: str, causal: bool, lengths: list[int], precision: torch.dtype
+    mode: str, make: Callable[[], Encoder], lengths: list[int], precision: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Output and all gradients of a Zipformer in training mode."""
+    """Output and all gradients of an encoder in training mode."""
     available.set_mode(mode)
     torch.manual_seed(0)
-    encoder = Zipformer(dataclasses.replace(CAUSAL if causal else TINY)).cuda().train()
+    encoder = make().cuda().train()
     encoder.set_step(100.0)
-    features = torch.randn(len(lengths), max(lengths), TINY.num_mel_bins, device="cuda")
+    features = torch.randn(len(lengths), max(lengths), encoder.config.num_mel_bins, device="cuda")
     torch.manual_seed(1)
     with torch.autocast("cuda", precision, enabled=precision != torch.float32):
         encoded, _ = encoder(features, torch.tensor(lengths))
@@ -207,13 +233,15 @@ def training_pass(
     return encoded.detach(), torch.cat(gradients)
 
 
+@pytest.mark.parametrize("kind", ["zipformer", "conformer"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [[9], [61, 40, 9], [475, 211]])
 @pytest.mark.parametrize(
     ("precision", "tolerance"),
     [(torch.float32, 1e-4), (torch.bfloat16, 3e-2), (torch.float16, 5e-3)],
 )
-def test_zipformer_trains_the_same_with_and_without(
+def test_encoder_trains_the_same_with_and_without(
+    kind: str,
     causal: bool,
     lengths: list[int],
     precision: torch.dtype,
@@ -223,11 +251,12 @@ def test_zipformer_trains_the_same_with_and_without(
     # Whether a balancer pushes up or down is a question of rounding near its limits.
     monkeypatch.setattr(Clock, "bernoulli", lambda self, probability: probability >= 1.0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    plain, of_plain = training_pass("off", causal, lengths, precision)
-    fused, of_fused = training_pass("auto", causal, lengths, precision)
+    make = ENCODERS[kind, causal]
+    plain, of_plain = training_pass("off", make, lengths, precision)
+    fused, of_fused = training_pass("auto", make, lengths, precision)
     assert (fused - plain).norm() <= tolerance * plain.norm()
     assert (of_fused - of_plain).norm() <= tolerance * of_plain.norm()
-    again, _ = training_pass("auto", causal, lengths, precision)
+    again, _ = training_pass("auto", make, lengths, precision)
     assert torch.equal(fused, again)
 
 

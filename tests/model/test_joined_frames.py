@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model import subsampling
+from pruned_rnnt.model import subsampling, subsampling_convolutions
 from pruned_rnnt.model.joined_frames import JoinedFrames
 from pruned_rnnt.model.subsampling import ConvSubsampling
-from pruned_rnnt.model.zipformer import embedding, embedding_convolutions
+from pruned_rnnt.model.zipformer import embedding
 
 BINS = 80
 
@@ -30,8 +30,8 @@ def zipformer_front() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
 @pytest.mark.parametrize(
     ("make", "modules"),
     [
-        (conformer_front, (subsampling,)),
-        (zipformer_front, (embedding, embedding_convolutions)),
+        (conformer_front, (subsampling, subsampling_convolutions)),
+        (zipformer_front, (embedding, subsampling_convolutions)),
     ],
     ids=["conformer", "zipformer"],
 )

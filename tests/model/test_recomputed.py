@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model import recomputed as module
+from pruned_rnnt.model import subsampling_convolutions
 from pruned_rnnt.model.recomputed import recomputed
-from pruned_rnnt.model.zipformer import embedding, embedding_convolutions
+from pruned_rnnt.model.zipformer import embedding
 from tests.model.zipformer_tiny import TINY, ragged_batch, sine_encoder
 
 
@@ -83,7 +84,7 @@ def test_gradients_of_an_encoder_stay_the_same(
     precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, in the layout of a GPU."""
-    for part in (embedding, embedding_convolutions):
+    for part in (embedding, subsampling_convolutions):
         monkeypatch.setattr(part, "should_avoid_cudnn_replanning", lambda x: True)
     features, lengths, _ = ragged_batch([90, 61])
     results = []

@@ -19,7 +19,7 @@ from torch.nn import functional
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import channels_last
 from pruned_rnnt.model.kernels.available import use_kernels
-from pruned_rnnt.model.zipformer.linear import (
+from pruned_rnnt.model.linear import (
     bias_gradient,
     scaled_linear,
     weight_gradient,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.linear import Linear, scaled_linear
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
-from pruned_rnnt.model.zipformer.linear import Linear, scaled_linear
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.linear import Linear
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import LARGEST_CHUNK, Frames, extend
-from pruned_rnnt.model.zipformer.linear import Linear
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 

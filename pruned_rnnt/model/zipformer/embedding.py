@@ -22,13 +22,13 @@ from pruned_rnnt.model.joined_frames import (
     channels_last,
     should_avoid_cudnn_replanning,
 )
+from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
+from pruned_rnnt.model.subsampling_convolutions import Conv2d, FirstConv2d, WideConv2d
 from pruned_rnnt.model.zipformer.activation import Swoosh, swoosh_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.embedding_convolutions import Conv2d, FirstConv2d, WideConv2d
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient, own_gradient
 from pruned_rnnt.model.zipformer.layer import DROPOUT
-from pruned_rnnt.model.zipformer.linear import Linear, linear, linear_again
 from pruned_rnnt.model.zipformer.masks import dropout_mask, keep_mask
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp

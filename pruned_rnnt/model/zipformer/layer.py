@@ -18,6 +18,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from pruned_rnnt.model.cast_parameters import CastParameters
+from pruned_rnnt.model.linear import Linear
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.attention import (
     AttentionWeights,
@@ -30,7 +31,6 @@ from pruned_rnnt.model.zipformer.bypass import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.linear import Linear
 from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream

@@ -1,4 +1,4 @@
-"""The convolutions over time and frequency of the embedding, in forms that are fast on a GPU.
+"""Convolutions over time and frequency that subsample features, in forms that are fast on a GPU.
 
 Axes: N batch, T feature frames, T' frames of a feature map, F mel bins, F' bins of a feature map,
 C channels, K values of a window.
@@ -6,7 +6,7 @@ C channels, K values of a window.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import channels_last, should_avoid_cudnn_replanning
-from pruned_rnnt.model.zipformer.linear import bias_gradient, weight_gradient
+from pruned_rnnt.model.linear import bias_gradient, weight_gradient
 
 
 class Conv2d(nn.Conv2d):
@@ -87,7 +87,8 @@ class _WideConvolution(torch.autograd.Function):
 class FirstConv2d(nn.Conv2d):
     """nn.Conv2d of one channel with 3 x 3 weights; on a GPU, a matrix product of all windows.
 
-    cuDNN's kernels for one input channel take longer than the rest of the embedding.
+    cuDNN's kernels for one input channel take longer than the rest of the embedding. There is no
+    padding in time.
     """
 
     def forward(self, x_N1TF: Tensor) -> Tensor:
@@ -99,32 +100,40 @@ class FirstConv2d(nn.Conv2d):
             x_N1TF.squeeze(1),
             self.weight.flatten(1).to(dtype),
             self.bias.to(dtype),
-            int(self.padding[1]),
+            _Window(self.stride[0], self.stride[1], int(self.padding[1])),
         )
         return channels_last(maps_NTFC.permute(0, 3, 1, 2))
 
 
+class _Window(NamedTuple):
+    """Where 3 x 3 windows lie: steps in time and frequency, and zeros beyond the outer bins."""
+
+    time_stride: int
+    bin_stride: int
+    bin_padding: int
+
+    def cut(self, x_NTF: Tensor, dtype: torch.dtype) -> Tensor:
+        """(N, T', F', 16): the nine values of each window, and zeros."""
+        x_NTF = functional.pad(x_NTF.to(dtype), (self.bin_padding, self.bin_padding))
+        windows = x_NTF.unfold(1, 3, self.time_stride).unfold(2, 3, self.bin_stride)
+        return functional.pad(windows.flatten(-2), (0, 7))
+
+
 class _FirstConvolution(torch.autograd.Function):
-    """(N, T, F) -> (N, T - 2, F, C). Saves no windows, which are many times as large as x."""
+    """(N, T, F) -> (N, T', F', C). Saves no windows, which are many times as large as x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_CK: Tensor, bias: Tensor, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight_CK: Tensor, bias: Tensor, window: _Window) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.padding, ctx.dtype = padding, weight_CK.dtype
+        ctx.window, ctx.dtype = window, weight_CK.dtype
         # Matrix products need aligned rows: 16 numbers instead of 9.
         weight_CK = functional.pad(weight_CK, (0, 7))
-        return functional.linear(_windows(x, padding, weight_CK.dtype), weight_CK, bias)
+        return functional.linear(window.cut(x, weight_CK.dtype), weight_CK, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
-        of_weight = weight_gradient(grad, _windows(x, ctx.padding, ctx.dtype))[:, :9]
+        of_weight = weight_gradient(grad, ctx.window.cut(x, ctx.dtype))[:, :9]
         return None, of_weight, bias_gradient(grad, ctx.dtype), None
-
-
-def _windows(x_NTF: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
-    """(N, T - 2, F, 16): the 3 x 3 values around each bin, and zeros."""
-    x_NTF = functional.pad(x_NTF.to(dtype), (padding, padding))
-    return functional.pad(x_NTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2), (0, 7))
