@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,20 +13,23 @@ from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import file_name
 
 
+def onnx_session(path: Path, threads: int) -> Any:
+    """An onnxruntime session of the file on the CPU; 0 threads: onnxruntime decides."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 class Pair:
     """A graph in torch and its file in onnxruntime, on the same inputs."""
 
     def __init__(self, graph: Graph, folder: Path, precision: str) -> None:
-        import onnxruntime
-
         self.graph = graph
         self.file = file_name(graph.name, precision)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(
-            folder / self.file, options, providers=["CPUExecutionProvider"]
-        )
+        self.session = onnx_session(folder / self.file, torch.get_num_threads())
         self.largest = dict.fromkeys(graph.output_names, 0.0)
 
     @torch.inference_mode()

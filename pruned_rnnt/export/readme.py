@@ -46,9 +46,7 @@ Exported {kind} model: {source}. It runs in sherpa-onnx (tested with 2.0.1). In 
     pip install sherpa-onnx soundfile
     python recognise.py a.wav
 
-`pruned_rnnt.load("{load_name}").transcribe("a.wav")` runs it with onnxruntime, also on long audio.
-
-{method}`--threads 2` uses two threads{other}.
+{load}{method}`--threads 2` uses two threads{other}.
 With the programs of a sherpa-onnx build:
 
     {command}
@@ -59,6 +57,11 @@ With the programs of a sherpa-onnx build:
   {sample_rate} Hz.
 - Features: {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither.
   {features}
+"""
+
+_LOAD = """\
+`pruned_rnnt.load("{load_name}").transcribe("a.wav")` runs it with onnxruntime, also on long audio.
+
 """
 
 _TRANSDUCER_DECODING = """
@@ -134,10 +137,10 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
         option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
         model = f"--{option}=model.onnx"
     text = _SHARED.format(
-        load_name=load_name,
+        load="" if is_tdt else _LOAD.format(load_name=load_name),
         source=settings["source"],
         kind=_TITLES[settings["kind"]],
-        method="" if is_ctc else "`--method modified_beam_search` uses beam search, ",
+        method="" if is_ctc or is_tdt else "`--method modified_beam_search` uses beam search, ",
         other="".join(f", `--precision {name}` uses the {name} files" for name in others),
         command=" \\\n      ".join([f"{program} --tokens=tokens.txt", model, "a.wav"]),
         sample_rate=settings["sample_rate"],

@@ -25,6 +25,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.greedy import hypotheses_of
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
 from pruned_rnnt.optional_packages import require
 from pruned_rnnt.transcribe.recogniser import AudioRecogniser
@@ -44,7 +45,7 @@ class OnnxRecogniser(AudioRecogniser):
         threads: of onnxruntime.
 
     Raises:
-        ExportError: files of the folder are missing or damaged.
+        ExportError: files of the folder are missing or damaged, or those of a TDT model.
         MissingPackageError: onnxruntime is not installed.
     """
 
@@ -56,6 +57,12 @@ class OnnxRecogniser(AudioRecogniser):
             settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
             self._kind, self._streaming = settings["kind"], settings["streaming"]
             p99_duration = settings.get("p99_duration")
+            if self._kind == "tdt":
+                raise ExportError(
+                    f"{folder} has the ONNX files of a TDT model, which only sherpa-onnx runs "
+                    "(recognise.py in the folder): load the run, or a model of "
+                    "`pruned-rnnt export --format torch`"
+                )
             tokenizer = Tokenizer.load(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ExportError(f"{folder} is not a complete ONNX export: {error!r}") from error
@@ -149,16 +156,11 @@ class OnnxRecogniser(AudioRecogniser):
 
 
 def _session(folder: Path, graph: str, threads: int) -> Any:
-    import onnxruntime
-
     path = folder / file_name(graph, "fp32")
     if not path.is_file():
         raise ExportError(f"{folder} is not a complete ONNX export: it has no {path.name}")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnx_session(path, threads)
     except Exception as error:  # onnxruntime's own error types are not part of its interface
         reason = str(error).splitlines()[0]
         raise ExportError(f"{path} cannot be loaded by onnxruntime: {reason}") from error

@@ -14,13 +14,13 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
-# The split may contain hyphens; the setting starts with the search method.
 # The first lines of an errs file.
 _ERRORS = re.compile(
     r"%(?P<metric>\w+) = (?P<percent>[\d.]+)\n"
     r"Errors: (?P<ins>\d+) insertions, (?P<dels>\d+) deletions, (?P<subs>\d+) substitutions, "
     r"over (?P<words>\d+) reference words"
 )
+# The split may contain hyphens; the setting starts with the search method.
 _STEM = re.compile(rf"(?P<split>.+?)-(?P<setting>(?:{_METHODS})(?:-.*)?)")
 
 

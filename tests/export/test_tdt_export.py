@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+import pruned_rnnt
 from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -85,6 +86,13 @@ def test_sherpa_onnx_finds_our_texts(
     assert "--model-type=nemo_transducer" in readme
     beam = run_recognise(tmp_path, audio[:1], method="modified_beam_search")
     assert beam[0]["text"]
+
+
+def test_onnx_folder_is_not_loaded_as_a_transducer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    export_onnx(make_model(tokenizer, 2, (0, 1, 2)), tokenizer, tmp_path, OnnxOptions(), "test")
+    with pytest.raises(ExportError, match=r"TDT model, which only sherpa-onnx runs.*load the run"):
+        pruned_rnnt.load(tmp_path)
+    assert "pruned_rnnt.load" not in use_of_export(tmp_path, "onnx")
 
 
 def test_tokens_end_with_the_blank(tokenizer: Tokenizer) -> None:

@@ -149,10 +149,10 @@ def test_audio_of_a_shar(tmp_path: Path) -> None:
     cuts = list(PreparedFolder(output).cuts("train"))
     assert len(cuts) == 3
     for cut in cuts:
-        heard, rate = soundfile.read(payload(Element("audio", {"src": audio_clip(cut).url})))
+        samples, rate = soundfile.read(payload(Element("audio", {"src": audio_clip(cut).url})))
         assert rate == 8000
-        assert len(heard) / rate == pytest.approx(cut.duration, abs=0.1)
-        assert np.abs(heard).max() == pytest.approx(0.3, abs=0.1)
+        assert len(samples) / rate == pytest.approx(cut.duration, abs=0.1)
+        assert np.abs(samples).max() == pytest.approx(0.3, abs=0.1)
 
 
 def test_data_with_features_only(corpus: Path) -> None:
