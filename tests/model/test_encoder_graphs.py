@@ -113,9 +113,7 @@ def test_adapters_and_frozen_layers_in_graphs(kind: str, precision: torch.dtype)
         if name.endswith("lora_up"):
             torch.nn.init.normal_(parameter, std=0.1)
     for each in (encoder, adapted):
-        # The gradient of a Zipformer's embedding is 16 to 46 times as large as the rest, so that
-        # without it the same rounding errors are larger in relation.
-        compare(each, precision, 2e-3 if precision == torch.float32 else 8e-2)
+        compare(each, precision, 1e-4 if precision == torch.float32 else 3e-2)
         assert all(p.grad is None for p in each.parameters() if not p.requires_grad)
 
 
@@ -242,23 +240,35 @@ def test_balancer_that_the_device_switches(
     assert torch.equal(switched_gradient(module, x, grad, [0.0] * 5), grad)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("mean", [3.0, 300.0])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize(("batch", "frames", "width"), [(1, 3, 32), (3, 37, 144), (2, 20011, 256)])
 @pytest.mark.parametrize("limit", [1.01, 1e6])
 def test_whitener_that_the_device_switches(
-    groups: int, batch: int, frames: int, width: int, limit: float
+    dtype: torch.dtype,
+    tolerance: float,
+    mean: float,
+    groups: int,
+    batch: int,
+    frames: int,
+    width: int,
+    limit: float,
 ) -> None:
+    """Also where the mean is much larger than the deviation."""
     torch.manual_seed(0)
-    module = Whiten(Clock(), limit, groups=groups).cuda()
+    # As strong as the gradient, so that rounding the sum of both does not hide the push.
+    module = Whiten(Clock(), limit, groups=groups, strength=1.0).cuda()
     x = torch.randn(batch, frames, width, device=DEVICE) @ torch.randn(width, width, device=DEVICE)
-    x = x + 3.0
-    grad = torch.randn(batch, frames, width, device=DEVICE)
+    x = (x + mean).to(dtype)
+    grad = torch.randn(batch, frames, width, device=DEVICE).to(dtype)
     pushed = switched_gradient(module, x, grad, [0.0, 1.0, limit])
     over = bool(module.over_limit)
     module.over_limit.fill_(True)
     reference = plain_gradient(module, x, grad)
     assert bool(module.over_limit) == over == (limit < 2.0)
-    assert (pushed - grad - (reference - grad)).norm() <= 1e-3 * (reference - grad).norm() + 1e-6
+    push = reference - grad
+    assert (pushed - grad - push).norm() <= tolerance * push.norm() + 1e-6
     # Within its limit, the whitener acts if the first number says so.
     module.over_limit.fill_(False)
     assert torch.equal(switched_gradient(module, x, grad, [0.0, 1.0, limit]), grad)

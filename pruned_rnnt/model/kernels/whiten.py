@@ -3,6 +3,7 @@
 For rows x_r of C channels of a group g, with mean m_g,
 
     S_g   = sum_r (x_r - m_g)^T (x_r - m_g)                       (C, C)
+          = sum_r y_r^T y_r - (sum_r y_r)^T (sum_r y_r) / R,  y_r = x_r - x_0
     trace = sum_g tr S_g,  centre = sum_g |S_g|^2 / trace
     over  = centre >= trace * limit / (G C)
     push  = (x - m_g) (S_g - centre I) / trace
@@ -11,13 +12,16 @@ For rows x_r of C channels of a group g, with mean m_g,
 Axes: R rows (all frames of a batch), G groups, C channels of a group, P parts of the rows. The
 four kernels, with what each reads and writes:
 
-    scatter  x (R, G, C) -> x^T x and sums of x over each part, (P, G, C, C) and (P, G, C)
+    scatter  x (R, G, C) -> y^T y and sums of y over each part, (P, G, C, C) and (P, G, C)
     reduce   these -> S (G, C, C), means (G, C), and per program the sums of S^2 and of diagonals
     push     x, S -> over, push (R, G, C), and per program the sums of push^2 and of grad^2
     apply    grad (R, G, C) in place
 
     part 0   [ g = 0 ]  [ g = 1 ] ...    part_rows rows of C channels; a program of `scatter`
     part 1   [ g = 0 ]  [ g = 1 ] ...    makes one tile of the C x C sums of a part and group
+
+Row 0 is subtracted because activations often vary little around a large mean: in float32, the
+difference of the sums of x itself would then be mostly rounding errors.
 
 A CUDA graph always launches all four. `settings` on the device holds the switch for a whitener that
 was within its limit at its last check, the switch for one that was over, and the limit. If the
@@ -49,6 +53,14 @@ def _switch(settings_ptr, over_ptr):
     return tl.where(tl.load(over_ptr) != 0, tl.load(settings_ptr + 1), tl.load(settings_ptr))
 
 
+@triton.jit
+def _shifted(place, of_first_row, inside):
+    """A tile of x minus its first row, in the dtype of x; 0 outside."""
+    x = tl.load(place, mask=inside, other=0.0)
+    difference = x.to(tl.float32) - of_first_row.to(tl.float32)[None, :]
+    return tl.where(inside, difference, 0.0).to(x.dtype)
+
+
 @kernel("rows", "x_stride", "part_rows")
 def _scatter_kernel(
     x_ptr,
@@ -73,15 +85,17 @@ def _scatter_kernel(
         right = (pair % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
         sums = tl.zeros((BLOCK,), dtype=tl.float32)
+        of_left = tl.load(x_ptr + group * C + left, mask=left < C, other=0.0)
+        of_right = tl.load(x_ptr + group * C + right, mask=right < C, other=0.0)
         begin = part.to(tl.int64) * part_rows
         for start in range(0, part_rows, BLOCK):
             row = begin + start + tl.arange(0, BLOCK)
             place = x_ptr + row[:, None] * x_stride + group * C
             real = (row < rows)[:, None]
-            x = tl.load(place + left[None, :], mask=real & (left < C)[None, :], other=0.0)
-            y = tl.load(place + right[None, :], mask=real & (right < C)[None, :], other=0.0)
-            total = tl.dot(tl.trans(x), y, total, input_precision=PRECISION)
-            sums += tl.sum(x.to(tl.float32), axis=0)
+            y = _shifted(place + left[None, :], of_left, real & (left < C)[None, :])
+            z = _shifted(place + right[None, :], of_right, real & (right < C)[None, :])
+            total = tl.dot(tl.trans(y), z, total, input_precision=PRECISION)
+            sums += tl.sum(y.to(tl.float32), axis=0)
         base = (part * G + group).to(tl.int64)
         place = scatter_ptr + base * C * C + left[:, None] * C + right[None, :]
         tl.store(place, total, mask=(left < C)[:, None] & (right < C)[None, :])
@@ -91,6 +105,7 @@ def _scatter_kernel(
 
 @kernel("rows", "parts")
 def _reduce_kernel(
+    x_ptr,
     scatter_ptr,
     sums_ptr,
     settings_ptr,
@@ -126,7 +141,8 @@ def _reduce_kernel(
         total = tl.where(inside, total, 0.0)
         tl.store(total_ptr + group * C * C + element, total, mask=inside)
         # Each mean is stored once: row 0 of the matrix has all C channels as columns.
-        tl.store(means_ptr + group * C + right, of_right / rows, mask=inside & (left == 0))
+        first = tl.load(x_ptr + group * C + right, mask=inside, other=0.0).to(tl.float32)
+        tl.store(means_ptr + group * C + right, first + of_right / rows, mask=inside & (left == 0))
         program = group * tl.num_programs(0) + tl.program_id(0)
         tl.store(squares_ptr + program, tl.sum(total * total, axis=0))
         tl.store(diagonals_ptr + program, tl.sum(tl.where(left == right, total, 0.0), axis=0))
@@ -287,6 +303,7 @@ def whiten_gradient(
     active = floats(1)
     _reduce_kernel(
         (pieces, groups),
+        rows.tensor,
         scatter,
         sums,
         settings,
