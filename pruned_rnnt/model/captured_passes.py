@@ -5,6 +5,7 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -51,14 +52,28 @@ class CapturedPasses:
 
 
 @contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Like torch.cuda.graph, without its garbage collection and its release of cached memory.
+
+    Python collects no garbage meanwhile: a graph among it would be destroyed, which CUDA does not
+    allow during a capture.
 
     After an error, all graphs captured before must be dropped: they draw from another generator
     state than the eager passes.
     """
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _without_garbage_collection():
         try:
             # Relaxed: other threads, such as those of loaders, may allocate and wait meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="relaxed")

@@ -33,11 +33,7 @@ class _NoStream:
 
 
 class _NoGraph:
-    def capture_begin(self, capture_error_mode: str) -> None:
-        pass
-
-    def capture_end(self) -> None:
-        pass
+    """Has a `replay` only after `_ReplayedBlock` gave it one."""
 
 
 class _ReplayedBlock(frame_graph.FrameGraph):
@@ -56,6 +52,8 @@ def no_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(frame_graph, "capturing", lambda *_: nullcontext())
 
 
 @pytest.mark.parametrize("frames", [32, 33, 80])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from typing import Any
 
@@ -59,3 +60,30 @@ def test_after_a_failed_capture_the_device_draws_and_captures_as_before() -> Non
     with suppress(RuntimeError):
         capture(torch.cuda.CUDAGraph(), pool, out, fail=False)
     torch.rand(1, device="cuda")
+
+
+@pytest.mark.gpu
+def test_garbage_is_not_collected_during_a_capture() -> None:
+    """A search or encoder that is garbage may hold a graph, which CUDA must not destroy then."""
+    stream = torch.cuda.Stream()
+
+    def captured(value: float) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph, out = torch.cuda.CUDAGraph(), torch.zeros(3, device="cuda")
+        with capturing(graph, torch.cuda.graph_pool_handle(), stream):
+            out.add_(value)
+            kept = [[] for _ in range(10_000)]  # would start a collection
+        assert len(kept) == 10_000
+        return graph, out
+
+    garbage: list[Any] = [captured(1.0)]
+    garbage.append(garbage)
+    del garbage
+    threshold = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        graph, out = captured(2.0)
+    finally:
+        gc.set_threshold(*threshold)
+    assert gc.isenabled()
+    graph.replay()
+    assert out.tolist() == [2.0] * 3

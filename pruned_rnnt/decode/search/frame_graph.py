@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.model.captured_passes import capturing
 
 _T = TypeVar("_T")
 # Frames of a block. A longer block takes longer to capture and wastes more of the last block.
@@ -31,19 +32,13 @@ def graph_rows(batch_size: int) -> int:
 def captured(block: Callable[[], _T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, _T]:
     """A graph of the kernels of `block`, which is called twice, and the outputs of its replays."""
     graph = torch.cuda.CUDAGraph()
-    current = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(current)
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         # The first call initialises libraries, which cannot be captured.
         block()
-        # Other threads may call CUDA during the capture: data loading pins memory.
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            outputs = block()
-        finally:
-            graph.capture_end()
-    current.wait_stream(stream)
+    with capturing(graph, torch.cuda.graph_pool_handle(), stream):
+        outputs = block()
     return graph, outputs
 
 
