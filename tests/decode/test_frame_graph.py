@@ -46,14 +46,19 @@ class _ReplayedBlock(frame_graph.FrameGraph):
             buffer.copy_(new)
 
 
-@pytest.fixture
-def no_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def replace_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let blocks of frames be "captured" on a CPU, by a normal call."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _NoGraph)
     monkeypatch.setattr(torch.cuda, "Stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(frame_graph, "capturing", lambda *_: nullcontext())
+
+
+@pytest.fixture
+def no_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_cuda_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize("frames", [32, 33, 80])

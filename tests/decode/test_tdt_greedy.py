@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +13,7 @@ from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
 from pruned_rnnt.decode.search.tdt_greedy import TdtGreedySearch, _GraphWalk
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.decode.search_model import UNKNOWN, encoded, make_model
-from tests.decode.test_frame_graph import _NoGraph, _NoStream
+from tests.decode.test_frame_graph import replace_cuda_graphs
 from tests.tiny_models import tiny_conformer, tiny_model
 
 
@@ -107,13 +106,7 @@ def test_stream_equals_the_whole_utterance(chunk_size: int, left_chunks: int) ->
 @torch.inference_mode()
 def test_blocks_equal_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, a replay runs the captured block again; tests marked gpu test the capture."""
-    for name, replacement in (
-        ("CUDAGraph", _NoGraph),
-        ("Stream", _NoStream),
-        ("current_stream", _NoStream),
-        ("stream", nullcontext),
-    ):
-        monkeypatch.setattr(torch.cuda, name, replacement)
+    replace_cuda_graphs(monkeypatch)
     model = make_model(durations=(0, 1, 2))
     search = TdtGreedySearch(model, silent_symbols=[UNKNOWN])
     walk = None
