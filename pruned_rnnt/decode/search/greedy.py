@@ -24,6 +24,7 @@ from pruned_rnnt.decode.search.frame_graph import (
 )
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
@@ -79,8 +80,7 @@ class GreedySearch:
         max_symbols_per_frame: int = 1,
         silent_symbols: Sequence[int] = (),
     ) -> None:
-        if max_symbols_per_frame < 1:
-            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        check_max_symbols(max_symbols_per_frame)
         if model.loss_config.durations:
             raise ValueError("the model has durations: use TdtGreedySearch")
         rnnt_type = model.loss_config.rnnt_type
@@ -91,8 +91,8 @@ class GreedySearch:
             )
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        silent = [model.predictor.blank, *silent_symbols]
+        self._silent_V = silent_mask(model.vocab_size, silent)
         self._graphs: dict[int, FrameGraph] = {}
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.greedy import hypotheses_of
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.search_arguments import silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
@@ -45,8 +46,8 @@ class NonAutoregressiveSearch:
             )
         self.model = model
         self.refinements = refinements
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        silent = [model.predictor.blank, *silent_symbols]
+        self._silent_V = silent_mask(model.vocab_size, silent)
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import hash_after
-from pruned_rnnt.decode.search.beam import merge_equal
+from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import (
     Rows,
@@ -31,6 +30,7 @@ from pruned_rnnt.decode.search.rows import (
     take_rows,
 )
 from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -126,20 +126,14 @@ class TdtBeamSearch:
         silent_symbols: Sequence[int] = (),
         scorers: Sequence[TokenScorer] = (),
     ) -> None:
-        if beam_size < 1 or not 1 <= num_best <= beam_size:
-            raise ValueError(
-                f"beam_size is {beam_size} and num_best is {num_best}, "
-                "need 1 <= num_best <= beam_size"
-            )
-        if max_symbols_per_frame < 1:
-            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        check_beam(beam_size, num_best)
+        check_max_symbols(max_symbols_per_frame)
         self.model = model
         self.beam_size = beam_size
         self.num_best = num_best
         self.length_norm = length_norm
         self.scorers = tuple(scorers)
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[list(silent_symbols)] = True
+        self._silent_V = silent_mask(model.vocab_size, silent_symbols)
         durations = model.loss_config.durations
         self._stay = durations.index(0) if 0 in durations else None
         forward = [n for n, duration in enumerate(durations) if duration > 0]
@@ -162,13 +156,10 @@ class TdtBeamSearch:
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         beam, final_NB, steps = self._frames(am_NTD, lengths.to(device))
         score_NB = beam.score + final_NB
-        rank_NB = score_NB
-        if self.length_norm:
-            rank_NB = rank_NB / (beam.length + self.model.predictor.context_size)
-        order_NB = rank_NB.argsort(dim=1, descending=True, stable=True)
-        kept_NK = order_NB[:, : self.num_best]
-        origins_NK = beam.origin.gather(1, kept_NK)
-        return traced_hypotheses(origins_NK, score_NB.gather(1, kept_NK), steps, self._rounds)
+        context_size = self.model.predictor.context_size
+        divisor_NB = beam.length + context_size if self.length_norm else None
+        kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
+        return traced_hypotheses(beam.origin.gather(1, kept_NK), score_NK, steps, self._rounds)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, Tensor, list[TraceStep]]:
         """The beam (N, B) at the end, the scorers' final scores, and the steps; synchronises with

@@ -21,6 +21,7 @@ from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
 from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 # The value of sherpa-onnx.
@@ -67,12 +68,11 @@ class TdtGreedySearch:
         max_symbols_per_frame: int = MOST_SYMBOLS,
         silent_symbols: Sequence[int] = (),
     ) -> None:
-        if max_symbols_per_frame < 1:
-            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        check_max_symbols(max_symbols_per_frame)
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        silent = [model.predictor.blank, *silent_symbols]
+        self._silent_V = silent_mask(model.vocab_size, silent)
         durations = model.loss_config.durations
         self._durations_K = torch.tensor(durations)
         self._shortest = durations.index(min(x for x in durations if x > 0))
