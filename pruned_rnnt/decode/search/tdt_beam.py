@@ -27,10 +27,10 @@ from pruned_rnnt.decode.search.rows import (
     choose_rows,
     grow_predictor,
     start_predictor,
-    take_rows,
 )
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
+from pruned_rnnt.decode.search.tdt_states import StepStates
 from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -62,40 +62,6 @@ class _Beam(NamedTuple):
     def where(self, mask: Tensor, other: _Beam) -> _Beam:
         """These hypotheses where the mask is True, else those of `other`."""
         return _Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
-
-
-class _States:
-    """The states of predictor and scorers after each of the last steps of the search.
-
-    Args:
-        steps: number of steps that are kept.
-        start: the states of the predictor and of each scorer at the start, R rows each.
-    """
-
-    def __init__(self, steps: int, start: Sequence[Rows]) -> None:
-        self._steps = steps
-        self._start = start
-        self._kept = [tuple(x.new_zeros((steps, *x.shape)) for x in rows) for rows in start]
-
-    def put(self, step: int, states: Sequence[Rows]) -> None:
-        for kept, rows in zip(self._kept, states, strict=True):
-            for old, new in zip(kept, rows, strict=True):
-                old[step % self._steps].copy_(new)
-
-    def origins(self, beam: _Beam) -> list[Rows]:
-        """The states of the rows that a beam (N, B) was extended from."""
-        size, width = beam.origin.shape
-        origin_NB = beam.origin.clamp(min=0)
-        first_N1 = torch.arange(size, device=origin_NB.device)[:, None] * width
-        step_NB = origin_NB // width % self._steps
-        index_R = (step_NB * size * width + first_N1 + origin_NB % width).flatten()
-        has_origin_R = (beam.origin >= 0).flatten()
-        return [
-            choose_rows(
-                has_origin_R, take_rows(tuple(x.flatten(0, 1) for x in kept), index_R), start
-            )
-            for kept, start in zip(self._kept, self._start, strict=True)
-        ]
 
 
 class TdtBeamSearch:
@@ -168,7 +134,7 @@ class TdtBeamSearch:
         rows, ahead = size * self.beam_size, int(max(self.model.loss_config.durations)) + 1
         parts = [start_predictor(self.model, rows, device)]
         parts += [scorer.start(rows, device) for scorer in self.scorers]
-        states = _States(ahead * self._rounds, parts)
+        states = StepStates(ahead * self._rounds, parts)
         landed = _empty((size, ahead, self.beam_size), device)
         landed.score[:, 0, 0] = 0.0
         present = _Beam(*(x[:, 0] for x in landed))
@@ -178,7 +144,7 @@ class TdtBeamSearch:
             left_N = lengths_N - t
             for rest in reversed(range(self._rounds)):
                 now = self._advanced(states, present)
-                states.put(len(steps), now)
+                states.store(len(steps), now)
                 scores_NBV, log_durations_NBK = self._scores(present, now, am_NTD[:, t])
                 arcs = _Arcs(present, scores_NBV, log_durations_NBK, left_N, len(steps))
                 steps.append(TraceStep(present.origin, present.symbol, *present[5:]))
@@ -193,18 +159,18 @@ class TdtBeamSearch:
                 final_NB = torch.where(is_end_N1, self._final(states, present), final_NB)
         return end, final_NB, steps
 
-    def _final(self, states: _States, beam: _Beam) -> Tensor:
+    def _final(self, states: StepStates, beam: _Beam) -> Tensor:
         """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
         those of the origins."""
         total_NB = torch.zeros_like(beam.score)
-        _, *parts = states.origins(beam)
+        _, *parts = states.at(beam.origin)
         for scorer, part in zip(self.scorers, parts, strict=True):
             total_NB = total_NB + scorer.final(part).view_as(total_NB)
         return total_NB
 
-    def _advanced(self, states: _States, beam: _Beam) -> list[Rows]:
+    def _advanced(self, states: StepStates, beam: _Beam) -> list[Rows]:
         """The states after the last arcs of a beam (N, B)."""
-        predictor, *parts = states.origins(beam)
+        predictor, *parts = states.at(beam.origin)
         emits_R, symbol_R = (beam.symbol >= 0).flatten(), beam.symbol.clamp(min=0).flatten()
         advanced = [
             choose_rows(emits_R, grow_predictor(self.model, predictor, symbol_R), predictor)
