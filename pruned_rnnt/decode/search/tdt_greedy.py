@@ -176,16 +176,20 @@ class _Walk:
 
     def run(self) -> None:
         """Advance until all rows have ended."""
-        while bool(self._goes_on().any()):
-            self.advance()
+        while bool(self._has_frames_left().any()):
+            self._advance_block()
 
-    def _goes_on(self) -> Tensor:
+    def _has_frames_left(self) -> Tensor:
         return self._frame_R < self._length_R
+
+    def _advance_block(self) -> None:
+        """The steps between two reads from the device."""
+        self.advance()
 
     def advance(self) -> None:
         """One arc in every row that has not ended."""
         search = self._search
-        alive_R = self._goes_on()
+        alive_R = self._has_frames_left()
         most, last = search.max_symbols_per_frame, self._symbols.size(1) - 1
         at_R = self._frame_R.clamp(max=self._am_RTD.size(1) - 1)
         am_RD = self._am_RTD[torch.arange(len(at_R), device=at_R.device), at_R]
@@ -230,6 +234,5 @@ class _GraphWalk(_Walk):
         for _ in range(_BLOCK_STEPS):
             self.advance()
 
-    def run(self) -> None:
-        while bool(self._goes_on().any()):
-            self._graph.replay()
+    def _advance_block(self) -> None:
+        self._graph.replay()
