@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.search_arguments import check_ctc_head, silent_mask
@@ -40,7 +40,7 @@ class CtcGreedySearch:
         """Decode whole utterances: (N, T, E) output of `model.encode` and (N,) lengths."""
         start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of(found.symbols_NTM, found.scores_NTM)
+        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: the symbol of the frame before, here blank."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
-from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy import GreedySearch
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS, TdtGreedySearch

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
-from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
