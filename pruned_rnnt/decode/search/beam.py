@@ -21,14 +21,8 @@ from pruned_rnnt.decode.search.back_pointers import BeamStep, traced
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
-from pruned_rnnt.decode.search.rows import (
-    Rows,
-    choose_rows,
-    grow_predictor,
-    start_predictor,
-    take_rows,
-)
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
+from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -131,9 +125,7 @@ class ModifiedBeamSearch:
             self._graphs.clear()
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         beam, steps = self._frames(am_NTD, lengths.to(am_NTD.device))
-        score_NB = beam.score_NB
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            score_NB = score_NB + scorer.final(rows).view_as(score_NB)
+        score_NB = add_final_scores(beam.score_NB, self.scorers, beam.scorers)
         context_size = self.model.predictor.context_size
         divisor_NB = beam.length_NB + context_size if self.length_norm else None
         kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
@@ -235,18 +227,14 @@ class ModifiedBeamSearch:
         first_N1 = torch.arange(batch_size, device=score_NB.device)[:, None] * self.beam_size
         parent_R, symbol_R = (first_N1 + parent_NB).flatten(), symbol_NB.flatten()
         emits_R = emits_NB.flatten()
-        taken = take_rows(beam.predictor, parent_R)
-        predictor = choose_rows(emits_R, grow_predictor(self.model, taken, symbol_R), taken)
-        scorers = []
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            taken = take_rows(rows, parent_R)
-            scorers.append(choose_rows(emits_R, scorer.advance(taken, symbol_R, emits_R), taken))
+        predictor = take_rows(beam.predictor, parent_R)
+        scorers = [take_rows(rows, parent_R) for rows in beam.scorers]
         grown = _Beam(
             merge_equal(score_NB, hash_NB),
             hash_NB,
             beam.length_NB.gather(1, parent_NB) + emits_NB,
-            predictor,
-            tuple(scorers),
+            advance_predictor(self.model, predictor, symbol_R, emits_R),
+            advance_scorers(self.scorers, scorers, symbol_R, emits_R),
         )
         added_NB = scores_NBV.flatten(1).gather(1, index_NB)
         return grown, BeamStep(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)

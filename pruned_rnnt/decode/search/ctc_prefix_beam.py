@@ -26,8 +26,8 @@ from pruned_rnnt.decode.search.back_pointers import BeamStep, traced
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows, choose_rows, take_rows
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.rows import Rows, take_rows
+from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_ctc_head, silent_mask
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
@@ -120,8 +120,7 @@ class CtcPrefixBeamSearch:
             beam, step = self._grow(beam, log_probs_NTV[:, t], (lengths_N > t)[:, None])
             steps.append(step)
         score_NB = beam.total_NB + beam.fusion_NB
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            score_NB = score_NB + scorer.final(rows).view_as(score_NB)
+        score_NB = add_final_scores(score_NB, self.scorers, beam.scorers)
         found = traced(*best_rows(score_NB, self.num_best), steps)
         return _with_times(found, log_probs_NTV, lengths_N)
 
@@ -189,11 +188,8 @@ class CtcPrefixBeamSearch:
         parent_R, symbol_R = (first_N1 + step.parent_NB).flatten(), step.symbol_NB.flatten()
         emits_R = symbol_R >= 0
         symbol_R = symbol_R.masked_fill(~emits_R, BLANK)
-        states = []
-        for scorer, old in zip(self.scorers, beam.scorers, strict=True):
-            taken = take_rows(old, parent_R)
-            states.append(choose_rows(emits_R, scorer.advance(taken, symbol_R, emits_R), taken))
-        return tuple(states)
+        states = [take_rows(rows, parent_R) for rows in beam.scorers]
+        return advance_scorers(self.scorers, states, symbol_R, emits_R)
 
 
 def _extended(beam: _Beam, log_probs_NV: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from pruned_rnnt.decode.search.frame_graph import (
 )
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
-from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -126,8 +126,7 @@ class GreedySearch:
                 scores.append(best_N * alive_N)
                 alive_N = alive_N & ~self._silent_V[symbol_N]
                 symbols.append(torch.where(alive_N, symbol_N, -1))
-                grown = grow_predictor(model, predictor, symbol_N)
-                predictor = choose_rows(alive_N, grown, predictor)
+                predictor = advance_predictor(model, predictor, symbol_N, alive_N)
         shape = (batch_size, num_frames, most)
         if not symbols:
             empty = lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape)

@@ -22,13 +22,8 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import (
-    Rows,
-    choose_rows,
-    grow_predictor,
-    start_predictor,
-)
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
+from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.tdt_states import StepStates
 from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
@@ -162,23 +157,17 @@ class TdtBeamSearch:
     def _final(self, states: StepStates, beam: _Beam) -> Tensor:
         """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
         those of the origins."""
-        total_NB = torch.zeros_like(beam.score)
         _, *parts = states.at(beam.origin)
-        for scorer, part in zip(self.scorers, parts, strict=True):
-            total_NB = total_NB + scorer.final(part).view_as(total_NB)
-        return total_NB
+        return add_final_scores(torch.zeros_like(beam.score), self.scorers, parts)
 
     def _advanced(self, states: StepStates, beam: _Beam) -> list[Rows]:
         """The states after the last arcs of a beam (N, B)."""
         predictor, *parts = states.at(beam.origin)
         emits_R, symbol_R = (beam.symbol >= 0).flatten(), beam.symbol.clamp(min=0).flatten()
-        advanced = [
-            choose_rows(emits_R, grow_predictor(self.model, predictor, symbol_R), predictor)
+        return [
+            advance_predictor(self.model, predictor, symbol_R, emits_R),
+            *advance_scorers(self.scorers, parts, symbol_R, emits_R),
         ]
-        for scorer, part in zip(self.scorers, parts, strict=True):
-            new = scorer.advance(part, symbol_R, emits_R)
-            advanced.append(choose_rows(emits_R, new, part))
-        return advanced
 
     def _scores(self, beam: _Beam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of each next symbol or blank (N, B, V), and of each duration (N, B, K)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -201,9 +201,8 @@ class _Walk:
         self._durations.scatter_(1, place_R1, arc.duration[:, None])
         self._scores.scatter_(1, place_R1, arc.score[:, None])
         self._duration_scores.scatter_(1, place_R1, arc.duration_score[:, None])
-        grown = grow_predictor(search.model, self._predictor, arc.symbol)
-        chosen = choose_rows(emits_R, grown, self._predictor)
-        for own, new in zip(self._predictor, chosen, strict=True):
+        advanced = advance_predictor(search.model, self._predictor, arc.symbol, emits_R)
+        for own, new in zip(self._predictor, advanced, strict=True):
             own.copy_(new)
         stays_R = arc.duration == 0
         self._taken_R.copy_(torch.where(stays_R, self._taken_R + emits_R, 0))
