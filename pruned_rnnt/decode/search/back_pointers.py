@@ -23,7 +23,9 @@ class BeamStep:
     added_NB: Tensor
 
 
-def traced(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]) -> list[list[Hypothesis]]:
+def trace_hypotheses(
+    kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]
+) -> list[list[Hypothesis]]:
     """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
     scores = score_NK.tolist()
     symbols_NKT = torch.full((*kept_NK.shape, 1), -1).numpy()

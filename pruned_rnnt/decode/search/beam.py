@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import BeamStep, traced
+from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
@@ -129,7 +129,7 @@ class ModifiedBeamSearch:
         context_size = self.model.predictor.context_size
         divisor_NB = beam.length_NB + context_size if self.length_norm else None
         kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
-        return traced(kept_NK, score_NK, steps)
+        return trace_hypotheses(kept_NK, score_NK, steps)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[BeamStep]]:
         """Search all frames; synchronises with the device only if a scorer does.

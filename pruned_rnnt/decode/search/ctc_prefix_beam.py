@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import BeamStep, traced
+from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
@@ -121,7 +121,7 @@ class CtcPrefixBeamSearch:
             steps.append(step)
         score_NB = beam.total_NB + beam.fusion_NB
         score_NB = add_final_scores(score_NB, self.scorers, beam.scorers)
-        found = traced(*best_rows(score_NB, self.num_best), steps)
+        found = trace_hypotheses(*best_rows(score_NB, self.num_best), steps)
         return _with_times(found, log_probs_NTV, lengths_N)
 
     def _start(self, batch: int, device: torch.device) -> _Beam:

@@ -26,11 +26,11 @@ from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predic
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.tdt_states import StepStates
-from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
+from pruned_rnnt.decode.search.tdt_trace import TraceStep, trace_tdt_hypotheses
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 # Default number of rounds per frame; the time of the search is proportional to it.
-MOST_SYMBOLS = 3
+DEFAULT_ROUNDS = 3
 
 
 class _Beam(NamedTuple):
@@ -83,7 +83,7 @@ class TdtBeamSearch:
         beam_size: int = 4,
         num_best: int = 1,
         length_norm: bool = True,
-        max_symbols_per_frame: int = MOST_SYMBOLS,
+        max_symbols_per_frame: int = DEFAULT_ROUNDS,
         silent_symbols: Sequence[int] = (),
         scorers: Sequence[TokenScorer] = (),
     ) -> None:
@@ -96,11 +96,11 @@ class TdtBeamSearch:
         self.scorers = tuple(scorers)
         self._silent_V = silent_mask(model.vocab_size, silent_symbols)
         durations = model.loss_config.durations
-        self._stay = durations.index(0) if 0 in durations else None
+        self._zero_duration_index = durations.index(0) if 0 in durations else None
         forward = [n for n, duration in enumerate(durations) if duration > 0]
         self._forward_L = torch.tensor(forward)
         self._durations_L = torch.tensor([durations[n] for n in forward])
-        self._rounds = max_symbols_per_frame if self._stay is not None else 1
+        self._rounds = max_symbols_per_frame if self._zero_duration_index is not None else 1
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
@@ -120,7 +120,7 @@ class TdtBeamSearch:
         context_size = self.model.predictor.context_size
         divisor_NB = beam.length + context_size if self.length_norm else None
         kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
-        return traced_hypotheses(beam.origin.gather(1, kept_NK), score_NK, steps, self._rounds)
+        return trace_tdt_hypotheses(beam.origin.gather(1, kept_NK), score_NK, steps, self._rounds)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, Tensor, list[TraceStep]]:
         """The beam (N, B) at the end, the scorers' final scores, and the steps; synchronises with
@@ -142,7 +142,9 @@ class TdtBeamSearch:
                 states.store(len(steps), now)
                 scores_NBV, log_durations_NBK = self._scores(present, now, am_NTD[:, t])
                 arcs = _Arcs(present, scores_NBV, log_durations_NBK, left_N, len(steps))
-                steps.append(TraceStep(present.origin, present.symbol, *present[5:]))
+                steps.append(
+                    TraceStep(present.origin, present.symbol, present.duration, present.added)
+                )
                 landed = self._land(landed, arcs)
                 if rest > 0:
                     present = self._stayed(arcs)
@@ -185,8 +187,8 @@ class TdtBeamSearch:
 
     def _stayed(self, arcs: _Arcs) -> _Beam:
         """The best extensions by a symbol of duration 0."""
-        assert self._stay is not None
-        added_NBV = arcs.scores + arcs.log_durations[:, :, self._stay, None]
+        assert self._zero_duration_index is not None
+        added_NBV = arcs.scores + arcs.log_durations[:, :, self._zero_duration_index, None]
         added_NBV[..., self.model.predictor.blank] = -torch.inf
         added_NBV = added_NBV.masked_fill((arcs.left < 1)[:, None, None], -torch.inf)
         return self._best(arcs, added_NBV, torch.zeros_like(arcs.left)[:, None])

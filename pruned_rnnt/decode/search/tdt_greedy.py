@@ -24,8 +24,8 @@ from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predic
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
-# The value of sherpa-onnx.
-MOST_SYMBOLS = 5
+# Default of max_symbols_per_frame, which sherpa-onnx uses.
+SHERPA_MAX_SYMBOLS = 5
 # Steps of a block.
 _BLOCK_STEPS = 32
 # Frames of a graph: a power of two, at least this, so that few graphs are needed.
@@ -65,7 +65,7 @@ class TdtGreedySearch:
         self,
         model: TransducerModel,
         *,
-        max_symbols_per_frame: int = MOST_SYMBOLS,
+        max_symbols_per_frame: int = SHERPA_MAX_SYMBOLS,
         silent_symbols: Sequence[int] = (),
     ) -> None:
         check_max_symbols(max_symbols_per_frame)
@@ -75,7 +75,7 @@ class TdtGreedySearch:
         self._silent_V = silent_mask(model.vocab_size, silent)
         durations = model.loss_config.durations
         self._durations_K = torch.tensor(durations)
-        self._shortest = durations.index(min(x for x in durations if x > 0))
+        self._shortest_index = durations.index(min(x for x in durations if x > 0))
         self._walks: dict[tuple[int, int], _GraphWalk] = {}
 
     @torch.inference_mode()
@@ -132,7 +132,7 @@ class TdtGreedySearch:
         index_R = log_durations_RK.argmax(dim=-1)
         stays_R = self._durations_K[index_R] == 0
         must_leave_R = silent_R | (taken_R + 1 >= self.max_symbols_per_frame)
-        index_R = index_R.masked_fill(stays_R & must_leave_R, self._shortest)
+        index_R = index_R.masked_fill(stays_R & must_leave_R, self._shortest_index)
         added_R = log_durations_RK.gather(1, index_R[:, None])[:, 0]
         return _Arc(symbol_R, silent_R, best_R, self._durations_K[index_R], added_R)
 
