@@ -22,7 +22,7 @@ import torch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.decode_set import encode_batch
-from pruned_rnnt.decode.search.greedy import hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_frames import hypotheses_of_frames
 from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.benchmark.results import commit, machine

@@ -21,7 +21,7 @@ from pruned_rnnt.decode.search.fast_beam import FastBeamSearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
-from pruned_rnnt.decode.search.tdt_beam import MOST_SYMBOLS, TdtBeamSearch
+from pruned_rnnt.decode.search.tdt_beam import DEFAULT_ROUNDS, TdtBeamSearch
 from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
@@ -116,7 +116,7 @@ def build_search(
             beam_size=config.beam_size,
             num_best=config.num_best,
             length_norm=config.length_norm,
-            max_symbols_per_frame=config.max_symbols_per_frame or MOST_SYMBOLS,
+            max_symbols_per_frame=config.max_symbols_per_frame or DEFAULT_ROUNDS,
             silent_symbols=silent,
             scorers=build_scorers(fusion, tokenizer, language_model),
         )

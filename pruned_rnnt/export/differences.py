@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS
+from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -77,10 +77,10 @@ def _tdt_differences(decode: DecodeConfig) -> Iterator[str]:
         "sherpa-onnx computes other features for TDT models, which the encoder converts into those "
         "of training, but not exactly"
     )
-    if decode.max_symbols_per_frame not in (0, MOST_SYMBOLS):
+    if decode.max_symbols_per_frame not in (0, SHERPA_MAX_SYMBOLS):
         yield (
             f"decode.max_symbols_per_frame is {decode.max_symbols_per_frame}, but sherpa-onnx "
-            f"emits at most {MOST_SYMBOLS} symbols of a TDT model per frame"
+            f"emits at most {SHERPA_MAX_SYMBOLS} symbols of a TDT model per frame"
         )
     if not decode.skip_unknown:
         yield "decode.skip_unknown is false, but the exported model never emits <unk>"

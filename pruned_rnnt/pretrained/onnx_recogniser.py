@@ -22,7 +22,7 @@ from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import audio_features
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.decode.search.greedy import hypotheses_of
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
@@ -80,9 +80,10 @@ class OnnxRecogniser(AudioRecogniser):
         encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
         symbols_T, scores_T = search(encoded_TJ)
-        (found,) = hypotheses_of(
+        frames = GreedyFrames(
             torch.from_numpy(symbols_T)[None, :, None], torch.from_numpy(scores_T)[None, :, None]
         )
+        (found,) = hypotheses_of_frames([frames])
         return found, None
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:

@@ -13,14 +13,6 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 
-# Knuth's 64-bit LCG multiplier. It is odd, so that multiplication modulo 2**64 is invertible.
-_HASH_MULTIPLIER = 6364136223846793005
-
-
-def hash_after(hash_before: Tensor, symbols: Tensor) -> Tensor:
-    """64-bit hashes of sequences after one more symbol; that of the empty sequence is 0."""
-    return hash_before * _HASH_MULTIPLIER + symbols + 1
-
 
 @dataclass(frozen=True)
 class BeamStep:
@@ -31,7 +23,9 @@ class BeamStep:
     added_NB: Tensor
 
 
-def traced(kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]) -> list[list[Hypothesis]]:
+def trace_hypotheses(
+    kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]
+) -> list[list[Hypothesis]]:
     """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
     scores = score_NK.tolist()
     symbols_NKT = torch.full((*kept_NK.shape, 1), -1).numpy()

@@ -17,17 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import BeamStep, hash_after, traced
+from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
+from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
-from pruned_rnnt.decode.search.rows import (
-    Rows,
-    choose_rows,
-    grow_predictor,
-    start_predictor,
-    take_rows,
-)
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
+from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
+from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
@@ -99,11 +95,7 @@ class ModifiedBeamSearch:
         scorers: Sequence[TokenScorer] = (),
         ilm_scale: float = 0.0,
     ) -> None:
-        if beam_size < 1 or not 1 <= num_best <= beam_size:
-            raise ValueError(
-                f"beam_size is {beam_size} and num_best is {num_best}, "
-                "need 1 <= num_best <= beam_size"
-            )
+        check_beam(beam_size, num_best)
         if model.loss_config.durations:
             raise ValueError("the model has durations: use TdtBeamSearch")
         if ilm_scale and not model.loss_config.hat:
@@ -117,8 +109,7 @@ class ModifiedBeamSearch:
         self.length_norm = length_norm
         self.scorers = tuple(scorers)
         self.ilm_scale = ilm_scale
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[list(silent_symbols)] = True
+        self._silent_V = silent_mask(model.vocab_size, silent_symbols)
         self._graphs: dict[int, FrameGraph] = {}
 
     @torch.inference_mode()
@@ -134,15 +125,11 @@ class ModifiedBeamSearch:
             self._graphs.clear()
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         beam, steps = self._frames(am_NTD, lengths.to(am_NTD.device))
-        score_NB = beam.score_NB
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            score_NB = score_NB + scorer.final(rows).view_as(score_NB)
-        rank_NB = score_NB
-        if self.length_norm:
-            rank_NB = rank_NB / (beam.length_NB + self.model.predictor.context_size)
-        order_NB = rank_NB.argsort(dim=1, descending=True, stable=True)
-        kept_NK = order_NB[:, : self.num_best]
-        return traced(kept_NK, score_NB.gather(1, kept_NK), steps)
+        score_NB = add_final_scores(beam.score_NB, self.scorers, beam.scorers)
+        context_size = self.model.predictor.context_size
+        divisor_NB = beam.length_NB + context_size if self.length_norm else None
+        kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
+        return trace_hypotheses(kept_NK, score_NK, steps)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[BeamStep]]:
         """Search all frames; synchronises with the device only if a scorer does.
@@ -240,28 +227,14 @@ class ModifiedBeamSearch:
         first_N1 = torch.arange(batch_size, device=score_NB.device)[:, None] * self.beam_size
         parent_R, symbol_R = (first_N1 + parent_NB).flatten(), symbol_NB.flatten()
         emits_R = emits_NB.flatten()
-        taken = take_rows(beam.predictor, parent_R)
-        predictor = choose_rows(emits_R, grow_predictor(self.model, taken, symbol_R), taken)
-        scorers = []
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            taken = take_rows(rows, parent_R)
-            scorers.append(choose_rows(emits_R, scorer.advance(taken, symbol_R, emits_R), taken))
+        predictor = take_rows(beam.predictor, parent_R)
+        scorers = [take_rows(rows, parent_R) for rows in beam.scorers]
         grown = _Beam(
             merge_equal(score_NB, hash_NB),
             hash_NB,
             beam.length_NB.gather(1, parent_NB) + emits_NB,
-            predictor,
-            tuple(scorers),
+            advance_predictor(self.model, predictor, symbol_R, emits_R),
+            advance_scorers(self.scorers, scorers, symbol_R, emits_R),
         )
         added_NB = scores_NBV.flatten(1).gather(1, index_NB)
         return grown, BeamStep(parent_NB, torch.where(emits_NB, symbol_NB, -1), added_NB)
-
-
-def merge_equal(score_NB: Tensor, hash_NB: Tensor) -> Tensor:
-    """Move the summed probability of equal sequences to the first of them."""
-    equal_NBB = hash_NB.unsqueeze(2) == hash_NB.unsqueeze(1)
-    spread_NBB = score_NB.unsqueeze(1).masked_fill(~equal_NBB, -torch.inf)
-    first_NB = equal_NBB.int().argmax(dim=2) == torch.arange(
-        score_NB.size(1), device=score_NB.device
-    )
-    return spread_NBB.logsumexp(dim=2).masked_fill(~first_NB, -torch.inf)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.search_arguments import check_ctc_head, silent_mask
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
 
@@ -32,15 +33,14 @@ class CtcGreedySearch:
     def __init__(self, model: SpeechModel, *, silent_symbols: Sequence[int] = ()) -> None:
         check_ctc_head(model)
         self.model = model
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[list(silent_symbols)] = True
+        self._silent_V = silent_mask(model.vocab_size, silent_symbols)
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """Decode whole utterances: (N, T, E) output of `model.encode` and (N,) lengths."""
         start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of(found.symbols_NTM, found.scores_NTM)
+        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: the symbol of the frame before, here blank."""
@@ -61,13 +61,4 @@ class CtcGreedySearch:
             torch.where(emits_NT, symbol_NT, -1)[:, :, None],
             (best_NT * alive_NT)[:, :, None],
             (before_NT[:, -1],),
-        )
-
-
-def check_ctc_head(model: SpeechModel) -> None:
-    """Raise ValueError for a model without a CTC head."""
-    if model.ctc_head is None:
-        raise ValueError(
-            "this search needs a CTC head, and the model was trained with loss.ctc_scale=0: use "
-            "decode.method=greedy or modified_beam"
         )

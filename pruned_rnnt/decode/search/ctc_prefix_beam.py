@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import BeamStep, hash_after, traced
+from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
+from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
-from pruned_rnnt.decode.search.ctc_greedy import check_ctc_head
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows, choose_rows, take_rows
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.rows import Rows, take_rows
+from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
+from pruned_rnnt.decode.search.search_arguments import check_beam, check_ctc_head, silent_mask
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
 
@@ -94,17 +95,12 @@ class CtcPrefixBeamSearch:
         scorers: Sequence[TokenScorer] = (),
     ) -> None:
         check_ctc_head(model)
-        if beam_size < 1 or not 1 <= num_best <= beam_size:
-            raise ValueError(
-                f"beam_size is {beam_size} and num_best is {num_best}, "
-                "need 1 <= num_best <= beam_size"
-            )
+        check_beam(beam_size, num_best)
         self.model = model
         self.beam_size = beam_size
         self.num_best = num_best
         self.scorers = tuple(scorers)
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[list(silent_symbols)] = True
+        self._silent_V = silent_mask(model.vocab_size, silent_symbols)
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
@@ -124,11 +120,8 @@ class CtcPrefixBeamSearch:
             beam, step = self._grow(beam, log_probs_NTV[:, t], (lengths_N > t)[:, None])
             steps.append(step)
         score_NB = beam.total_NB + beam.fusion_NB
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            score_NB = score_NB + scorer.final(rows).view_as(score_NB)
-        score_NK, kept_NK = score_NB.sort(dim=1, descending=True, stable=True)
-        best = self.num_best
-        found = traced(kept_NK[:, :best], score_NK[:, :best], steps)
+        score_NB = add_final_scores(score_NB, self.scorers, beam.scorers)
+        found = trace_hypotheses(*best_rows(score_NB, self.num_best), steps)
         return _with_times(found, log_probs_NTV, lengths_N)
 
     def _start(self, batch: int, device: torch.device) -> _Beam:
@@ -195,11 +188,8 @@ class CtcPrefixBeamSearch:
         parent_R, symbol_R = (first_N1 + step.parent_NB).flatten(), step.symbol_NB.flatten()
         emits_R = symbol_R >= 0
         symbol_R = symbol_R.masked_fill(~emits_R, BLANK)
-        states = []
-        for scorer, old in zip(self.scorers, beam.scorers, strict=True):
-            taken = take_rows(old, parent_R)
-            states.append(choose_rows(emits_R, scorer.advance(taken, symbol_R, emits_R), taken))
-        return tuple(states)
+        states = [take_rows(rows, parent_R) for rows in beam.scorers]
+        return advance_scorers(self.scorers, states, symbol_R, emits_R)
 
 
 def _extended(beam: _Beam, log_probs_NV: Tensor) -> tuple[Tensor, Tensor]:

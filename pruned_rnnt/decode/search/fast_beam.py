@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.search_arguments import silent_mask
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.setting_checks import check_at_least
@@ -73,8 +74,7 @@ class FastBeamSearch:
         self._k2: Any = k2
         self.model = model
         self.config = config
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[list(silent_symbols)] = True
+        self._silent_V = silent_mask(model.vocab_size, silent_symbols)
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:

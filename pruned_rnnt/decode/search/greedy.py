@@ -11,7 +11,6 @@ because launching the small kernels one by one would take most of the time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,35 +21,11 @@ from pruned_rnnt.decode.search.frame_graph import (
     FrameLoop,
     graph_rows,
 )
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
-from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
+from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
-
-
-class GreedyFrames(NamedTuple):
-    """The result of greedy search for some frames of N streams.
-
-    symbols_NTM: int64, -1 for no symbol.
-    scores_NTM: float32, log-probability of the symbol or blank; 0 beyond the end.
-    state: of the search, after these frames.
-    durations_NTM: int64, frames by which the symbol or blank advanced; None for models without
-        durations.
-    duration_scores_NTM: float32, the log-probabilities of the durations, or None.
-    """
-
-    symbols_NTM: Tensor
-    scores_NTM: Tensor
-    state: Rows
-    durations_NTM: Tensor | None = None
-    duration_scores_NTM: Tensor | None = None
-
-    @property
-    def score_N(self) -> Tensor:
-        """Log-probability of the path through the frames."""
-        total_N = self.scores_NTM.sum(dim=(1, 2))
-        if self.duration_scores_NTM is not None:
-            total_N = total_N + self.duration_scores_NTM.sum(dim=(1, 2))
-        return total_N
 
 
 class GreedySearch:
@@ -79,8 +54,7 @@ class GreedySearch:
         max_symbols_per_frame: int = 1,
         silent_symbols: Sequence[int] = (),
     ) -> None:
-        if max_symbols_per_frame < 1:
-            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        check_max_symbols(max_symbols_per_frame)
         if model.loss_config.durations:
             raise ValueError("the model has durations: use TdtGreedySearch")
         rnnt_type = model.loss_config.rnnt_type
@@ -91,8 +65,8 @@ class GreedySearch:
             )
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        silent = [model.predictor.blank, *silent_symbols]
+        self._silent_V = silent_mask(model.vocab_size, silent)
         self._graphs: dict[int, FrameGraph] = {}
 
     @torch.inference_mode()
@@ -105,7 +79,7 @@ class GreedySearch:
         """
         start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of(found.symbols_NTM, found.scores_NTM)
+        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: that of the predictor."""
@@ -152,8 +126,7 @@ class GreedySearch:
                 scores.append(best_N * alive_N)
                 alive_N = alive_N & ~self._silent_V[symbol_N]
                 symbols.append(torch.where(alive_N, symbol_N, -1))
-                grown = grow_predictor(model, predictor, symbol_N)
-                predictor = choose_rows(alive_N, grown, predictor)
+                predictor = advance_predictor(model, predictor, symbol_N, alive_N)
         shape = (batch_size, num_frames, most)
         if not symbols:
             empty = lengths_N.new_empty(shape, dtype=torch.int64), am_NTD.new_empty(shape)
@@ -175,52 +148,3 @@ def greedy_search(
         model, max_symbols_per_frame=max_symbols_per_frame, silent_symbols=silent_symbols
     )
     return search(encoded_NTE, lengths)
-
-
-def hypotheses_of_frames(parts: Sequence[GreedyFrames]) -> list[Hypothesis]:
-    """The hypotheses of streams whose frames were decoded in parts, in order."""
-    if parts[0].durations_NTM is None:
-        durations_NTM = None
-    else:
-        found = [part.durations_NTM for part in parts if part.durations_NTM is not None]
-        durations_NTM = torch.cat(found, dim=1)
-    return _hypotheses(
-        torch.cat([part.symbols_NTM for part in parts], dim=1),
-        torch.cat([part.scores_NTM for part in parts], dim=1),
-        torch.stack([part.score_N for part in parts]).sum(dim=0),
-        durations_NTM,
-    )
-
-
-def hypotheses_of(symbols_NTM: Tensor, scores_NTM: Tensor) -> list[Hypothesis]:
-    """Copy the results of greedy search from the device; frames count from the first one given."""
-    return _hypotheses(symbols_NTM, scores_NTM, scores_NTM.sum(dim=(1, 2)), None)
-
-
-def _hypotheses(
-    symbols_NTM: Tensor, scores_NTM: Tensor, score_N: Tensor, durations_NTM: Tensor | None
-) -> list[Hypothesis]:
-    most = symbols_NTM.size(2)
-    totals = score_N.tolist()
-    all_durations = None if durations_NTM is None else durations_NTM.flatten(1).cpu().numpy()
-    found = []
-    for n, (symbols, scores, total) in enumerate(
-        zip(
-            symbols_NTM.flatten(1).cpu().numpy(),
-            scores_NTM.flatten(1).cpu().numpy(),
-            totals,
-            strict=True,
-        )
-    ):
-        (steps,) = (symbols >= 0).nonzero()
-        durations = () if all_durations is None else all_durations[n][steps].tolist()
-        found.append(
-            Hypothesis(
-                symbols=tuple(symbols[steps].tolist()),
-                frames=tuple((steps // most).tolist()),
-                score=total,
-                symbol_scores=tuple(scores[steps].tolist()),
-                durations=tuple(durations),
-            )
-        )
-    return found

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.greedy import hypotheses_of
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.search_arguments import silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
@@ -45,8 +46,8 @@ class NonAutoregressiveSearch:
             )
         self.model = model
         self.refinements = refinements
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        silent = [model.predictor.blank, *silent_symbols]
+        self._silent_V = silent_mask(model.vocab_size, silent)
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
@@ -61,7 +62,7 @@ class NonAutoregressiveSearch:
         for _ in range(self.refinements):
             lm_NTD = self._predicted(symbols_NT)
             symbols_NT, scores_NT = self._decide(am_NTD, lm_NTD, alive_NT)
-        return hypotheses_of(symbols_NT[:, :, None], scores_NT[:, :, None])
+        return hypotheses_of_frames([GreedyFrames(symbols_NT[:, :, None], scores_NT[:, :, None])])
 
     def _decide(self, am_NTD: Tensor, lm_NTD: Tensor, alive_NT: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T): the symbol that each frame emits, or -1; and its log-probability or blank's."""

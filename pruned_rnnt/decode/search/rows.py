@@ -35,7 +35,9 @@ def start_predictor(model: TransducerModel, rows: int, device: torch.device) -> 
     return model.joiner.decoder_proj(output_RP), *state
 
 
-def grow_predictor(model: TransducerModel, rows: Rows, symbols_R: Tensor) -> Rows:
-    """The predictor after one more symbol in every row."""
+def advance_predictor(
+    model: TransducerModel, rows: Rows, symbols_R: Tensor, emits_R: Tensor
+) -> Rows:
+    """The predictor after one more symbol in the rows where `emits_R` is True."""
     output_RP, state = model.predictor.step(symbols_R, rows[1:])
-    return model.joiner.decoder_proj(output_RP), *state
+    return choose_rows(emits_R, (model.joiner.decoder_proj(output_RP), *state), rows)

@@ -1,16 +1,17 @@
-"""The interface of scores that beam search adds to those of the model.
+"""The interface of scores that beam searches add to the model's, and functions of several scorers.
 
-Axes: R rows (hypotheses of all utterances), V vocabulary.
+Axes: N batch, B beam, R = N * B rows (hypotheses of all utterances), V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.rows import Rows, choose_rows
 
 
 class TokenScorer(Protocol):
@@ -37,3 +38,22 @@ class TokenScorer(Protocol):
 
     def final(self, state: Rows) -> Tensor:
         """(R,) float32 to add to the score of each hypothesis at its end."""
+
+
+def advance_scorers(
+    scorers: Sequence[TokenScorer], states: Sequence[Rows], symbols_R: Tensor, emits_R: Tensor
+) -> tuple[Rows, ...]:
+    """The states of all scorers after one more symbol in the rows where `emits_R` is True."""
+    return tuple(
+        choose_rows(emits_R, scorer.advance(state, symbols_R, emits_R), state)
+        for scorer, state in zip(scorers, states, strict=True)
+    )
+
+
+def add_final_scores(
+    score_NB: Tensor, scorers: Sequence[TokenScorer], states: Sequence[Rows]
+) -> Tensor:
+    """(N, B): the scores of hypotheses with those that the scorers give for their end."""
+    for scorer, state in zip(scorers, states, strict=True):
+        score_NB = score_NB + scorer.final(state).view_as(score_NB)
+    return score_NB

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
-from pruned_rnnt.decode.search.greedy import GreedyFrames, GreedySearch, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy import GreedySearch
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.decode.search.tdt_greedy import MOST_SYMBOLS, TdtGreedySearch
+from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS, TdtGreedySearch
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -48,7 +49,7 @@ def new_greedy_search(
     if not isinstance(model, TransducerModel):
         return CtcGreedySearch(model, silent_symbols=silent_symbols)
     if model.loss_config.durations:
-        most = max_symbols_per_frame or MOST_SYMBOLS
+        most = max_symbols_per_frame or SHERPA_MAX_SYMBOLS
         return TdtGreedySearch(model, max_symbols_per_frame=most, silent_symbols=silent_symbols)
     most = max_symbols_per_frame or 1
     return GreedySearch(model, max_symbols_per_frame=most, silent_symbols=silent_symbols)

@@ -20,22 +20,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import hash_after
-from pruned_rnnt.decode.search.beam import merge_equal
+from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import (
-    Rows,
-    choose_rows,
-    grow_predictor,
-    start_predictor,
-    take_rows,
-)
-from pruned_rnnt.decode.search.scorer import TokenScorer
-from pruned_rnnt.decode.search.tdt_trace import TraceStep, traced_hypotheses
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
+from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
+from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
+from pruned_rnnt.decode.search.tdt_states import StepStates
+from pruned_rnnt.decode.search.tdt_trace import TraceStep, trace_tdt_hypotheses
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 # Default number of rounds per frame; the time of the search is proportional to it.
-MOST_SYMBOLS = 3
+DEFAULT_ROUNDS = 3
 
 
 class _Beam(NamedTuple):
@@ -64,40 +59,6 @@ class _Beam(NamedTuple):
         return _Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
 
 
-class _States:
-    """The states of predictor and scorers after each of the last steps of the search.
-
-    Args:
-        steps: number of steps that are kept.
-        start: the states of the predictor and of each scorer at the start, R rows each.
-    """
-
-    def __init__(self, steps: int, start: Sequence[Rows]) -> None:
-        self._steps = steps
-        self._start = start
-        self._kept = [tuple(x.new_zeros((steps, *x.shape)) for x in rows) for rows in start]
-
-    def put(self, step: int, states: Sequence[Rows]) -> None:
-        for kept, rows in zip(self._kept, states, strict=True):
-            for old, new in zip(kept, rows, strict=True):
-                old[step % self._steps].copy_(new)
-
-    def origins(self, beam: _Beam) -> list[Rows]:
-        """The states of the rows that a beam (N, B) was extended from."""
-        size, width = beam.origin.shape
-        origin_NB = beam.origin.clamp(min=0)
-        first_N1 = torch.arange(size, device=origin_NB.device)[:, None] * width
-        step_NB = origin_NB // width % self._steps
-        index_R = (step_NB * size * width + first_N1 + origin_NB % width).flatten()
-        has_origin_R = (beam.origin >= 0).flatten()
-        return [
-            choose_rows(
-                has_origin_R, take_rows(tuple(x.flatten(0, 1) for x in kept), index_R), start
-            )
-            for kept, start in zip(self._kept, self._start, strict=True)
-        ]
-
-
 class TdtBeamSearch:
     """Finds the best sequences of each utterance, best first.
 
@@ -122,30 +83,24 @@ class TdtBeamSearch:
         beam_size: int = 4,
         num_best: int = 1,
         length_norm: bool = True,
-        max_symbols_per_frame: int = MOST_SYMBOLS,
+        max_symbols_per_frame: int = DEFAULT_ROUNDS,
         silent_symbols: Sequence[int] = (),
         scorers: Sequence[TokenScorer] = (),
     ) -> None:
-        if beam_size < 1 or not 1 <= num_best <= beam_size:
-            raise ValueError(
-                f"beam_size is {beam_size} and num_best is {num_best}, "
-                "need 1 <= num_best <= beam_size"
-            )
-        if max_symbols_per_frame < 1:
-            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        check_beam(beam_size, num_best)
+        check_max_symbols(max_symbols_per_frame)
         self.model = model
         self.beam_size = beam_size
         self.num_best = num_best
         self.length_norm = length_norm
         self.scorers = tuple(scorers)
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[list(silent_symbols)] = True
+        self._silent_V = silent_mask(model.vocab_size, silent_symbols)
         durations = model.loss_config.durations
-        self._stay = durations.index(0) if 0 in durations else None
+        self._zero_duration_index = durations.index(0) if 0 in durations else None
         forward = [n for n, duration in enumerate(durations) if duration > 0]
         self._forward_L = torch.tensor(forward)
         self._durations_L = torch.tensor([durations[n] for n in forward])
-        self._rounds = max_symbols_per_frame if self._stay is not None else 1
+        self._rounds = max_symbols_per_frame if self._zero_duration_index is not None else 1
 
     @torch.inference_mode()
     def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
@@ -162,13 +117,10 @@ class TdtBeamSearch:
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         beam, final_NB, steps = self._frames(am_NTD, lengths.to(device))
         score_NB = beam.score + final_NB
-        rank_NB = score_NB
-        if self.length_norm:
-            rank_NB = rank_NB / (beam.length + self.model.predictor.context_size)
-        order_NB = rank_NB.argsort(dim=1, descending=True, stable=True)
-        kept_NK = order_NB[:, : self.num_best]
-        origins_NK = beam.origin.gather(1, kept_NK)
-        return traced_hypotheses(origins_NK, score_NB.gather(1, kept_NK), steps, self._rounds)
+        context_size = self.model.predictor.context_size
+        divisor_NB = beam.length + context_size if self.length_norm else None
+        kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
+        return trace_tdt_hypotheses(beam.origin.gather(1, kept_NK), score_NK, steps, self._rounds)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, Tensor, list[TraceStep]]:
         """The beam (N, B) at the end, the scorers' final scores, and the steps; synchronises with
@@ -177,7 +129,7 @@ class TdtBeamSearch:
         rows, ahead = size * self.beam_size, int(max(self.model.loss_config.durations)) + 1
         parts = [start_predictor(self.model, rows, device)]
         parts += [scorer.start(rows, device) for scorer in self.scorers]
-        states = _States(ahead * self._rounds, parts)
+        states = StepStates(ahead * self._rounds, parts)
         landed = _empty((size, ahead, self.beam_size), device)
         landed.score[:, 0, 0] = 0.0
         present = _Beam(*(x[:, 0] for x in landed))
@@ -187,10 +139,12 @@ class TdtBeamSearch:
             left_N = lengths_N - t
             for rest in reversed(range(self._rounds)):
                 now = self._advanced(states, present)
-                states.put(len(steps), now)
+                states.store(len(steps), now)
                 scores_NBV, log_durations_NBK = self._scores(present, now, am_NTD[:, t])
                 arcs = _Arcs(present, scores_NBV, log_durations_NBK, left_N, len(steps))
-                steps.append(TraceStep(present.origin, present.symbol, *present[5:]))
+                steps.append(
+                    TraceStep(present.origin, present.symbol, present.duration, present.added)
+                )
                 landed = self._land(landed, arcs)
                 if rest > 0:
                     present = self._stayed(arcs)
@@ -202,26 +156,20 @@ class TdtBeamSearch:
                 final_NB = torch.where(is_end_N1, self._final(states, present), final_NB)
         return end, final_NB, steps
 
-    def _final(self, states: _States, beam: _Beam) -> Tensor:
+    def _final(self, states: StepStates, beam: _Beam) -> Tensor:
         """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
         those of the origins."""
-        total_NB = torch.zeros_like(beam.score)
-        _, *parts = states.origins(beam)
-        for scorer, part in zip(self.scorers, parts, strict=True):
-            total_NB = total_NB + scorer.final(part).view_as(total_NB)
-        return total_NB
+        _, *parts = states.at(beam.origin)
+        return add_final_scores(torch.zeros_like(beam.score), self.scorers, parts)
 
-    def _advanced(self, states: _States, beam: _Beam) -> list[Rows]:
+    def _advanced(self, states: StepStates, beam: _Beam) -> list[Rows]:
         """The states after the last arcs of a beam (N, B)."""
-        predictor, *parts = states.origins(beam)
+        predictor, *parts = states.at(beam.origin)
         emits_R, symbol_R = (beam.symbol >= 0).flatten(), beam.symbol.clamp(min=0).flatten()
-        advanced = [
-            choose_rows(emits_R, grow_predictor(self.model, predictor, symbol_R), predictor)
+        return [
+            advance_predictor(self.model, predictor, symbol_R, emits_R),
+            *advance_scorers(self.scorers, parts, symbol_R, emits_R),
         ]
-        for scorer, part in zip(self.scorers, parts, strict=True):
-            new = scorer.advance(part, symbol_R, emits_R)
-            advanced.append(choose_rows(emits_R, new, part))
-        return advanced
 
     def _scores(self, beam: _Beam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of each next symbol or blank (N, B, V), and of each duration (N, B, K)."""
@@ -239,8 +187,8 @@ class TdtBeamSearch:
 
     def _stayed(self, arcs: _Arcs) -> _Beam:
         """The best extensions by a symbol of duration 0."""
-        assert self._stay is not None
-        added_NBV = arcs.scores + arcs.log_durations[:, :, self._stay, None]
+        assert self._zero_duration_index is not None
+        added_NBV = arcs.scores + arcs.log_durations[:, :, self._zero_duration_index, None]
         added_NBV[..., self.model.predictor.blank] = -torch.inf
         added_NBV = added_NBV.masked_fill((arcs.left < 1)[:, None, None], -torch.inf)
         return self._best(arcs, added_NBV, torch.zeros_like(arcs.left)[:, None])

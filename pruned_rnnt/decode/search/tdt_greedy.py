@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
-from pruned_rnnt.decode.search.greedy import GreedyFrames, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows, choose_rows, grow_predictor, start_predictor
+from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
+from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
-# The value of sherpa-onnx.
-MOST_SYMBOLS = 5
+# Default of max_symbols_per_frame, which sherpa-onnx uses.
+SHERPA_MAX_SYMBOLS = 5
 # Steps of a block.
 _BLOCK_STEPS = 32
 # Frames of a graph: a power of two, at least this, so that few graphs are needed.
@@ -64,18 +65,17 @@ class TdtGreedySearch:
         self,
         model: TransducerModel,
         *,
-        max_symbols_per_frame: int = MOST_SYMBOLS,
+        max_symbols_per_frame: int = SHERPA_MAX_SYMBOLS,
         silent_symbols: Sequence[int] = (),
     ) -> None:
-        if max_symbols_per_frame < 1:
-            raise ValueError(f"max_symbols_per_frame is {max_symbols_per_frame}, needs at least 1")
+        check_max_symbols(max_symbols_per_frame)
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
-        self._silent_V = torch.zeros(model.vocab_size, dtype=torch.bool)
-        self._silent_V[[model.predictor.blank, *silent_symbols]] = True
+        silent = [model.predictor.blank, *silent_symbols]
+        self._silent_V = silent_mask(model.vocab_size, silent)
         durations = model.loss_config.durations
         self._durations_K = torch.tensor(durations)
-        self._shortest = durations.index(min(x for x in durations if x > 0))
+        self._shortest_index = durations.index(min(x for x in durations if x > 0))
         self._walks: dict[tuple[int, int], _GraphWalk] = {}
 
     @torch.inference_mode()
@@ -132,7 +132,7 @@ class TdtGreedySearch:
         index_R = log_durations_RK.argmax(dim=-1)
         stays_R = self._durations_K[index_R] == 0
         must_leave_R = silent_R | (taken_R + 1 >= self.max_symbols_per_frame)
-        index_R = index_R.masked_fill(stays_R & must_leave_R, self._shortest)
+        index_R = index_R.masked_fill(stays_R & must_leave_R, self._shortest_index)
         added_R = log_durations_RK.gather(1, index_R[:, None])[:, 0]
         return _Arc(symbol_R, silent_R, best_R, self._durations_K[index_R], added_R)
 
@@ -176,16 +176,20 @@ class _Walk:
 
     def run(self) -> None:
         """Advance until all rows have ended."""
-        while bool(self._goes_on().any()):
-            self.advance()
+        while bool(self._has_frames_left().any()):
+            self._advance_block()
 
-    def _goes_on(self) -> Tensor:
+    def _has_frames_left(self) -> Tensor:
         return self._frame_R < self._length_R
+
+    def _advance_block(self) -> None:
+        """The steps between two reads from the device."""
+        self.advance()
 
     def advance(self) -> None:
         """One arc in every row that has not ended."""
         search = self._search
-        alive_R = self._goes_on()
+        alive_R = self._has_frames_left()
         most, last = search.max_symbols_per_frame, self._symbols.size(1) - 1
         at_R = self._frame_R.clamp(max=self._am_RTD.size(1) - 1)
         am_RD = self._am_RTD[torch.arange(len(at_R), device=at_R.device), at_R]
@@ -197,9 +201,8 @@ class _Walk:
         self._durations.scatter_(1, place_R1, arc.duration[:, None])
         self._scores.scatter_(1, place_R1, arc.score[:, None])
         self._duration_scores.scatter_(1, place_R1, arc.duration_score[:, None])
-        grown = grow_predictor(search.model, self._predictor, arc.symbol)
-        chosen = choose_rows(emits_R, grown, self._predictor)
-        for own, new in zip(self._predictor, chosen, strict=True):
+        advanced = advance_predictor(search.model, self._predictor, arc.symbol, emits_R)
+        for own, new in zip(self._predictor, advanced, strict=True):
             own.copy_(new)
         stays_R = arc.duration == 0
         self._taken_R.copy_(torch.where(stays_R, self._taken_R + emits_R, 0))
@@ -230,6 +233,5 @@ class _GraphWalk(_Walk):
         for _ in range(_BLOCK_STEPS):
             self.advance()
 
-    def run(self) -> None:
-        while bool(self._goes_on().any()):
-            self._graph.replay()
+    def _advance_block(self) -> None:
+        self._graph.replay()

@@ -27,7 +27,7 @@ class TraceStep(NamedTuple):
     added: Tensor
 
 
-def traced_hypotheses(
+def trace_tdt_hypotheses(
     origins_NK: Tensor, scores_NK: Tensor, steps: Sequence[TraceStep], steps_per_frame: int
 ) -> list[list[Hypothesis]]:
     """The hypotheses whose last arcs, blanks, start at the rows `origins_NK` (-1: the start)."""
@@ -56,11 +56,12 @@ def _follow(row: int, score: float, table: Sequence[list[Any]], per_frame: int) 
         if symbols[row] >= 0:
             path.append((symbols[row], origin // per_frame, durations[row], added[row]))
         row = origin
-    emitted, frames, lasting, gained = zip(*reversed(path), strict=True) if path else [()] * 4
+    columns = zip(*reversed(path), strict=True) if path else [()] * 4
+    path_symbols, path_frames, path_durations, path_scores = columns
     return Hypothesis(
-        symbols=emitted,
-        frames=frames,
+        symbols=path_symbols,
+        frames=path_frames,
         score=score,
-        symbol_scores=gained,
-        durations=lasting,
+        symbol_scores=path_scores,
+        durations=path_durations,
     )
