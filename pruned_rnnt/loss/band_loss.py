@@ -1,8 +1,5 @@
 """The pruned loss of a joiner, layer by layer: of a Joiner without storing its logits, or of any
 callable.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
-D joiner width, V vocabulary.
 """
 
 from __future__ import annotations

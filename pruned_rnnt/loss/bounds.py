@@ -1,7 +1,4 @@
-"""The band of the pruned loss: choosing it, checking it, and cutting the joiner's inputs to it.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
-"""
+"""The band of the pruned loss: choosing it, checking it, and cutting the joiner's inputs to it."""
 
 from __future__ import annotations
 

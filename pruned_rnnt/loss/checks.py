@@ -1,7 +1,5 @@
 """The checks that every loss makes of its arguments, in the caller's words.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
-
 Shapes, dtypes, devices and scalars are always checked, without reading data. Lengths, targets and
 whether an utterance has a path are checked on the CPU, where that needs no synchronization. On
 other devices such an utterance gets a loss of +inf and a gradient of 0, unless validate=True

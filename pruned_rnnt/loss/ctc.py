@@ -1,7 +1,4 @@
-"""CTC, for the auxiliary head on the encoder.
-
-Axes: N batch, T frames, U symbols, V vocabulary.
-"""
+"""CTC, for the auxiliary head on the encoder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Consistency of two CTC outputs for one utterance: the regulariser of CR-CTC (arXiv 2410.05101).
 
-Axes: N batch, T frames, V vocabulary.
-
 With log-probabilities a and b of two augmented views of an utterance, and sg for "no gradient":
 
     loss = 1/2 sum_t [ KL(sg(exp b) || exp a) + KL(sg(exp a) || exp b) ]

@@ -1,7 +1,4 @@
-"""The transducer loss of logits over the whole lattice.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
-"""
+"""The transducer loss of logits over the whole lattice."""
 
 from __future__ import annotations
 

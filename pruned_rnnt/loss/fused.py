@@ -1,7 +1,4 @@
-"""Joiner and transducer loss in one call, which never stores all logits.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary.
-"""
+"""Joiner and transducer loss in one call, which never stores all logits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Joiner and TDT loss in one call, which never stores the logits of all tokens.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, K durations.
-"""
+"""Joiner and TDT loss in one call, which never stores the logits of all tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The joiner, which combines the outputs of encoder and predictor.
-
-Axes: E encoder width, P predictor width, D joiner width, V vocabulary.
-"""
+"""The joiner, which combines the outputs of encoder and predictor."""
 
 from __future__ import annotations
 

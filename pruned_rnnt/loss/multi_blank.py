@@ -1,6 +1,6 @@
 """The multi-blank transducer loss (arXiv 2211.03541): blanks that advance several frames.
 
-Axes: N batch, T frames, U symbols, V vocabulary, K blanks.
+K is the number of blanks.
 
 The recursion is that of TDT with a table of arcs in which blanks of different durations are entries
 of the one softmax, and symbols have duration 0:

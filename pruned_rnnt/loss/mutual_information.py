@@ -1,7 +1,4 @@
-"""The lattice recursion itself, for log-probabilities in k2's layout.
-
-Axes: N batch, T frames, U symbols.
-"""
+"""The lattice recursion itself, for log-probabilities in k2's layout."""
 
 from __future__ import annotations
 

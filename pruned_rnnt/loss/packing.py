@@ -1,7 +1,4 @@
-"""Rows of lattice nodes: padded, or packed without padding, full lattice or band.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
-"""
+"""Rows of lattice nodes: padded, or packed without padding, full lattice or band."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The TDT part of PrunedTransducerLoss: projections of the trivial joiner to durations, and the two
 losses.
-
-Axes: N batch, T frames, U symbols, E encoder width, P predictor width, K durations.
 """
 
 from __future__ import annotations

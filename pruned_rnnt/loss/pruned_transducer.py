@@ -1,8 +1,4 @@
-"""Simple loss, band and pruned loss as one module, with the warm-up of their scales.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
-V vocabulary.
-"""
+"""Simple loss, band and pruned loss as one module, with the warm-up of their scales."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The results of the losses, all named tuples.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
-"""
+"""The results of the losses, all named tuples."""
 
 from __future__ import annotations
 

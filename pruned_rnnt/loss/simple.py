@@ -1,7 +1,4 @@
-"""The loss of the trivial joiner, whose occupancy chooses the band.
-
-Axes: N batch, T frames, U symbols, V vocabulary.
-"""
+"""The loss of the trivial joiner, whose occupancy chooses the band."""
 
 from __future__ import annotations
 

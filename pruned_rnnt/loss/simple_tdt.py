@@ -1,7 +1,4 @@
-"""The TDT loss of the trivial joiner, and the band that its occupancy chooses.
-
-Axes: N batch, T frames, U symbols, V vocabulary, K durations.
-"""
+"""The TDT loss of the trivial joiner, and the band that its occupancy chooses."""
 
 from __future__ import annotations
 

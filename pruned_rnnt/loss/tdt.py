@@ -1,7 +1,4 @@
-"""The loss of token-and-duration transducers (TDT), over the whole lattice or inside a band.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, K durations.
-"""
+"""The loss of token-and-duration transducers (TDT), over the whole lattice or inside a band."""
 
 from __future__ import annotations
 

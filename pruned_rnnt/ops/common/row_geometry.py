@@ -1,7 +1,5 @@
 """Lattice nodes as rows: the one layout of everything that has a row for each node.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
-
 Rows are t-major; the column j (or u) runs fastest. (start, row_splits, T, S) select one of four
 geometries; T_n and U_n are the lengths of utterance n:
     padded full  start None,  row_splits None:   u = j,  row = (n T + t) S + j,  S = U+1

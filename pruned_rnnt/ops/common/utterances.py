@@ -1,7 +1,4 @@
-"""Targets and lengths of a batch, and the device that they are on.
-
-Axes: N batch, U symbols.
-"""
+"""Targets and lengths of a batch, and the device that they are on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Joiner and loss in one: the logits of all nodes are never stored together.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, V' = V
-rounded up to a multiple of 8, R rows (row_geometry.py).
+V' is V rounded up to a multiple of 8.
 
 logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chunks of whole frames.
 The hidden rows and logits of one chunk are in a reused workspace, and log_probs keeps three numbers

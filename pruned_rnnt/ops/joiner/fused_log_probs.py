@@ -1,8 +1,7 @@
 """Log-probabilities of a joiner's logits that are computed, chunk by chunk, in a workspace.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, V' >= V
-rows of the output layer, R lattice rows (row_geometry.py), C rows of the largest chunk, K durations
-of TDT, whose logits are the columns behind V.
+V' >= V are the rows of the output layer, C those of the largest chunk; the logits of TDT's K
+durations are the columns behind V.
 
 These two ops call joiner_rows, a matrix product and log_probs for one chunk after the other, on
 every device. They are ops so that torch.compile sees one node. How the chunks are chosen and kept

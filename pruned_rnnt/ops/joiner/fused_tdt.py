@@ -1,8 +1,5 @@
 """Joiner and TDT loss in one: fused_joiner.py with a recursion over durations.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, K durations,
-R rows (row_geometry.py).
-
 The output layers of tokens and durations are one matrix of V + K rows, so that one product makes
 both logits of a chunk. Duration logits are few, and stored for all rows.
 """

@@ -1,8 +1,4 @@
-"""The loss of logits kept as rows: log_probs and band_lattice forward, log_probs_backward back.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, R rows
-(row_geometry.py).
-"""
+"""The loss of logits kept as rows: log_probs and band_lattice forward, log_probs_backward back."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The TDT loss of logits kept as rows: log_probs and tdt_lattice forward, gradients of both logits
 back.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, K durations, R rows
-(row_geometry.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """CTC by torch's own kernels, as one op, so that torch.compile can trace it.
 
-Axes: N batch, T frames, U symbols, V vocabulary.
-
 torch's kernels turn log-probabilities of -inf into NaN, and read padding. Here zeros replace the
 padding, and a number far below every sum of other log-probabilities replaces -inf: an utterance
 whose paths all need one has no path.

@@ -1,7 +1,5 @@
 """The mutual-information recursion on the whole lattice, in k2's layout, with boundaries.
 
-Axes: N batch, T frames, U symbols.
-
 The recurrence of every lattice op of this package, stated here once. Nodes (u,t); px(u,t) is the
 log-prob of emitting symbol u+1 at (u,t), py(u,t) that of blank. Arcs lead from (u_b,t_b) to
 (u_e,t_e), which is (0,0) to (U,T) without a boundary, and to no node outside that rectangle:

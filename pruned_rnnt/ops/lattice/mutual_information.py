@@ -1,6 +1,6 @@
 """log P of given emit and blank log-probabilities in k2's layout, differentiable.
 
-Axes: N batch, T frames, U symbols. The recurrence is stated in lattice.py.
+The recurrence is stated in lattice.py.
 """
 
 from __future__ import annotations

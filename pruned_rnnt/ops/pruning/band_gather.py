@@ -1,7 +1,4 @@
-"""Predictor rows of the band: out(n,t,j) = lm(n, start(n,t) + j), and the gradient of that.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
-"""
+"""Predictor rows of the band: out(n,t,j) = lm(n, start(n,t) + j), and the gradient of that."""
 
 from __future__ import annotations
 

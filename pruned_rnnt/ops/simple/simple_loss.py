@@ -1,7 +1,6 @@
 """The loss of the trivial joiner: matrix products around simple_log_probs and band_lattice.
 
-Axes: N batch, T frames, U symbols, V vocabulary. The maths is in simple_log_probs.py, how
-exponentials are stored in simple_products.py.
+The maths is in simple_log_probs.py, how exponentials are stored in simple_products.py.
 """
 
 from __future__ import annotations

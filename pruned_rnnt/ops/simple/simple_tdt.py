@@ -1,7 +1,7 @@
 """The TDT loss of the trivial joiner, whose duration logits are sums, too.
 
-Axes: N batch, T frames, U symbols, V vocabulary, K durations. Tokens are normalised by a matrix
-product (simple_log_probs.py); duration logits am(t) + lm(u) are few, and stored for all nodes.
+Tokens are normalised by a matrix product (simple_log_probs.py); duration logits am(t) + lm(u) are
+few, and stored for all nodes.
 """
 
 from __future__ import annotations

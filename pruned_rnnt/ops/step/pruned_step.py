@@ -1,7 +1,6 @@
 """The whole pruned loss, from encoder and predictor outputs to all gradients, as one compiled step.
 
-Axes: N batch, T frames, U symbols, E encoder width, P predictor width, D joiner dim, V vocabulary,
-V' = V rounded up, S columns kept a frame, R rows of the band.
+V' is V rounded up, R the rows of the band.
 
 A composition of layers and losses takes a hundred launches and half as many nodes of the autograd
 graph, each of which a GPU finishes before Python has started the next. The step computes the same

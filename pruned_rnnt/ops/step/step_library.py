@@ -1,6 +1,6 @@
 """The compiled library's pruned step: its ops, and the memory that Python allocates for them.
 
-Axes as in pruned_step.py; W = U+1, V' = V rounded up to 16 bytes of elements: 16-bit products whose
+W = U+1, V' = V rounded up to 16 bytes of elements: 16-bit products whose
 width is no multiple of 8 take more than twice the time.
 
 Python allocates a few pieces of memory, so that running out of memory raises torch's own error. The

@@ -1,7 +1,4 @@
-"""Inputs, options and results of a pruned step, and the layers that it takes.
-
-Axes as in pruned_step.py.
-"""
+"""Inputs, options and results of a pruned step, and the layers that it takes."""
 
 from __future__ import annotations
 
