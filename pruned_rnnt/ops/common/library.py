@@ -62,20 +62,19 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
 
     The fallback's annotations give the schema: Tensor, int, float, bool and list[int], `| None` of
     these, and named tuples of them, whose fields are arguments of their own. Out[...] marks
-    outputs. A call passes such tuples whole or field by field.
+    outputs. A call passes such tuples whole or field by field, and those with tuples in them field by
+    field.
     """
     hints = get_type_hints(fallback, include_extras=True)
     hints.pop("return")
     outputs = (f"a{number}!" for number in count())
     schema = ", ".join(x for name, hint in hints.items() for x in _declared(name, hint, outputs))
-    tuples = [_tuple_type(hint) for hint in hints.values()]
+    takers = [_taker(hint) for hint in hints.values()]
 
     @functools.wraps(fallback)
     def gathered(*arguments: Any) -> None:
         rest = iter(arguments)
-        fallback(
-            *(next(rest) if t is None else t(*(next(rest) for _ in t._fields)) for t in tuples)
-        )
+        fallback(*(take(rest) for take in takers))
 
     overload = define(f"{fallback.__name__.lstrip('_')}({schema}) -> ()", gathered)
 
@@ -92,17 +91,20 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _tuple_type(hint: Any) -> Any:
-    """The named tuple that a parameter is, or None."""
+def _taker(hint: Any) -> Callable[[Iterator[Any]], Any]:
+    """Takes a parameter from the arguments, of which each is one field."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return bare if hasattr(bare, "_fields") else None
+    if not hasattr(bare, "_fields"):
+        return next
+    fields = [_taker(field) for field in get_type_hints(bare).values()]
+    return lambda rest: bare(*(take(rest) for take in fields))
 
 
 def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
     """The arguments of the schema for a parameter."""
     is_output = get_origin(hint) is Annotated
     bare = get_args(hint)[0] if is_output else hint
-    if _tuple_type(bare) is not None:
+    if hasattr(bare, "_fields"):
         for field, field_hint in get_type_hints(bare).items():
             yield from _declared(
                 field,

@@ -176,7 +176,7 @@ def step_call(
 ) -> StepCall:
     assert _FIELDS is not None
     batch, frames, encoder_dim = inputs.encoder.shape
-    chunks, hidden_rows, options = plan.joiner
+    joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
     arguments = StepArguments(
         N=batch,
@@ -185,16 +185,16 @@ def step_call(
         E=encoder_dim,
         P=inputs.predictor.shape[2],
         D=inputs.output_weight.shape[1],
-        V=chunks.vocabulary,
-        S=chunks.columns,
-        padded_V=padded_width(chunks.vocabulary, plan.dtype),
-        rows=chunks.rows,
-        least_chunk_rows=chunks.largest,
-        hidden_rows=hidden_rows,
+        V=joiner.vocabulary,
+        S=joiner.columns,
+        padded_V=padded_width(joiner.vocabulary, plan.dtype),
+        rows=joiner.rows,
+        least_chunk_rows=joiner.largest,
+        hidden_rows=joiner.hidden_rows,
         blank=options.blank,
         rnnt_type=options.rnnt_type,
         mode=options.normalization,
-        activation=chunks.activation,
+        activation=joiner.activation,
         exact_bounds=plan.exact_bounds,
         differentiable=plan.differentiable,
         grads_in_forward=grads_in_forward,

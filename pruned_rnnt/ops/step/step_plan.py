@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.ops.joiner.fused_joiner import JoinerPlan
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 
