@@ -8,8 +8,7 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
-from pruned_rnnt.ops.common.saturated import as_int32
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import Utterances, as_int32
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 

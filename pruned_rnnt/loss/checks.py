@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
-from pruned_rnnt.ops.common.saturated import as_int32
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import Utterances, as_int32
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 

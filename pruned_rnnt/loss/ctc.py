@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 

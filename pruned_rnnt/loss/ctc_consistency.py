@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
+from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.reduction import reduced
-from pruned_rnnt.ops.common.saturated import as_int32
 from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.utterances import as_int32
 
 # Replaces the logarithm of 0, so that a symbol which both views rule out has a difference of 0.
 _LOG_ZERO = -1e30

@@ -7,8 +7,7 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds
 from pruned_rnnt.loss.packing import given_packed_rows
-from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
-from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 

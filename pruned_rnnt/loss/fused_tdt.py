@@ -9,9 +9,8 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.fused import check_output_layer
-from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 

@@ -22,8 +22,8 @@ from torch.nn.functional import pad
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.full import check_logits
+from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import Utterances
 
 # Minus infinity for sums of a lattice, but finite, so that its gradient is 0 instead of NaN.

@@ -7,8 +7,7 @@ from torch import Tensor
 from pruned_rnnt.loss.bounds import check_bounds_type
 from pruned_rnnt.loss.checks import check_options, check_reduction
 from pruned_rnnt.loss.full import check_logits, loss_of_logits
-from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Bounds, reduced
 
 
 def rnnt_loss_pruned(

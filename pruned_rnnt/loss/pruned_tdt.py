@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.initial_scale import scale_initial
-from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.joiner import Joiner, scale_initial
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss

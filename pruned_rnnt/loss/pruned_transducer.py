@@ -20,8 +20,7 @@ from pruned_rnnt.loss.checks import (
     check_shape,
     readable,
 )
-from pruned_rnnt.loss.initial_scale import scale_initial
-from pruned_rnnt.loss.joiner import Joiner, check_joiner
+from pruned_rnnt.loss.joiner import Joiner, check_joiner, scale_initial
 from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
 from pruned_rnnt.loss.results import (
     Bounds,
@@ -29,10 +28,10 @@ from pruned_rnnt.loss.results import (
     TdtOccupancy,
     TransducerLosses,
     UtteranceLosses,
+    reduced,
 )
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS

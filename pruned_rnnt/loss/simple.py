@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.results import Occupancy, SimpleLoss
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Occupancy, SimpleLoss, reduced
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.simple.simple_log_probs import Scales
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_band_width
-from pruned_rnnt.loss.results import Bounds, TdtOccupancy, TdtSimpleLoss
+from pruned_rnnt.loss.results import Bounds, TdtOccupancy, TdtSimpleLoss, reduced
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
 from pruned_rnnt.ops.common.library import REGULAR
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
 from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtInputs, SimpleTdtOptions, simple_tdt_loss
 

@@ -9,14 +9,13 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds_type
 from pruned_rnnt.loss.full import check_logits, rows_of_logits
-from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_checks import (
     check_duration_logits,
     check_durations,
     check_tdt_options,
     check_tdt_paths,
 )
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtRows, tdt_row_loss
 
 

@@ -62,7 +62,7 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
 
     The fallback's annotations give the schema: Tensor, int, float, bool and list[int], `| None` of
     these, and named tuples of them, whose fields are arguments of their own. Out[...] marks
-    outputs. A call passes such tuples whole or field by field, and those with tuples in them field by
+    outputs. A call passes such tuples whole or field by field; those with tuples in them, field by
     field.
     """
     hints = get_type_hints(fallback, include_extras=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.saturated import as_int32
+_LIMITS = torch.iinfo(torch.int32)
 
 
 class TargetsAndLengths(NamedTuple):
@@ -16,6 +16,14 @@ class TargetsAndLengths(NamedTuple):
     targets: Tensor
     logit_lengths: Tensor
     target_lengths: Tensor
+
+
+def as_int32(x: Tensor) -> Tensor:
+    """x as contiguous int32 on its device. Values outside its range become the largest or
+    smallest int32: cut to their low bits they could be valid lengths or symbols."""
+    if x.dtype != torch.int32:
+        x = x.clamp(_LIMITS.min, _LIMITS.max).to(torch.int32)
+    return x.contiguous()
 
 
 class Utterances(NamedTuple):
