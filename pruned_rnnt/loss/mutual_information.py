@@ -9,7 +9,7 @@ from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
 from pruned_rnnt.ops.common.library import REGULAR
 from pruned_rnnt.ops.common.utterances import as_int32
-from pruned_rnnt.ops.lattice.mutual_information import mutual_information_sums
+from pruned_rnnt.ops.lattice.lattice import mutual_information_sums
 
 
 def mutual_information(

@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch import Tensor
 NAMESPACE = "pruned_rnnt"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 NEG_INF = float("-inf")
+# Replaces the logarithm of 0 where infinities would give NaN: half of it is below every sum of
+# other log-probabilities.
+LOG_ZERO = -1e30
 
 # The topologies by name, with their numbers in the kernels (csrc/topology.h).
 RNNT_TYPES = {"regular": 0, "modified": 1, "constrained": 2, "rna": 3}
@@ -33,7 +36,6 @@ FALLBACKS: dict[str, Callable[..., None]] = {}
 # the first fallback call gives. load_native fills this in; the warning removes its entry.
 MISSING_KERNELS: dict[str, str] = {}
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 _Written = TypeVar("_Written")
 # Marks a parameter of an op, a tensor or a named tuple of tensors, as an output.
 Out = Annotated[_Written, "output"]
@@ -44,17 +46,6 @@ _SCHEMA_TYPES = {
     bool: "bool",
     list[int]: "int[]",
 }
-
-
-def opaque_to_compile(function: AnyFunction) -> AnyFunction:
-    """Keeps calls of `function` as single nodes of torch.compile's graph, for AOTAutograd to trace:
-    Dynamo of torch 2.11 fails on autograd functions with optional tensor arguments or symbolic
-    sizes."""
-    return cast(AnyFunction, torch.compiler.allow_in_graph(function))
-
-
-def _no_outputs(*_: object, **__: object) -> None:
-    """The fake of every op: outputs come in as arguments, shapes are already known."""
 
 
 def op(fallback: Callable[..., None]) -> Callable[..., None]:
@@ -124,7 +115,8 @@ def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
     LIBRARY.impl(name, _with_warning(fallback), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _no_outputs, lib=LIBRARY)
+    # The fake does nothing: outputs come in as arguments, shapes are already known.
+    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *_, **__: None, lib=LIBRARY)
     FALLBACKS[name] = fallback
     overload: torch._ops.OpOverload = getattr(torch.ops.pruned_rnnt, name).default
     return overload
@@ -135,21 +127,15 @@ def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(fallback)
     def run(*arguments: Any, **named: Any) -> None:
-        if MISSING_KERNELS:
-            _warn_of_missing_kernels(arguments)
+        # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
+        if MISSING_KERNELS and not torch.compiler.is_compiling():
+            device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
+            message = MISSING_KERNELS.pop(device, "")
+            if message:
+                warnings.warn(message, UserWarning, stacklevel=1)
         fallback(*arguments, **named)
 
     return run
-
-
-def _warn_of_missing_kernels(arguments: tuple[Any, ...]) -> None:
-    # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
-    if torch.compiler.is_compiling():
-        return
-    device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
-    message = MISSING_KERNELS.pop(device, "")
-    if message:
-        warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

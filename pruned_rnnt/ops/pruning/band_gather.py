@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import Out, accumulator, op
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 
 
 def _columns(start: Tensor, s_range: int, rows: int) -> tuple[Tensor, Tensor]:
