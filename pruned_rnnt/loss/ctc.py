@@ -44,9 +44,8 @@ def ctc_loss(
     checks.check_reduction(reduction)
     size, frames, vocabulary = logits.shape
     options = checks.check_options(blank, vocabulary)
-    sizes = checks.Sizes(size, frames, None, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    sizes = checks.Sizes(size, frames, None, vocabulary, logits.device, "logits")
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     utterances = checked.on_device()
     # torch's op reads padding, which may have any values.
     used = torch.arange(targets.shape[1], device=targets.device)

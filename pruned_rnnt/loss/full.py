@@ -107,14 +107,15 @@ def rows_of_logits(
 ) -> tuple[Utterances, LatticeRows]:
     """The checked batch, on the device, and the geometry of padded or packed logits."""
     packed, vocabulary = logits.dim() == 2, logits.shape[-1]
-    sizes = checks.Sizes(None, None, None, vocabulary)
+    sizes = checks.Sizes(None, None, None, vocabulary, logits.device, "logits")
     if not packed:
         size, frames, columns, _ = logits.shape
-        sizes = checks.Sizes(size, frames, columns - 1 if bounds is None else None, vocabulary)
+        symbols = columns - 1 if bounds is None else None
+        sizes = sizes._replace(batch=size, frames=frames, symbols=symbols)
         if bounds is not None:
             shape = (size, frames, bounds.s_range, vocabulary)
             checks.check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
-    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    checked = checks.check_batch(*batch, sizes, options, validate)
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)

@@ -66,9 +66,8 @@ def rnnt_loss_multi_blank(
     durations = {options.blank: 1, **_checked(big_blanks, options.blank, vocabulary)}
     sigma = checks.check_finite("sigma", sigma)
     size, frames, columns, _ = logits.shape
-    sizes = checks.Sizes(size, frames, columns - 1, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    sizes = checks.Sizes(size, frames, columns - 1, vocabulary, logits.device, "logits")
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     log_probs = logits.to(accumulator(logits.dtype)).log_softmax(-1) - sigma
     total = _total(log_probs, checked.on_device(), durations)
     has_path = total > LOG_ZERO / 2

@@ -56,8 +56,8 @@ def given_packed_rows(
 
     If the lengths cannot be read, utterances beyond the last row get no frames, and so no path.
     """
-    targets, logit_lengths, target_lengths, host_lengths = utterances
-    lengths = host_lengths or (logit_lengths, target_lengths)
+    targets, logit_lengths, target_lengths, _ = utterances
+    lengths = utterances.known_lengths
     splits = _row_splits(lengths, bounds)
     if readable(validate, splits):
         if int(splits[-1]) != rows:

@@ -72,7 +72,7 @@ class TdtHead(nn.Module):
     ) -> TdtLosses:
         """tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
         utterances on the device."""
-        check_tdt_paths(utterances, self.durations, validate=False)
+        check_tdt_paths(utterances.known_lengths, self.durations, validate=False)
         am, lm = tokens
         omega = self.omega if self.training else 0.0
         tdt = check_tdt_options(options.loss, self.durations, self.sigma, omega, am.device)

@@ -156,15 +156,10 @@ class PrunedTransducerLoss(nn.Module):
         wanted = (batch, rows, self.predictor_dim)
         checks.check_shape("predictor_out", predictor_out, wanted, "(N, U+1, predictor_dim)")
         checks.check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
-        utterances = checks.check_batch(
-            targets,
-            logit_lengths,
-            target_lengths,
-            checks.Sizes(batch, frames, rows - 1, self.vocab_size),
-            self.options,
-            encoder_out.device,
-            "encoder_out and predictor_out",
-        )
+        owner = (encoder_out.device, "encoder_out and predictor_out")
+        sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
+        given = (targets, logit_lengths, target_lengths)
+        utterances = checks.check_batch(*given, sizes, self.options)
         if utterances.host_lengths is not None and checks.readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)

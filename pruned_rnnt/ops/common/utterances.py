@@ -26,6 +26,17 @@ def as_int32(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
+def lengths_on(device: torch.device, lengths: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Lengths, int32 and contiguous, on that device."""
+    if any(x.device.type != "cpu" for x in lengths):
+        frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
+    else:
+        # In one copy: a small copy to a GPU costs the host as much as a kernel.
+        both_2N = as_int32(torch.stack(lengths)).to(device, non_blocking=True)
+        frames_N, symbols_N = both_2N.unbind()
+    return frames_N, symbols_N
+
+
 class Utterances(NamedTuple):
     """Checked targets (N,U), int32 and contiguous on the losses' device, and lengths (N,).
 
@@ -42,15 +53,18 @@ class Utterances(NamedTuple):
         """The same with the lengths on the losses' device."""
         if self.host_lengths is None:
             return self
-        # In one copy: a small copy to a GPU costs the host as much as a kernel.
-        both_2N = as_int32(torch.stack(self.host_lengths))
-        frames_N, symbols_N = both_2N.to(self.targets.device, non_blocking=True).unbind()
+        frames_N, symbols_N = lengths_on(self.targets.device, self.host_lengths)
         return self._replace(logit_lengths=frames_N, target_lengths=symbols_N)
 
     @property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Of logits and of targets."""
         return self.logit_lengths, self.target_lengths
+
+    @property
+    def known_lengths(self) -> tuple[Tensor, Tensor]:
+        """The same, on the CPU if they came from there."""
+        return self.host_lengths or self.lengths
 
     @property
     def tensors(self) -> TargetsAndLengths:
