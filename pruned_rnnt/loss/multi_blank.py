@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.full import check_logits
+from pruned_rnnt.loss.logit_losses import check_logits
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
 from pruned_rnnt.ops.common.utterances import Utterances

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds_type
-from pruned_rnnt.loss.full import check_logits, rows_of_logits
+from pruned_rnnt.loss.logit_losses import check_logits, rows_of_logits
 from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_checks import (
     check_duration_logits,
