@@ -103,16 +103,6 @@ def check_reduction(reduction: str) -> None:
     check_one_of("reduction", reduction, REDUCTIONS)
 
 
-def check_blank(blank: int, vocabulary: int) -> int:
-    """The blank's column; negative ones count from the end."""
-    if not -vocabulary <= blank < vocabulary:
-        raise ValueError(
-            f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
-            f"end, for a vocabulary of {vocabulary}"
-        )
-    return blank % vocabulary
-
-
 def check_s_range(s_range: int, rnnt_type: int) -> None:
     # A symbol of these types needs two columns of one frame.
     least = 2 if rnnt_type in (REGULAR, CONSTRAINED) else 1
@@ -139,10 +129,15 @@ def check_options(
     """The scalar arguments that the losses of logits share."""
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
+    if not -vocabulary <= blank < vocabulary:
+        raise ValueError(
+            f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
+            f"end, for a vocabulary of {vocabulary}"
+        )
     if clamp is not None and not clamp > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
     return LossOptions(
-        blank=check_blank(blank, vocabulary),
+        blank=blank % vocabulary,
         normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.row_geometry import row_offsets
+from pruned_rnnt.ops.common.row_geometry import packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_log_probs import (
     DurationRows,
@@ -92,10 +92,9 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.plan = arguments
-        inputs, options = JoinerInputs(*tensors), ctx.plan.options
+        inputs, plan = JoinerInputs(*tensors), ctx.plan
         px, py, lse = scored_rows(ctx, inputs, None)
-        recursion = (ctx.plan.lattice_rows(inputs), options.rnnt_type, options.delay_penalty)
-        total, gx, gy = run_recursion(px, py, *recursion)
+        total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
         ctx.save_for_backward(*tensors, lse, gx, gy)
         return -total
 
@@ -203,8 +202,7 @@ def planned_joiner(
     host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
     splits, rows = None, batch * frames * columns
     if host_lengths is not None:
-        frames_N, symbols_N = (x.long() for x in host_lengths)
-        splits = row_offsets(frames_N * (columns if start is not None else symbols_N + 1))
+        splits = packed_splits(*host_lengths, None if start is None else columns)
         rows = int(splits[-1])
         splits = splits.to(utterances.targets.device, non_blocking=True)
     am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))

@@ -69,8 +69,8 @@ class JoinerPlan(NamedTuple):
 
     def lattice_rows(self, inputs: JoinerInputs) -> LatticeRows:
         *_, logit_lengths, target_lengths, start, row_splits = inputs
-        geometry = (start, row_splits, self.frames, self.columns)
-        return LatticeRows(logit_lengths, target_lengths, *geometry)
+        sizes = (self.frames, self.columns)
+        return LatticeRows(logit_lengths, target_lengths, start, row_splits, *sizes)
 
 
 class Workspace(NamedTuple):
@@ -143,8 +143,7 @@ def fused_log_probs_backward(
 ) -> None:
     """has_last_chunk: the workspace still holds the last chunk, as the forward left it."""
     rows, hidden_rows, activation = plan.lattice_rows(inputs), plan.hidden_rows, plan.activation
-    blank, normalization, _, _, fastemit_lambda, clamp = plan.options
-    options = (blank, normalization, fastemit_lambda, clamp)
+    scoring = plan.options.of_gradient
     # Frames of padding and positions without frames are in no chunk.
     grads.grad_am.zero_()
     grads.grad_lm.zero_()
@@ -158,11 +157,11 @@ def fused_log_probs_backward(
             _compute_logits(inputs, plan, workspace, begin, end)
         logits = padded[:, : plan.vocabulary]
         log_probs_backward(
-            grad_loss, logits, statistics, inputs.targets, rows, begin, *options, padded
+            grad_loss, logits, statistics, inputs.targets, rows, begin, *scoring, padded
         )
         if durations.duration_logits is not None:
             columns = _duration_columns(padded, plan.vocabulary, durations.duration_logits)
-            duration_gradient(grad_loss, *durations, rows, begin, clamp, columns)
+            duration_gradient(grad_loss, *durations, rows, begin, plan.options.clamp, columns)
         multiply_into(grads.grad_weight, padded.t(), hidden, add=not is_last)
         column_sums(padded, grads.grad_bias, add=not is_last)
         for first in range(0, end - begin, hidden_rows):

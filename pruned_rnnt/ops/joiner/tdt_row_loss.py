@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
-from pruned_rnnt.ops.common.library import REGULAR, accumulator
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics, log_probs
@@ -42,8 +42,7 @@ def run_tdt_recursion(
     """
     targets, geometry = rows
     if options.is_plain:
-        delay_penalty = options.lattice.delay_penalty
-        total, gx, gy = run_recursion(px, py, geometry, REGULAR, delay_penalty)
+        total, gx, gy = run_recursion(px, py, geometry, options.loss)
         return TdtSums(total, gx, gy, gx, torch.zeros_like(duration_logits))
     (batch, symbols), durations = targets.shape, options.lattice.durations
     gx, gy, stay = px.new_empty((3, *px.shape)).unbind(0)

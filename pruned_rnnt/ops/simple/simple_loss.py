@@ -137,9 +137,8 @@ class _SimpleLoss(torch.autograd.Function):
         *tensors, ctx.options = arguments
         batch = TargetsAndLengths(*tensors)
         scores, state = simple_scores(am, lm, batch, ctx.options)
-        rows, loss = whole_lattices(am, lm, batch), ctx.options.loss
-        recursion = (rows, loss.rnnt_type, loss.delay_penalty)
-        total, gx, gy = run_recursion(scores.px, scores.py, *recursion)
+        rows = whole_lattices(am, lm, batch)
+        total, gx, gy = run_recursion(scores.px, scores.py, rows, ctx.options.loss)
         exps, product, logz, smoothing = state
         ctx.save_for_backward(gx, gy, am, lm, *batch, product, logz, *exps, *smoothing)
         ctx.mark_non_differentiable(gx, gy)
