@@ -122,7 +122,7 @@ class _PrunedStep(torch.autograd.Function):
         targets_and_lengths = (targets, logit_lengths, target_lengths)
         losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, call, wanted)
         ctx.save_for_backward(*tensors, *targets_and_lengths, losses.start)
-        ctx.call, ctx.plan, ctx.wanted = call, plan, wanted
+        ctx.call, ctx.wanted = call, wanted
         _, _, _, *not_differentiable = losses
         ctx.mark_non_differentiable(*(x for x in not_differentiable if x is not None))
         ctx.set_materialize_grads(False)
@@ -143,7 +143,7 @@ class _PrunedStep(torch.autograd.Function):
         buffers, ctx.saved_buffers = ctx.saved_buffers, None
         if call.arguments.grads_in_forward and not (simple is None and pruned is None):
             packed = call.arguments.packed
-            call = step_call(inputs, packed=packed, grads_in_forward=False, plan=ctx.plan)
+            call = step_call(inputs, packed=packed, grads_in_forward=False, plan=call.plan)
             buffers = None
         if buffers is None:
             losses, buffers = _run(inputs, targets_and_lengths, call, ctx.wanted)
