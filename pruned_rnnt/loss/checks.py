@@ -55,7 +55,7 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} is on {x.device} but {other_name} on {other.device}")
 
 
-def check_shape(name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: str) -> None:
     check_tensor(name, x)
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
@@ -167,12 +167,14 @@ def check_batch(
         raise ValueError(f"targets has shape {tuple(targets.shape)}; it must be (N, U)")
     if targets.device != sizes.device:
         raise ValueError(f"targets is on {targets.device} but {sizes.source} on {sizes.device}")
-    batch = targets.shape[0] if sizes.batch is None else sizes.batch
-    symbols = targets.shape[1] if sizes.symbols is None else sizes.symbols
-    check_shape("targets", targets, (batch, symbols), f"(N, U) by the shape of {sizes.source}")
-    sizes = sizes._replace(batch=batch, symbols=symbols)
+    if sizes.batch is None:
+        sizes = sizes._replace(batch=targets.shape[0])
+    if sizes.symbols is None:
+        sizes = sizes._replace(symbols=targets.shape[1])
+    shape = (sizes.batch, sizes.symbols)
+    check_shape("targets", targets, shape, f"(N, U) by the shape of {sizes.source}")
     lengths = check_lengths(logit_lengths, target_lengths, sizes, options.rnnt_type, validate)
-    if readable(validate, *lengths, targets) and symbols > 0:
+    if targets.shape[1] > 0 and readable(validate, *lengths, targets):
         _check_symbols(targets, lengths[1], sizes.vocabulary, options.blank)
     if all(x.device.type == "cpu" for x in lengths):
         return Utterances(as_int32(targets), *lengths, lengths)

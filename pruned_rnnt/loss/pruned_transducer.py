@@ -170,7 +170,10 @@ class PrunedTransducerLoss(nn.Module):
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
             occupancy = TdtOccupancy(emit, blank, stay, durations)
-        each = (total, simple, pruned) if each_3N is None else each_3N.unbind()
+        if each_3N is None:
+            each = tuple(x.detach() for x in (total, simple, pruned))
+        else:
+            each = each_3N.unbind()
         return TransducerLosses(
             loss=total,
             simple_loss=simple,
@@ -179,7 +182,7 @@ class PrunedTransducerLoss(nn.Module):
             bounds=Bounds(start_NT, self.s_range),
             simple_scale=scales[0],
             pruned_scale=scales[1],
-            utterances=UtteranceLosses(*(x.detach() for x in each)),
+            utterances=UtteranceLosses(*each),
         )
 
     def _composed(

@@ -10,17 +10,18 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+_AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
+
 MESSAGE = (
     "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
 )
 
 
-def opaque_to_compile(function: AnyFunction) -> AnyFunction:
+def opaque_to_compile(function: _AnyFunction) -> _AnyFunction:
     """Keeps calls of `function` as single nodes of torch.compile's graph, for AOTAutograd to trace:
     Dynamo of torch 2.11 fails on autograd functions with optional tensor arguments or symbolic
     sizes."""
-    return cast(AnyFunction, torch.compiler.allow_in_graph(function))
+    return cast(_AnyFunction, torch.compiler.allow_in_graph(function))
 
 
 class _Refuse(torch.autograd.Function):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -39,13 +39,7 @@ MISSING_KERNELS: dict[str, str] = {}
 _Written = TypeVar("_Written")
 # Marks a parameter of an op, a tensor or a named tuple of tensors, as an output.
 Out = Annotated[_Written, "output"]
-_SCHEMA_TYPES = {
-    Tensor: "Tensor",
-    int: "int",
-    float: "float",
-    bool: "bool",
-    list[int]: "int[]",
-}
+_SCHEMA_TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool", list[int]: "int[]"}
 
 
 def op(fallback: Callable[..., None]) -> Callable[..., None]:
@@ -65,7 +59,7 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(fallback)
     def gathered(*arguments: Any) -> None:
         rest = iter(arguments)
-        fallback(*(take(rest) for take in takers))
+        fallback(*[take(rest) for take in takers])
 
     overload = define(f"{fallback.__name__.lstrip('_')}({schema}) -> ()", gathered)
 
@@ -88,7 +82,9 @@ def _taker(hint: Any) -> Callable[[Iterator[Any]], Any]:
     if not hasattr(bare, "_fields"):
         return next
     fields = [_taker(field) for field in get_type_hints(bare).values()]
-    return lambda rest: bare(*(take(rest) for take in fields))
+    if all(take is next for take in fields):
+        return lambda rest: bare(*islice(rest, len(fields)))
+    return lambda rest: bare(*[take(rest) for take in fields])
 
 
 def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
