@@ -33,14 +33,13 @@ from typing import TYPE_CHECKING, Any
 from pruned_rnnt.loss.bounds import prune, prune_bounds
 from pruned_rnnt.loss.ctc import ctc_loss
 from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
-from pruned_rnnt.loss.full import rnnt_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.logit_losses import rnnt_loss, rnnt_loss_pruned
 from pruned_rnnt.loss.multi_blank import rnnt_loss_multi_blank
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
-from pruned_rnnt.loss.pruned import rnnt_loss_pruned
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import (
     Bounds,

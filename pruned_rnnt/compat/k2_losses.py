@@ -23,8 +23,8 @@ from pruned_rnnt.compat.k2_log_probs import (
 from pruned_rnnt.compat.k2_pruning import bounds_of_ranges
 from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
 from pruned_rnnt.loss.checks import REDUCTIONS
-from pruned_rnnt.ops.common.reduction import reduced
-from pruned_rnnt.ops.common.saturated import as_int32
+from pruned_rnnt.loss.results import reduced
+from pruned_rnnt.ops.common.utterances import as_int32
 
 LossAndGrads = tuple[Tensor, tuple[Tensor, Tensor]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.ops.common.library import MODIFIED, REGULAR
-from pruned_rnnt.ops.common.saturated import as_int32
+from pruned_rnnt.ops.common.utterances import as_int32
 from pruned_rnnt.ops.pruning.prune_bounds import prune_bounds
 
 

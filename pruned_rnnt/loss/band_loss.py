@@ -1,8 +1,5 @@
 """The pruned loss of a joiner, layer by layer: of a Joiner without storing its logits, or of any
 callable.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
-D joiner width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_shape
-from pruned_rnnt.loss.full import check_logits, loss_of_logits
 from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, planned_joiner

@@ -1,7 +1,4 @@
-"""The band of the pruned loss: choosing it, checking it, and cutting the joiner's inputs to it.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
-"""
+"""The band of the pruned loss: choosing it, checking it, and cutting the joiner's inputs to it."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
-from pruned_rnnt.ops.common.saturated import as_int32
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 
@@ -62,18 +58,12 @@ def prune_bounds(
     batch, frames, columns = emit.shape
     kind = checks.check_rnnt_type(rnnt_type)
     checks.check_s_range(s_range, kind)
-    # Only lengths matter here; targets of zeros that are no blank pass the rest of the check.
-    targets = torch.empty((batch, columns - 1), dtype=torch.int32, device=emit.device)
-    if checks.readable(validate, targets):
-        targets.zero_()
-    sizes = checks.Sizes(batch, frames, columns - 1, 2)
-    options = checks.check_options(1, 2, rnnt_type)
-    batch_of = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch_of, sizes, options, emit.device, "occupancy", validate)
-    if checks.readable(validate, *checked.lengths):
-        check_band_width(checked.lengths, s_range, kind)
+    sizes = checks.Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
+    lengths = checks.check_lengths(logit_lengths, target_lengths, sizes, kind, validate)
+    if checks.readable(validate, *lengths):
+        check_band_width(lengths, s_range, kind)
     emit, blank = (x.detach().contiguous() for x in occupancy)
-    lengths = checked.on_device().lengths
+    lengths = lengths_on(emit.device, lengths)
     return Bounds(choose_bounds(emit, blank, *lengths, s_range, kind, exact), s_range)
 
 

@@ -1,7 +1,5 @@
 """The checks that every loss makes of its arguments, in the caller's words.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
-
 Shapes, dtypes, devices and scalars are always checked, without reading data. Lengths, targets and
 whether an utterance has a path are checked on the CPU, where that needs no synchronization. On
 other devices such an utterance gets a loss of +inf and a gradient of 0, unless validate=True
@@ -18,8 +16,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
-from pruned_rnnt.ops.common.saturated import as_int32
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
@@ -58,19 +55,38 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} is on {x.device} but {other_name} on {other.device}")
 
 
-def check_shape(name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: str) -> None:
     check_tensor(name, x)
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
 
 
-def check_am_lm(am: Tensor, lm: Tensor, width: str) -> None:
-    """am (N, T, width) and lm (N, U+1, width), at least one row, on one device."""
+class Sizes(NamedTuple):
+    """The sizes that targets and lengths must fit: batch N, frames T, symbols U, vocabulary V; and
+    the device and the name of the argument that they belong to.
+
+    None where packed rows leave a size open: then any N and U will do, and logit_lengths has no
+    upper bound.
+    """
+
+    batch: int | None
+    frames: int | None
+    symbols: int | None
+    vocabulary: int
+    device: torch.device
+    source: str
+
+
+def check_am_lm(am: Tensor, lm: Tensor, width: str) -> Sizes:
+    """Sizes of am (N, T, width) and lm (N, U+1, width), at least one row, on one device; the
+    vocabulary is that width."""
     check_floating("am", am, f"(N, T, {width})", 3)
     check_floating("lm", lm, f"(N, U+1, {width})", 3)
     check_same("lm", lm, "am", am)
     shape = (am.shape[0], max(lm.shape[1], 1), am.shape[2])
     check_shape("lm", lm, shape, f"(N, U+1, {width}) by the shape of am")
+    batch, frames, size = am.shape
+    return Sizes(batch, frames, lm.shape[1] - 1, size, am.device, "am and lm")
 
 
 def check_one_of(name: str, value: str, choices: Collection[str]) -> None:
@@ -85,16 +101,6 @@ def check_rnnt_type(rnnt_type: str) -> int:
 
 def check_reduction(reduction: str) -> None:
     check_one_of("reduction", reduction, REDUCTIONS)
-
-
-def check_blank(blank: int, vocabulary: int) -> int:
-    """The blank's column; negative ones count from the end."""
-    if not -vocabulary <= blank < vocabulary:
-        raise ValueError(
-            f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
-            f"end, for a vocabulary of {vocabulary}"
-        )
-    return blank % vocabulary
 
 
 def check_s_range(s_range: int, rnnt_type: int) -> None:
@@ -123,30 +129,21 @@ def check_options(
     """The scalar arguments that the losses of logits share."""
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
+    if not -vocabulary <= blank < vocabulary:
+        raise ValueError(
+            f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
+            f"end, for a vocabulary of {vocabulary}"
+        )
     if clamp is not None and not clamp > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
     return LossOptions(
-        blank=check_blank(blank, vocabulary),
+        blank=blank % vocabulary,
         normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),
         fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
         clamp=0.0 if clamp is None else check_finite("clamp", clamp),
     )
-
-
-def _lengths(
-    name: str, lengths: Tensor | None, full: int | None, batch: int, device: torch.device
-) -> Tensor:
-    if lengths is None:
-        if full is None:
-            raise ValueError(f"{name} is missing; packed rows need it")
-        return torch.full((batch,), full, dtype=torch.int32, device=device)
-    check_integers(name, lengths)
-    check_shape(name, lengths, (batch,), "(N,)")
-    if lengths.device.type != "cpu" and lengths.device != device:
-        raise ValueError(f"{name} is on {lengths.device}; it must be on {device} or the CPU")
-    return lengths
 
 
 def readable(validate: bool, *tensors: Tensor | None) -> bool:
@@ -156,51 +153,62 @@ def readable(validate: bool, *tensors: Tensor | None) -> bool:
     return validate or all(x is None or x.device.type == "cpu" for x in tensors)
 
 
-class Sizes(NamedTuple):
-    """The sizes that targets and lengths must fit: batch N, frames T, symbols U, vocabulary V.
-
-    None where packed rows leave a size open: then any N and U will do, and logit_lengths has no
-    upper bound.
-    """
-
-    batch: int | None
-    frames: int | None
-    symbols: int | None
-    vocabulary: int
-
-
 def check_batch(
     targets: Tensor,
     logit_lengths: Tensor | None,
     target_lengths: Tensor | None,
     sizes: Sizes,
     options: LossOptions,
-    device: torch.device,
-    source: str,
     validate: bool = False,
 ) -> Utterances:
-    """Targets and lengths against the sizes and the device of `source`, the name of the argument
-    that they belong to. Lengths stay on the CPU if both are there."""
+    """Targets and lengths that fit the sizes. Lengths stay on the CPU if both are there."""
     check_integers("targets", targets)
     if targets.dim() != 2:
         raise ValueError(f"targets has shape {tuple(targets.shape)}; it must be (N, U)")
-    if targets.device != device:
-        raise ValueError(f"targets is on {targets.device} but {source} on {device}")
-    frames = sizes.frames
-    batch = targets.shape[0] if sizes.batch is None else sizes.batch
-    symbols = targets.shape[1] if sizes.symbols is None else sizes.symbols
-    check_shape("targets", targets, (batch, symbols), f"(N, U) by the shape of {source}")
-    logit_lengths = _lengths("logit_lengths", logit_lengths, frames, batch, device)
-    target_lengths = _lengths("target_lengths", target_lengths, symbols, batch, device)
-    lengths = (logit_lengths, target_lengths)
-    if readable(validate, *lengths):
-        _check_lengths(*lengths, frames, symbols, options.rnnt_type, source)
-        if readable(validate, targets) and symbols > 0:
-            _check_symbols(targets, target_lengths, sizes.vocabulary, options.blank)
+    if targets.device != sizes.device:
+        raise ValueError(f"targets is on {targets.device} but {sizes.source} on {sizes.device}")
+    if sizes.batch is None:
+        sizes = sizes._replace(batch=targets.shape[0])
+    if sizes.symbols is None:
+        sizes = sizes._replace(symbols=targets.shape[1])
+    shape = (sizes.batch, sizes.symbols)
+    check_shape("targets", targets, shape, f"(N, U) by the shape of {sizes.source}")
+    lengths = check_lengths(logit_lengths, target_lengths, sizes, options.rnnt_type, validate)
+    if targets.shape[1] > 0 and readable(validate, *lengths, targets):
+        _check_symbols(targets, lengths[1], sizes.vocabulary, options.blank)
     if all(x.device.type == "cpu" for x in lengths):
         return Utterances(as_int32(targets), *lengths, lengths)
-    frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
-    return Utterances(as_int32(targets), frames_N, symbols_N, None)
+    return Utterances(as_int32(targets), *lengths_on(sizes.device, lengths), None)
+
+
+def check_lengths(
+    logit_lengths: Tensor | None,
+    target_lengths: Tensor | None,
+    sizes: Sizes,
+    rnnt_type: int,
+    validate: bool,
+) -> tuple[Tensor, Tensor]:
+    """The lengths, those that are missing on the device; sizes has a batch and symbols."""
+    lengths = (
+        _length("logit_lengths", logit_lengths, sizes.frames, sizes),
+        _length("target_lengths", target_lengths, sizes.symbols, sizes),
+    )
+    if readable(validate, *lengths):
+        _check_paths(*lengths, sizes, rnnt_type)
+    return lengths
+
+
+def _length(name: str, lengths: Tensor | None, full: int | None, sizes: Sizes) -> Tensor:
+    assert sizes.batch is not None
+    if lengths is None:
+        if full is None:
+            raise ValueError(f"{name} is missing; packed rows need it")
+        return torch.full((sizes.batch,), full, dtype=torch.int32, device=sizes.device)
+    check_integers(name, lengths)
+    check_shape(name, lengths, (sizes.batch,), "(N,)")
+    if lengths.device.type != "cpu" and lengths.device != sizes.device:
+        raise ValueError(f"{name} is on {lengths.device}; it must be on {sizes.device} or the CPU")
+    return lengths
 
 
 def first_bad(bad_N: Tensor) -> int | None:
@@ -208,14 +216,11 @@ def first_bad(bad_N: Tensor) -> int | None:
     return int(bad_N.int().argmax()) if bool(bad_N.any()) else None
 
 
-def _check_lengths(
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    frames: int | None,
-    symbols: int,
-    rnnt_type: int,
-    source: str,
+def _check_paths(
+    logit_lengths: Tensor, target_lengths: Tensor, sizes: Sizes, rnnt_type: int
 ) -> None:
+    _, frames, symbols, *_ = sizes
+    assert symbols is not None
     # In Python: a dozen tensor operations on a few lengths take longer than this check.
     frames_N, symbols_N = logit_lengths.tolist(), target_lengths.tolist()
     most = frames if frames is not None else torch.iinfo(torch.int32).max
@@ -223,7 +228,7 @@ def _check_lengths(
         n = next(n for n, length in enumerate(frames_N) if not 1 <= length <= most)
         raise ValueError(
             f"logit_lengths[{n}] is {frames_N[n]}; it must be at least 1"
-            + (f" and at most {frames}, the frames of {source}" if frames is not None else "")
+            + (f" and at most {frames}, the frames of {sizes.source}" if frames is not None else "")
         )
     if symbols_N and not 0 <= min(symbols_N) <= max(symbols_N) <= symbols:
         n = next(n for n, length in enumerate(symbols_N) if not 0 <= length <= symbols)

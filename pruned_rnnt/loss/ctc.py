@@ -1,7 +1,4 @@
-"""CTC, for the auxiliary head on the encoder.
-
-Axes: N batch, T frames, U symbols, V vocabulary.
-"""
+"""CTC, for the auxiliary head on the encoder."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 
@@ -47,9 +44,8 @@ def ctc_loss(
     checks.check_reduction(reduction)
     size, frames, vocabulary = logits.shape
     options = checks.check_options(blank, vocabulary)
-    sizes = checks.Sizes(size, frames, None, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    sizes = checks.Sizes(size, frames, None, vocabulary, logits.device, "logits")
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     utterances = checked.on_device()
     # torch's op reads padding, which may have any values.
     used = torch.arange(targets.shape[1], device=targets.device)

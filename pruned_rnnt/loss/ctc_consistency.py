@@ -1,7 +1,5 @@
 """Consistency of two CTC outputs for one utterance: the regulariser of CR-CTC (arXiv 2410.05101).
 
-Axes: N batch, T frames, V vocabulary.
-
 With log-probabilities a and b of two augmented views of an utterance, and sg for "no gradient":
 
     loss = 1/2 sum_t [ KL(sg(exp b) || exp a) + KL(sg(exp a) || exp b) ]
@@ -19,13 +17,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.reduction import reduced
-from pruned_rnnt.ops.common.saturated import as_int32
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
-
-# Replaces the logarithm of 0, so that a symbol which both views rule out has a difference of 0.
-_LOG_ZERO = -1e30
+from pruned_rnnt.loss.results import reduced
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
+from pruned_rnnt.ops.common.utterances import as_int32
 
 
 def ctc_consistency_loss(
@@ -74,8 +69,9 @@ class _Consistency(torch.autograd.Function):
         ctx: Any, logits: Tensor, other_logits: Tensor, padding_NT: Tensor | None
     ) -> Tensor:
         dtype = torch.promote_types(accumulator(logits.dtype), accumulator(other_logits.dtype))
+        # Finite, so that a symbol which both views rule out has a difference of 0.
         ours, theirs = (
-            x.to(dtype).log_softmax(2).clamp_(min=_LOG_ZERO) for x in (logits, other_logits)
+            x.to(dtype).log_softmax(2).clamp_(min=LOG_ZERO) for x in (logits, other_logits)
         )
         difference_NTV = ours.exp() - theirs.exp()
         loss_NT = (ours.sub_(theirs).mul_(difference_NTV)).sum(2)

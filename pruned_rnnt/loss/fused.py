@@ -1,7 +1,4 @@
-"""Joiner and transducer loss in one call, which never stores all logits.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary.
-"""
+"""Joiner and transducer loss in one call, which never stores all logits."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
-from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
@@ -55,22 +51,20 @@ def rnnt_loss_fused(
     Raises:
         TypeError, ValueError: as rnnt_loss and rnnt_loss_pruned.
     """
-    checks.check_am_lm(am, lm, "D")
+    sizes = checks.check_am_lm(am, lm, "D")
     check_output_layer("", weight, bias, "V", am)
-    (size, frames, _), vocabulary = am.shape, weight.shape[0]
+    sizes = sizes._replace(vocabulary=weight.shape[0])
     if bounds is not None:
         check_bounds_type(bounds)
     checks.check_one_of("activation", activation, ACTIVATIONS)
     checks.check_reduction(reduction)
     options = checks.check_options(
-        blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat
+        blank, sizes.vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat
     )
-    sizes = checks.Sizes(size, frames, lm.shape[1] - 1, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     utterances = checked.on_device()
     if bounds is not None:
-        bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
+        bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
     inputs, plan = planned_joiner(
         am,
         lm,
@@ -79,7 +73,7 @@ def rnnt_loss_fused(
         utterances,
         start=None if bounds is None else bounds.start,
         columns=lm.shape[1] if bounds is None else bounds.s_range,
-        vocabulary=vocabulary,
+        vocabulary=sizes.vocabulary,
         activation=ACTIVATIONS[activation],
         options=options,
     )

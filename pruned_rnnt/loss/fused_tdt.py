@@ -1,7 +1,4 @@
-"""Joiner and TDT loss in one call, which never stores the logits of all tokens.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, K durations.
-"""
+"""Joiner and TDT loss in one call, which never stores the logits of all tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.fused import check_output_layer
-from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
@@ -61,28 +57,26 @@ def rnnt_loss_tdt_fused(
     Raises:
         TypeError, ValueError: as rnnt_loss_tdt.
     """
-    checks.check_am_lm(am, lm, "D")
+    sizes = checks.check_am_lm(am, lm, "D")
     check_output_layer("", weight, bias, "V", am)
     check_output_layer("duration_", duration_weight, duration_bias, "K", am)
-    (size, frames, width), vocabulary = am.shape, weight.shape[0]
+    sizes = sizes._replace(vocabulary=weight.shape[0])
     found = check_durations(durations)
-    shape, meaning = (len(found), width), "(K, D) with one row for each of durations"
+    shape, meaning = (len(found), am.shape[2]), "(K, D) with one row for each of durations"
     checks.check_shape("duration_weight", duration_weight, shape, meaning)
     if bounds is not None:
         check_bounds_type(bounds)
     checks.check_one_of("activation", activation, ACTIVATIONS)
     checks.check_reduction(reduction)
     options = checks.check_options(
-        blank, vocabulary, "regular", delay_penalty, fastemit_lambda, clamp
+        blank, sizes.vocabulary, "regular", delay_penalty, fastemit_lambda, clamp
     )
     tdt_options = check_tdt_options(options, found, sigma, omega, am.device)
-    sizes = checks.Sizes(size, frames, lm.shape[1] - 1, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
-    check_tdt_paths(checked, found, validate)
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
+    check_tdt_paths(checked.lengths, found, validate)
     utterances = checked.on_device()
     if bounds is not None:
-        bounds = check_bounds(bounds, utterances, frames, options.rnnt_type, validate)
+        bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
     loss = tdt_joiner_loss(
         am,
         lm,

@@ -1,16 +1,26 @@
-"""The joiner, which combines the outputs of encoder and predictor.
-
-Axes: E encoder width, P predictor width, D joiner width, V vocabulary.
-"""
+"""The joiner, which combines the outputs of encoder and predictor."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_one_of
-from pruned_rnnt.loss.initial_scale import scale_initial
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+
+# Bound of initial biases at a scale of one, whatever the number of inputs.
+_BIAS_BOUND = 0.1
+
+
+@torch.no_grad()
+def scale_initial(layer: nn.Linear, scale: float) -> None:
+    """Change torch's initial values, as icefall's Zipformer recipes: weights by `scale`, biases to
+    uniform in +-0.1 * scale."""
+    layer.weight.mul_(scale)
+    # torch's bound is 1 / sqrt(inputs).
+    layer.bias.mul_(_BIAS_BOUND * scale * math.sqrt(layer.in_features))
 
 
 class Joiner(nn.Module):

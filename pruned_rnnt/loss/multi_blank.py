@@ -1,6 +1,6 @@
 """The multi-blank transducer loss (arXiv 2211.03541): blanks that advance several frames.
 
-Axes: N batch, T frames, U symbols, V vocabulary, K blanks.
+K is the number of blanks.
 
 The recursion is that of TDT with a table of arcs in which blanks of different durations are entries
 of the one softmax, and symbols have duration 0:
@@ -21,13 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.full import check_logits
-from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.logit_losses import check_logits
+from pruned_rnnt.loss.results import reduced
+from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
 from pruned_rnnt.ops.common.utterances import Utterances
-
-# Minus infinity for sums of a lattice, but finite, so that its gradient is 0 instead of NaN.
-_NEVER = -1e30
 
 
 def rnnt_loss_multi_blank(
@@ -69,12 +66,11 @@ def rnnt_loss_multi_blank(
     durations = {options.blank: 1, **_checked(big_blanks, options.blank, vocabulary)}
     sigma = checks.check_finite("sigma", sigma)
     size, frames, columns, _ = logits.shape
-    sizes = checks.Sizes(size, frames, columns - 1, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    sizes = checks.Sizes(size, frames, columns - 1, vocabulary, logits.device, "logits")
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     log_probs = logits.to(accumulator(logits.dtype)).log_softmax(-1) - sigma
     total = _total(log_probs, checked.on_device(), durations)
-    has_path = total > _NEVER / 2
+    has_path = total > LOG_ZERO / 2
     loss = torch.where(has_path, -total, torch.inf)
     return reduced(loss, reduction)
 
@@ -104,24 +100,24 @@ def _total(log_probs: Tensor, utterances: Utterances, durations: Mapping[int, in
     t = torch.arange(frames, device=device)[:, None]
     u = torch.arange(columns, device=device)
     inside = t < lengths_N[:, None, None]
-    emit_NTU = torch.where(inside & (u < symbols_N[:, None, None]), emit_NTU, _NEVER)
+    emit_NTU = torch.where(inside & (u < symbols_N[:, None, None]), emit_NTU, LOG_ZERO)
     # Of anti-diagonal k, element u is the node (k - u, u).
     emits = _antidiagonals(emit_NTU)
     blanks = {
-        column: _antidiagonals(torch.where(inside, log_probs[..., column], _NEVER))
+        column: _antidiagonals(torch.where(inside, log_probs[..., column], LOG_ZERO))
         for column in durations
     }
-    alphas = [torch.where(u == 0, 0.0, _NEVER).to(log_probs.dtype).expand(size, -1)]
+    alphas = [torch.where(u == 0, 0.0, LOG_ZERO).to(log_probs.dtype).expand(size, -1)]
     for k in range(1, frames + columns):
         by_symbol = alphas[k - 1] + emits[:, k - 1]
-        terms = [pad(by_symbol[:, :-1], (1, 0), value=_NEVER)]
+        terms = [pad(by_symbol[:, :-1], (1, 0), value=LOG_ZERO)]
         terms += [
             alphas[k - duration] + blanks[column][:, k - duration]
             for column, duration in durations.items()
             if duration <= k
         ]
         # Sums of several minus infinities must not overflow.
-        alphas.append(torch.stack(terms).logsumexp(0).clamp(min=_NEVER))
+        alphas.append(torch.stack(terms).logsumexp(0).clamp(min=LOG_ZERO))
     ends_N = (lengths_N + symbols_N).clamp(0, frames + columns - 1)
     at_end = torch.stack(alphas, dim=1)[torch.arange(size, device=device), ends_N]
     return at_end.gather(1, symbols_N.clamp(0, columns - 1)[:, None])[:, 0]
@@ -134,4 +130,4 @@ def _antidiagonals(nodes_NTU: Tensor) -> Tensor:
     t = k - torch.arange(columns, device=nodes_NTU.device)
     inside = (t >= 0) & (t < frames)
     index = t.clamp(0, frames - 1)[None].expand(nodes_NTU.shape[0], -1, -1)
-    return torch.where(inside, nodes_NTU.gather(1, index), _NEVER)
+    return torch.where(inside, nodes_NTU.gather(1, index), LOG_ZERO)

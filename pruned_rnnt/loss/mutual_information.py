@@ -1,7 +1,4 @@
-"""The lattice recursion itself, for log-probabilities in k2's layout.
-
-Axes: N batch, T frames, U symbols.
-"""
+"""The lattice recursion itself, for log-probabilities in k2's layout."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
 from pruned_rnnt.ops.common.library import REGULAR
-from pruned_rnnt.ops.common.saturated import as_int32
-from pruned_rnnt.ops.lattice.mutual_information import mutual_information_sums
+from pruned_rnnt.ops.common.utterances import as_int32
+from pruned_rnnt.ops.lattice.lattice import mutual_information_sums
 
 
 def mutual_information(

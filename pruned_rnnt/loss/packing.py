@@ -1,7 +1,4 @@
-"""Rows of lattice nodes: padded, or packed without padding, full lattice or band.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
-"""
+"""Rows of lattice nodes: padded, or packed without padding, full lattice or band."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from torch import Tensor
 
 from pruned_rnnt.loss.checks import check_integers, check_tensor, readable
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import LatticeRows, row_offsets
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
 
 
@@ -25,7 +22,7 @@ def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
     """
     check_tensor("logit_lengths", logit_lengths)
     check_tensor("target_lengths", target_lengths)
-    return row_offsets(logit_lengths.long() * (target_lengths.long() + 1))
+    return packed_splits(logit_lengths, target_lengths, None)
 
 
 def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> Tensor:
@@ -45,13 +42,6 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
     return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
 
 
-def _row_splits(lengths: tuple[Tensor, Tensor], bounds: Bounds | None) -> Tensor:
-    """row_splits of the whole lattice, or of the band."""
-    if bounds is None:
-        return packed_row_splits(*lengths)
-    return row_offsets(lengths[0].long() * bounds.s_range)
-
-
 def given_packed_rows(
     utterances: Utterances, bounds: Bounds | None, rows: int, validate: bool
 ) -> LatticeRows:
@@ -59,9 +49,9 @@ def given_packed_rows(
 
     If the lengths cannot be read, utterances beyond the last row get no frames, and so no path.
     """
-    targets, logit_lengths, target_lengths, host_lengths = utterances
-    lengths = host_lengths or (logit_lengths, target_lengths)
-    splits = _row_splits(lengths, bounds)
+    targets, logit_lengths, target_lengths, _ = utterances
+    lengths = utterances.known_lengths
+    splits = packed_splits(*lengths, None if bounds is None else bounds.s_range)
     if readable(validate, splits):
         if int(splits[-1]) != rows:
             formula = "logit_lengths * " + ("(target_lengths + 1)" if bounds is None else "s_range")

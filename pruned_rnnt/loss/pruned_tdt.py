@@ -1,7 +1,5 @@
 """The TDT part of PrunedTransducerLoss: projections of the trivial joiner to durations, and the two
 losses.
-
-Axes: N batch, T frames, U symbols, E encoder width, P predictor width, K durations.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.initial_scale import scale_initial
-from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.joiner import Joiner, scale_initial
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
@@ -75,7 +72,7 @@ class TdtHead(nn.Module):
     ) -> TdtLosses:
         """tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
         utterances on the device."""
-        check_tdt_paths(utterances, self.durations, validate=False)
+        check_tdt_paths(utterances.known_lengths, self.durations, validate=False)
         am, lm = tokens
         omega = self.omega if self.training else 0.0
         tdt = check_tdt_options(options.loss, self.durations, self.sigma, omega, am.device)

@@ -1,8 +1,4 @@
-"""Simple loss, band and pruned loss as one module, with the warm-up of their scales.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, E encoder width, P predictor width,
-V vocabulary.
-"""
+"""Simple loss, band and pruned loss as one module, with the warm-up of their scales."""
 
 from __future__ import annotations
 
@@ -11,21 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.band_loss import band_loss, projection
 from pruned_rnnt.loss.bounds import check_band_width
-from pruned_rnnt.loss.checks import (
-    Sizes,
-    check_batch,
-    check_floating,
-    check_options,
-    check_reduction,
-    check_s_range,
-    check_same,
-    check_shape,
-    readable,
-)
-from pruned_rnnt.loss.initial_scale import scale_initial
-from pruned_rnnt.loss.joiner import Joiner, check_joiner
+from pruned_rnnt.loss.joiner import Joiner, check_joiner, scale_initial
 from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
 from pruned_rnnt.loss.results import (
     Bounds,
@@ -33,10 +18,10 @@ from pruned_rnnt.loss.results import (
     TdtOccupancy,
     TransducerLosses,
     UtteranceLosses,
+    reduced,
 )
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
@@ -105,12 +90,12 @@ class PrunedTransducerLoss(nn.Module):
         reduction: str = "mean",
     ):
         super().__init__()
-        check_reduction(reduction)
-        self.options = check_options(
+        checks.check_reduction(reduction)
+        self.options = checks.check_options(
             blank, vocab_size, rnnt_type, delay_penalty, fastemit_lambda, hat=hat
         )
         self.simple_options = check_scales(self.options, lm_only_scale, am_only_scale)
-        check_s_range(s_range, self.options.rnnt_type)
+        checks.check_s_range(s_range, self.options.rnnt_type)
         if isinstance(joiner, Joiner):
             check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
         self.joiner = joiner
@@ -163,43 +148,41 @@ class PrunedTransducerLoss(nn.Module):
         Raises:
             TypeError, ValueError: see rnnt_loss and prune_bounds; widths that are not E and P.
         """
-        check_floating("encoder_out", encoder_out, "(N, T, E)", 3)
-        check_floating("predictor_out", predictor_out, "(N, U+1, P)", 3)
+        checks.check_floating("encoder_out", encoder_out, "(N, T, E)", 3)
+        checks.check_floating("predictor_out", predictor_out, "(N, U+1, P)", 3)
         batch, frames, rows = *encoder_out.shape[:2], max(predictor_out.shape[1], 1)
         wanted = (batch, frames, self.encoder_dim)
-        check_shape("encoder_out", encoder_out, wanted, "(N, T, encoder_dim)")
+        checks.check_shape("encoder_out", encoder_out, wanted, "(N, T, encoder_dim)")
         wanted = (batch, rows, self.predictor_dim)
-        check_shape("predictor_out", predictor_out, wanted, "(N, U+1, predictor_dim)")
-        check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
-        utterances = check_batch(
-            targets,
-            logit_lengths,
-            target_lengths,
-            Sizes(batch, frames, rows - 1, self.vocab_size),
-            self.options,
-            encoder_out.device,
-            "encoder_out and predictor_out",
-        )
-        if utterances.host_lengths is not None and readable(False):
+        checks.check_shape("predictor_out", predictor_out, wanted, "(N, U+1, predictor_dim)")
+        checks.check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
+        owner = (encoder_out.device, "encoder_out and predictor_out")
+        sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
+        given = (targets, logit_lengths, target_lengths)
+        utterances = checks.check_batch(*given, sizes, self.options)
+        if utterances.host_lengths is not None and checks.readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
         losses = self._in_one_step(encoder_out, predictor_out, utterances, scales)
         if losses is None:
             losses = self._composed(encoder_out, predictor_out, utterances.on_device(), scales)
-        if losses.utterance_losses is not None:
-            by_utterance = UtteranceLosses(*losses.utterance_losses.unbind())
+        total, simple, pruned, emit, blank, start_NT, each_3N, stay, durations = losses
+        occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
+        if stay is not None and durations is not None:
+            occupancy = TdtOccupancy(emit, blank, stay, durations)
+        if each_3N is None:
+            each = tuple(x.detach() for x in (total, simple, pruned))
         else:
-            of_each = (losses.total, losses.simple, losses.pruned)
-            by_utterance = UtteranceLosses(*(x.detach() for x in of_each))
+            each = each_3N.unbind()
         return TransducerLosses(
-            loss=losses.total,
-            simple_loss=losses.simple,
-            pruned_loss=losses.pruned,
-            occupancy=_occupancy(losses),
-            bounds=Bounds(losses.start, self.s_range),
+            loss=total,
+            simple_loss=simple,
+            pruned_loss=pruned,
+            occupancy=occupancy,
+            bounds=Bounds(start_NT, self.s_range),
             simple_scale=scales[0],
             pruned_scale=scales[1],
-            utterances=by_utterance,
+            utterances=UtteranceLosses(*each),
         )
 
     def _composed(
@@ -220,42 +203,32 @@ class PrunedTransducerLoss(nn.Module):
             assert isinstance(self.joiner, Joiner)
             parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
             band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
-            tdt = self.tdt(*parts, self.simple_options, **band)
-            simple_N, emit, blank, stay, durations = tdt.simple
-            found = self._step_losses(simple_N, tdt.pruned, emit, blank, tdt.start, scales)
-            return found._replace(stay_occupancy=stay, duration_occupancy=durations)
-        simple_N, emit, blank = simple_loss(am, lm, utterances.tensors, self.simple_options)
-        topology = (self.s_range, self.options.rnnt_type)
-        start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
-        pruned_N = band_loss(
-            self.joiner,
-            encoder_out,
-            predictor_out,
-            utterances,
-            Bounds(start_NT, self.s_range),
-            vocab_size=self.vocab_size,
-            options=self.options,
-        )
-        return self._step_losses(simple_N, pruned_N, emit, blank, start_NT, scales)
-
-    def _step_losses(
-        self,
-        simple_N: Tensor,
-        pruned_N: Tensor,
-        emit: Tensor,
-        blank: Tensor,
-        start_NT: Tensor,
-        scales: tuple[float, float],
-    ) -> StepLosses:
+            simple, start_NT, pruned_N = self.tdt(*parts, self.simple_options, **band)
+        else:
+            simple = simple_loss(am, lm, utterances.tensors, self.simple_options)
+            _, emit, blank = simple
+            topology = (self.s_range, self.options.rnnt_type)
+            start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
+            pruned_N = band_loss(
+                self.joiner,
+                encoder_out,
+                predictor_out,
+                utterances,
+                Bounds(start_NT, self.s_range),
+                vocab_size=self.vocab_size,
+                options=self.options,
+            )
+        simple_N, emit, blank, *of_tdt = simple
         total_N = scales[0] * simple_N + scales[1] * pruned_N
         return StepLosses(
-            total=reduced(total_N, self.reduction),
-            simple=reduced(simple_N, self.reduction),
-            pruned=reduced(pruned_N, self.reduction),
-            emit_occupancy=emit,
-            blank_occupancy=blank,
-            start=start_NT,
-            utterance_losses=torch.stack([total_N, simple_N, pruned_N]).detach(),
+            reduced(total_N, self.reduction),
+            reduced(simple_N, self.reduction),
+            reduced(pruned_N, self.reduction),
+            emit,
+            blank,
+            start_NT,
+            torch.stack([total_N, simple_N, pruned_N]).detach(),
+            *of_tdt,
         )
 
     def _in_one_step(
@@ -305,11 +278,3 @@ class PrunedTransducerLoss(nn.Module):
             reduction=self.reduction,
         )
         return pruned_step(inputs, utterances, plan)
-
-
-def _occupancy(losses: StepLosses) -> Occupancy | TdtOccupancy:
-    emit, blank = losses.emit_occupancy, losses.blank_occupancy
-    stay, durations = losses.stay_occupancy, losses.duration_occupancy
-    if stay is None or durations is None:
-        return Occupancy(emit, blank)
-    return TdtOccupancy(emit, blank, stay, durations)

@@ -1,7 +1,4 @@
-"""The results of the losses, all named tuples.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
-"""
+"""The results of the losses, all named tuples, and their reduction."""
 
 from __future__ import annotations
 
@@ -115,3 +112,10 @@ class TransducerLosses(NamedTuple):
     simple_scale: float
     pruned_scale: float
     utterances: UtteranceLosses
+
+
+def reduced(loss_N: Tensor, reduction: str) -> Tensor:
+    """`mean` and `sum` are over utterances, the last dimension."""
+    if reduction == "mean":
+        return loss_N.mean(-1)
+    return loss_N.sum(-1) if reduction == "sum" else loss_N

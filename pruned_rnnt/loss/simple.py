@@ -1,7 +1,4 @@
-"""The loss of the trivial joiner, whose occupancy chooses the band.
-
-Axes: N batch, T frames, U symbols, V vocabulary.
-"""
+"""The loss of the trivial joiner, whose occupancy chooses the band."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.results import Occupancy, SimpleLoss
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Occupancy, SimpleLoss, reduced
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.simple.simple_log_probs import Scales
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
@@ -51,14 +47,12 @@ def rnnt_loss_simple(
     Raises:
         TypeError, ValueError: as rnnt_loss.
     """
-    checks.check_am_lm(am, lm, "V")
-    size, frames, vocabulary = am.shape
-    options = checks.check_options(blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda)
+    sizes = checks.check_am_lm(am, lm, "V")
+    penalties = (delay_penalty, fastemit_lambda)
+    options = checks.check_options(blank, sizes.vocabulary, rnnt_type, *penalties)
     simple_options = check_scales(options, lm_only_scale, am_only_scale)
     checks.check_reduction(reduction)
-    sizes = checks.Sizes(size, frames, lm.shape[1] - 1, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     dtype = torch.promote_types(am.dtype, lm.dtype)
     am, lm = (x.to(dtype).contiguous() for x in (am, lm))
     loss, emit, blank_mass = simple_loss(am, lm, checked.on_device().tensors, simple_options)

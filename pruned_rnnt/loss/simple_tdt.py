@@ -1,7 +1,4 @@
-"""The TDT loss of the trivial joiner, and the band that its occupancy chooses.
-
-Axes: N batch, T frames, U symbols, V vocabulary, K durations.
-"""
+"""The TDT loss of the trivial joiner, and the band that its occupancy chooses."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_band_width
-from pruned_rnnt.loss.results import Bounds, TdtOccupancy, TdtSimpleLoss
+from pruned_rnnt.loss.results import Bounds, TdtOccupancy, TdtSimpleLoss, reduced
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
 from pruned_rnnt.ops.common.library import REGULAR
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.ops.common.utterances import lengths_on
 from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
 from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtInputs, SimpleTdtOptions, simple_tdt_loss
 
@@ -58,7 +55,7 @@ def rnnt_loss_tdt_simple(
     Raises:
         TypeError, ValueError: as rnnt_loss_tdt.
     """
-    checks.check_am_lm(am, lm, "V")
+    sizes = checks.check_am_lm(am, lm, "V")
     (size, frames, vocabulary), columns = am.shape, lm.shape[1]
     found = check_durations(durations)
     for name, x, count in (
@@ -72,10 +69,8 @@ def rnnt_loss_tdt_simple(
     simple_options = check_scales(options, lm_only_scale, am_only_scale)
     tdt_options = check_tdt_options(options, found, sigma, omega, am.device)
     checks.check_reduction(reduction)
-    sizes = checks.Sizes(size, frames, columns - 1, vocabulary)
-    batch = (targets, logit_lengths, target_lengths)
-    checked = checks.check_batch(*batch, sizes, options, am.device, "am and lm", validate)
-    check_tdt_paths(checked, found, validate)
+    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
+    check_tdt_paths(checked.lengths, found, validate)
     dtype = torch.promote_types(am.dtype, lm.dtype)
     am, lm, duration_am, duration_lm = (
         x.to(dtype).contiguous() for x in (am, lm, duration_am, duration_lm)
@@ -125,16 +120,12 @@ def prune_bounds_tdt(
     found = check_durations(durations)
     checks.check_s_range(s_range, REGULAR)
     size, frames, columns = emit.shape
-    # Only lengths matter here; targets of zeros that are no blank pass the rest of the check.
-    targets = torch.zeros((size, columns - 1), dtype=torch.int32, device=emit.device)
-    batch = (targets, logit_lengths, target_lengths)
-    sizes = checks.Sizes(size, frames, columns - 1, 2)
-    options = checks.check_options(1, 2)
-    checked = checks.check_batch(*batch, sizes, options, emit.device, "occupancy", validate)
-    check_tdt_paths(checked, found, validate)
-    if 0 in found and checks.readable(validate, *checked.lengths):
-        check_band_width(checked.lengths, s_range, REGULAR)
+    sizes = checks.Sizes(size, frames, columns - 1, 0, emit.device, "occupancy")
+    lengths = checks.check_lengths(logit_lengths, target_lengths, sizes, REGULAR, validate)
+    check_tdt_paths(lengths, found, validate)
+    if 0 in found and checks.readable(validate, *lengths):
+        check_band_width(lengths, s_range, REGULAR)
     nodes = (emit.detach(), occupancy.blank.detach(), occupancy.stay.detach())
-    lengths = checked.on_device().lengths
+    lengths = lengths_on(emit.device, lengths)
     start = tdt_bounds(nodes, lengths, s_range=s_range, durations=found, exact=exact)
     return Bounds(start, s_range)

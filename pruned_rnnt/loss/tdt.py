@@ -1,7 +1,4 @@
-"""The loss of token-and-duration transducers (TDT), over the whole lattice or inside a band.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, K durations.
-"""
+"""The loss of token-and-duration transducers (TDT), over the whole lattice or inside a band."""
 
 from __future__ import annotations
 
@@ -11,15 +8,14 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds_type
-from pruned_rnnt.loss.full import check_logits, rows_of_logits
-from pruned_rnnt.loss.results import Bounds
+from pruned_rnnt.loss.logit_losses import check_logits, rows_of_logits
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_checks import (
     check_duration_logits,
     check_durations,
     check_tdt_options,
     check_tdt_paths,
 )
-from pruned_rnnt.ops.common.reduction import reduced
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtRows, tdt_row_loss
 
 
@@ -85,7 +81,7 @@ def rnnt_loss_tdt(
     tdt_options = check_tdt_options(options, found, sigma, omega, logits.device)
     batch = (targets, logit_lengths, target_lengths)
     utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
-    check_tdt_paths(utterances, found, validate)
+    check_tdt_paths(utterances.known_lengths, found, validate)
     flat = logits.contiguous().view(-1, V)
     loss = tdt_row_loss(
         flat, flat_durations, TdtRows(utterances.targets, rows), tdt_options, in_place

@@ -15,7 +15,6 @@ from pruned_rnnt.loss.checks import (
     check_shape,
     readable,
 )
-from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
@@ -62,10 +61,9 @@ def _draws_plain(omega: float, device: torch.device) -> bool:
     return bool(torch.rand(()) < omega)
 
 
-def check_tdt_paths(utterances: Utterances, durations: list[int], validate: bool) -> None:
+def check_tdt_paths(lengths: tuple[Tensor, Tensor], durations: list[int], validate: bool) -> None:
     """ValueError for an utterance whose durations cannot add up to its frames, if lengths are
     readable."""
-    lengths = utterances.host_lengths or utterances.lengths
     if not readable(validate, *lengths):
         return
     frames_N, symbols_N = (x.tolist() for x in lengths)

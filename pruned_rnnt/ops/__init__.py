@@ -2,6 +2,11 @@
 
 Importing this package defines all ops first and then loads the compiled libraries, which implement
 them for a device. Raw ops write into tensors made by the caller (common/library.py).
+
+Axes in all files: N batch, T frames, U symbols, S columns kept a frame (s_range), E encoder width,
+P predictor width, D joiner width, V vocabulary, K durations of TDT, R rows of the whole geometry
+(common/row_geometry.py), r rows of the chunk at hand. acc is the dtype of sums: float64 for float64
+input, else float32.
 """
 
 from pruned_rnnt.ops.common import column_sums, scale  # noqa: F401

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from pruned_rnnt.ops.common.library import FALLBACKS
-from pruned_rnnt.ops.joiner.fused_log_probs import Chunks, JoinerInputs
+from pruned_rnnt.ops.common.library import FALLBACKS, REGULAR
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from tests.ops.native_batches import SHAPES, Call, batch_of, poison
 from tests.ops.native_cases import all_calls
 
@@ -20,15 +21,15 @@ def fused_calls() -> Iterator[Call]:
     factors = [torch.randn(shape) for shape in ((2, 3, 5), (2, 3, 5), (8, 5), (8,))]
     lengths = (batch.logit_lengths, batch.target_lengths)
     inputs = JoinerInputs(*factors, batch.targets, *lengths, None, None)
-    chunks = Chunks(3, 3, [0, 12, 18], 6, ACTIVATIONS["tanh"], 0, LOGITS)
+    options = LossOptions(0, LOGITS, REGULAR, 0.0, 0.0, 0.0)
+    *sizes, _ = JoinerPlan(3, 3, [0, 12, 18], 6, 6, ACTIVATIONS["tanh"], options)
     workspace = [poison(12, width, dtype=torch.float32) for width in (5, 8)]
     rows = [poison(18, dtype=torch.float32) for _ in range(3)]
-    yield Call("fused_log_probs", (*inputs, *chunks), (*workspace, *rows, None))
-    fastemit_lambda, clamp, hidden_rows, has_last_chunk = 0.0, 0.0, 6, False
-    options = (fastemit_lambda, clamp, hidden_rows, has_last_chunk)
+    yield Call("fused_log_probs", (*inputs, *sizes, *options), (*workspace, *rows, None))
     upstream, statistics = torch.randn(2), torch.rand(3, 18).unbind()
     sums = [torch.empty_like(x) for x in factors]
-    arguments = (upstream, *inputs, *chunks, *statistics, None, None, *options)
+    has_last_chunk = False
+    arguments = (upstream, *inputs, *sizes, *options, *statistics, None, None, has_last_chunk)
     yield Call("fused_log_probs_backward", arguments, (*workspace, *sums))
 
 

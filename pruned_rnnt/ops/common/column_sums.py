@@ -1,6 +1,6 @@
 """Sums over the rows of a matrix, as the gradient of a bias needs them.
 
-Axes: R rows, C columns, P parts of the rows. acc: float64 for float64 input, else float32.
+Axes: R rows, C columns, P parts of the rows.
 """
 
 from __future__ import annotations

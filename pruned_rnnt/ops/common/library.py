@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import count
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from itertools import count, islice
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch import Tensor
 NAMESPACE = "pruned_rnnt"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 NEG_INF = float("-inf")
+# Replaces the logarithm of 0 where infinities would give NaN: half of it is below every sum of
+# other log-probabilities.
+LOG_ZERO = -1e30
 
 # The topologies by name, with their numbers in the kernels (csrc/topology.h).
 RNNT_TYPES = {"regular": 0, "modified": 1, "constrained": 2, "rna": 3}
@@ -33,28 +36,10 @@ FALLBACKS: dict[str, Callable[..., None]] = {}
 # the first fallback call gives. load_native fills this in; the warning removes its entry.
 MISSING_KERNELS: dict[str, str] = {}
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 _Written = TypeVar("_Written")
 # Marks a parameter of an op, a tensor or a named tuple of tensors, as an output.
 Out = Annotated[_Written, "output"]
-_SCHEMA_TYPES = {
-    Tensor: "Tensor",
-    int: "int",
-    float: "float",
-    bool: "bool",
-    list[int]: "int[]",
-}
-
-
-def opaque_to_compile(function: AnyFunction) -> AnyFunction:
-    """Keeps calls of `function` as single nodes of torch.compile's graph, for AOTAutograd to trace:
-    Dynamo of torch 2.11 fails on autograd functions with optional tensor arguments or symbolic
-    sizes."""
-    return cast(AnyFunction, torch.compiler.allow_in_graph(function))
-
-
-def _no_outputs(*_: object, **__: object) -> None:
-    """The fake of every op: outputs come in as arguments, shapes are already known."""
+_SCHEMA_TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool", list[int]: "int[]"}
 
 
 def op(fallback: Callable[..., None]) -> Callable[..., None]:
@@ -62,20 +47,19 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
 
     The fallback's annotations give the schema: Tensor, int, float, bool and list[int], `| None` of
     these, and named tuples of them, whose fields are arguments of their own. Out[...] marks
-    outputs. A call passes such tuples whole or field by field.
+    outputs. A call passes such tuples whole or field by field; those with tuples in them, field by
+    field.
     """
     hints = get_type_hints(fallback, include_extras=True)
     hints.pop("return")
     outputs = (f"a{number}!" for number in count())
     schema = ", ".join(x for name, hint in hints.items() for x in _declared(name, hint, outputs))
-    tuples = [_tuple_type(hint) for hint in hints.values()]
+    takers = [_taker(hint) for hint in hints.values()]
 
     @functools.wraps(fallback)
     def gathered(*arguments: Any) -> None:
         rest = iter(arguments)
-        fallback(
-            *(next(rest) if t is None else t(*(next(rest) for _ in t._fields)) for t in tuples)
-        )
+        fallback(*[take(rest) for take in takers])
 
     overload = define(f"{fallback.__name__.lstrip('_')}({schema}) -> ()", gathered)
 
@@ -92,17 +76,22 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _tuple_type(hint: Any) -> Any:
-    """The named tuple that a parameter is, or None."""
+def _taker(hint: Any) -> Callable[[Iterator[Any]], Any]:
+    """Takes a parameter from the arguments, of which each is one field."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return bare if hasattr(bare, "_fields") else None
+    if not hasattr(bare, "_fields"):
+        return next
+    fields = [_taker(field) for field in get_type_hints(bare).values()]
+    if all(take is next for take in fields):
+        return lambda rest: bare(*islice(rest, len(fields)))
+    return lambda rest: bare(*[take(rest) for take in fields])
 
 
 def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
     """The arguments of the schema for a parameter."""
     is_output = get_origin(hint) is Annotated
     bare = get_args(hint)[0] if is_output else hint
-    if _tuple_type(bare) is not None:
+    if hasattr(bare, "_fields"):
         for field, field_hint in get_type_hints(bare).items():
             yield from _declared(
                 field,
@@ -122,7 +111,8 @@ def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
     LIBRARY.impl(name, _with_warning(fallback), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _no_outputs, lib=LIBRARY)
+    # The fake does nothing: outputs come in as arguments, shapes are already known.
+    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *_, **__: None, lib=LIBRARY)
     FALLBACKS[name] = fallback
     overload: torch._ops.OpOverload = getattr(torch.ops.pruned_rnnt, name).default
     return overload
@@ -133,21 +123,15 @@ def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(fallback)
     def run(*arguments: Any, **named: Any) -> None:
-        if MISSING_KERNELS:
-            _warn_of_missing_kernels(arguments)
+        # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
+        if MISSING_KERNELS and not torch.compiler.is_compiling():
+            device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
+            message = MISSING_KERNELS.pop(device, "")
+            if message:
+                warnings.warn(message, UserWarning, stacklevel=1)
         fallback(*arguments, **named)
 
     return run
-
-
-def _warn_of_missing_kernels(arguments: tuple[Any, ...]) -> None:
-    # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
-    if torch.compiler.is_compiling():
-        return
-    device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
-    message = MISSING_KERNELS.pop(device, "")
-    if message:
-        warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

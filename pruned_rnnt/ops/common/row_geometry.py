@@ -1,7 +1,5 @@
 """Lattice nodes as rows: the one layout of everything that has a row for each node.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, R rows.
-
 Rows are t-major; the column j (or u) runs fastest. (start, row_splits, T, S) select one of four
 geometries; T_n and U_n are the lengths of utterance n:
     padded full  start None,  row_splits None:   u = j,  row = (n T + t) S + j,  S = U+1
@@ -69,8 +67,9 @@ class LatticeRows(NamedTuple):
         return torch.where(usable & (y >= 0) & (y < size) & (y != blank), y, -1)
 
 
-def row_offsets(rows_N: Tensor) -> Tensor:
-    """row_splits (N+1) int64 of utterances with rows_N[n] rows."""
-    splits = rows_N.new_zeros((rows_N.shape[0] + 1,), dtype=torch.int64)
+def packed_splits(logit_lengths: Tensor, target_lengths: Tensor, columns: int | None) -> Tensor:
+    """row_splits (N+1) int64 of packed rows, of a band of that many columns or the full lattice."""
+    rows_N = logit_lengths.long() * (target_lengths.long() + 1 if columns is None else columns)
+    splits = rows_N.new_zeros((rows_N.shape[0] + 1,))
     torch.cumsum(rows_N, 0, out=splits[1:])
     return splits

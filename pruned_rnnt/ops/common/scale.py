@@ -1,7 +1,4 @@
-"""The chain rule for stored gradients: each is multiplied by the factor of its utterance.
-
-Axes: N batch.
-"""
+"""The chain rule for stored gradients: each is multiplied by the factor of its utterance."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Targets and lengths of a batch, and the device that they are on.
-
-Axes: N batch, U symbols.
-"""
+"""Targets and lengths of a batch, and the device that they are on."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.saturated import as_int32
+_LIMITS = torch.iinfo(torch.int32)
 
 
 class TargetsAndLengths(NamedTuple):
@@ -19,6 +16,26 @@ class TargetsAndLengths(NamedTuple):
     targets: Tensor
     logit_lengths: Tensor
     target_lengths: Tensor
+
+
+def as_int32(x: Tensor) -> Tensor:
+    """x as contiguous int32 on its device. Values outside its range become the largest or
+    smallest int32: cut to their low bits they could be valid lengths or symbols."""
+    if x.dtype != torch.int32:
+        x = x.clamp(_LIMITS.min, _LIMITS.max).to(torch.int32)
+    return x.contiguous()
+
+
+def lengths_on(device: torch.device, lengths: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Lengths, int32 and contiguous, on that device."""
+    frames_N, symbols_N = lengths
+    if frames_N.device.type == symbols_N.device.type == "cpu":
+        # In one copy: a small copy to a GPU costs the host as much as a kernel.
+        both_2N = as_int32(torch.stack(lengths)).to(device, non_blocking=True)
+        frames_N, symbols_N = both_2N.unbind()
+    else:
+        frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
+    return frames_N, symbols_N
 
 
 class Utterances(NamedTuple):
@@ -37,15 +54,18 @@ class Utterances(NamedTuple):
         """The same with the lengths on the losses' device."""
         if self.host_lengths is None:
             return self
-        # In one copy: a small copy to a GPU costs the host as much as a kernel.
-        both_2N = as_int32(torch.stack(self.host_lengths))
-        frames_N, symbols_N = both_2N.to(self.targets.device, non_blocking=True).unbind()
+        frames_N, symbols_N = lengths_on(self.targets.device, self.host_lengths)
         return self._replace(logit_lengths=frames_N, target_lengths=symbols_N)
 
     @property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Of logits and of targets."""
         return self.logit_lengths, self.target_lengths
+
+    @property
+    def known_lengths(self) -> tuple[Tensor, Tensor]:
+        """The same, on the CPU if they came from there."""
+        return self.host_lengths or self.lengths
 
     @property
     def tensors(self) -> TargetsAndLengths:

@@ -1,8 +1,5 @@
 """The gradient of the loss by duration logits, from the occupancies of tdt_lattice.py.
 
-Axes: N batch, R rows of the whole geometry (row_geometry.py), r rows of the chunk at hand, K
-durations.
-
 With mass = sum_n gd(n), the probability that a path passes the node:
     unit(n) = mass softmax(w)(n) - gd(n)
 clamped to [-clamp, clamp] if clamp > 0, then times grad_loss of the utterance. FastEmit changes the

@@ -1,7 +1,6 @@
 """Joiner and loss in one: the logits of all nodes are never stored together.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, V' = V
-rounded up to a multiple of 8, R rows (row_geometry.py).
+V' is V rounded up to a multiple of 8.
 
 logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chunks of whole frames.
 The hidden rows and logits of one chunk are in a reused workspace, and log_probs keeps three numbers
@@ -13,22 +12,22 @@ the time.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.row_geometry import row_offsets
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.row_geometry import packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_log_probs import (
-    Chunks,
     DurationRows,
     JoinerGradients,
     JoinerInputs,
+    JoinerPlan,
     Workspace,
     fused_log_probs,
     fused_log_probs_backward,
@@ -43,21 +42,20 @@ _GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
 
 
-class JoinerPlan(NamedTuple):
-    """How the joiner's loss is computed: chunks of rows, rows of a piece of the hidden gradient,
-    and the options of the loss."""
-
-    chunks: Chunks
-    hidden_rows: int
-    options: LossOptions
-
-
-NO_DURATIONS = DurationRows(None, None)
-
-
-def joiner_workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
-    am, weight, rows = inputs.am, inputs.weight, plan.chunks.largest
+def _workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
+    am, weight, rows = inputs.am, inputs.weight, plan.largest
     return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
+
+
+def scored_rows(ctx: Any, inputs: JoinerInputs, duration_logits: Tensor | None) -> RowLogProbs:
+    """px, py and lse (R) acc; also fills duration_logits (R,K) acc. ctx has the plan, and keeps the
+    workspace for input_gradients."""
+    plan, workspace = ctx.plan, _workspace(inputs, ctx.plan)
+    acc = accumulator(inputs.am.dtype)
+    scores = RowLogProbs(*inputs.am.new_empty((3, plan.rows), dtype=acc).unbind(0))
+    fused_log_probs(inputs, *plan, workspace, scores, duration_logits)
+    ctx.workspace = None if torch.compiler.is_compiling() else workspace
+    return scores
 
 
 def input_gradients(
@@ -65,7 +63,7 @@ def input_gradients(
     grad_loss: Tensor,
     inputs: JoinerInputs,
     statistics: RowStatistics,
-    durations: DurationRows = NO_DURATIONS,
+    durations: DurationRows,
 ) -> list[Tensor]:
     """The gradients of am, lm, weight and bias, in their dtype. ctx has the plan, and the workspace
     with the last chunk, which the first pass takes; a second one, with retain_graph, computes it
@@ -80,14 +78,11 @@ def input_gradients(
     fused_log_probs_backward(
         grad_loss.to(acc).contiguous(),
         inputs,
-        plan.chunks,
+        *plan,
         statistics,
         durations,
-        plan.options.fastemit_lambda,
-        plan.options.clamp,
-        plan.hidden_rows,
         kept is not None,
-        joiner_workspace(inputs, plan) if kept is None else kept,
+        _workspace(inputs, plan) if kept is None else kept,
         grads,
     )
     return [grad.to(inputs.am.dtype) for grad in grads]
@@ -97,22 +92,19 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.plan = arguments
-        inputs, (chunks, _, options) = JoinerInputs(*tensors), ctx.plan
-        workspace, acc = joiner_workspace(inputs, ctx.plan), accumulator(inputs.am.dtype)
-        scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
-        fused_log_probs(inputs, chunks, workspace, scores, None)
-        rows, rnnt_type = chunks.lattice_rows(inputs), options.rnnt_type
-        total, gx, gy = run_recursion(scores.px, scores.py, rows, rnnt_type, options.delay_penalty)
-        ctx.workspace = None if torch.compiler.is_compiling() else workspace
-        ctx.save_for_backward(*tensors, scores.lse, gx, gy)
+        inputs, plan = JoinerInputs(*tensors), ctx.plan
+        px, py, lse = scored_rows(ctx, inputs, None)
+        total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
+        ctx.save_for_backward(*tensors, lse, gx, gy)
         return -total
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, lse, gx, gy = ctx.saved_tensors
-        statistics = RowStatistics(lse, gx, gy)
-        return *input_gradients(ctx, grad_loss, JoinerInputs(*tensors), statistics), *[None] * 6
+        statistics, durations = RowStatistics(lse, gx, gy), DurationRows(None, None)
+        inputs = JoinerInputs(*tensors)
+        return *input_gradients(ctx, grad_loss, inputs, statistics, durations), *[None] * 6
 
 
 def joiner_plan(
@@ -140,9 +132,7 @@ def joiner_plan(
         widths_N = (symbols_N + 1).tolist()
         offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes)
         hidden_rows = rows
-    score_options = (options.blank, options.normalization)
-    chunks = Chunks(frames, columns, offsets, vocabulary, activation, *score_options)
-    return JoinerPlan(chunks, hidden_rows, options)
+    return JoinerPlan(frames, columns, offsets, hidden_rows, vocabulary, activation, options)
 
 
 def chunk_offsets(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
@@ -212,8 +202,7 @@ def planned_joiner(
     host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
     splits, rows = None, batch * frames * columns
     if host_lengths is not None:
-        frames_N, symbols_N = (x.long() for x in host_lengths)
-        splits = row_offsets(frames_N * (columns if start is not None else symbols_N + 1))
+        splits = packed_splits(*host_lengths, None if start is None else columns)
         rows = int(splits[-1])
         splits = splits.to(utterances.targets.device, non_blocking=True)
     am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))

@@ -1,8 +1,7 @@
 """Log-probabilities of a joiner's logits that are computed, chunk by chunk, in a workspace.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, V' >= V
-rows of the output layer, R lattice rows (row_geometry.py), C rows of the largest chunk, K durations
-of TDT, whose logits are the columns behind V.
+V' >= V are the rows of the output layer, C those of the largest chunk; the logits of TDT's K
+durations are the columns behind V.
 
 These two ops call joiner_rows, a matrix product and log_probs for one chunk after the other, on
 every device. They are ops so that torch.compile sees one node. How the chunks are chosen and kept
@@ -29,6 +28,7 @@ from pruned_rnnt.ops.joiner.log_probs import (
     log_probs,
     log_probs_backward,
 )
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
 
 class JoinerInputs(NamedTuple):
@@ -46,17 +46,17 @@ class JoinerInputs(NamedTuple):
     row_splits: Tensor | None
 
 
-class Chunks(NamedTuple):
-    """T and S of the rows' geometry; the row at which each chunk begins and their end; V; and the
-    options of joiner_rows and log_probs."""
+class JoinerPlan(NamedTuple):
+    """T and S of the rows' geometry; the row at which each chunk begins and their end; the rows
+    (whole frames) of a piece of the gradient of hidden; V; and the options of the ops."""
 
     frames: int
     columns: int
     chunk_offsets: list[int]
+    hidden_rows: int
     vocabulary: int
     activation: int
-    blank: int
-    normalization: int
+    options: LossOptions
 
     @property
     def rows(self) -> int:
@@ -69,8 +69,8 @@ class Chunks(NamedTuple):
 
     def lattice_rows(self, inputs: JoinerInputs) -> LatticeRows:
         *_, logit_lengths, target_lengths, start, row_splits = inputs
-        geometry = (start, row_splits, self.frames, self.columns)
-        return LatticeRows(logit_lengths, target_lengths, *geometry)
+        sizes = (self.frames, self.columns)
+        return LatticeRows(logit_lengths, target_lengths, start, row_splits, *sizes)
 
 
 class Workspace(NamedTuple):
@@ -101,11 +101,11 @@ def _duration_columns(logits: Tensor, vocabulary: int, duration_logits: Tensor) 
 
 
 def _compute_logits(
-    inputs: JoinerInputs, chunks: Chunks, workspace: Workspace, begin: int, end: int
+    inputs: JoinerInputs, plan: JoinerPlan, workspace: Workspace, begin: int, end: int
 ) -> None:
     am, lm, weight, bias, *_ = inputs
     hidden, logits = (x[: end - begin] for x in workspace)
-    joiner_rows(am, lm, chunks.lattice_rows(inputs), begin, chunks.activation, hidden)
+    joiner_rows(am, lm, plan.lattice_rows(inputs), begin, plan.activation, hidden)
     # With `out`, which autocast leaves alone: the dtype is chosen before.
     torch.addmm(bias, hidden, weight.t(), out=logits)
 
@@ -113,20 +113,20 @@ def _compute_logits(
 @op
 def fused_log_probs(
     inputs: JoinerInputs,
-    chunks: Chunks,
+    plan: JoinerPlan,
     workspace: Out[Workspace],
     out: Out[RowLogProbs],
     duration_logits: Out[Tensor | None],
 ) -> None:
     """px, py, lse (R) acc as of log_probs; duration_logits (R,K) acc for TDT."""
-    rows = chunks.lattice_rows(inputs)
-    for begin, end in pairwise(chunks.chunk_offsets):
-        _compute_logits(inputs, chunks, workspace, begin, end)
-        logits = workspace.logits[: end - begin, : chunks.vocabulary]
-        log_probs(logits, inputs.targets, rows, begin, chunks.blank, chunks.normalization, out)
+    rows, (blank, normalization, *_) = plan.lattice_rows(inputs), plan.options
+    for begin, end in pairwise(plan.chunk_offsets):
+        _compute_logits(inputs, plan, workspace, begin, end)
+        padded = workspace.logits[: end - begin]
+        logits = padded[:, : plan.vocabulary]
+        log_probs(logits, inputs.targets, rows, begin, blank, normalization, out)
         if duration_logits is not None:
-            padded = workspace.logits[: end - begin]
-            columns = _duration_columns(padded, chunks.vocabulary, duration_logits)
+            columns = _duration_columns(padded, plan.vocabulary, duration_logits)
             duration_logits[begin:end] = columns
 
 
@@ -134,38 +134,34 @@ def fused_log_probs(
 def fused_log_probs_backward(
     grad_loss: Tensor,
     inputs: JoinerInputs,
-    chunks: Chunks,
+    plan: JoinerPlan,
     statistics: RowStatistics,
     durations: DurationRows,
-    fastemit_lambda: float,
-    clamp: float,
-    hidden_rows: int,
     has_last_chunk: bool,
     workspace: Out[Workspace],
     grads: Out[JoinerGradients],
 ) -> None:
-    """has_last_chunk: the workspace still holds the last chunk, as the forward left it. The
-    gradient of hidden is computed for hidden_rows rows (whole frames) at a time."""
-    rows, activation = chunks.lattice_rows(inputs), chunks.activation
-    options = (chunks.blank, chunks.normalization, fastemit_lambda, clamp)
+    """has_last_chunk: the workspace still holds the last chunk, as the forward left it."""
+    rows, hidden_rows, activation = plan.lattice_rows(inputs), plan.hidden_rows, plan.activation
+    scoring = plan.options.of_gradient
     # Frames of padding and positions without frames are in no chunk.
     grads.grad_am.zero_()
     grads.grad_lm.zero_()
     largest, width = workspace.hidden.shape
     grad_hidden = workspace.hidden.new_empty((min(largest, hidden_rows), width))
     # From the end, where the forward pass has left the last chunk.
-    for begin, end in reversed(list(pairwise(chunks.chunk_offsets))):
+    for begin, end in reversed(list(pairwise(plan.chunk_offsets))):
         hidden, padded = (x[: end - begin] for x in workspace)
-        is_last = end == chunks.rows
+        is_last = end == plan.rows
         if not (has_last_chunk and is_last):
-            _compute_logits(inputs, chunks, workspace, begin, end)
-        logits = padded[:, : chunks.vocabulary]
+            _compute_logits(inputs, plan, workspace, begin, end)
+        logits = padded[:, : plan.vocabulary]
         log_probs_backward(
-            grad_loss, logits, statistics, inputs.targets, rows, begin, *options, padded
+            grad_loss, logits, statistics, inputs.targets, rows, begin, *scoring, padded
         )
         if durations.duration_logits is not None:
-            columns = _duration_columns(padded, chunks.vocabulary, durations.duration_logits)
-            duration_gradient(grad_loss, *durations, rows, begin, clamp, columns)
+            columns = _duration_columns(padded, plan.vocabulary, durations.duration_logits)
+            duration_gradient(grad_loss, *durations, rows, begin, plan.options.clamp, columns)
         multiply_into(grads.grad_weight, padded.t(), hidden, add=not is_last)
         column_sums(padded, grads.grad_bias, add=not is_last)
         for first in range(0, end - begin, hidden_rows):

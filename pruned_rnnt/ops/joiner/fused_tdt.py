@@ -1,8 +1,5 @@
 """Joiner and TDT loss in one: fused_joiner.py with a recursion over durations.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim, V vocabulary, K durations,
-R rows (row_geometry.py).
-
 The output layers of tokens and durations are one matrix of V + K rows, so that one product makes
 both logits of a chunk. Duration logits are few, and stored for all rows.
 """
@@ -14,17 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import (
-    JoinerPlan,
-    input_gradients,
-    joiner_workspace,
-    planned_joiner,
-)
-from pruned_rnnt.ops.joiner.fused_log_probs import DurationRows, JoinerInputs, fused_log_probs
-from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
+from pruned_rnnt.ops.joiner.fused_joiner import input_gradients, planned_joiner, scored_rows
+from pruned_rnnt.ops.joiner.fused_log_probs import DurationRows, JoinerInputs, JoinerPlan
+from pruned_rnnt.ops.joiner.log_probs import RowStatistics
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, run_tdt_recursion
 
 
@@ -52,16 +44,12 @@ class _FusedTdtLoss(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.plan, options = arguments
         inputs, plan = JoinerInputs(*tensors), ctx.plan
-        chunks, workspace = plan.chunks, joiner_workspace(inputs, plan)
-        acc = accumulator(inputs.am.dtype)
-        scores = RowLogProbs(*inputs.am.new_empty((3, chunks.rows), dtype=acc).unbind(0))
-        count = len(options.lattice.durations)
-        duration_logits = scores.lse.new_empty((chunks.rows, count))
-        fused_log_probs(inputs, chunks, workspace, scores, duration_logits)
-        rows = TdtRows(inputs.targets, chunks.lattice_rows(inputs))
-        sums = run_tdt_recursion(scores.px, scores.py, duration_logits, rows, options)
-        ctx.workspace = None if torch.compiler.is_compiling() else workspace
-        statistics = (scores.lse, sums.gx, sums.gy, duration_logits, sums.gd)
+        shape, acc = (plan.rows, len(options.lattice.durations)), accumulator(inputs.am.dtype)
+        duration_logits = inputs.am.new_empty(shape, dtype=acc)
+        px, py, lse = scored_rows(ctx, inputs, duration_logits)
+        rows = TdtRows(inputs.targets, plan.lattice_rows(inputs))
+        sums = run_tdt_recursion(px, py, duration_logits, rows, options)
+        statistics = (lse, sums.gx, sums.gy, duration_logits, sums.gd)
         ctx.save_for_backward(*tensors, *statistics)
         return -sums.total
 

@@ -1,8 +1,6 @@
 """Hidden rows of the joiner for a chunk of lattice nodes: act(am(n,t) + lm(n,u)), and its gradient.
 
-Axes: N batch, T frames, U symbols, D joiner dim, R rows of the whole geometry (row_geometry.py),
-r rows of the chunk, which begins and ends at whole frames. acc: float64 for float64 input, else
-float32. fused_joiner.py calls these chunk by chunk.
+A chunk begins and ends at whole frames. fused_joiner.py calls these chunk by chunk.
 """
 
 from __future__ import annotations

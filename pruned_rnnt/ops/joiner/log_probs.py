@@ -1,9 +1,5 @@
 """Log-probabilities of emit and blank at each lattice node, from logits or log-probs.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, R rows of the whole
-geometry (row_geometry.py), r rows of the chunk at hand. acc: float64 for float64 logits, else
-float32.
-
 With z the logits of a row, y the symbol its node emits, b blank, by normalization:
     0  log-softmax   lse = log sum_v exp z(v)          py = z(b) - lse, px = z(y) - lse
     1  log-probs     lse = 0                           py = z(b),       px = z(y)

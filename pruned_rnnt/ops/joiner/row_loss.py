@@ -1,8 +1,4 @@
-"""The loss of logits kept as rows: log_probs and band_lattice forward, log_probs_backward back.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, R rows
-(row_geometry.py).
-"""
+"""The loss of logits kept as rows: log_probs and band_lattice forward, log_probs_backward back."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.joiner.log_probs import (
     RowLogProbs,
     RowStatistics,
@@ -38,16 +34,20 @@ class LossOptions(NamedTuple):
     fastemit_lambda: float
     clamp: float
 
+    @property
+    def of_gradient(self) -> tuple[int, int, float, float]:
+        """The options of log_probs_backward."""
+        return self.blank, self.normalization, self.fastemit_lambda, self.clamp
 
-def run_recursion(
-    px: Tensor, py: Tensor, rows: LatticeRows, rnnt_type: int, delay_penalty: float
-) -> LatticeSums:
+
+def run_recursion(px: Tensor, py: Tensor, rows: LatticeRows, options: LossOptions) -> LatticeSums:
     """total (N,) = log P and occupancies gx, gy for px and py of any shape with R elements."""
     gx, gy = px.new_empty((2, *px.shape)).unbind(0)
     total = px.new_empty(rows.logit_lengths.shape)
     work = split_workspace(px, total.shape[0], rows.columns, rows.frames)
     flat = LatticeSums(total, gx.view(-1), gy.view(-1))
-    band_lattice(px.view(-1), py.view(-1), rows, rnnt_type, delay_penalty, work, flat)
+    topology = (options.rnnt_type, options.delay_penalty)
+    band_lattice(px.view(-1), py.view(-1), rows, *topology, work, flat)
     return LatticeSums(total, gx, gy)
 
 
@@ -64,19 +64,8 @@ def logits_gradient(
     torch.compile."""
     in_place = in_place and not torch.compiler.is_compiling()
     grad_logits = logits.detach() if in_place else torch.empty_like(logits)
-    log_probs_backward(
-        grad_loss,
-        logits,
-        statistics,
-        targets,
-        rows,
-        0,
-        options.blank,
-        options.normalization,
-        options.fastemit_lambda,
-        options.clamp,
-        grad_logits,
-    )
+    scoring = options.of_gradient
+    log_probs_backward(grad_loss, logits, statistics, targets, rows, 0, *scoring, grad_logits)
     if in_place:
         # Makes torch raise for a second backward pass or another use of the logits.
         torch.autograd.graph.increment_version(logits)
@@ -92,7 +81,7 @@ class _RowLoss(torch.autograd.Function):
         px, py = lse.new_empty((2, *lse.shape)).unbind(0)
         outputs = RowLogProbs(px, py, lse)
         log_probs(logits, targets, rows, 0, options.blank, options.normalization, outputs)
-        total, gx, gy = run_recursion(px, py, rows, options.rnnt_type, options.delay_penalty)
+        total, gx, gy = run_recursion(px, py, rows, options)
         *row_tensors, frames, columns = rows
         ctx.save_for_backward(logits, targets, lse, gx, gy, *row_tensors)
         ctx.sizes, ctx.options, ctx.in_place = (frames, columns), options, in_place

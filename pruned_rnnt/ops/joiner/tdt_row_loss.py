@@ -1,8 +1,5 @@
 """The TDT loss of logits kept as rows: log_probs and tdt_lattice forward, gradients of both logits
 back.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary, K durations, R rows
-(row_geometry.py).
 """
 
 from __future__ import annotations
@@ -12,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import REGULAR, accumulator, opaque_to_compile
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics, log_probs
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, logits_gradient, run_recursion
@@ -45,8 +42,7 @@ def run_tdt_recursion(
     """
     targets, geometry = rows
     if options.is_plain:
-        delay_penalty = options.lattice.delay_penalty
-        total, gx, gy = run_recursion(px, py, geometry, REGULAR, delay_penalty)
+        total, gx, gy = run_recursion(px, py, geometry, options.loss)
         return TdtSums(total, gx, gy, gx, torch.zeros_like(duration_logits))
     (batch, symbols), durations = targets.shape, options.lattice.durations
     gx, gy, stay = px.new_empty((3, *px.shape)).unbind(0)

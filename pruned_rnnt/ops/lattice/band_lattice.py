@@ -1,7 +1,5 @@
 """The recursion over lattice nodes kept as rows: full or band, padded or packed.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, R rows (row_geometry.py).
-
 The recurrence is that of lattice.py from (0,0) to (U_n,T_n), with two changes:
     - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) replaces px(t,u);
     - an arc to or from a node outside the band is -inf (`constrained`: the blank that belongs to an

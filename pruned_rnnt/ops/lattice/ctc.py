@@ -1,7 +1,5 @@
 """CTC by torch's own kernels, as one op, so that torch.compile can trace it.
 
-Axes: N batch, T frames, U symbols, V vocabulary.
-
 torch's kernels turn log-probabilities of -inf into NaN, and read padding. Here zeros replace the
 padding, and a number far below every sum of other log-probabilities replaces -inf: an utterance
 whose paths all need one has no path.
@@ -14,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op, opaque_to_compile
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import LOG_ZERO, NEG_INF, Out, accumulator, op
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
-
-# Replaces the logarithm of 0. All paths of a loss of half as much or more contain one.
-_LOG_ZERO = -1e30
 
 
 def _log_softmax(logits: Tensor, logit_lengths: Tensor, dtype: torch.dtype) -> Tensor:
@@ -29,7 +24,7 @@ def _log_softmax(logits: Tensor, logit_lengths: Tensor, dtype: torch.dtype) -> T
     log_probs = logits.to(dtype).masked_fill(padding[:, :, None], 0)
     nothing_allowed = (log_probs == NEG_INF).all(2, keepdim=True)
     log_probs = log_probs.log_softmax(2).masked_fill_(nothing_allowed, NEG_INF)
-    return log_probs.masked_fill_(log_probs == NEG_INF, _LOG_ZERO)
+    return log_probs.masked_fill_(log_probs == NEG_INF, LOG_ZERO)
 
 
 @op
@@ -52,7 +47,7 @@ def ctc(
     nll, log_alpha = forward(by_time, targets, *lengths, blank, zero_infinity=True)
     unit = torch.ones_like(nll)
     grad_by_time = backward(unit, by_time, targets, *lengths, nll, log_alpha, blank, True)
-    infeasible = nll >= -_LOG_ZERO / 2
+    infeasible = nll >= -LOG_ZERO / 2
     loss.copy_(nll.masked_fill(infeasible, 0))
     grad_log_probs = grad_by_time.transpose(0, 1).masked_fill_(infeasible[:, None, None], 0)
     # The gradient of the logits.

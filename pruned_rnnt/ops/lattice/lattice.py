@@ -1,7 +1,5 @@
 """The mutual-information recursion on the whole lattice, in k2's layout, with boundaries.
 
-Axes: N batch, T frames, U symbols.
-
 The recurrence of every lattice op of this package, stated here once. Nodes (u,t); px(u,t) is the
 log-prob of emitting symbol u+1 at (u,t), py(u,t) that of blank. Arcs lead from (u_b,t_b) to
 (u_e,t_e), which is (0,0) to (U,T) without a boundary, and to no node outside that rectangle:
@@ -40,13 +38,15 @@ arXiv 2206.13236.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
 from pruned_rnnt.ops.common.library import CONSTRAINED, NEG_INF, REGULAR, RNA, Out, op
+from pruned_rnnt.ops.common.scale import scale
 
 
 class LatticeSums(NamedTuple):
@@ -185,3 +185,36 @@ def lattice(
     sums.total.copy_(dense.total)
     sums.gx.copy_(dense.gx[:, :-1, : px.shape[2]])
     sums.gy.copy_(dense.gy[:, :, :-1])
+
+
+class _MutualInformation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
+    ) -> tuple[Tensor, ...]:
+        gx, gy = torch.empty_like(px), torch.empty_like(py)
+        sums = LatticeSums(px.new_empty(py.shape[:1]), gx, gy)
+        lattice(px, py, boundary, rnnt_type, split_workspace(px, *py.shape), sums)
+        ctx.save_for_backward(gx, gy)
+        ctx.mark_non_differentiable(gx, gy)
+        # Otherwise autograd allocates gradients of zeros as large as these.
+        ctx.set_materialize_grads(False)
+        return tuple(sums)
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad_total is None:
+            return None, None, None, None
+        occupancies = list(ctx.saved_tensors)
+        grads = [torch.empty_like(x) for x in occupancies]
+        scale(occupancies, grad_total.contiguous(), grads)
+        return *grads, None, None
+
+
+@opaque_to_compile
+def mutual_information_sums(
+    px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
+) -> LatticeSums:
+    """total (N,), gx, gy of contiguous acc px, py; total is differentiable, gx and gy are not."""
+    return LatticeSums(*_MutualInformation.apply(px, py, boundary, rnnt_type))  # type: ignore[no-untyped-call]

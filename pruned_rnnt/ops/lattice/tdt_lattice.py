@@ -1,7 +1,5 @@
 """The recursion of token-and-duration transducers (TDT) over lattice nodes kept as rows.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame, R rows (row_geometry.py), K durations.
-
 Every arc has one of the durations D[0..K-1], frames by which it advances. With px(t,u), py(t,u) the
 log-probabilities of symbol u+1 and of the blank at node (t,u), and ld = log_softmax of the node's
 duration logits w:

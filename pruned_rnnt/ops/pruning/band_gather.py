@@ -1,7 +1,4 @@
-"""Predictor rows of the band: out(n,t,j) = lm(n, start(n,t) + j), and the gradient of that.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
-"""
+"""Predictor rows of the band: out(n,t,j) = lm(n, start(n,t) + j), and the gradient of that."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import Out, accumulator, op
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 
 
 def _columns(start: Tensor, s_range: int, rows: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """Which columns of the lattice to keep: from occupancies to a band start for each frame.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame (s_range).
-
 With k = S-1 for `regular` and k = 1 otherwise, and M = max(U_n+1-S, 0) the last window:
     1. score(s,t) for s = 0..M is the mass of the paths that pass frame t inside the window:
            regular, constrained   sum_{u=s}^{s+S-1} gy(t,u) - gx(t,s-1), gx(t,-1) = 0

@@ -1,7 +1,5 @@
 """The band of a TDT lattice, from its occupancies.
 
-Axes: N batch, T frames, U symbols, S columns kept a frame (s_range).
-
 A path visits a frame once at most in columns that it leaves by an arc of duration above 0, after
 symbols of duration 0. With leave(t,u) and stay(t,u) the occupancies of these two kinds of arcs,
 visits(t) = sum_u leave(t,u) is the probability that a path visits the frame, and

@@ -1,8 +1,5 @@
 """Log-probabilities of the trivial joiner, am(t,v) + lm(u,v), without the 4-D tensor.
 
-Axes: N batch, T frames, U symbols, V vocabulary, R rows. acc: float64 for float64 input, else
-float32.
-
 With am_max = max_v am and am_exp = exp(am - am_max), the same for lm,
     product(t,u) = sum_v am_exp(t,v) lm_exp(u,v)         a matrix product (simple_products.py)
     logz(t,u)    = log product + am_max(t) + lm_max(u)   where product >= SAFE,

@@ -1,7 +1,6 @@
 """The loss of the trivial joiner: matrix products around simple_log_probs and band_lattice.
 
-Axes: N batch, T frames, U symbols, V vocabulary. The maths is in simple_log_probs.py, how
-exponentials are stored in simple_products.py.
+The maths is in simple_log_probs.py, how exponentials are stored in simple_products.py.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
@@ -138,9 +137,8 @@ class _SimpleLoss(torch.autograd.Function):
         *tensors, ctx.options = arguments
         batch = TargetsAndLengths(*tensors)
         scores, state = simple_scores(am, lm, batch, ctx.options)
-        rows, loss = whole_lattices(am, lm, batch), ctx.options.loss
-        recursion = (rows, loss.rnnt_type, loss.delay_penalty)
-        total, gx, gy = run_recursion(scores.px, scores.py, *recursion)
+        rows = whole_lattices(am, lm, batch)
+        total, gx, gy = run_recursion(scores.px, scores.py, rows, ctx.options.loss)
         exps, product, logz, smoothing = state
         ctx.save_for_backward(gx, gy, am, lm, *batch, product, logz, *exps, *smoothing)
         ctx.mark_non_differentiable(gx, gy)

@@ -1,7 +1,6 @@
 """How the exponentials of the trivial joiner are stored, and the matrix products of them.
 
-Axes: N batch, T frames, U symbols, V vocabulary; V' and U' are V and U+1 rounded up to a multiple
-that makes products fast, and padded with zeros.
+V' and U' are V and U+1 rounded up to a multiple that makes products fast, and padded with zeros.
 
 Where 16-bit matrix products are several times faster than those of float32 (CUDA from compute
 capability 8.0 on), an exponential e is stored as bfloat16 parts, high = bf16(e) and

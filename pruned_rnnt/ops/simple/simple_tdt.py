@@ -1,7 +1,7 @@
 """The TDT loss of the trivial joiner, whose duration logits are sums, too.
 
-Axes: N batch, T frames, U symbols, V vocabulary, K durations. Tokens are normalised by a matrix
-product (simple_log_probs.py); duration logits am(t) + lm(u) are few, and stored for all nodes.
+Tokens are normalised by a matrix product (simple_log_probs.py); duration logits am(t) + lm(u) are
+few, and stored for all nodes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import accumulator, opaque_to_compile
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, run_tdt_recursion

@@ -1,6 +1,6 @@
 """The prior of the predictor that smooths am: q, the mean of its softmax over all real positions.
 
-Axes: N batch, T frames, U symbols, V vocabulary. simple_log_probs.py uses it for smoothing.
+simple_log_probs.py uses it for smoothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The whole pruned loss, from encoder and predictor outputs to all gradients, as one compiled step.
 
-Axes: N batch, T frames, U symbols, E encoder width, P predictor width, D joiner dim, V vocabulary,
-V' = V rounded up, S columns kept a frame, R rows of the band.
+V' is V rounded up, R the rows of the band.
 
 A composition of layers and losses takes a hundred launches and half as many nodes of the autograd
 graph, each of which a GPU finishes before Python has started the next. The step computes the same
@@ -23,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.scale import scale
-from pruned_rnnt.ops.common.second_derivative import refuses_second_derivative
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.step.step_library import (
     StepBuffers,
@@ -123,7 +122,7 @@ class _PrunedStep(torch.autograd.Function):
         targets_and_lengths = (targets, logit_lengths, target_lengths)
         losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, call, wanted)
         ctx.save_for_backward(*tensors, *targets_and_lengths, losses.start)
-        ctx.call, ctx.plan, ctx.wanted = call, plan, wanted
+        ctx.call, ctx.wanted = call, wanted
         _, _, _, *not_differentiable = losses
         ctx.mark_non_differentiable(*(x for x in not_differentiable if x is not None))
         ctx.set_materialize_grads(False)
@@ -144,7 +143,7 @@ class _PrunedStep(torch.autograd.Function):
         buffers, ctx.saved_buffers = ctx.saved_buffers, None
         if call.arguments.grads_in_forward and not (simple is None and pruned is None):
             packed = call.arguments.packed
-            call = step_call(inputs, packed=packed, grads_in_forward=False, plan=ctx.plan)
+            call = step_call(inputs, packed=packed, grads_in_forward=False, plan=call.plan)
             buffers = None
         if buffers is None:
             losses, buffers = _run(inputs, targets_and_lengths, call, ctx.wanted)

@@ -1,7 +1,7 @@
 """The compiled library's pruned step: its ops, and the memory that Python allocates for them.
 
-Axes as in pruned_step.py; W = U+1, V' = V rounded up to 16 bytes of elements: 16-bit products whose
-width is no multiple of 8 take more than twice the time.
+W = U+1, V' = V rounded up to 16 bytes of elements: 16-bit products whose width is no multiple of 8
+take more than twice the time.
 
 Python allocates a few pieces of memory, so that running out of memory raises torch's own error. The
 library answers how large they are, divides them (csrc/cuda/step/step_layout.cuh), casts the weights
@@ -108,14 +108,12 @@ class StepMemory(NamedTuple):
 
 
 class StepCall(NamedTuple):
-    """arguments, and fields: the memory in which Python and the library share them. is_reduced:
-    whether the losses are. acc: the dtype of sums."""
+    """fields: the memory in which Python and the library share arguments and memory."""
 
     arguments: StepArguments
     memory: StepMemory
     fields: Tensor
-    is_reduced: bool
-    acc: torch.dtype
+    plan: StepPlan
 
 
 class _FieldTable:
@@ -154,8 +152,7 @@ class _FieldTable:
         fields = torch.frombuffer(shared, dtype=torch.int64)
         _ops.pruned_step_layout.default(fields)
         memory = StepMemory(*self._memory(self._packing.unpack(shared)))
-        is_reduced = plan.reduction != "none"
-        return StepCall(arguments, memory, fields, is_reduced, accumulator(plan.dtype))
+        return StepCall(arguments, memory, fields, plan)
 
 
 # None without the library. Importing the package fails if the library is of another version.
@@ -176,7 +173,7 @@ def step_call(
 ) -> StepCall:
     assert _FIELDS is not None
     batch, frames, encoder_dim = inputs.encoder.shape
-    chunks, hidden_rows, options = plan.joiner
+    joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
     arguments = StepArguments(
         N=batch,
@@ -185,16 +182,16 @@ def step_call(
         E=encoder_dim,
         P=inputs.predictor.shape[2],
         D=inputs.output_weight.shape[1],
-        V=chunks.vocabulary,
-        S=chunks.columns,
-        padded_V=padded_width(chunks.vocabulary, plan.dtype),
-        rows=chunks.rows,
-        least_chunk_rows=chunks.largest,
-        hidden_rows=hidden_rows,
+        V=joiner.vocabulary,
+        S=joiner.columns,
+        padded_V=padded_width(joiner.vocabulary, plan.dtype),
+        rows=joiner.rows,
+        least_chunk_rows=joiner.largest,
+        hidden_rows=joiner.hidden_rows,
         blank=options.blank,
         rnnt_type=options.rnnt_type,
         mode=options.normalization,
-        activation=chunks.activation,
+        activation=joiner.activation,
         exact_bounds=plan.exact_bounds,
         differentiable=plan.differentiable,
         grads_in_forward=grads_in_forward,
@@ -231,20 +228,21 @@ def forward(
 ) -> tuple[StepLosses, StepBuffers, Tensor | None]:
     """The losses, the buffers, and with grads_in_forward the sums that rows_backward writes."""
     encoder, predictor, *layers = inputs
-    arguments, memory, fields, _, acc = call
-    N, T, W = arguments.N, arguments.T, arguments.W
+    arguments, memory, fields, plan = call
+    N, T, W, acc = arguments.N, arguments.T, arguments.W, accumulator(plan.dtype)
+    is_reduced = plan.reduction != "none"
     saved = encoder.new_empty(memory.saved_bytes, dtype=torch.uint8)
     work = saved.new_empty(memory.work_bytes)
     gx, gy = saved.new_empty((2, N, T, W), dtype=acc).unbind()
     start = saved.new_empty((N, T), dtype=torch.int32)
-    shape = () if call.is_reduced else (N,)
+    shape = () if is_reduced else (N,)
     total = saved.new_empty(shape, dtype=acc)
     parts = saved.new_empty((2, *shape), dtype=acc)
-    utterance_losses = saved.new_empty((3, N), dtype=acc) if call.is_reduced else None
+    utterance_losses = saved.new_empty((3, N), dtype=acc) if is_reduced else None
     sums = saved.new_empty(memory.sums_size, dtype=acc) if arguments.grads_in_forward else None
     written = (saved, work, gx, gy, start, total, parts, utterance_losses, sums)
-    step_forward = _ops.pruned_step_forward.default
-    step_forward(encoder, predictor, layers, *targets_and_lengths, fields, *written)
+    given = (encoder, predictor, layers, *targets_and_lengths, fields)
+    _ops.pruned_step_forward.default(*given, *written)
     simple, pruned = parts.unbind()
     losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses)
     return losses, StepBuffers(saved, work), sums
@@ -258,11 +256,10 @@ def rows_backward(
     buffers: StepBuffers,
 ) -> Tensor:
     """The sums, for the gradients of the three losses; what forward does with grads_in_forward."""
-    sums = buffers.saved.new_empty(call.memory.sums_size, dtype=call.acc)
+    sums = buffers.saved.new_empty(call.memory.sums_size, dtype=accumulator(call.plan.dtype))
     contiguous = [None if x is None else x.contiguous() for x in upstream]
-    _ops.pruned_step_rows_backward.default(
-        *contiguous, *targets_and_lengths, start, call.fields, *buffers, sums
-    )
+    given = (*contiguous, *targets_and_lengths, start, call.fields)
+    _ops.pruned_step_rows_backward.default(*given, *buffers, sums)
     return sums
 
 
@@ -296,7 +293,6 @@ def layers_backward(
         weights_gradient(inputs.encoder, "am", "encoder"),
         weights_gradient(inputs.predictor, "lm", "decoder"),
     )
-    _ops.pruned_step_layers_backward.default(
-        inputs.encoder, inputs.predictor, call.fields, saved, *gradients, sums
-    )
+    given = (inputs.encoder, inputs.predictor, call.fields, saved)
+    _ops.pruned_step_layers_backward.default(*given, *gradients, sums)
     return gradients

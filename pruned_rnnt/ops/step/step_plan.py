@@ -1,7 +1,4 @@
-"""Inputs, options and results of a pruned step, and the layers that it takes.
-
-Axes as in pruned_step.py.
-"""
+"""Inputs, options and results of a pruned step, and the layers that it takes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.ops.joiner.fused_joiner import JoinerPlan
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 

@@ -1,17 +1,13 @@
-"""The transducer loss of logits over the whole lattice.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
-"""
+"""The transducer loss of logits, over the whole lattice or inside a band."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.bounds import check_bounds
+from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.packing import given_packed_rows
-from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.reduction import reduced
+from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss
@@ -78,6 +74,48 @@ def rnnt_loss(
     return reduced(loss, reduction)
 
 
+def rnnt_loss_pruned(
+    logits: Tensor,
+    targets: Tensor,
+    bounds: Bounds,
+    logit_lengths: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    *,
+    blank: int = 0,
+    rnnt_type: str = "regular",
+    from_log_probs: bool = False,
+    delay_penalty: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    clamp: float | None = None,
+    hat: bool = False,
+    reduction: str = "mean",
+    in_place: bool = False,
+    validate: bool = False,
+) -> Tensor:
+    """Transducer loss over the paths that stay inside a band (arXiv 2206.13236).
+
+    Args:
+        logits: (N, T, S, V), column j of frame t standing for bounds.start[n, t] + j; or packed,
+            (sum T_n S, V): the frames of each utterance, one utterance after the other.
+        bounds: of prune_bounds; start (N, T).
+        others: as of rnnt_loss.
+
+    Returns:
+        (N,) or a scalar; float64 for float64 logits, else float32.
+
+    Raises:
+        TypeError, ValueError: as rnnt_loss, and a band without a path.
+    """
+    V = check_logits(logits, "S", in_place)
+    check_bounds_type(bounds)
+    checks.check_reduction(reduction)
+    options = checks.check_options(
+        blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
+    )
+    batch = (targets, logit_lengths, target_lengths)
+    return reduced(loss_of_logits(logits, batch, bounds, options, in_place, validate), reduction)
+
+
 def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:
     """V of logits of four dimensions, the third of which is `columns` in words, or packed."""
     checks.check_tensor("logits", logits)
@@ -111,14 +149,15 @@ def rows_of_logits(
 ) -> tuple[Utterances, LatticeRows]:
     """The checked batch, on the device, and the geometry of padded or packed logits."""
     packed, vocabulary = logits.dim() == 2, logits.shape[-1]
-    sizes = checks.Sizes(None, None, None, vocabulary)
+    sizes = checks.Sizes(None, None, None, vocabulary, logits.device, "logits")
     if not packed:
         size, frames, columns, _ = logits.shape
-        sizes = checks.Sizes(size, frames, columns - 1 if bounds is None else None, vocabulary)
+        symbols = columns - 1 if bounds is None else None
+        sizes = sizes._replace(batch=size, frames=frames, symbols=symbols)
         if bounds is not None:
             shape = (size, frames, bounds.s_range, vocabulary)
             checks.check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
-    checked = checks.check_batch(*batch, sizes, options, logits.device, "logits", validate)
+    checked = checks.check_batch(*batch, sizes, options, validate)
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
