@@ -197,6 +197,7 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     start = _defaults(cls, layers)
     merged = start
     for source, values in layers:
+        _restore_words(start, values)
         try:
             merged = OmegaConf.merge(merged, values)
         except ConfigKeyError as error:
@@ -208,6 +209,16 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     # Configuration classes raise ValueError for values out of range.
     except (ValueError, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
+
+
+def _restore_words(start: Any, values: Any) -> None:
+    """Replaces the booleans of settings whose choices include the word: YAML reads off as False."""
+    from omegaconf import OmegaConf
+
+    for key, value in _leaves(OmegaConf.to_container(values)).items():
+        word = "on" if value else "off"
+        if isinstance(value, bool) and not _fits(start, key, value) and _fits(start, key, word):
+            OmegaConf.update(values, key, word)
 
 
 def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
@@ -274,18 +285,26 @@ def _wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
 def _first_bad_key(start: Any, values: Any) -> str | None:
     """The first leaf that cannot be merged, as `key=value`."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     plain = OmegaConf.to_container(values) if OmegaConf.is_config(values) else values
     for key, value in _leaves(plain).items():
-        tree: Any = value
-        for part in reversed(key.split(".")):
-            tree = {part: tree}
-        try:
-            OmegaConf.merge(start, tree)
-        except OmegaConfBaseException:
+        if not _fits(start, key, value):
             return f"{key}={value}"
     return None
+
+
+def _fits(start: Any, key: str, value: Any) -> bool:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    tree: Any = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    try:
+        OmegaConf.merge(start, tree)
+    except OmegaConfBaseException:
+        return False
+    return True
 
 
 def _sections(start: Any) -> list[str]:

@@ -27,6 +27,8 @@ class Optimiser:
     learning_rate: float = 1e-3
     betas: tuple[float, ...] = (0.9, 0.98)
     clip: float | None = None
+    averaging: Literal["auto", "on", "off"] = "auto"
+    nesterov: bool = True
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
@@ -79,6 +81,18 @@ def test_defaults_then_yaml_then_overrides(tmp_path: Path) -> None:
     assert config.optimiser.name == "adamw"
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("word", ["on", "off"])
+def test_words_that_yaml_reads_as_booleans(tmp_path: Path, word: str) -> None:
+    text = f"optimiser:\n  averaging: {word}\n  nesterov: {word}\n"
+    from_file = load_config(Experiment, write(tmp_path / "a.yaml", text))
+    overridden = load_config(
+        Experiment, None, [f"optimiser.averaging={word}", f"optimiser.nesterov={word}"]
+    )
+    for config in (from_file, overridden):
+        assert config.optimiser.averaging == word
+        assert config.optimiser.nesterov is (word == "on")
 
 
 def test_base_file_comes_first(tmp_path: Path) -> None:
