@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 ConfigT = TypeVar("ConfigT")
 
@@ -197,6 +197,7 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     start = _defaults(cls, layers)
     merged = start
     for source, values in layers:
+        _restore_off(start, values)
         try:
             merged = OmegaConf.merge(merged, values)
         except ConfigKeyError as error:
@@ -242,6 +243,20 @@ def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
             for _, node in choices:
                 node["kind"] = last
     return start
+
+
+def _restore_off(start: Any, values: Any) -> None:
+    """Undo in place that YAML reads `off` as false, where it is one of a setting's choices."""
+    from omegaconf import OmegaConf
+
+    for key, value in _leaves(OmegaConf.to_container(values)).items():
+        section, _, name = key.rpartition(".")
+        owner = start if not section else OmegaConf.select(start, section, default=None)
+        owner_type = OmegaConf.get_type(owner)
+        if value is not False or not dataclasses.is_dataclass(owner_type):
+            continue
+        if "off" in get_args(get_type_hints(owner_type).get(name)):
+            OmegaConf.update(values, key, "off")
 
 
 def _sections_with_kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Mapping[str, type]]]:

@@ -56,6 +56,8 @@ class Picture:
     shape: Shape = field(
         default_factory=Circle, metadata={"kinds": {"circle": Circle, "polygon": Polygon}}
     )
+    every: bool = True
+    kernels: Literal["auto", "off"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,20 @@ def test_base_file_comes_first(tmp_path: Path) -> None:
     path = write(tmp_path / "top.yaml", "base: base.yaml\nseed: 4\n")
     config = load_config(Experiment, path)
     assert (config.seed, config.optimiser.learning_rate) == (4, 0.1)
+
+
+def test_off_is_a_word_where_it_is_a_choice(tmp_path: Path) -> None:
+    # YAML reads it as false.
+    path = write(tmp_path / "a.yaml", "picture: {every: off, kernels: off}\n")
+    for config in (
+        load_config(Experiment, path),
+        load_config(Experiment, None, ["picture.every=off", "picture.kernels=off"]),
+        load_config(Experiment, None, ["picture.kernels=false", "picture.every=false"]),
+    ):
+        assert config.picture.kernels == "off"
+        assert config.picture.every is False
+    with pytest.raises(ConfigError, match=r"optimiser\.name.*adamw"):
+        load_config(Experiment, None, ["optimiser.name=off"])
 
 
 def test_base_cycle_is_refused(tmp_path: Path) -> None:
