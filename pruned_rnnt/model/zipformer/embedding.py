@@ -22,6 +22,7 @@ from pruned_rnnt.model.joined_frames import (
     channels_last,
     should_avoid_cudnn_replanning,
 )
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.subsampling_convolutions import Conv2d, FirstConv2d, WideConv2d
@@ -215,9 +216,11 @@ class ConvNeXt(nn.Module):
     def _pointwise(self, x_NCTF: Tensor) -> Tensor:
         """pointwise(SwooshL(pointwise(x)))."""
         first, second = self.pointwise_conv1, self.pointwise_conv2
-        if not (torch.is_grad_enabled() and should_avoid_cudnn_replanning(x_NCTF)):
+        as_linear = torch.is_grad_enabled() or use_kernels(x_NCTF)
+        if not (as_linear and should_avoid_cudnn_replanning(x_NCTF)):
             return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
-        # As linear layers over frames and bins, which do not store the activation for backward.
+        # As linear layers over frames and bins: the activation is one pass, and is not stored for
+        # backward.
         x_NTFC = channels_last(x_NCTF).movedim(1, -1)
         weight, bias = first.weight.flatten(1), first.bias
         hidden_NTFC = linear(x_NTFC, weight, bias)
