@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.kernels import available
+from pruned_rnnt.model.subsampling_convolutions import depthwise_maps
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +34,7 @@ ZIPFORMER_KERNELS = {
     "attention._squash_kernel",
     "convolution._depthwise_kernel",
     "convolution._gate_kernel",
+    "maps._maps_kernel",
     "norm._norm_kernel",
     "softmax._forward_kernel",
     "stream._add_kernel",
@@ -82,6 +85,21 @@ def check(encoder: Encoder, lengths: list[int], precision: torch.dtype, **chunks
     rounding = 1e-5 if precision == torch.float32 else 1e-2
     errors = zip(relative_errors(fused, exact), relative_errors(plain, exact), strict=True)
     assert all(of_fused <= 1.5 * of_plain + rounding for of_fused, of_plain in errors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 128, 1, 1), (2, 20, 9, 5), (1, 136, 133, 19)])
+def test_depthwise_maps(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    channels = shape[1]
+    convolution = nn.Conv2d(channels, channels, 7, groups=channels).to(DEVICE, dtype)
+    x_NCTF = torch.randn(shape).to(DEVICE, dtype)
+    with torch.inference_mode():
+        found = depthwise_maps(convolution, x_NCTF)
+        expected = convolution.double()(functional.pad(x_NCTF.double(), (3, 3, 3, 3)))
+    assert found.dtype == dtype
+    tolerance = 1e-6 if dtype == torch.float32 else 4e-3
+    assert (found - expected).norm() <= tolerance * expected.norm()
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
