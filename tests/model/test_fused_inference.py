@@ -82,7 +82,7 @@ def check(encoder: Encoder, lengths: list[int], precision: torch.dtype, **chunks
     plain = encode(encoder, lengths, "off", precision, chunks)
     exact = encode(encoder.double(), lengths, "off", torch.float64, chunks)
     assert all(x.isfinite().all() for x in fused)
-    rounding = 1e-5 if precision == torch.float32 else 1e-2
+    rounding = 1e-5 if precision == torch.float32 else 3e-2
     errors = zip(relative_errors(fused, exact), relative_errors(plain, exact), strict=True)
     assert all(of_fused <= 1.5 * of_plain + rounding for of_fused, of_plain in errors)
 
