@@ -39,6 +39,7 @@ from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.rows import start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.model.kernels.available import MODES, kernel_report, set_mode
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
@@ -60,6 +61,7 @@ _COLUMNS = {
     "method": "search",
     "batch_size": "batch",
     "precision": "encoder",
+    "fused_kernels": "fused kernels",
     "symbols_per_second": "symbols/s",
     "encoder_ms": "encoder ms",
     "search_ms": "search ms",
@@ -147,9 +149,11 @@ def measure(
     seconds: float,
     *,
     precision: Precision,
+    fused_kernels: str,
     repeat: int,
 ) -> Iterator[dict[str, Any]]:
     """A row for each search at one batch size, with the time of the encoder."""
+    set_mode(fused_kernels)
     device = next(model.parameters()).device
     frames = round(FRAMES_PER_SECOND * seconds)
     bins = model.config.encoder.num_mel_bins
@@ -174,6 +178,7 @@ def measure(
             "method": method,
             "batch_size": batch_size,
             "precision": precision,
+            "fused_kernels": fused_kernels,
             "symbols_per_second": round(found / audio_seconds, 2),
             "utterance_seconds": seconds,
             "encoder_ms": round(1000 * encoder_seconds, 1),
@@ -217,6 +222,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--precision", default="float32", choices=get_args(Precision), help="of the encoder"
     )
+    options.add_argument(
+        "--fused-kernels",
+        nargs="+",
+        default=["auto"],
+        choices=MODES,
+        help="decode.fused_kernels; several are measured in turns",
+    )
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--threads", type=int, help="on the CPU; default: as torch chooses")
     options.add_argument("--json", type=Path, metavar="FILE", help="append rows as JSON lines")
@@ -234,13 +246,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for device in options.devices:
         model = model.to(device)
-        for batch_size in options.batch_sizes:
+        print(kernel_report(torch.device(device)), file=sys.stderr)
+        for batch_size, mode in itertools.product(options.batch_sizes, options.fused_kernels):
             for row in measure(
                 model,
                 options.methods,
                 batch_size,
                 options.seconds,
                 precision=options.precision,
+                fused_kernels=mode,
                 repeat=options.repeat,
             ):
                 rows.append(row)

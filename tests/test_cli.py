@@ -17,6 +17,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
@@ -53,6 +54,15 @@ def test_decode_other_sets_and_checkpoints(
     settings = [f"decode.checkpoint={which}", "decode.split=dev", "decode.use_average=false"]
     assert main(["decode", str(run), *settings]) == 0
     assert "dev greedy" in capsys.readouterr().out
+
+
+def test_fused_kernels_are_chosen(run: Path, tmp_path: Path) -> None:
+    output = ["--output", str(tmp_path)]
+    for command in (["decode", str(run)], ["align", str(run), *output]):
+        for mode, report in (("off", "off"), ("auto", "(not )?used")):
+            assert main([*command, f"decode.fused_kernels={mode}"]) == 0
+            line = kernel_report(torch.device("cuda"))
+            assert re.match(f"fused encoder kernels: {report}", line)
 
 
 def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,9 @@ class DecodeConfig:
         CTC head. Models of loss.kind=ctc have only the last two; greedy is then ctc_greedy.
     precision: dtype of the encoder's matrix products. On a GPU, large batches take less time in
         bfloat16; the search itself is always float32.
+    fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
+        compile them for the device; `off` with plain torch. Results differ by rounding. Validations
+        of a training use train.fused_kernels.
     split: split of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
@@ -51,6 +54,7 @@ class DecodeConfig:
         "ctc_prefix_beam",
     ] = "greedy"
     precision: Precision = "float32"
+    fused_kernels: Literal["auto", "off"] = "auto"
     split: str = "test"
     checkpoint: str = "last"
     use_average: bool = True

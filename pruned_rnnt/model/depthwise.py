@@ -37,7 +37,7 @@ def depthwise(
     """
     dtype = compute_dtype(x_NTE, convolution.weight)
     assert convolution.bias is not None
-    if torch.is_grad_enabled() and use_kernels(x_NTE, convolution.weight):
+    if use_kernels(x_NTE, convolution.weight):
         mixed_NTE: Tensor = _FusedDepthwise.apply(  # type: ignore[no-untyped-call]
             x_NTE.to(dtype),
             convolution.weight.to(dtype),

@@ -84,6 +84,26 @@ class _WideConvolution(torch.autograd.Function):
         return of_x, of_weight, bias_gradient(grad_NTFC, weight.dtype), None
 
 
+def depthwise_maps(convolution: nn.Conv2d, x_NCTF: Tensor) -> Tensor:
+    """A depthwise convolution with zeros around the maps, for inference with fused kernels.
+
+    Returns maps of the shape of x, in the memory order (N, T, F, C).
+
+    Args:
+        convolution: without padding; its weights are square, of odd size.
+    """
+    from pruned_rnnt.model.kernels.maps import depthwise_maps as fused_maps
+
+    assert convolution.bias is not None
+    dtype = compute_dtype(x_NCTF, convolution.weight)
+    mixed_NTFC = fused_maps(
+        x_NCTF.to(dtype).movedim(1, -1).contiguous(),
+        convolution.weight.squeeze(1).movedim(0, -1).to(dtype).contiguous(),
+        convolution.bias.to(dtype),
+    )
+    return channels_last(mixed_NTFC.movedim(-1, 1))
+
+
 class FirstConv2d(nn.Conv2d):
     """nn.Conv2d of one channel with 3 x 3 weights; on a GPU, a matrix product of all windows.
 

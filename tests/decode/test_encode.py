@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encode import Precision, encode_padded
+from pruned_rnnt.decode.encode import Precision, choose_kernels, encode_padded
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.kernels.available import set_mode
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -38,3 +41,27 @@ def test_lower_precision_is_near_float32(
 
 def test_results_name_the_precision() -> None:
     assert DecodeConfig(precision="bfloat16", metric="cer").label == "greedy-bfloat16-cer"
+
+
+def test_log_says_whether_fused_kernels_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pruned_rnnt")
+    gpu = torch.device("cuda")
+    obstacle = "Triton is not installed"
+    monkeypatch.setattr("pruned_rnnt.model.kernels.available._obstacle", lambda: obstacle)
+    try:
+        choose_kernels("off", gpu)
+        choose_kernels("auto", gpu)
+        obstacle = ""
+        choose_kernels("auto", gpu)
+        choose_kernels("auto", torch.device("cpu"))
+    finally:
+        set_mode("auto")
+    assert [record.message for record in caplog.records] == [
+        "fused encoder kernels: off",
+        "fused encoder kernels: not used, Triton is not installed",
+        "fused encoder kernels: used",
+    ]
+    with pytest.raises(ValueError, match="mode is 'on', needs to be one of auto, off"):
+        choose_kernels("on", gpu)

@@ -18,6 +18,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -173,6 +174,15 @@ def test_settings_and_segments_are_used(
     segments = SegmentConfig(window=2.0)
     cut = pruned_rnnt.load(run, segments=segments).transcribe(sound(SECONDS))
     assert cut == Recogniser(model, tokenizer, segments=segments).transcribe(sound(SECONDS))
+
+
+def test_fused_kernels_are_chosen(model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = save_file(tmp_path / "file", model, tokenizer)
+    off = "fused encoder kernels: off"
+    pruned_rnnt.load(path, settings=["decode.fused_kernels=off"])
+    assert kernel_report(torch.device("cuda")) == off
+    pruned_rnnt.load(path)
+    assert kernel_report(torch.device("cuda")) != off
 
 
 def test_folders_without_a_model_are_named(

@@ -1,4 +1,4 @@
-"""Fused Triton kernels of the encoders' training step.
+"""Fused Triton kernels of the encoders, for training and inference.
 
 The module that calls a kernel also has an implementation in plain torch. `available.use_kernels`
 chooses: kernels on CUDA if Triton is installed (torch's CUDA wheels for Linux include it), and

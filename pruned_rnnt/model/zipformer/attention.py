@@ -217,7 +217,7 @@ def sums_of_squashed(
     if uniform is True:
         weights_NTS = uniform_weights(weights_NTS)
     chosen = uniform if isinstance(uniform, Tensor) else None
-    if not (torch.is_grad_enabled() and use_kernels(weights_NTS, value_NSC, squashed_NSC)):
+    if not use_kernels(weights_NTS, value_NSC, squashed_NSC):
         if chosen is not None:
             weights_NTS = torch.where(chosen > 0.0, uniform_weights(weights_NTS), weights_NTS)
         return weights_NTS @ (value_NSC * torch.tanh(squashed_NSC))

@@ -74,7 +74,7 @@ class ConvolutionModule(nn.Module):
 
 def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
     """The lower half of the channels times the sigmoid of the upper half; zero in padding."""
-    if not (torch.is_grad_enabled() and x_NTC.requires_grad and use_kernels(x_NTC)):
+    if not use_kernels(x_NTC):
         return functional.glu(x_NTC) * real_NT1
     gated_NTE: Tensor = _Gate.apply(x_NTC, real_NT1)  # type: ignore[no-untyped-call]
     return gated_NTE
@@ -101,7 +101,7 @@ class _Gate(torch.autograd.Function):
 def gated_depthwise(convolution: nn.Conv1d, x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
     """The convolution of `gate`, (N, T, 2 E) -> (N, T, E), whose backward pass gates again."""
     weight, bias = convolution.weight, convolution.bias
-    if not (torch.is_grad_enabled() and x_NTC.requires_grad and use_kernels(x_NTC, weight)):
+    if not use_kernels(x_NTC, weight):
         return depthwise(convolution, gate(x_NTC, real_NT1))
     assert bias is not None
     dtype = compute_dtype(x_NTC, weight)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,15 @@ from pruned_rnnt.model.joined_frames import (
     channels_last,
     should_avoid_cudnn_replanning,
 )
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
-from pruned_rnnt.model.subsampling_convolutions import Conv2d, FirstConv2d, WideConv2d
+from pruned_rnnt.model.subsampling_convolutions import (
+    Conv2d,
+    FirstConv2d,
+    WideConv2d,
+    depthwise_maps,
+)
 from pruned_rnnt.model.zipformer.activation import Swoosh, swoosh_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient, own_gradient
@@ -181,7 +188,11 @@ class ConvNeXt(nn.Module):
         `x_again`, which computes x, x is not kept for backward.
         """
         kept: AbstractContextManager[None] = nullcontext()
-        if past_NCTF is None:
+        convolve: Callable[[Tensor], Tensor] = self.depthwise_conv
+        weight = self.depthwise_conv.weight
+        if past_NCTF is None and not torch.is_grad_enabled() and use_kernels(x_NCTF, weight):
+            padded_NCTF, convolve = x_NCTF, partial(depthwise_maps, self.depthwise_conv)
+        elif past_NCTF is None:
             padding = (CONTEXT, CONTEXT, CONTEXT, CONTEXT)
             padded_NCTF = functional.pad(x_NCTF, padding)
             if x_again is not None:
@@ -192,7 +203,7 @@ class ConvNeXt(nn.Module):
             past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
             padded_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
         with kept:
-            mixed_NCTF = self.depthwise_conv(padded_NCTF)
+            mixed_NCTF = convolve(padded_NCTF)
         branch = self._pointwise(mixed_NCTF)
         if self.training:
             skip = self.clock.dropout_rate_on(_SKIP_BLOCK, branch.device)
@@ -215,9 +226,11 @@ class ConvNeXt(nn.Module):
     def _pointwise(self, x_NCTF: Tensor) -> Tensor:
         """pointwise(SwooshL(pointwise(x)))."""
         first, second = self.pointwise_conv1, self.pointwise_conv2
-        if not (torch.is_grad_enabled() and should_avoid_cudnn_replanning(x_NCTF)):
+        as_linear = torch.is_grad_enabled() or use_kernels(x_NCTF)
+        if not (as_linear and should_avoid_cudnn_replanning(x_NCTF)):
             return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
-        # As linear layers over frames and bins, which do not store the activation for backward.
+        # As linear layers over frames and bins: the activation is one pass, and is not stored for
+        # backward.
         x_NTFC = channels_last(x_NCTF).movedim(1, -1)
         weight, bias = first.weight.flatten(1), first.bias
         hidden_NTFC = linear(x_NTFC, weight, bias)

@@ -40,9 +40,14 @@ def add_branch(
 
 
 def _readers_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype of autocast, or None if modules read x itself: autocast or gradients are off."""
+    """The dtype of autocast, or None if modules read x itself.
+
+    They do without autocast, and in inference without fused kernels.
+    """
     device = x.device.type
-    if not (torch.is_grad_enabled() and torch.is_autocast_enabled(device)):
+    if not torch.is_autocast_enabled(device):
+        return None
+    if not (torch.is_grad_enabled() or use_kernels(x)):
         return None
     return torch.get_autocast_dtype(device)
 

@@ -39,7 +39,7 @@ def masked_softmax(
         penalty_switch: (1,) float32 on the device; if it is 1, the effect of `limit_scores` is
             added. Needs fused kernels.
     """
-    if not (torch.is_grad_enabled() and scores.requires_grad):
+    if not (torch.is_grad_enabled() and scores.requires_grad) and not use_kernels(scores):
         total = _total(scores, by_distance)
         return torch.where(blocked, _BLOCKED_SCORE, total).softmax(dim=-1).to(total.dtype)
     weights: Tensor = _MaskedSoftmax.apply(  # type: ignore[no-untyped-call]
