@@ -113,7 +113,9 @@ def test_adapters_and_frozen_layers_in_graphs(kind: str, precision: torch.dtype)
         if name.endswith("lora_up"):
             torch.nn.init.normal_(parameter, std=0.1)
     for each in (encoder, adapted):
-        compare(each, precision, 1e-4 if precision == torch.float32 else 3e-2)
+        # Without the embedding, whose gradient is 16 to 46 times as large as the rest, the rounding
+        # errors of the whiteners' penalties are larger in relation.
+        compare(each, precision, 1e-3 if precision == torch.float32 else 3e-2)
         assert all(p.grad is None for p in each.parameters() if not p.requires_grad)
 
 
