@@ -88,18 +88,20 @@ def launches() -> str:
 def decoding() -> str:
     rows = read_rows("decoding")
 
-    def column(row: Row) -> tuple[str, str, int]:
-        return row["device"], row.get("precision", "float32"), row["batch_size"]
+    def case(row: Row) -> tuple[str, str, int, int]:
+        precision = row.get("precision", "float32")
+        return row["device"], precision, row["parameters"], row["batch_size"]
 
-    cells = {(row["method"], *column(row)): row for row in rows}
-    columns = sorted(set(map(column, rows)), key=lambda each: (each[0], each[1] != "float32", each))
-    header = ["search"]
-    for device, precision, size in columns:
-        header.append(", ".join([device, *[precision] * (precision != "float32"), f"batch {size}"]))
+    cells = {(*case(row), row["method"]): row for row in rows}
+    methods = list(dict.fromkeys(row["method"] for row in rows))
     lines = [
-        [method, *(_factor(cells.get((method, *each))) for each in columns)]
-        for method in dict.fromkeys(row["method"] for row in rows)
+        [device, f"{parameters / 1e6:.0f} M", precision, str(batch)]
+        + [_factor(cells.get((device, precision, parameters, batch, name))) for name in methods]
+        for device, precision, parameters, batch in sorted(
+            set(map(case, rows)), key=lambda each: (each[0], each[1] != "float32", each[2:])
+        )
     ]
+    header = ["device", "parameters", "encoder", "batch", *methods]
     return markdown(header, lines) + provenance(cells.values())
 
 

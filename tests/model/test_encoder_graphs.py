@@ -113,8 +113,11 @@ def test_adapters_and_frozen_layers_in_graphs(kind: str, precision: torch.dtype)
         if name.endswith("lora_up"):
             torch.nn.init.normal_(parameter, std=0.1)
     for each in (encoder, adapted):
-        # Without the embedding, whose gradient is 16 to 46 times as large as the rest, the rounding
-        # errors of the whiteners' penalties are larger in relation.
+        # All variance of these untrained attention outputs is in one direction, so that the
+        # penalty of their whiteners is mostly rounding errors (2% in plain float32).
+        for module in each.modules():
+            if isinstance(module, Whiten):
+                module.limit = 1e9
         compare(each, precision, 1e-3 if precision == torch.float32 else 3e-2)
         assert all(p.grad is None for p in each.parameters() if not p.requires_grad)
 
