@@ -88,19 +88,20 @@ def launches() -> str:
 def decoding() -> str:
     rows = read_rows("decoding")
 
-    def case(row: Row) -> tuple[str, str, int, int]:
+    def case(row: Row) -> tuple[str, str, int, int, float]:
         precision = row.get("precision", "float32")
-        return row["device"], precision, row["parameters"], row["batch_size"]
+        size, seconds = row["batch_size"], row["utterance_seconds"]
+        return row["device"], precision, row["parameters"], size, seconds
 
     cells = {(*case(row), row["method"]): row for row in rows}
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    lines = [
-        [device, f"{parameters / 1e6:.0f} M", precision, str(batch)]
-        + [_factor(cells.get((device, precision, parameters, batch, name))) for name in methods]
-        for device, precision, parameters, batch in sorted(
-            set(map(case, rows)), key=lambda each: (each[0], each[1] != "float32", each[2:])
-        )
-    ]
+    lines = []
+    for each in sorted(
+        set(map(case, rows)), key=lambda each: (each[0], each[1] != "float32", each)
+    ):
+        device, precision, parameters, size, seconds = each
+        name = [device, f"{parameters / 1e6:.0f} M", precision, f"{size} of {seconds:g} s"]
+        lines.append([*name, *(_factor(cells.get((*each, method))) for method in methods)])
     header = ["device", "parameters", "encoder", "batch", *methods]
     return markdown(header, lines) + provenance(cells.values())
 
