@@ -27,6 +27,8 @@ class DecodeConfig:
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
         compile them for the device; `off` with plain torch. Results differ by rounding. Validations
         of a training use train.fused_kernels.
+    batch_seconds: of audio that transcription decodes together, with padding: segments of long
+        audio and of several recordings. null: 600 on a GPU, and on a CPU each segment by itself.
     split: split of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
@@ -55,6 +57,7 @@ class DecodeConfig:
     ] = "greedy"
     precision: Precision = "float32"
     fused_kernels: Literal["auto", "off"] = "auto"
+    batch_seconds: float | None = None
     split: str = "test"
     checkpoint: str = "last"
     use_average: bool = True
@@ -73,6 +76,8 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
         check_at_least("decode", self, chunk=0, left=0, refinements=0)
+        if self.batch_seconds is not None and not self.batch_seconds >= 0:
+            raise ValueError(f"decode.batch_seconds is {self.batch_seconds}, needs >= 0 or null")
         if self.fusion.enabled and self.method not in _BEAM_METHODS:
             raise ValueError(f"decode.fusion needs {_NEEDS_BEAM}, got {self.method}")
         if self.fusion.ilm_scale and self.method == "ctc_prefix_beam":

@@ -10,6 +10,7 @@ H context size, V vocabulary.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,9 @@ class OnnxRecogniser(AudioRecogniser):
             self._decoder = _session(folder, "decoder", threads)
             self._joiner = _session(folder, "joiner", threads)
             self._context_size = int(_metadata(self._decoder)["context_size"])
+
+    def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
+        return [self._best_path(features_TF) for features_TF in segments]
 
     def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
         encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)

@@ -6,7 +6,7 @@ Axes: S samples, T feature frames, F mel bins.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -29,10 +29,16 @@ from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.joined_path import JoinedPath
-from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter, SpeechDetector
+from pruned_rnnt.transcribe.segments import (
+    AudioPiece,
+    Segment,
+    SegmentConfig,
+    Segmenter,
+    SpeechDetector,
+)
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
-from pruned_rnnt.transcribe.windows import encode_features
+from pruned_rnnt.transcribe.windows import encode_segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +58,15 @@ class Transcription:
         return self.text
 
 
+# Of audio that a GPU decodes together: enough to keep it busy, in a few GiB of memory.
+_BATCH_SECONDS = 600.0
 # Input of `transcribe`: the path of an audio file, or (S,) samples.
 Audio = Path | str | FloatArray
 AudioList = list[Any] | tuple[Audio, ...]
 
 
 class AudioRecogniser(ABC):
-    """Transcribes audio of any length; memory grows with the transcript only.
+    """Transcribes audio of any length; memory grows with the transcripts only.
 
     Audio longer than `segments.window` is cut at pauses. Where there is no pause within this
     length, overlapping windows are transcribed and joined at words that both contain.
@@ -69,6 +77,8 @@ class AudioRecogniser(ABC):
         p99_duration: 99th percentile of the training utterances' durations in seconds; None if
             unknown.
         sampling_rate: 16000, the rate in Hz that the model works at.
+        batch_seconds: of audio, with padding, in the segments that are decoded together; 0: each
+            segment by itself.
 
     Raises:
         MissingPackageError: a package that `segments.detector` needs is not installed.
@@ -76,6 +86,7 @@ class AudioRecogniser(ABC):
 
     model: SpeechModel | None = None
     sampling_rate = SAMPLING_RATE
+    batch_seconds = 0.0
 
     def __init__(
         self,
@@ -91,8 +102,8 @@ class AudioRecogniser(ABC):
         self._new_detector()
 
     @abstractmethod
-    def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
-        """The best path through one segment (T, F), and that of the CTC head, if it has one."""
+    def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
+        """The best path through each segment (T, F), and that of the CTC head, if it has one."""
 
     @overload
     def transcribe(
@@ -136,15 +147,9 @@ class AudioRecogniser(ABC):
                 ValueError also for samples of another shape.
         """
         if isinstance(audio, list | tuple):
-            return [
-                self.transcribe(item, sampling_rate=sampling_rate, on_seconds=on_seconds)
-                for item in audio
-            ]
-        if isinstance(audio, str | Path):
-            blocks: Iterable[FloatArray] = audio_blocks(audio)
-        else:
-            blocks = [_samples(audio, sampling_rate)]
-        return self._transcribe(_pieces(blocks), on_seconds)
+            return self._transcribe((_read(item, sampling_rate) for item in audio), on_seconds)
+        (found,) = self._transcribe([_read(audio, sampling_rate)], on_seconds)
+        return found
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
         """Transcribe log-mel features (T, F).
@@ -154,23 +159,49 @@ class AudioRecogniser(ABC):
         """
         if self._segments.detector == "silero":
             raise ValueError("the detector silero needs samples: call transcribe, or use energy")
-        return self._transcribe([AudioPiece(np.zeros(0, dtype=np.float32), features_TF)], None)
+        piece = AudioPiece(np.zeros(0, dtype=np.float32), features_TF)
+        (found,) = self._transcribe([[piece]], None)
+        return found
 
     @torch.inference_mode()
     def _transcribe(
-        self, pieces: Iterable[AudioPiece], on_seconds: Callable[[float], None] | None
-    ) -> Transcription:
-        counter = _FrameCounter(pieces, on_seconds)
-        segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
-        path = JoinedPath(self.tokenizer, self._calibration)
-        for segment in segmenter(counter):
-            path.append(*self._best_path(segment.features_TF), segment)
-        return Transcription(
-            text=path.text,
-            words=path.words,
-            score=path.score,
-            seconds=round(counter.frames * FEATURE_SECONDS, 2),
-        )
+        self,
+        recordings: Iterable[Iterable[AudioPiece]],
+        on_seconds: Callable[[float], None] | None,
+    ) -> list[Transcription]:
+        most_frames = self.batch_seconds / FEATURE_SECONDS
+        found: list[tuple[JoinedPath, _FrameCounter]] = []
+        waiting: list[tuple[JoinedPath, Segment]] = []
+        longest = 0
+        for pieces in recordings:
+            counter = _FrameCounter(pieces, on_seconds)
+            path = JoinedPath(self.tokenizer, self._calibration)
+            found.append((path, counter))
+            segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
+            for segment in segmenter(counter):
+                longest = max(longest, len(segment.features_TF))
+                if waiting and (len(waiting) + 1) * longest > most_frames:
+                    self._append(waiting)
+                    waiting, longest = [], len(segment.features_TF)
+                waiting.append((path, segment))
+        self._append(waiting)
+        return [
+            Transcription(
+                text=path.text,
+                words=path.words,
+                score=path.score,
+                seconds=round(counter.frames * FEATURE_SECONDS, 2),
+            )
+            for path, counter in found
+        ]
+
+    def _append(self, waiting: Sequence[tuple[JoinedPath, Segment]]) -> None:
+        """Append the best path of each segment to the path of its recording."""
+        if not waiting:
+            return
+        best = self._best_paths([segment.features_TF for _, segment in waiting])
+        for (path, segment), (hypothesis, head) in zip(waiting, best, strict=True):
+            path.append(hypothesis, head, segment)
 
     def _new_detector(self) -> SpeechDetector:
         return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
@@ -209,14 +240,24 @@ class Recogniser(AudioRecogniser):
         self.model = model.eval()
         decode = decode or DecodeConfig()
         self._precision = decode.precision
+        on_gpu = next(model.parameters()).device.type != "cpu"
+        self.batch_seconds = (
+            _BATCH_SECONDS * on_gpu if decode.batch_seconds is None else decode.batch_seconds
+        )
         self._search = build_search(model, decode, tokenizer, language_model)
 
-    def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
-        encoded_NTE = encode_features(self.model, features_TF, self._precision)
-        lengths = torch.tensor([encoded_NTE.size(1)])
-        ((best, *_),) = self._search(encoded_NTE, lengths)
-        (head,) = head_paths(self.model, encoded_NTE, lengths, [best.symbols])
-        return best, head
+    def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
+        encoded_NTE, lengths = encode_segments(self.model, segments, self._precision)
+        best = [hypotheses[0] for hypotheses in self._search(encoded_NTE, lengths)]
+        heads = head_paths(self.model, encoded_NTE, lengths, [each.symbols for each in best])
+        return list(zip(best, heads, strict=True))
+
+
+def _read(audio: Audio, sampling_rate: int) -> Iterable[AudioPiece]:
+    """The pieces of a file or of samples."""
+    if isinstance(audio, str | Path):
+        return _pieces(audio_blocks(audio))
+    return _pieces([_samples(audio, sampling_rate)])
 
 
 def _samples(audio: FloatArray, sampling_rate: int) -> FloatArray:

@@ -5,7 +5,7 @@ Axes: T feature frames (10 ms), T' encoder frames (40 ms), F mel bins, E encoder
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,9 +166,18 @@ def encode_features(
 
     Features shorter than the receptive field of a frame are padded with their last one.
     """
-    missing = model.encoder.receptive_field - len(features_TF)
-    if missing > 0:
-        features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
-    lengths = torch.tensor([len(features_TF)])
-    encoded_NTE, _ = encode_padded(model, features_TF[None], lengths, precision)
-    return encoded_NTE
+    return encode_segments(model, [features_TF], precision)[0]
+
+
+def encode_segments(
+    model: SpeechModel, segments: Sequence[Tensor], precision: Precision = "float32"
+) -> tuple[Tensor, Tensor]:
+    """Features (T, F) of N utterances, as in `encode_features` -> (N, T', E) and (N,) lengths."""
+    shortest = model.encoder.receptive_field
+    padded = [
+        nn.functional.pad(each[None], (0, 0, 0, max(0, shortest - len(each))), "replicate")[0]
+        for each in segments
+    ]
+    lengths = torch.tensor([len(each) for each in padded])
+    features_NTF = nn.utils.rnn.pad_sequence(padded, batch_first=True)
+    return encode_padded(model, features_NTF, lengths, precision)

@@ -15,6 +15,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_USAGE
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
@@ -34,7 +35,7 @@ from tests.pretrained.saved_models import (
     save_icefall,
     save_run,
 )
-from tests.tiny_models import randomise, tiny_conformer, tiny_zipformer
+from tests.tiny_models import randomise, tiny_conformer, tiny_model, tiny_zipformer
 from tests.transcribe.random_model import sound
 
 SECONDS = 9.0
@@ -77,6 +78,38 @@ def test_every_kind_of_model_transcribes_alike(
         assert recogniser.tokenizer.symbols == tokenizer.symbols
         assert recogniser.model is not None
         assert not recogniser.model.training
+
+
+@pytest.mark.parametrize("ctc_scale", [0.0, 0.2])
+def test_segments_and_recordings_are_decoded_together(
+    ctc_scale: float, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tiny_conformer(), len(tokenizer), ctc_scale=ctc_scale)
+    recordings = [sound(7.0), sound(0.02), np.zeros(16000, np.float32), sound(23.0), sound(3.0)]
+    segments = SegmentConfig(window=5.0)
+    sizes: list[int] = []
+
+    def recogniser(batch_seconds: float) -> Recogniser:
+        made = Recogniser(
+            model, tokenizer, segments=segments, decode=DecodeConfig(batch_seconds=batch_seconds)
+        )
+        search = made._search
+        monkeypatch.setattr(made, "_search", lambda x, n: sizes.append(len(x)) or search(x, n))
+        return made
+
+    alone = recogniser(0.0).transcribe(recordings)
+    assert set(sizes) == {1}
+    count = len(sizes)
+    sizes.clear()
+    together = recogniser(20.0).transcribe(recordings)
+    assert sum(sizes) == count
+    assert 1 < max(sizes) < count
+    for one, other in zip(together, alone, strict=True):
+        assert (one.text, one.seconds) == (other.text, other.seconds)
+        assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-3)
+        assert [word.start for word in one.words] == [word.start for word in other.words]
+    assert len(alone[3].text.split()) > 5
+    assert not alone[2].text
 
 
 @pytest.mark.slow
