@@ -5,19 +5,17 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_stream import FeatureStream, audio_blocks
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.waveform import FloatArray, resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
@@ -28,7 +26,9 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.joined_path import JoinedPath
+from pruned_rnnt.transcribe.recordings import Audio, AudioList, FrameCounter, read_recording
 from pruned_rnnt.transcribe.segments import (
     AudioPiece,
     Segment,
@@ -39,6 +39,8 @@ from pruned_rnnt.transcribe.segments import (
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
 from pruned_rnnt.transcribe.windows import encode_segments
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +62,6 @@ class Transcription:
 
 # Of audio that a GPU decodes together: enough to keep it busy, in a few GiB of memory.
 _BATCH_SECONDS = 600.0
-# Input of `transcribe`: the path of an audio file, or (S,) samples.
-Audio = Path | str | FloatArray
-AudioList = list[Any] | tuple[Audio, ...]
 
 
 class AudioRecogniser(ABC):
@@ -147,8 +146,10 @@ class AudioRecogniser(ABC):
                 ValueError also for samples of another shape.
         """
         if isinstance(audio, list | tuple):
-            return self._transcribe((_read(item, sampling_rate) for item in audio), on_seconds)
-        (found,) = self._transcribe([_read(audio, sampling_rate)], on_seconds)
+            return self._transcribe(
+                (read_recording(item, sampling_rate) for item in audio), on_seconds
+            )
+        (found,) = self._transcribe([read_recording(audio, sampling_rate)], on_seconds)
         return found
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
@@ -170,11 +171,11 @@ class AudioRecogniser(ABC):
         on_seconds: Callable[[float], None] | None,
     ) -> list[Transcription]:
         most_frames = self.batch_seconds / FEATURE_SECONDS
-        found: list[tuple[JoinedPath, _FrameCounter]] = []
+        found: list[tuple[JoinedPath, FrameCounter]] = []
         waiting: list[tuple[JoinedPath, Segment]] = []
         longest = 0
         for pieces in recordings:
-            counter = _FrameCounter(pieces, on_seconds)
+            counter = FrameCounter(pieces, on_seconds)
             path = JoinedPath(self.tokenizer, self._calibration)
             found.append((path, counter))
             segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
@@ -196,10 +197,26 @@ class AudioRecogniser(ABC):
         ]
 
     def _append(self, waiting: Sequence[tuple[JoinedPath, Segment]]) -> None:
-        """Append the best path of each segment to the path of its recording."""
+        """Append the best path of each segment to the path of its recording.
+
+        Where the memory is too small for all together, halves are decoded one after the other.
+        """
         if not waiting:
             return
-        best = self._best_paths([segment.features_TF for _, segment in waiting])
+        try:
+            best = self._best_paths([segment.features_TF for _, segment in waiting])
+        except (MemoryError, RuntimeError) as error:
+            if len(waiting) == 1 or not is_out_of_memory(error):
+                raise
+            best = None  # outside of this block, the error no longer holds its tensors
+        if best is None:
+            logger.warning(
+                "%d segments do not fit in memory together: decode.batch_seconds is too large",
+                len(waiting),
+            )
+            self._append(waiting[: len(waiting) // 2])
+            self._append(waiting[len(waiting) // 2 :])
+            return
         for (path, segment), (hypothesis, head) in zip(waiting, best, strict=True):
             path.append(hypothesis, head, segment)
 
@@ -251,53 +268,3 @@ class Recogniser(AudioRecogniser):
         best = [hypotheses[0] for hypotheses in self._search(encoded_NTE, lengths)]
         heads = head_paths(self.model, encoded_NTE, lengths, [each.symbols for each in best])
         return list(zip(best, heads, strict=True))
-
-
-def _read(audio: Audio, sampling_rate: int) -> Iterable[AudioPiece]:
-    """The pieces of a file or of samples."""
-    if isinstance(audio, str | Path):
-        return _pieces(audio_blocks(audio))
-    return _pieces([_samples(audio, sampling_rate)])
-
-
-def _samples(audio: FloatArray, sampling_rate: int) -> FloatArray:
-    """Samples (S,) at 16 kHz.
-
-    Raises:
-        ValueError: another shape, no samples, or NaN or infinite ones.
-    """
-    samples_S = np.asarray(audio, dtype=np.float32)
-    if samples_S.ndim != 1 or not samples_S.size:
-        raise ValueError(
-            f"audio has the shape {samples_S.shape}, needs (S,) samples of one channel: average "
-            "the channels, or pass a list for several recordings"
-        )
-    if not np.isfinite(samples_S).all():
-        raise ValueError("audio has NaN or infinite samples")
-    return resample(samples_S, sampling_rate, SAMPLING_RATE)
-
-
-def _pieces(blocks: Iterable[FloatArray]) -> Iterator[AudioPiece]:
-    """Sample blocks (S,) at 16 kHz with the features that are complete with them."""
-    stream = FeatureStream()
-    for block_S in blocks:
-        yield AudioPiece(block_S, stream.accept(block_S))
-    yield AudioPiece(np.zeros(0, dtype=np.float32), stream.finish())
-
-
-class _FrameCounter:
-    """Iterates over pieces, counts their frames and reports the seconds read."""
-
-    def __init__(
-        self, pieces: Iterable[AudioPiece], on_seconds: Callable[[float], None] | None
-    ) -> None:
-        self._pieces = pieces
-        self._on_seconds = on_seconds
-        self.frames = 0
-
-    def __iter__(self) -> Iterator[AudioPiece]:
-        for piece in self._pieces:
-            self.frames += len(piece.features_TF)
-            yield piece
-            if self._on_seconds is not None:
-                self._on_seconds(self.frames * FEATURE_SECONDS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +112,28 @@ def test_segments_and_recordings_are_decoded_together(
         assert [word.start for word in one.words] == [word.start for word in other.words]
     assert len(alone[3].text.split()) > 5
     assert not alone[2].text
+
+
+def test_segments_that_do_not_fit_in_memory_together_are_split(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(tokenizer)
+    recordings = [sound(seconds) for seconds in (3.0, 4.0, 5.0, 2.0, 3.5)]
+    expected = [result.text for result in Recogniser(model, tokenizer).transcribe(recordings)]
+    recogniser = Recogniser(model, tokenizer, decode=DecodeConfig(batch_seconds=60.0))
+    best_paths = recogniser._best_paths
+
+    def limited(segments: Sequence[torch.Tensor]) -> Any:
+        if len(segments) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return best_paths(segments)
+
+    monkeypatch.setattr(recogniser, "_best_paths", limited)
+    limit = 2
+    assert [result.text for result in recogniser.transcribe(recordings)] == expected
+    limit = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        recogniser.transcribe(recordings)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import torch
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.transcribe import recogniser
+from pruned_rnnt.transcribe import recordings
 from tests.transcribe.random_model import save_random_model, sound
 
 
@@ -70,14 +70,14 @@ def test_other_files_are_transcribed_if_one_runs_out_of_memory(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    blocks = recogniser.audio_blocks
+    blocks = recordings.audio_blocks
 
     def failing(path: Path) -> object:
         if path.name == "b.wav":
             raise error
         return blocks(path)
 
-    monkeypatch.setattr(recogniser, "audio_blocks", failing)
+    monkeypatch.setattr(recordings, "audio_blocks", failing)
     assert main(["transcribe", str(model), str(folder)]) == EXIT_FAILED
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2
