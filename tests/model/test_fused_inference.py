@@ -10,25 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.conformer import Conformer, ConformerConfig
+from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.subsampling_convolutions import depthwise_maps
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder
+from tests.tiny_models import tiny_conformer
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 # Feature frames: one encoder frame; no multiple of anything; longer than a tile of each kernel.
 LENGTHS = ([9], [61, 40, 9], [475, 211, 9])
-CONFORMER = ConformerConfig(
-    num_mel_bins=TINY.num_mel_bins,
-    layers=2,
-    dim=16,
-    heads=2,
-    feedforward_dim=24,
-    kernel_size=5,
-    subsampling_channels=4,
+CONFORMER = tiny_conformer(
+    num_mel_bins=TINY.num_mel_bins, layers=2, feedforward_dim=24, kernel_size=5
 )
 ZIPFORMER_KERNELS = {
     "attention._squash_kernel",

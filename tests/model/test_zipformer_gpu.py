@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
-from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
@@ -22,22 +21,14 @@ from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder
+from tests.tiny_models import tiny_conformer
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 VOCAB = 11
-CONFORMER = ConformerConfig(
-    num_mel_bins=CAUSAL.num_mel_bins,
-    layers=2,
-    dim=16,
-    heads=2,
-    feedforward_dim=24,
-    kernel_size=5,
-    subsampling_channels=4,
-    causal=True,
-    chunk_size=4,
-    left_chunks=2,
+CONFORMER = tiny_conformer(
+    num_mel_bins=CAUSAL.num_mel_bins, layers=2, feedforward_dim=24, kernel_size=5, causal=True
 )
 
 
