@@ -1,4 +1,4 @@
-"""Convolutions over time and frequency that subsample features, in forms that are fast on a GPU.
+"""Convolutions of the encoders' front ends over time and frequency, in forms fast on a GPU.
 
 Axes: N batch, T feature frames, T' frames of a feature map, F mel bins, F' bins of a feature map,
 C channels, K values of a window.

@@ -257,10 +257,10 @@ class Recogniser(AudioRecogniser):
         self.model = model.eval()
         decode = decode or DecodeConfig()
         self._precision = decode.precision
-        on_gpu = next(model.parameters()).device.type != "cpu"
-        self.batch_seconds = (
-            _BATCH_SECONDS * on_gpu if decode.batch_seconds is None else decode.batch_seconds
-        )
+        if decode.batch_seconds is not None:
+            self.batch_seconds = decode.batch_seconds
+        elif next(model.parameters()).device.type != "cpu":
+            self.batch_seconds = _BATCH_SECONDS
         self._search = build_search(model, decode, tokenizer, language_model)
 
     def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
