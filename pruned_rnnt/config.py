@@ -1,8 +1,9 @@
 """Configuration: defaults in frozen dataclasses <- YAML file <- `section.key=value`.
 
-Only this module uses OmegaConf. A configuration class is a frozen, keyword-only dataclass beside
-the code that it configures; nested ones make sections. A YAML file holds differences from the
-defaults only, and may extend another file of the same folder with `base: other.yaml`.
+Only this module and config_keys use OmegaConf. A configuration class is a frozen, keyword-only
+dataclass beside the code that it configures; nested ones make sections. A YAML file holds
+differences from the defaults only, and may extend another file of the same folder with
+`base: other.yaml`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+from pruned_rnnt.config_keys import did_you_mean, first_line, fits, leaves, unknown_key, wrong_value
 
 ConfigT = TypeVar("ConfigT")
 
@@ -69,9 +72,9 @@ def config_file(path: str | Path) -> Path:
             return packaged
         names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
         guesses = difflib.get_close_matches(path.stem, names, n=1)
-        hint = f"; did you mean '{guesses[0]}'?" if guesses else ""
         raise ConfigError(
-            f"config file not found: {path}, and the packaged ones are {', '.join(names)}{hint}"
+            f"config file not found: {path}, and the packaged ones are {', '.join(names)}"
+            f"{did_you_mean(guesses)}"
         )
     return path
 
@@ -145,14 +148,7 @@ def differences(old: Any, new: Any) -> list[str]:
 
 def _leaves(config: Any) -> dict[str, Any]:
     """Flat `{"section.key": value}` of a configuration or nested dict."""
-    values = config if isinstance(config, Mapping) else to_dict(config)
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{key}.{rest}": leaf for rest, leaf in _leaves(value).items()})
-        else:
-            flat[str(key)] = value
-    return flat
+    return leaves(config if isinstance(config, Mapping) else to_dict(config))
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, Any]]:
@@ -201,14 +197,14 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
         try:
             merged = OmegaConf.merge(merged, values)
         except ConfigKeyError as error:
-            raise ConfigError(_unknown_key(start, source, str(error.full_key))) from error
+            raise ConfigError(unknown_key(start, source, str(error.full_key))) from error
         except OmegaConfBaseException as error:
-            raise ConfigError(_wrong_value(start, source, values, error)) from error
+            raise ConfigError(wrong_value(start, source, values, error)) from error
     try:
         return cast(ConfigT, OmegaConf.to_object(merged))
     # Configuration classes raise ValueError for values out of range.
     except (ValueError, OmegaConfBaseException) as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(first_line(error)) from error
 
 
 def _restore_words(start: Any, values: Any) -> None:
@@ -217,7 +213,7 @@ def _restore_words(start: Any, values: Any) -> None:
 
     for key, value in _leaves(OmegaConf.to_container(values)).items():
         word = "on" if value else "off"
-        if isinstance(value, bool) and not _fits(start, key, value) and _fits(start, key, word):
+        if isinstance(value, bool) and not fits(start, key, value) and fits(start, key, word):
             OmegaConf.update(values, key, word)
 
 
@@ -242,9 +238,8 @@ def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
             kind = node["kind"]
             if not isinstance(kind, str) or kind not in kinds:
                 guesses = difflib.get_close_matches(str(kind), kinds, n=1)
-                hint = f"; did you mean '{guesses[0]}'?" if guesses else ""
-                names = ", ".join(kinds)
-                raise ConfigError(f"{source}: '{key}.kind={kind}' is none of {names}{hint}")
+                names = ", ".join(kinds) + did_you_mean(guesses)
+                raise ConfigError(f"{source}: '{key}.kind={kind}' is none of {names}")
         if choices:
             last = choices[-1][1]["kind"]
             parent = OmegaConf.select(start, section) if section else start
@@ -263,55 +258,3 @@ def _sections_with_kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Map
             field.default_factory
         ):
             yield from _sections_with_kinds(field.default_factory, f"{prefix}{field.name}.")
-
-
-def _unknown_key(start: Any, source: str, full_key: str) -> str:
-    known = list(_leaves(start)) + _sections(start)
-    leaf = full_key.rpartition(".")[2]
-    guesses = difflib.get_close_matches(full_key, known, n=1, cutoff=0.6)
-    if not guesses:
-        by_leaf = {key.rpartition(".")[2]: key for key in known}
-        guesses = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
-    hint = f"; did you mean '{guesses[0]}'?" if guesses else ""
-    return f"{source}: unknown key '{full_key}'{hint}"
-
-
-def _wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
-    """The message about a wrong value, with its key, which OmegaConf's own error may lack."""
-    key = error.full_key or _first_bad_key(start, values) or "(unknown key)"
-    return f"{source}: '{key}': {_first_line(error)}"
-
-
-def _first_bad_key(start: Any, values: Any) -> str | None:
-    """The first leaf that cannot be merged, as `key=value`."""
-    from omegaconf import OmegaConf
-
-    plain = OmegaConf.to_container(values) if OmegaConf.is_config(values) else values
-    for key, value in _leaves(plain).items():
-        if not _fits(start, key, value):
-            return f"{key}={value}"
-    return None
-
-
-def _fits(start: Any, key: str, value: Any) -> bool:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    tree: Any = value
-    for part in reversed(key.split(".")):
-        tree = {part: tree}
-    try:
-        OmegaConf.merge(start, tree)
-    except OmegaConfBaseException:
-        return False
-    return True
-
-
-def _sections(start: Any) -> list[str]:
-    """Names of all sections: the prefixes of the leaves."""
-    parts = [key.split(".") for key in _leaves(start)]
-    return sorted({".".join(part[:end]) for part in parts for end in range(1, len(part))})
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0].strip()
