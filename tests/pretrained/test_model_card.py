@@ -86,7 +86,10 @@ def _checkpoint(run: Path, step: int) -> Path:
     return run / f"checkpoints/step-{step:08d}.pt"
 
 
-def test_card_without_settings_says_what_is_unknown(tmp_path: Path) -> None:
+def test_card_without_settings_says_what_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no data lies at the default of data.path
     tokenizer = make_tokenizer()
     run = save_run(tmp_path / "run", make_model(tokenizer), tokenizer)
     assert main(["export", str(run), "--format", "icefall"]) == 0
