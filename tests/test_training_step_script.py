@@ -226,11 +226,14 @@ def test_printed_table() -> None:
 def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = {"alone_step_ms": 90.0, "together_step_ms": 100.0, "side_by_side_step_ms": 95.0}
     efficiency = {"together_efficiency": 0.9, "side_by_side_efficiency": 0.95}
+    # 300 MB: 3 ms at 100 GB/s and 1 ms at 300 GB/s.
+    exchange = {"exchange_step_ms": 92.0, "gradient_bytes": 3 * 10**8}
     rows = [
         row(step_ms=200.0),
         row(),
         row(system="old", step_ms=150.0, commit="b"),
-        row(world_size=2, **together, **efficiency),
+        row(world_size=2, gpus=2, **together, **efficiency),
+        row(world_size=2, gpus=1, **together, **efficiency, **exchange),
     ]
     path = tmp_path / "training_step.jsonl"
     path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
@@ -246,7 +249,12 @@ def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "Measured on GPU, torch 2, commit b, d.",
     ]
     lines = training_tables.training_processes().splitlines()
-    assert lines[2] == "| small, causal, bfloat16 | 2 | 540 s | 90 ms | 100 ms | 0.90 | 0.95 |"
+    assert lines[2:4] == [
+        "| small, causal, bfloat16 | 2 | 2 | 540 s | 90.0 ms | 95.0 ms | 0.950 | - | 100.0 ms "
+        "| 0.900 |",
+        "| small, causal, bfloat16 | 2 | 1 | 540 s | 90.0 ms | 95.0 ms | 0.950 | 92.0 ms "
+        "| model: 95.0, 93.0 ms | 0.947, 0.968 |",
+    ]
 
 
 @pytest.mark.slow
@@ -305,6 +313,7 @@ def test_processes_are_measured_side_by_side_and_together(shapes: Path, tmp_path
     (line,) = path.read_text().splitlines()
     measured = json.loads(line)
     assert measured["world_size"] == 2
+    assert measured["gpus"] is None
     assert measured["skipped_steps"] == 0
     fastest, slowest = measured["range"]["alone_step_ms"]
     assert 0 < fastest <= measured["alone_step_ms"] <= slowest

@@ -9,6 +9,9 @@ from typing import Any
 
 from scripts.benchmark.markdown import FOLDER, Row, markdown, provenance, read_rows
 
+# GB/s at which NCCL sums between two GPUs: a small share of NVLink's speed, and most of it.
+LINK_SPEEDS = (100, 300)
+
 
 def training_step() -> str:
     """A table of whole training steps; until there are rows, that of an earlier measurement."""
@@ -38,22 +41,37 @@ def training_processes() -> str:
     rows = [row for row in _rows() if "world_size" in row]
     if not rows:
         return _engine()
-    newest = {(*_case(row), row["world_size"]): row for row in rows}
-    header = ["model", "processes", "audio a step and process", "alone", "together", "efficiency"]
-    header.append("without communication")
+    newest = {(*_case(row), row["world_size"], row["gpus"]): row for row in rows}
+    header = ["model", "processes", "GPUs", "audio a step and process", "alone", "side by side"]
+    header += ["efficiency", "alone with exchange", "together", "efficiency"]
     lines = [
         [
             _model(row),
             str(row["world_size"]),
+            _known(row["gpus"], "d", ""),
             f"{row['audio_seconds']:.0f} s",
-            f"{row['alone_step_ms']:.0f} ms",
-            f"{row['together_step_ms']:.0f} ms",
-            f"{row['together_efficiency']:.2f}",
-            f"{row['side_by_side_efficiency']:.2f}",
+            f"{row['alone_step_ms']:.1f} ms",
+            f"{row['side_by_side_step_ms']:.1f} ms",
+            f"{row['side_by_side_efficiency']:.3f}",
+            _known(row.get("exchange_step_ms"), ".1f", " ms"),
+            *_together(row),
         ]
         for row in newest.values()
     ]
     return markdown(header, lines) + provenance(newest.values())
+
+
+def _together(row: Row) -> list[str]:
+    """The step of all processes and its efficiency: measured, or a model of one GPU a process."""
+    if row["gpus"] in (None, row["world_size"]):
+        return [f"{row['together_step_ms']:.1f} ms", f"{row['together_efficiency']:.3f}"]
+    # An all-reduce sends and receives 2 (n - 1) / n times the gradients of each process.
+    sent = row["gradient_bytes"] * 2 * (row["world_size"] - 1) / row["world_size"]
+    steps = [row["exchange_step_ms"] + 1000 * sent / (1e9 * speed) for speed in LINK_SPEEDS]
+    return [
+        "model: " + ", ".join(f"{step:.1f}" for step in steps) + " ms",
+        ", ".join(f"{row['alone_step_ms'] / step:.3f}" for step in steps),
+    ]
 
 
 def loader() -> str:

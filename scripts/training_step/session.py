@@ -89,15 +89,15 @@ class RecordingStepper:
     """The trainer's stepper, which keeps what it returns for the steps of a run."""
 
     def __init__(self, stepper: Any) -> None:
-        self._stepper = stepper
+        self.wrapped = stepper
         self.steps: list[Any] = []
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.steps.append(self._stepper(*arguments, **options))
+        self.steps.append(self.wrapped(*arguments, **options))
         return self.steps[-1]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stepper, name)
+        return getattr(self.wrapped, name)
 
 
 class Run(NamedTuple):

@@ -60,8 +60,11 @@ def _run_rank(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
+        # On a machine with fewer GPUs, which NCCL does not support, gradients go over gloo.
+        PRUNED_RNNT_SHARE_GPUS="1",
     )
     try:
         with process_group() as ranks:

@@ -13,6 +13,9 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+# An environment variable: 1 lets processes of one machine share its GPUs, for tests.
+SHARE_GPUS = "PRUNED_RNNT_SHARE_GPUS"
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -54,32 +57,50 @@ class Ranks:
 
 @contextmanager
 def process_group() -> Iterator[Ranks]:
-    """Join the other processes of a torchrun launch; without torchrun there is one process."""
+    """Join the other processes of a torchrun launch; without torchrun there is one process.
+
+    Raises:
+        ValueError: there are more processes than GPUs on this machine, and PRUNED_RNNT_SHARE_GPUS
+            is not 1.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Ranks()
         return
-    ranks = Ranks(
-        rank=int(os.environ["RANK"]),
-        world_size=world_size,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-    )
-    # Gradients on GPUs go over NCCL; counts and flags, which are on the CPU, over gloo.
-    has_cuda = torch.cuda.is_available()
-    if has_cuda:
-        torch.cuda.set_device(ranks.local_rank)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    backend = "gloo"
+    if torch.cuda.is_available():
+        # Gradients on GPUs go over NCCL; counts and flags, which are on the CPU, over gloo.
+        backend = "cpu:gloo,cuda:gloo" if _shares_gpus() else "cpu:gloo,cuda:nccl"
+        local_rank %= torch.cuda.device_count()
+        torch.cuda.set_device(local_rank)
+    ranks = Ranks(rank=int(os.environ["RANK"]), world_size=world_size, local_rank=local_rank)
     store, _, _ = next(rendezvous("env://"))
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # torchrun on one machine keeps its store when it restarts processes: without a prefix they
         # would find the addresses of their predecessors.
         store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_cuda else "gloo",
-        store=store,
-        rank=ranks.rank,
-        world_size=world_size,
-    )
+    distributed.init_process_group(backend, store=store, rank=ranks.rank, world_size=world_size)
     try:
         yield ranks
     finally:
         distributed.destroy_process_group()
+
+
+def _shares_gpus() -> bool:
+    """True if this machine has more processes than GPUs, which NCCL does not support.
+
+    Raises:
+        ValueError: it has, and PRUNED_RNNT_SHARE_GPUS is not 1.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    if processes <= gpus:
+        return False
+    if os.environ.get(SHARE_GPUS) != "1":
+        raise ValueError(
+            f"torchrun started {processes} processes on this machine, which has {gpus} CUDA "
+            f"device(s); use --nproc-per-node {gpus}, or set {SHARE_GPUS}=1 to test several "
+            "processes on one GPU, which is slow because their gradients pass through the host"
+        )
+    return True

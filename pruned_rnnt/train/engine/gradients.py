@@ -75,23 +75,30 @@ class SummedGradients(LocalGradients):
     Gradients are copied into a few vectors, which are sent. In the last pass of a step, a vector is
     sent as soon as its last gradient is complete and the vectors before it are sent: later layers
     first, while backward computes earlier ones. A missing gradient counts as zero.
+
+    Args:
+        group: the processes; default: all.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], bucket_bytes: int = _BUCKET_BYTES
+        self,
+        parameters: Sequence[nn.Parameter],
+        bucket_bytes: int = _BUCKET_BYTES,
+        group: distributed.ProcessGroup | None = None,
     ) -> None:
         super().__init__(parameters)
+        self._group = group
         self._buckets: list[_Bucket] = []
         self._works: list[Any] = []
         self._is_last_pass = False
-        group: list[nn.Parameter] = []
+        members: list[nn.Parameter] = []
         for parameter in reversed(parameters):
-            size = sum(p.numel() * p.element_size() for p in (*group, parameter))
-            if group and (size > bucket_bytes or group[0].dtype != parameter.dtype):
-                self._add_bucket(group)
-                group = []
-            group.append(parameter)
-        self._add_bucket(group)
+            size = sum(p.numel() * p.element_size() for p in (*members, parameter))
+            if members and (size > bucket_bytes or members[0].dtype != parameter.dtype):
+                self._add_bucket(members)
+                members = []
+            members.append(parameter)
+        self._add_bucket(members)
 
     def _add_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
         flat = parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
@@ -122,7 +129,7 @@ class SummedGradients(LocalGradients):
     def finish(self, flags_K: Tensor) -> Tensor:
         self._is_last_pass = False
         self._send(only_complete=False)
-        self._works.append(distributed.all_reduce(flags_K, async_op=True))
+        self._works.append(distributed.all_reduce(flags_K, group=self._group, async_op=True))
         for work in self._works:
             work.wait()
         return flags_K
@@ -134,7 +141,9 @@ class SummedGradients(LocalGradients):
             if only_complete and bucket.missing > 0:
                 return
             bucket.fill()
-            self._works.append(distributed.all_reduce(bucket.flat, async_op=True))
+            self._works.append(
+                distributed.all_reduce(bucket.flat, group=self._group, async_op=True)
+            )
 
 
 def gradients_of(parameters: Sequence[nn.Parameter], ranks: Ranks) -> LocalGradients:
