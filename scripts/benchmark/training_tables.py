@@ -37,10 +37,8 @@ def training_step() -> str:
 
 
 def training_processes() -> str:
-    """A table of steps of several processes; until there are rows, an earlier measurement."""
+    """A table of steps of several processes."""
     rows = [row for row in _rows() if "world_size" in row]
-    if not rows:
-        return _engine()
     newest = {(*_case(row), row["world_size"], row["gpus"]): row for row in rows}
     header = ["model", "processes", "GPUs", "audio a step and process", "alone", "side by side"]
     header += ["efficiency", "alone with exchange", "together", "efficiency"]
@@ -110,28 +108,6 @@ def _model(row: Row) -> str:
 
 def _known(value: float | None, form: str, unit: str) -> str:
     return "-" if value is None else format(value, form) + unit
-
-
-def _engine() -> str:
-    """A table of steps of the trainer and bare steps of its model, and its explanation."""
-    rows = [row for row in read_rows("engine") if "max_duration" in row]
-    header = ["GPUs", "audio a step and GPU", "bare step", "trainer's step", "overhead", "commit"]
-    lines = [
-        [
-            str(row["world_size"]),
-            f"{row['max_duration']:g} s",
-            f"{1000 * row['bare_step_seconds']:.0f} ms",
-            f"{1000 * row['engine_step_seconds']:.0f} ms",
-            f"{row['overhead']:.1%}",
-            row["commit"],
-        ]
-        for row in rows
-    ]
-    return (
-        "With an earlier script: a step of the trainer compared with a bare step of the same\n"
-        "Conformer, which is forward, backward and optimiser without data loading, checks and\n"
-        "logging. A negative overhead is noise between runs.\n\n"
-    ) + f"{markdown(header, lines)}\nMeasured on {rows[-1]['device']}.\n"
 
 
 def _zipformer() -> str:
