@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two, row_tiles
-from pruned_rnnt.model.kernels.rows import as_rows
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.rows import as_rows, row_tiles
 
 _TILE = 2048
 

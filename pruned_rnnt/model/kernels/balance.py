@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
-from pruned_rnnt.model.kernels.rows import as_rows
+from pruned_rnnt.model.kernels.rows import as_rows, rows_of_turn
 
 _TILE = 4096
 _WIDEST = 64
@@ -37,14 +37,6 @@ _PROGRAMS = 528
 # Parts that a program adds at a time.
 _ADDED = 32
 _TINY = 1e-20
-
-
-@triton.jit
-def _tile_of_turn(turn, rows, channel, C: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Rows of the tile that a program takes in this turn, (R,), and a mask of the tile, (R, C)."""
-    tile = turn * tl.num_programs(0) + tl.program_id(0)
-    row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    return row, (row < rows)[:, None] & (channel < C)[None, :]
 
 
 @kernel("rows", "x_stride", "turns")
@@ -64,7 +56,7 @@ def _sums_kernel(
         first = tl.zeros((BLOCK_C,), dtype=tl.float32)
         second = tl.zeros((BLOCK_C,), dtype=tl.float32)
         for turn in range(turns):
-            row, inside = _tile_of_turn(turn, rows, channel, C, BLOCK_R)
+            row, inside = rows_of_turn(turn, rows, channel, C, BLOCK_R)
             place = x_ptr + row[:, None] * x_stride + channel[None, :]
             x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             first += tl.sum(x, axis=0)
@@ -137,7 +129,7 @@ def _apply_kernel(
         )
         offset, slope = STRENGTH * offset, STRENGTH * slope
         for turn in range(turns):
-            row, inside = _tile_of_turn(turn, rows, channel, C, BLOCK_R)
+            row, inside = rows_of_turn(turn, rows, channel, C, BLOCK_R)
             x_place = x_ptr + row[:, None] * x_stride + channel[None, :]
             x = tl.load(x_place, mask=inside, other=0.0).to(tl.float32)
             place = grad_ptr + row[:, None] * grad_stride + channel[None, :]

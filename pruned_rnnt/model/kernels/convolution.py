@@ -23,7 +23,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two, row_tiles
+from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
 from pruned_rnnt.model.kernels.sums import sums_of_parts
 
 _TILE = 2048
@@ -35,9 +36,8 @@ _SUMMED = 256
 def _gate_kernel(
     x_ptr, real_ptr, out_ptr, rows, E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
 ):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     channel = tl.arange(0, BLOCK_E)
-    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
     real = tl.load(real_ptr + row, mask=row < rows, other=0)
     place = row[:, None] * (2 * E) + channel[None, :]
     value = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -58,9 +58,8 @@ def _gate_backward_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     channel = tl.arange(0, BLOCK_E)
-    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
     real = tl.load(real_ptr + row, mask=row < rows, other=0)
     place = row[:, None] * (2 * E) + channel[None, :]
     value = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)

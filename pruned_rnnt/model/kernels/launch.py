@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -84,18 +84,3 @@ def divide_up(count: int, size: int) -> int:
 def power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
-
-
-class RowTiles(NamedTuple):
-    """Rows of a tile, its channels rounded up to a power of two, and the tiles of all rows."""
-
-    rows: int
-    channels: int
-    number: int
-
-
-def row_tiles(rows: int, channels: int, elements: int) -> RowTiles:
-    """Tiles of whole rows with about `elements` elements each."""
-    padded = power_of_two(channels)
-    each = max(elements // padded, 1)
-    return RowTiles(each, padded, divide_up(rows, each))

@@ -20,11 +20,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, row_tiles
+from pruned_rnnt.model.kernels.launch import kernel
+from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
 
 _TILE = 2048
-# Programs that share the sums over rows.
-_PARTS = 264
 
 
 @kernel("rows", "turns")
@@ -48,9 +47,7 @@ def _layer_norm_backward_kernel(
     of_weight = tl.zeros((BLOCK_E,), dtype=tl.float32)
     of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
     for turn in range(turns):
-        tile = turn * tl.num_programs(0) + tl.program_id(0)
-        row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-        inside = (row < rows)[:, None] & (channel < E)[None, :]
+        row, inside = rows_of_turn(turn, rows, channel, E, BLOCK_R)
         place = row[:, None] * E + channel[None, :]
         x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -82,11 +79,10 @@ def layer_norm_backward(
     rows = x.numel() // width
     grad_x = torch.empty_like(x)
     tiles = row_tiles(rows, width, _TILE)
-    parts = min(tiles.number, _PARTS)
-    of_weight = x.new_empty((parts, width), dtype=torch.float32)
+    of_weight = x.new_empty((tiles.parts, width), dtype=torch.float32)
     of_bias = torch.empty_like(of_weight)
     _layer_norm_backward_kernel(
-        (parts,),
+        (tiles.parts,),
         x,
         weight_E,
         mean,
@@ -96,7 +92,7 @@ def layer_norm_backward(
         of_weight,
         of_bias,
         rows,
-        divide_up(tiles.number, parts),
+        tiles.turns,
         width,
         tiles.rows,
         tiles.channels,

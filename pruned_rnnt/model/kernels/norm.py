@@ -19,11 +19,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, row_tiles
+from pruned_rnnt.model.kernels.launch import kernel
+from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
 
 _TILE = 4096
-# Programs that share the sums over rows.
-_PARTS = 264
 
 
 @kernel("rows")
@@ -38,9 +37,8 @@ def _norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     channel = tl.arange(0, BLOCK_E)
-    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
     place = row[:, None] * E + channel[None, :]
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)
@@ -74,9 +72,7 @@ def _norm_backward_kernel(
     of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
     of_scale = tl.zeros((BLOCK_R,), dtype=tl.float32)
     for turn in range(turns):
-        tile = turn * tl.num_programs(0) + tl.program_id(0)
-        row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-        inside = (row < rows)[:, None] & (channel < E)[None, :]
+        row, inside = rows_of_turn(turn, rows, channel, E, BLOCK_R)
         place = row[:, None] * E + channel[None, :]
         x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -123,11 +119,10 @@ def bias_norm_backward(
     rows = x.numel() // width
     grad_x = torch.empty_like(x)
     tiles = row_tiles(rows, width, _TILE // 2)
-    parts = min(tiles.number, _PARTS)
-    of_bias = x.new_empty((parts, width), dtype=torch.float32)
-    of_scale = x.new_empty((parts,), dtype=torch.float32)
+    of_bias = x.new_empty((tiles.parts, width), dtype=torch.float32)
+    of_scale = x.new_empty((tiles.parts,), dtype=torch.float32)
     _norm_backward_kernel(
-        (parts,),
+        (tiles.parts,),
         x,
         bias_E,
         log_scale,
@@ -137,7 +132,7 @@ def bias_norm_backward(
         of_bias,
         of_scale,
         rows,
-        divide_up(tiles.number, parts),
+        tiles.turns,
         width,
         tiles.rows,
         tiles.channels,

@@ -1,10 +1,17 @@
-"""Tensors as rows of channels, which kernels read with one stride."""
+"""Tensors as rows of channels, and the tiles of rows that a program takes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from pruned_rnnt.model.kernels.launch import divide_up, power_of_two
+
+# Programs that share the sums over rows.
+_PARTS = 264
 
 
 class Rows(NamedTuple):
@@ -40,3 +47,36 @@ def _has_row_stride(x: Tensor) -> bool:
             return False
         expected = x.stride(axis) * x.size(axis)
     return True
+
+
+class RowTiles(NamedTuple):
+    """Rows of a tile, its channels rounded up to a power of two, and the tiles of all rows."""
+
+    rows: int
+    channels: int
+    number: int
+
+    @property
+    def parts(self) -> int:
+        """Programs that share the tiles, and each write a part of the sums over rows."""
+        return min(self.number, _PARTS)
+
+    @property
+    def turns(self) -> int:
+        """The most tiles that one of `parts` programs takes."""
+        return divide_up(self.number, self.parts)
+
+
+def row_tiles(rows: int, channels: int, elements: int) -> RowTiles:
+    """Tiles of whole rows with about `elements` elements each."""
+    padded = power_of_two(channels)
+    each = max(elements // padded, 1)
+    return RowTiles(each, padded, divide_up(rows, each))
+
+
+@triton.jit
+def rows_of_turn(turn, rows, channel, C: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Rows of the tile that a program takes in this turn, (R,), and a mask of the tile, (R, C)."""
+    tile = turn * tl.num_programs(0) + tl.program_id(0)
+    row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    return row, (row < rows)[:, None] & (channel < C)[None, :]

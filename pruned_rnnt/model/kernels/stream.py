@@ -20,11 +20,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, row_tiles
+from pruned_rnnt.model.kernels.launch import divide_up, kernel
+from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
 
 _TILE = 4096
-# Programs that share the sums over rows.
-_PARTS = 264
 
 
 @kernel()
@@ -152,9 +151,8 @@ def _bypass_kernel(
     if HAS_SWITCHES:
         switch = tl.load(first_switch_ptr) + tl.load(second_switch_ptr)
         rows = tl.where(switch > 0.0, rows, 0)
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     channel = tl.arange(0, BLOCK_E)
-    inside = (row < rows)[:, None] & (channel < E)[None, :]
+    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
     place = row[:, None] * E + channel[None, :]
     sequence = row // frames
     slow = sequence * slow_frames + (row - sequence * frames) // RATE
@@ -193,9 +191,7 @@ def _bypass_backward_kernel(
     scale = tl.load(scale_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
     of_scale = tl.zeros((BLOCK_E,), dtype=tl.float32)
     for turn in range(turns):
-        tile = turn * tl.num_programs(0) + tl.program_id(0)
-        slow = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-        inside = (slow < slow_rows)[:, None] & (channel < E)[None, :]
+        slow, inside = rows_of_turn(turn, slow_rows, channel, E, BLOCK_R)
         sequence = slow // slow_frames
         first = sequence * frames + (slow - sequence * slow_frames) * RATE
         slow_place = slow[:, None] * E + channel[None, :]
@@ -281,10 +277,9 @@ def bypass_backward(
     grad_before, grad_after = torch.empty_like(before_NTE), torch.empty_like(after_NTE)
     slow_rows = batch * after_NTE.size(1)
     tiles = row_tiles(slow_rows, width, _TILE // 2)
-    parts = min(tiles.number, _PARTS)
-    of_scale = before_NTE.new_empty((parts, width), dtype=torch.float32)
+    of_scale = before_NTE.new_empty((tiles.parts, width), dtype=torch.float32)
     _bypass_backward_kernel(
-        (parts,),
+        (tiles.parts,),
         before_NTE,
         after_NTE,
         scale_E,
@@ -296,7 +291,7 @@ def bypass_backward(
         slow_rows,
         frames,
         after_NTE.size(1),
-        divide_up(tiles.number, parts),
+        tiles.turns,
         rate,
         width,
         keep_N11 is not None,

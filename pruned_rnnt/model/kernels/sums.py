@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
-from pruned_rnnt.model.kernels.rows import as_rows
+from pruned_rnnt.model.kernels.rows import as_rows, rows_of_turn
 
 _ROWS, _WIDTH = 32, 128
 # Programs that read x.
@@ -43,9 +43,7 @@ def _parts_kernel(
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     for turn in range(turns):
-        tile = turn * tl.num_programs(0) + tl.program_id(0)
-        row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-        inside = (row < rows)[:, None] & (channel < C)[None, :]
+        row, inside = rows_of_turn(turn, rows, channel, C, BLOCK_R)
         place = row[:, None] * stride + channel[None, :]
         total += tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     out = out_ptr + tl.program_id(0) * C + channel
