@@ -150,3 +150,23 @@ def test_import_needs_torch_alone() -> None:
     )
     out = run_with_torch(code)
     assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_import_leaves_the_compiler_out() -> None:
+    """Dynamo takes as long to import as torch; once imported, it still keeps losses whole."""
+    code = """
+import importlib.util, sys, torch, pruned_rnnt
+importlib.util.find_spec("torch._dynamo")  # finds the module without importing it
+before = "torch._dynamo" in sys.modules
+found = []
+
+def backend(graph, _):
+    found.extend(getattr(node.target, "__name__", "") for node in graph.graph.nodes)
+    return graph
+
+loss = torch.compile(pruned_rnnt.rnnt_loss, fullgraph=True, backend=backend)
+loss(torch.zeros(1, 3, 2, 4), torch.ones(1, 1, dtype=torch.int32))
+print(before, "row_loss" in found)
+"""
+    out = run_with_torch(code)
+    assert out.stdout.strip() == "False True", out.stderr

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import reduced
-from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
+from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import as_int32
 
 

@@ -1,27 +1,17 @@
-"""What autograd functions share: torch.compile, and backward passes that refuse to be
-differentiated."""
+"""Backward passes that refuse to be differentiated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
-
 MESSAGE = (
     "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
 )
-
-
-def opaque_to_compile(function: _AnyFunction) -> _AnyFunction:
-    """Keeps calls of `function` as single nodes of torch.compile's graph, for AOTAutograd to trace:
-    Dynamo of torch 2.11 fails on autograd functions with optional tensor arguments or symbolic
-    sizes."""
-    return cast(_AnyFunction, torch.compiler.allow_in_graph(function))
 
 
 class _Refuse(torch.autograd.Function):

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_log_probs import (

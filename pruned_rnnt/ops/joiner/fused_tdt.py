@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import input_gradients, planned_joiner, scored_rows
 from pruned_rnnt.ops.joiner.fused_log_probs import DurationRows, JoinerInputs, JoinerPlan

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics, log_probs

@@ -44,8 +44,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import CONSTRAINED, NEG_INF, REGULAR, RNA, Out, op
+from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.scale import scale
 
 

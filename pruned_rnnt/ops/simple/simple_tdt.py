@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, run_tdt_recursion
