@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import train_with_kernels
 
 
 class LayerNorm(nn.LayerNorm):
@@ -18,8 +18,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) -> (..., E), in the promoted dtype of x and the weight."""
-        fused = torch.is_grad_enabled() and use_kernels(x, self.weight)
-        if not fused or self.normalized_shape != (x.size(-1),):
+        whole_rows = self.normalized_shape == (x.size(-1),)
+        if not (whole_rows and train_with_kernels(x, self.weight)):
             return super().forward(x)
         x = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         normed: Tensor = _LayerNorm.apply(  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels
 
 
 class Linear(nn.Linear):
@@ -25,7 +25,7 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """torch's function of the same name, with fused kernels in training."""
-    if bias is None or not (torch.is_grad_enabled() and use_kernels(x, weight)):
+    if bias is None or not train_with_kernels(x, weight):
         return functional.linear(x, weight, bias)
     dtype = compute_dtype(x, weight)
     output: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]

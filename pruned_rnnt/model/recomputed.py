@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import train_with_kernels
 
 
 def recomputed(value: Tensor, compute: Callable[[], Tensor]) -> AbstractContextManager[None]:
@@ -23,7 +23,7 @@ def recomputed(value: Tensor, compute: Callable[[], Tensor]) -> AbstractContextM
         compute: returns the same value in the same memory order. The backward pass calls it,
             outside of autocast and without gradients; until then its tensors must not change.
     """
-    if not (torch.is_grad_enabled() and use_kernels(value)):
+    if not train_with_kernels(value):
         return nullcontext()
     hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
         _Again(value, compute).pack, _unpack

@@ -33,7 +33,9 @@ def squares(*several: Tensor) -> list[Any]:
 
 
 def set_active(monkeypatch: pytest.MonkeyPatch, active: bool) -> None:
-    monkeypatch.setattr(module, "use_kernels", lambda *tensors: active)
+    monkeypatch.setattr(
+        module, "train_with_kernels", lambda *tensors: active and torch.is_grad_enabled()
+    )
 
 
 def memories(tensors: Iterable[Tensor]) -> list[int]:

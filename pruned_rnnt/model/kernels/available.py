@@ -25,6 +25,22 @@ def use_kernels(*tensors: Tensor) -> bool:
     return not _obstacle()
 
 
+def train_with_kernels(*tensors: Tensor) -> bool:
+    """True if fused kernels can process these tensors and a backward pass may follow: for what
+    serves the backward pass alone."""
+    return torch.is_grad_enabled() and use_kernels(*tensors)
+
+
+def use_own_function(*tensors: Tensor, differentiable: bool = True) -> bool:
+    """True if these tensors go to an autograd function of the package, which has the fused kernels
+    and saves little for the backward pass; False in inference without kernels, where torch's
+    functions serve as well.
+
+    differentiable: False if the result has no gradient even where gradients are enabled.
+    """
+    return (differentiable and torch.is_grad_enabled()) or use_kernels(*tensors)
+
+
 def _is_reachable(x: Tensor) -> bool:
     # Triton launches on the current device, whatever the device of the tensors.
     return _INTERPRETED or (x.is_cuda and x.device.index == torch.cuda.current_device())

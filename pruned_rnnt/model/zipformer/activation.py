@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import channels_last
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.linear import (
     bias_gradient,
     scaled_linear,
@@ -80,7 +80,7 @@ class Swoosh(nn.Module):
         self.kind: Kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (torch.is_grad_enabled() and x.requires_grad) and not use_kernels(x):
+        if not use_own_function(x, differentiable=x.requires_grad):
             return swoosh(x, self.kind)
         activated: Tensor = _Swoosh.apply(x, self.kind)  # type: ignore[no-untyped-call]
         return activated
@@ -162,7 +162,7 @@ def swoosh_linear(
 ) -> Tensor:
     """As `SwooshLinear`, with these parameters; without a mask, x may be (..., C)."""
     assert bias is not None
-    if not torch.is_grad_enabled() and not use_kernels(x):
+    if not use_own_function(x):
         hidden = swoosh(x, kind)
         if mask_N1C is not None:
             hidden = (hidden * mask_N1C).to(hidden.dtype)

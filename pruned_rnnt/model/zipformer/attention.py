@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels
 from pruned_rnnt.model.linear import Linear, scaled_linear
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.zipformer.balancer import Balancer
@@ -90,7 +90,7 @@ class AttentionWeights(nn.Module):
 
 def dot_products(query_NHTK: Tensor, key_NHSK: Tensor) -> Tensor:
     """(N, H, T, S): query . key. The arguments are parts of one projection."""
-    if not (torch.is_grad_enabled() and use_kernels(query_NHTK, key_NHSK)):
+    if not train_with_kernels(query_NHTK, key_NHSK):
         return query_NHTK @ key_NHSK.mT
     scores_NHTS: Tensor = _DotProducts.apply(  # type: ignore[no-untyped-call]
         query_NHTK, key_NHSK
@@ -115,7 +115,7 @@ class _DotProducts(torch.autograd.Function):
 
 def share_weights(weights_NHTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The weights of the first head, (N, T, S), and all weights twice, for their three readers."""
-    if not (torch.is_grad_enabled() and use_kernels(weights_NHTS)):
+    if not train_with_kernels(weights_NHTS):
         return weights_NHTS[:, 0], weights_NHTS, weights_NHTS
     shared: tuple[Tensor, Tensor, Tensor] = _Share.apply(  # type: ignore[no-untyped-call]
         weights_NHTS

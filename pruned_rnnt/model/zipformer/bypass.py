@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import (
     Limits,
@@ -54,7 +54,7 @@ class Bypass(nn.Module):
             after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
             keep_N11: multiplies the scale.
         """
-        if not torch.is_grad_enabled() and not use_kernels(before_NTE, after_NTE):
+        if not use_own_function(before_NTE, after_NTE):
             after_NTE = _repeated(after_NTE, rate)
             scale = self.bypass_scale if keep_N11 is None else self.bypass_scale * keep_N11
             return torch.lerp(before_NTE, after_NTE, scale)

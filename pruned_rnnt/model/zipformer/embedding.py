@@ -23,7 +23,7 @@ from pruned_rnnt.model.joined_frames import (
     channels_last,
     should_avoid_cudnn_replanning,
 )
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.subsampling_convolutions import (
@@ -191,19 +191,20 @@ class ConvNeXt(nn.Module):
         convolve: Callable[[Tensor], Tensor] = self.depthwise_conv
         weight = self.depthwise_conv.weight
         if past_NCTF is None and not torch.is_grad_enabled() and use_kernels(x_NCTF, weight):
-            padded_NCTF, convolve = x_NCTF, partial(depthwise_maps, self.depthwise_conv)
+            # The kernel takes what is beyond the maps as zeros.
+            read_NCTF, convolve = x_NCTF, partial(depthwise_maps, self.depthwise_conv)
         elif past_NCTF is None:
             padding = (CONTEXT, CONTEXT, CONTEXT, CONTEXT)
-            padded_NCTF = functional.pad(x_NCTF, padding)
+            read_NCTF = functional.pad(x_NCTF, padding)
             if x_again is not None:
-                kept = recomputed(padded_NCTF, lambda: functional.pad(x_again(), padding))
+                kept = recomputed(read_NCTF, lambda: functional.pad(x_again(), padding))
         else:
             joined_NCTF = torch.cat((past_NCTF, x_NCTF), dim=2)
             x_NCTF = x_NCTF[:, :, :-CONTEXT]
             past_NCTF = joined_NCTF[:, :, x_NCTF.size(2) : -CONTEXT]
-            padded_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
+            read_NCTF = functional.pad(joined_NCTF, (CONTEXT, CONTEXT))
         with kept:
-            mixed_NCTF = convolve(padded_NCTF)
+            mixed_NCTF = convolve(read_NCTF)
         branch = self._pointwise(mixed_NCTF)
         if self.training:
             skip = self.clock.dropout_rate_on(_SKIP_BLOCK, branch.device)
@@ -226,8 +227,7 @@ class ConvNeXt(nn.Module):
     def _pointwise(self, x_NCTF: Tensor) -> Tensor:
         """pointwise(SwooshL(pointwise(x)))."""
         first, second = self.pointwise_conv1, self.pointwise_conv2
-        as_linear = torch.is_grad_enabled() or use_kernels(x_NCTF)
-        if not (as_linear and should_avoid_cudnn_replanning(x_NCTF)):
+        if not (use_own_function(x_NCTF) and should_avoid_cudnn_replanning(x_NCTF)):
             return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
         # As linear layers over frames and bins: the activation is one pass, and is not stored for
         # backward.

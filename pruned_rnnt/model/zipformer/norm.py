@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.zipformer.gradient import (
     Limits,
     grad_towards_limits,
@@ -35,7 +35,7 @@ class BiasNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != self.bias.dtype:
             x = x.to(torch.promote_types(x.dtype, self.bias.dtype))
-        if not torch.is_grad_enabled() and not use_kernels(x):
+        if not use_own_function(x):
             return x * _factor(x, self.bias, self.log_scale)[0]
         limits = self.sample_limits() if self.training else None
         normed: Tensor = _BiasNorm.apply(  # type: ignore[no-untyped-call]

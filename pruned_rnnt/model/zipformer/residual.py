@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 
 
 def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
@@ -45,9 +45,7 @@ def _readers_dtype(x: Tensor) -> torch.dtype | None:
     They do without autocast, and in inference without fused kernels.
     """
     device = x.device.type
-    if not torch.is_autocast_enabled(device):
-        return None
-    if not (torch.is_grad_enabled() or use_kernels(x)):
+    if not (torch.is_autocast_enabled(device) and use_own_function(x)):
         return None
     return torch.get_autocast_dtype(device)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.ops.common.library import accumulator
 
@@ -39,7 +39,7 @@ def masked_softmax(
         penalty_switch: (1,) float32 on the device; if it is 1, the effect of `limit_scores` is
             added. Needs fused kernels.
     """
-    if not (torch.is_grad_enabled() and scores.requires_grad) and not use_kernels(scores):
+    if not use_own_function(scores, differentiable=scores.requires_grad):
         total = _total(scores, by_distance)
         return torch.where(blocked, _BLOCKED_SCORE, total).softmax(dim=-1).to(total.dtype)
     weights: Tensor = _MaskedSoftmax.apply(  # type: ignore[no-untyped-call]
