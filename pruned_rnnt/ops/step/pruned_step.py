@@ -32,7 +32,6 @@ from pruned_rnnt.ops.step.step_library import (
     forward,
     layers_backward,
     rows_backward,
-    step_call,
 )
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
@@ -87,18 +86,18 @@ def _gradients(
 def _run(
     inputs: StepInputs,
     targets_and_lengths: Sequence[Tensor],
-    call: StepCall,
+    plan: StepPlan,
     wanted: Mapping[str, bool],
-) -> tuple[StepLosses, _Gradients | StepBuffers]:
+) -> tuple[StepCall, StepLosses, _Gradients | StepBuffers]:
     """The losses, and with grads_in_forward their gradients, else the buffers for backward."""
-    losses, buffers, sums = forward(inputs, targets_and_lengths, call)
+    call, losses, buffers, sums = forward(inputs, targets_and_lengths, plan)
     if sums is None:
-        return losses, buffers
+        return call, losses, buffers
     saved = buffers.saved
     # The workspace is freed before more is allocated.
     del buffers
     # All that the host can do now it need not do in the thread that goes back.
-    return losses, _gradients(inputs, call, saved, sums, wanted)
+    return call, losses, _gradients(inputs, call, saved, sums, wanted)
 
 
 class _PrunedStep(torch.autograd.Function):
@@ -117,10 +116,9 @@ class _PrunedStep(torch.autograd.Function):
             and plan.dtype != torch.float16
         )
         inputs = StepInputs(*(x.contiguous() for x in tensors))
-        packed = host_lengths is not None
-        call = step_call(inputs, packed=packed, grads_in_forward=grads_in_forward, plan=plan)
+        plan = plan._replace(packed=host_lengths is not None, grads_in_forward=grads_in_forward)
         targets_and_lengths = (targets, logit_lengths, target_lengths)
-        losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, call, wanted)
+        call, losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, plan, wanted)
         ctx.save_for_backward(*tensors, *targets_and_lengths, losses.start)
         ctx.call, ctx.wanted = call, wanted
         _, _, _, *not_differentiable = losses
@@ -141,12 +139,11 @@ class _PrunedStep(torch.autograd.Function):
         call: StepCall = ctx.call
         # The first pass takes the buffers; a second one, with retain_graph, computes them anew.
         buffers, ctx.saved_buffers = ctx.saved_buffers, None
-        if call.arguments.grads_in_forward and not (simple is None and pruned is None):
-            packed = call.arguments.packed
-            call = step_call(inputs, packed=packed, grads_in_forward=False, plan=call.plan)
-            buffers = None
+        plan = call.plan
+        if plan.grads_in_forward and not (simple is None and pruned is None):
+            plan, buffers = plan._replace(grads_in_forward=False), None
         if buffers is None:
-            losses, buffers = _run(inputs, targets_and_lengths, call, ctx.wanted)
+            call, losses, buffers = _run(inputs, targets_and_lengths, plan, ctx.wanted)
             start = losses.start
             del losses
         if isinstance(buffers, _Gradients):

@@ -168,9 +168,7 @@ def padded_width(size: int, dtype: torch.dtype) -> int:
     return -(-size // multiple) * multiple
 
 
-def step_call(
-    inputs: StepInputs, *, packed: bool, grads_in_forward: bool, plan: StepPlan
-) -> StepCall:
+def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
     assert _FIELDS is not None
     batch, frames, encoder_dim = inputs.encoder.shape
     joiner, options = plan.joiner, plan.joiner.options
@@ -194,8 +192,8 @@ def step_call(
         activation=joiner.activation,
         exact_bounds=plan.exact_bounds,
         differentiable=plan.differentiable,
-        grads_in_forward=grads_in_forward,
-        packed=packed,
+        grads_in_forward=plan.grads_in_forward,
+        packed=plan.packed,
         cast_encoder=inputs.encoder.dtype != plan.dtype,
         cast_predictor=inputs.predictor.dtype != plan.dtype,
         reduction=_FIELDS.choice("reduction", plan.reduction),
@@ -224,11 +222,12 @@ class StepBuffers(NamedTuple):
 
 
 def forward(
-    inputs: StepInputs, targets_and_lengths: Sequence[Tensor], call: StepCall
-) -> tuple[StepLosses, StepBuffers, Tensor | None]:
-    """The losses, the buffers, and with grads_in_forward the sums that rows_backward writes."""
+    inputs: StepInputs, targets_and_lengths: Sequence[Tensor], plan: StepPlan
+) -> tuple[StepCall, StepLosses, StepBuffers, Tensor | None]:
+    """The call, its losses and buffers, and with grads_in_forward the sums of rows_backward."""
+    call = _step_call(inputs, plan)
     encoder, predictor, *layers = inputs
-    arguments, memory, fields, plan = call
+    arguments, memory, fields, _ = call
     N, T, W, acc = arguments.N, arguments.T, arguments.W, accumulator(plan.dtype)
     is_reduced = plan.reduction != "none"
     saved = encoder.new_empty(memory.saved_bytes, dtype=torch.uint8)
@@ -245,7 +244,7 @@ def forward(
     _ops.pruned_step_forward.default(*given, *written)
     simple, pruned = parts.unbind()
     losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses)
-    return losses, StepBuffers(saved, work), sums
+    return call, losses, StepBuffers(saved, work), sums
 
 
 def rows_backward(

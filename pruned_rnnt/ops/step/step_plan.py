@@ -32,7 +32,8 @@ class StepInputs(NamedTuple):
 
 class StepPlan(NamedTuple):
     """dtype: of all products. differentiable: whether a backward pass may follow. reduction:
-    `mean`, `sum` or `none`, of all three losses."""
+    `mean`, `sum` or `none`, of all three losses. pruned_step chooses the last two, packed: lengths
+    are on the CPU and rows packed; grads_in_forward: gradients for a gradient of 1, at once."""
 
     dtype: torch.dtype
     differentiable: bool
@@ -42,6 +43,8 @@ class StepPlan(NamedTuple):
     simple_scale: float
     pruned_scale: float
     reduction: str
+    packed: bool = False
+    grads_in_forward: bool = False
 
 
 class StepLosses(NamedTuple):
