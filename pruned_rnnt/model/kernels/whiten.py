@@ -33,22 +33,123 @@ launches the switch is 0, so few programs share all rows: thousands take microse
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up
+from pruned_rnnt.model.kernels.launch import divide_up, kernel
 from pruned_rnnt.model.kernels.rows import as_rows
-from pruned_rnnt.model.kernels.whiten_kernels import (
-    apply_kernel,
-    push_kernel,
-    reduce_kernel,
-    scatter_kernel,
-)
+from pruned_rnnt.model.kernels.whiten_scatter import BLOCK, PROGRAMS, REDUCED, scatter_matrices
 
-_BLOCK = 64
-_REDUCED = 1024
 _APPLIED = 4096
-_PROGRAMS = 528
 _TINY = 1e-20
+
+
+@triton.jit
+def _sum_of(ptr, count, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        total += tl.load(ptr + place, mask=place < count, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@kernel("rows", "x_stride", "turns", "count")
+def _push_kernel(
+    x_ptr,
+    grad_ptr,
+    total_ptr,
+    means_ptr,
+    squares_ptr,
+    diagonals_ptr,
+    settings_ptr,
+    over_ptr,
+    active_ptr,
+    push_ptr,
+    push_squares_ptr,
+    grad_squares_ptr,
+    rows,
+    x_stride,
+    turns,
+    count,
+    G: tl.constexpr,
+    C: tl.constexpr,
+    TINY: tl.constexpr,
+    SUMMED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    if tl.load(active_ptr) > 0.0:
+        trace = _sum_of(diagonals_ptr, count, SUMMED) + TINY
+        centre = _sum_of(squares_ptr, count, SUMMED) / trace
+        over = centre >= trace * (tl.load(settings_ptr + 2) / (G * C))
+        group = tl.program_id(2)
+        if tl.program_id(0) + tl.program_id(1) + group == 0:
+            tl.store(over_ptr, over.to(tl.uint8))
+        if over:
+            scale = 1.0 / trace
+            column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+            push_squares = tl.zeros((BLOCK,), dtype=tl.float32)
+            grad_squares = tl.zeros((BLOCK,), dtype=tl.float32)
+            for turn in range(turns):
+                tile = turn * tl.num_programs(0) + tl.program_id(0)
+                row = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+                real = (row < rows)[:, None]
+                push = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+                for start in range(0, C, BLOCK):
+                    channel = start + tl.arange(0, BLOCK)
+                    x = tl.load(
+                        x_ptr + row[:, None] * x_stride + group * C + channel[None, :],
+                        mask=real & (channel < C)[None, :],
+                        other=0.0,
+                    )
+                    mean = tl.load(means_ptr + group * C + channel, mask=channel < C, other=0.0)
+                    centred = (x.to(tl.float32) - mean[None, :]).to(x_ptr.dtype.element_ty)
+                    matrix = tl.load(
+                        total_ptr + group * C * C + channel[:, None] * C + column[None, :],
+                        mask=(channel < C)[:, None] & (column < C)[None, :],
+                        other=0.0,
+                    )
+                    matrix -= tl.where(channel[:, None] == column[None, :], centre, 0.0)
+                    matrix = (matrix * scale).to(x_ptr.dtype.element_ty)
+                    push = tl.dot(centred, matrix, push, input_precision=PRECISION)
+                inside = real & (column < C)[None, :]
+                push = tl.where(inside, push, 0.0)
+                place = row[:, None] * (G * C) + group * C + column[None, :]
+                tl.store(push_ptr + place, push.to(push_ptr.dtype.element_ty), mask=inside)
+                grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+                push_squares += tl.sum(push * push, axis=1)
+                grad_squares += tl.sum(grad * grad, axis=1)
+            program = tl.program_id(0) * tl.num_programs(1) * G + tl.program_id(1) * G + group
+            tl.store(push_squares_ptr + program, tl.sum(push_squares, axis=0))
+            tl.store(grad_squares_ptr + program, tl.sum(grad_squares, axis=0))
+
+
+@kernel("count", "programs", "turns")
+def _apply_kernel(
+    grad_ptr,
+    push_ptr,
+    push_squares_ptr,
+    grad_squares_ptr,
+    over_ptr,
+    active_ptr,
+    count,
+    programs,
+    turns,
+    STRENGTH: tl.constexpr,
+    TINY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if (tl.load(active_ptr) > 0.0) & (tl.load(over_ptr) != 0):
+        of_grad = tl.sqrt(_sum_of(grad_squares_ptr, programs, 1024))
+        factor = STRENGTH * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, 1024)) + TINY)
+        for turn in range(turns):
+            tile = turn * tl.num_programs(0) + tl.program_id(0)
+            place = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            push = tl.load(push_ptr + place, mask=place < count, other=0.0).to(tl.float32)
+            grad = tl.load(grad_ptr + place, mask=place < count, other=0.0).to(tl.float32)
+            grad += factor * push
+            tl.store(grad_ptr + place, grad.to(grad_ptr.dtype.element_ty), mask=place < count)
 
 
 def whiten_gradient(
@@ -67,93 +168,52 @@ def whiten_gradient(
     width = x.size(-1)
     channels = width // groups
     precision = "tf32x3" if x.dtype == torch.float32 else "ieee"
-    blocks = divide_up(channels, _BLOCK)
-    row_blocks = divide_up(rows.number, _BLOCK)
-    parts = max(min(_PROGRAMS // (blocks * blocks * groups), row_blocks), 1)
-    part_rows = divide_up(row_blocks, parts) * _BLOCK
     over = over_limit.view(torch.uint8)
-
-    def floats(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=x.device)
-
-    scatter, sums = floats(parts, groups, channels, channels), floats(parts, groups, channels)
-    scatter_kernel(
-        (blocks * blocks, parts, groups),
-        rows.tensor,
-        settings,
-        over,
-        scatter,
-        sums,
-        rows.number,
-        rows.stride,
-        part_rows,
-        groups,
-        channels,
-        blocks,
-        _BLOCK,
-        precision,
+    scatter = scatter_matrices(
+        rows, settings, over, groups=groups, channels=channels, precision=precision
     )
-    total, means = floats(groups, channels, channels), floats(groups, channels)
-    pieces = divide_up(channels * channels, _REDUCED)
-    squares, diagonals = floats(groups * pieces), floats(groups * pieces)
-    active = floats(1)
-    reduce_kernel(
-        (pieces, groups),
-        rows.tensor,
-        scatter,
-        sums,
-        settings,
-        over,
-        total,
-        means,
-        squares,
-        diagonals,
-        active,
-        rows.number,
-        parts,
-        groups,
-        channels,
-        _REDUCED,
-    )
+    blocks, row_blocks = divide_up(channels, BLOCK), divide_up(rows.number, BLOCK)
     push = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
-    sharing = min(row_blocks, max(_PROGRAMS // (blocks * groups), 1))
+    sharing = min(row_blocks, max(PROGRAMS // (blocks * groups), 1))
     programs = sharing * blocks * groups
-    push_squares, grad_squares = floats(programs), floats(programs)
-    push_kernel(
+    push_squares, grad_squares = (
+        torch.empty((programs,), dtype=torch.float32, device=x.device) for _ in range(2)
+    )
+    _push_kernel(
         (sharing, blocks, groups),
         rows.tensor,
         grad,
-        total,
-        means,
-        squares,
-        diagonals,
+        scatter.total,
+        scatter.means,
+        scatter.squares,
+        scatter.diagonals,
         settings,
         over,
-        active,
+        scatter.active,
         push,
         push_squares,
         grad_squares,
         rows.number,
         rows.stride,
         divide_up(row_blocks, sharing),
-        groups * pieces,
+        groups * scatter.pieces,
         groups,
         channels,
         _TINY,
-        _REDUCED,
-        _BLOCK,
+        REDUCED,
+        BLOCK,
         precision,
     )
     tiles = divide_up(grad.numel(), _APPLIED)
-    shared = min(tiles, _PROGRAMS)
-    apply_kernel(
+    shared = min(tiles, PROGRAMS)
+    _apply_kernel(
         (shared,),
         grad,
         push,
         push_squares,
         grad_squares,
         over,
-        active,
+        scatter.active,
         grad.numel(),
         programs,
         divide_up(tiles, shared),
