@@ -197,7 +197,7 @@ def add_export(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
-    """Write a model for sherpa-onnx, or as one file for PyTorch."""
+    """Export a model for sherpa-onnx or icefall, or as one file for PyTorch."""
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export.export_command import check_export, run_export

@@ -36,8 +36,10 @@ def add_prepare(parsers: Parsers[argparse.ArgumentParser]) -> None:
         f"Recipes: {', '.join(names)}.\n"
         "`pruned-rnnt prepare RECIPE --help` shows the options of a recipe.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", choices=names)
-    parser.add_argument("recipe_options", nargs=argparse.REMAINDER, metavar="...")
+    parser.add_argument("recipe", metavar="RECIPE", choices=names, help="one of those below")
+    parser.add_argument(
+        "recipe_options", nargs=argparse.REMAINDER, metavar="...", help="options of the recipe"
+    )
 
 
 def prepare(options: argparse.Namespace, console: Console) -> int:

@@ -117,7 +117,7 @@ def joint_mutual_information_recursion(
     """
     if not px or len(px) != len(py):
         raise ValueError(
-            f"px has {len(px)} terms and py {len(py)}; they must have as many, at least one"
+            f"px has {len(px)} terms and py {len(py)}; they must have the same number, at least one"
         )
     px_terms, py_terms = torch.stack(tuple(px)), torch.stack(tuple(py))
     total, (px_grad, py_grad) = mutual_information_recursion(

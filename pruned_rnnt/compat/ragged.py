@@ -250,7 +250,7 @@ def cat(srcs: Sequence[RaggedTensor], axis: int) -> RaggedTensor:
     if axis == 0:
         return RaggedTensor(RaggedShape(_splits(torch.cat(lengths))), values)
     if len({src.dim0 for src in srcs}) > 1:
-        raise ValueError(f"srcs have {[src.dim0 for src in srcs]} rows; axis 1 needs as many each")
+        raise ValueError(f"srcs have {[src.dim0 for src in srcs]} rows; axis 1 needs equal numbers")
     order = torch.cat([src.shape.row_ids(1) for src in srcs]).argsort(stable=True)
     return RaggedTensor(RaggedShape(_splits(torch.stack(lengths).sum(0))), values[order])
 

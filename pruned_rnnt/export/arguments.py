@@ -46,9 +46,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--push",
         metavar="OWNER/NAME",
-        help="also upload the folder to this repository of the Hugging Face hub, which is created "
-        "if there is none; log in first with `hf auth login`",
+        help="also upload the folder to this repository of the Hugging Face hub (created if it "
+        "does not exist); log in first with `hf auth login`",
     )
     parser.add_argument(
-        "--private", action="store_true", help="with --push: a new repository is private"
+        "--private", action="store_true", help="with --push: create the repository as private"
     )

@@ -103,7 +103,7 @@ def check_bounds(
     frames = start.shape[1] if frames is None else frames
     checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
     if start.device != device:
-        raise ValueError(f"bounds.start is on {start.device} but logits on {device}")
+        raise ValueError(f"bounds.start is on {start.device} but targets on {device}")
     checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     if checks.readable(validate, start):

@@ -9,8 +9,8 @@ REPORT_HELP = """\
   pruned-rnnt report exp/calls
   pruned-rnnt report exp/calls --other exp/calls_large
   pruned-rnnt report exp/calls --result 'greedy*' --other exp/calls --other-result 'modified_beam*'
-Everything is in one file, with audio and pictures. The page shows the curves of a run that is
-still training or was not decoded yet, too. data.path=DIR names the data if they were moved.
+Everything is in one file, with audio and pictures. A run that is still training, or has not been
+decoded, gets a page of its curves. If the data have been moved, add data.path=DIR.
 
 """
 

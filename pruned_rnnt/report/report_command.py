@@ -211,7 +211,7 @@ def _hints(
             )
         if each.config is not None and not each.results:
             hints.append(
-                f"{each.name} was not decoded yet: run `pruned-rnnt decode {each.folder}`, then "
+                f"{each.name} has not been decoded: run `pruned-rnnt decode {each.folder}`, then "
                 "make the report again."
             )
     if scored and second and not scored.keys() & second.keys():

@@ -89,7 +89,7 @@ class TrainConfig:
         check_fractions("train", self, "average_decay", below_one=True)
         for name in self.loggers:
             if name not in LOGGERS:
-                raise ValueError(f"train.loggers has {name!r}, needs any of {', '.join(LOGGERS)}")
+                raise ValueError(f"train.loggers has {name!r}, needs some of {', '.join(LOGGERS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

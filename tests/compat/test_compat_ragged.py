@@ -96,7 +96,7 @@ def test_cat() -> None:
     [
         ([], 0, "srcs is empty"),
         ([[[1]], [[1.0]]], 0, "they must be the same"),
-        ([[[1]], [[1], [2]]], 1, r"srcs have \[1, 2\] rows; axis 1 needs as many each"),
+        ([[[1]], [[1], [2]]], 1, r"srcs have \[1, 2\] rows; axis 1 needs equal numbers"),
         ([[[1]]], 2, "axis is 2; it must be 0 or 1"),
     ],
 )

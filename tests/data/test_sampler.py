@@ -138,7 +138,7 @@ def test_ranks_have_the_same_number_of_bounded_batches(outliers: Path) -> None:
 
 def test_resume_beyond_the_data_is_refused(outliers: Path) -> None:
     loader = data_of(outliers).train_loader()
-    with pytest.raises(ValueError, match="the data have only"):
+    with pytest.raises(ValueError, match="the data now give only"):
         loader.load_state_dict(loader.state_dict(1000))
 
 

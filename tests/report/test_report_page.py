@@ -164,7 +164,7 @@ def test_curves_have_the_values_of_the_log(run: Path) -> None:
 def test_run_without_results_says_what_to_run(run: Path) -> None:
     report = make_report(run)
     assert report.hints == (
-        f"run was not decoded yet: run `pruned-rnnt decode {run}`, then make the report again.",
+        f"run has not been decoded: run `pruned-rnnt decode {run}`, then make the report again.",
     )
     page = parse(report.html)
     assert [hint.text for hint in page.find("p", class_="hint")] == list(report.hints)

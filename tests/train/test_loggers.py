@@ -159,7 +159,7 @@ def test_wrong_and_missing_loggers_are_one_line(
         assert shown == [f"pruned-rnnt train: {wanted}"]
     assert main(["train", "train.loggers=[comet]"]) == EXIT_USAGE
     shown = capsys.readouterr().err
-    assert "train.loggers has 'comet', needs any of tensorboard, mlflow, wandb" in shown
+    assert "train.loggers has 'comet', needs some of tensorboard, mlflow, wandb" in shown
     assert not (tmp_path / "run").exists()
 
 

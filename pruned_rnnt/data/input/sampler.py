@@ -118,8 +118,8 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
                 next(self)
             except StopIteration:
                 raise ValueError(
-                    f"cannot resume after {batches} batches of epoch {epoch}: the data have only "
-                    f"{made}; are they the same data?"
+                    f"cannot resume after {batches} batches of epoch {epoch}: the data now give "
+                    f"only {made}; use the data that the run began with"
                 ) from None
         self._just_restored_state = True
 

@@ -48,7 +48,7 @@ class OptimiserConfig:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"optimiser.{name} is {getattr(self, name)}, needs > 0")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optimiser.betas is {list(self.betas)}, needs two of 0 <= x < 1")
+            raise ValueError(f"optimiser.betas is {list(self.betas)}, needs two, 0 <= x < 1")
         check_at_least("optimiser", self, weight_decay=0, clip_norm=0, clip_scale=0)
 
     @property
