@@ -21,6 +21,12 @@ struct SymbolTable {
     return y >= 0 && y < V && y != blank ? y : -1;
   }
 
+  // The symbol that a node (RowCursor) emits; -1 if it emits none.
+  template <typename Node>
+  PRUNED_RNNT_HOST_DEVICE int32_t emitted_from(const Node& node) const {
+    return node.emits() ? symbol(node.n(), node.u()) : -1;
+  }
+
   const int32_t* symbols;
   int32_t U, V, blank;
 };

@@ -65,11 +65,6 @@ real sigmoid(real x) {
   return 1 / (1 + std::exp(-x));
 }
 
-// The symbol that a node emits; negative if it emits none.
-int32_t symbol_at(const SymbolTable& symbols, const RowCursor& node) {
-  return node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
-}
-
 void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_lengths,
                const Tensor& target_lengths, const OptionalTensor& start,
                const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
@@ -102,7 +97,7 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
         if (mode == LogitMode::kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
         if (normaliser[r] != minus_infinity<real>) stay[r] = blank_logit - normaliser[r];
       }
-      const int32_t symbol = symbol_at(symbols, node);
+      const int32_t symbol = symbols.emitted_from(node);
       if (normaliser[r] == minus_infinity<real> || symbol < 0) return;
       emit[r] = emit_base + (static_cast<real>(x[symbol]) - normaliser[r]);
     });
@@ -172,7 +167,7 @@ void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Ten
       const bool used = node.valid() && scaled_emit + stay[r] != 0;
       std::fill(gradient + (used ? V : 0), gradient + columns, scalar(0.0f));
       if (!used) return;
-      gradient_row(all_logits + r * stride, V, blank, symbol_at(symbols, node),
+      gradient_row(all_logits + r * stride, V, blank, symbols.emitted_from(node),
                    static_cast<LogitMode>(mode), normaliser[r], scaled_emit, stay[r],
                    static_cast<real>(clamp), upstream[node.n()], gradient);
     });

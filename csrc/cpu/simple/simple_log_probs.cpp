@@ -64,6 +64,11 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
     real *emit = mutable_data_of<real>(px), *stay = mutable_data_of<real>(py);
     real* normaliser = mutable_data_of<real>(logz);
 
+    const auto clear = [&](int64_t begin, int64_t end) {
+      std::fill(emit + begin, emit + end, minus_infinity<real>);
+      std::fill(stay + begin, stay + end, minus_infinity<real>);
+      std::fill(normaliser + begin, normaliser + end, real(0));
+    };
     const auto frame_log_probs = [&](int64_t n, int64_t t) {
       const int64_t frame = n * batch.T + t, row = frame * width;
       const scalar* acoustic = data_of<scalar>(am) + frame * V;
@@ -90,20 +95,16 @@ void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
         emit[row + u] = possible && y >= 0 ? log_prob(y) : minus_infinity<real>;
         stay[row + u] = possible ? log_prob(symbols.blank) : minus_infinity<real>;
       }
-      std::fill(emit + row + columns, emit + row + width, minus_infinity<real>);
-      std::fill(stay + row + columns, stay + row + width, minus_infinity<real>);
-      std::fill(normaliser + row + columns, normaliser + row + width, real(0));
+      clear(row + columns, row + width);
     };
     parallel_tasks(frames, rows_per_task(16 * width), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
-        const int64_t n = frame / batch.T, t = frame % batch.T, row = frame * width;
+        const int64_t n = frame / batch.T, t = frame % batch.T;
         if (t < batch.frames(n)) {
           frame_log_probs(n, t);
-          continue;
+        } else {
+          clear(frame * width, (frame + 1) * width);
         }
-        std::fill(emit + row, emit + row + width, minus_infinity<real>);
-        std::fill(stay + row, stay + row + width, minus_infinity<real>);
-        std::fill(normaliser + row, normaliser + row + width, real(0));
       }
     });
   });

@@ -28,7 +28,7 @@ template <typename scalar>
 RNNT_DEVICE NodeLogits<acc_type<scalar>> logits_of_node(const RowCursor& node,
                                                         const SymbolTable& symbols,
                                                         const scalar* x) {
-  const int32_t y = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
+  const int32_t y = symbols.emitted_from(node);
   using real = acc_type<scalar>;
   return {static_cast<real>(x[symbols.blank]), y >= 0 ? static_cast<real>(x[y]) : real(0), y >= 0};
 }

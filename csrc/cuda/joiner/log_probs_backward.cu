@@ -38,7 +38,7 @@ struct RowGradient {
     clamp = in.clamp;
     upstream = in.grad_loss[node.n()];
     blank = symbols.blank;
-    target = node.emits() ? symbols.symbol(node.n(), node.u()) : -1;
+    target = symbols.emitted_from(node);
     weight = is_hat ? emit : (in.mode == LogitMode::kLogProbs ? real(0) : emit + stay);
   }
 

@@ -78,9 +78,11 @@ void launch_halves(const Launcher& launch, const WaveBlock<real>& block,
 // The columns of a band are not known here; with so many a pass, each team has three warps.
 constexpr int64_t kBandColumns = kMostTeamsOfThree * kStripe;
 
+}  // namespace
+
 template <typename real>
-void launch_all(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
-                int64_t rnnt_type, real delay_penalty, const LatticeArrays<real>& arrays) {
+void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
+                 int64_t rnnt_type, real delay_penalty, const LatticeArrays<real>& arrays) {
   dispatch_topology(rnnt_type, [&](auto topology_constant) {
     constexpr Topology topology = decltype(topology_constant)::value;
     if (geometry.start != nullptr) {
@@ -98,15 +100,9 @@ void launch_all(const Launcher& launch, const RowGeometry& geometry, int64_t row
   });
 }
 
-}  // namespace
-
-void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
-                 int64_t rnnt_type, float delay_penalty, const LatticeArrays<float>& arrays) {
-  launch_all(launch, geometry, rows, rnnt_type, delay_penalty, arrays);
-}
-void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
-                 int64_t rnnt_type, double delay_penalty, const LatticeArrays<double>& arrays) {
-  launch_all(launch, geometry, rows, rnnt_type, delay_penalty, arrays);
-}
+template void row_lattice(const Launcher&, const RowGeometry&, int64_t, int64_t, float,
+                          const LatticeArrays<float>&);
+template void row_lattice(const Launcher&, const RowGeometry&, int64_t, int64_t, double,
+                          const LatticeArrays<double>&);
 
 }  // namespace pruned_rnnt::cuda

@@ -47,9 +47,8 @@ __device__ void clear_rows(const RowGeometry& geometry, const LatticeArrays<real
 }
 
 // Whole lattices and wide bands (row_lattice.cu).
+template <typename real>
 void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
-                 int64_t rnnt_type, float delay_penalty, const LatticeArrays<float>& arrays);
-void row_lattice(const Launcher& launch, const RowGeometry& geometry, int64_t rows,
-                 int64_t rnnt_type, double delay_penalty, const LatticeArrays<double>& arrays);
+                 int64_t rnnt_type, real delay_penalty, const LatticeArrays<real>& arrays);
 
 }  // namespace pruned_rnnt::cuda
