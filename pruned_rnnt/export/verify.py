@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch, new_greedy_search

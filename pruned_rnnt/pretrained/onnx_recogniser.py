@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames

@@ -10,7 +10,8 @@ import soundfile
 import torch
 
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
-from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.audio.features import audio_features
+from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import resample
 
 

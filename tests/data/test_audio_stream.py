@@ -16,7 +16,8 @@ from pruned_rnnt.data.audio.audio_stream import (
     audio_blocks,
     feature_pieces,
 )
-from pruned_rnnt.data.audio.load_audio import audio_features, read_audio
+from pruned_rnnt.data.audio.features import audio_features, batch_features
+from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import resample
 
 
@@ -93,3 +94,25 @@ def test_files_that_are_not_audio_are_refused_in_blocks(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
     with pytest.raises(ValueError, match="no samples"):
         list(audio_blocks(tmp_path / "empty.wav"))
+
+
+def check_batch_features(device: torch.device) -> None:
+    sizes = (1, 239, 240, 400, 4000, 4079, 4080, 4081, 16000)
+    samples = [sound(size, seed=size) for size in sizes] + [np.zeros(8000, np.float32)]
+    features_NTF, lengths_N = batch_features(samples, device)
+    assert features_NTF.device.type == device.type
+    for samples_S, of_batch_TF, length in zip(
+        samples, features_NTF.cpu(), lengths_N.tolist(), strict=True
+    ):
+        alone_TF = audio_features(samples_S)
+        assert len(alone_TF) == length
+        torch.testing.assert_close(of_batch_TF[:length], alone_TF, rtol=0, atol=1e-3)
+
+
+def test_features_of_a_batch_equal_those_of_each() -> None:
+    check_batch_features(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_features_on_a_gpu_equal_those_of_the_cpu() -> None:
+    check_batch_features(torch.device("cuda"))

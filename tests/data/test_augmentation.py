@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.input.augmentation import (
     LOG_ENERGY_PER_DB,
     AugmentationConfig,

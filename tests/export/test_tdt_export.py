@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 import pruned_rnnt
-from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.transcribe.live import LiveRecogniser, transcribe_raw

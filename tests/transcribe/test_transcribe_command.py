@@ -17,7 +17,7 @@ from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio import audio_stream
-from pruned_rnnt.data.audio.load_audio import audio_features
+from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model

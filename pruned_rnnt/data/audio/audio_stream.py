@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_file import open_audio
-from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
-from pruned_rnnt.data.audio.load_audio import audio_features, mono
+from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.load_audio import mono
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 
 _SHIFT = SAMPLING_RATE // 100

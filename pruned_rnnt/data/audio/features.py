@@ -1,13 +1,70 @@
-"""The features: 80 log-mel energies per 10 ms of audio at 16 kHz."""
+"""The features: 80 log-mel energies per 10 ms of audio at 16 kHz.
+
+Axes: N batch, S samples, T feature frames, F mel bins.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
 from lhotse import Fbank, FbankConfig
+from torch import Tensor, nn
+
+from pruned_rnnt.data.audio.waveform import FloatArray
 
 SAMPLING_RATE = 16000
 FEATURE_DIM = 80
+# The extractor needs at least 15 ms for a frame.
+MIN_SAMPLES = 240
+_SHIFT = SAMPLING_RATE // 100
+_WINDOW = SAMPLING_RATE // 40
 
 
 def fbank_extractor() -> Fbank:
     """The feature extractor: lhotse's Fbank defaults with 80 mel bins at 16 kHz, as in icefall."""
     return Fbank(FbankConfig(sampling_rate=SAMPLING_RATE, num_mel_bins=FEATURE_DIM))
+
+
+@cache
+def _layer(device: torch.device) -> nn.Module:
+    """The extractor's layer on a device; making it takes as long as a second of audio."""
+    layer: nn.Module = fbank_extractor().extractor.to(device)
+    return layer
+
+
+def frame_count(samples: int) -> int:
+    """Feature frames of this many samples."""
+    return (max(samples, MIN_SAMPLES) + _SHIFT // 2) // _SHIFT
+
+
+def audio_features(samples_S: FloatArray) -> Tensor:
+    """(T, F) float32 log-mel energies, as in training; at least one frame."""
+    samples_S = np.pad(samples_S, (0, max(0, MIN_SAMPLES - len(samples_S))))
+    features_NTF: Tensor = _layer(torch.device("cpu"))(torch.from_numpy(samples_S)[None])
+    return features_NTF[0]
+
+
+def batch_features(samples: Sequence[FloatArray], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The features of N recordings (S,), computed together on a device.
+
+    Returns:
+        (N, T, F) float32 on the device, as `audio_features` within rounding; undefined beyond the
+        (N,) int64 frames of each, which are on the CPU.
+    """
+    lengths_N = torch.tensor([frame_count(len(samples_S)) for samples_S in samples])
+    size = int(lengths_N.max() - 1) * _SHIFT + _WINDOW
+    padded_NS = np.zeros((len(samples), size), dtype=np.float32)
+    for row_S, samples_S in zip(padded_NS, samples, strict=True):
+        count = max(len(samples_S), MIN_SAMPLES)
+        row_S[: len(samples_S)] = samples_S
+        # Windows that exceed the recording see it mirrored, as the layer does at the end of a row.
+        end = frame_count(count) * _SHIFT + (_WINDOW - _SHIFT) // 2
+        row_S[count:end] = row_S[count - max(0, end - count) : count][::-1]
+    waves_NS = torch.from_numpy(padded_NS)
+    if device.type == "cuda":
+        waves_NS = waves_NS.pin_memory().to(device, non_blocking=True)
+    features_NTF: Tensor = _layer(device)(waves_NS)
+    return features_NTF[:, : int(lengths_N.max())], lengths_N

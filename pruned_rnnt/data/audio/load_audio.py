@@ -1,6 +1,6 @@
-"""Loads audio files as the models need them: one channel at 16 kHz, and its features.
+"""Loads audio files as the models need them: one channel at 16 kHz.
 
-Axes: S samples, T feature frames, F mel bins.
+Axes: S samples.
 """
 
 from __future__ import annotations
@@ -8,15 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_file import open_audio
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 
-# The extractor needs at least 15 ms for a frame.
-_MIN_SAMPLES = 240
 # Samples to read at a time.
 _BLOCK = 2**20
 
@@ -42,9 +38,3 @@ def mono(samples_SC: FloatArray, path: Path | str) -> FloatArray:
     if not np.isfinite(samples_S).all():
         raise ValueError(f"{path} has NaN or infinite samples")
     return samples_S
-
-
-def audio_features(samples_S: FloatArray) -> Tensor:
-    """(T, F) float32 log-mel energies, as in training; at least one frame."""
-    samples_S = np.pad(samples_S, (0, max(0, _MIN_SAMPLES - len(samples_S))))
-    return torch.from_numpy(fbank_extractor().extract(samples_S, SAMPLING_RATE))
