@@ -21,9 +21,9 @@ class ProgressBar:
         self._task = task
 
     def show(self, completed: float) -> None:
-        """Set the amount of work that is done."""
+        """Set the amount of work that is done; whole units are shown."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=completed)
+            self._progress.update(self._task, completed=int(completed))
 
     def over(self, items: Iterable[Item], size: Callable[[Item], float]) -> Iterator[Item]:
         """Yield the items and advance the bar by the size of each.

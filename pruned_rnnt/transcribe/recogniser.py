@@ -5,13 +5,13 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,21 +26,14 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.transcribe.batches import RecordingPath, SegmentBatches
 from pruned_rnnt.transcribe.joined_path import JoinedPath
-from pruned_rnnt.transcribe.recordings import Audio, AudioList, FrameCounter, read_recording
-from pruned_rnnt.transcribe.segments import (
-    AudioPiece,
-    Segment,
-    SegmentConfig,
-    Segmenter,
-    SpeechDetector,
-)
+from pruned_rnnt.transcribe.read_ahead import read_ahead
+from pruned_rnnt.transcribe.recordings import Audio, AudioList, RecordingReader, WholeRecording
+from pruned_rnnt.transcribe.segments import Segment, SegmentConfig, Segmenter, SpeechDetector
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
 from pruned_rnnt.transcribe.windows import encode_segments
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +55,10 @@ class Transcription:
 
 # Of audio that a GPU decodes together: enough to keep it busy, in a few GiB of memory.
 _BATCH_SECONDS = 600.0
+# Threads that read files; more would wait for Python's lock.
+_MOST_THREADS = 8
+# One recording is read ahead for this much audio of a batch, and at least a few.
+_SECONDS_AHEAD, _LEAST_AHEAD = 5.0, 16
 
 
 class AudioRecogniser(ABC):
@@ -145,12 +142,85 @@ class AudioRecogniser(ABC):
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`;
                 ValueError also for samples of another shape.
         """
-        if isinstance(audio, list | tuple):
-            return self._transcribe(
-                (read_recording(item, sampling_rate) for item in audio), on_seconds
+        recordings = audio if isinstance(audio, list | tuple) else [audio]
+        found = []
+        for each in self.transcribe_each(
+            recordings, sampling_rate=sampling_rate, on_seconds=on_seconds
+        ):
+            if isinstance(each, Exception):
+                raise each
+            found.append(each)
+        return found if recordings is audio else found[0]
+
+    @torch.inference_mode()
+    def transcribe_each(
+        self,
+        audio: Iterable[Audio | Tensor],
+        *,
+        sampling_rate: int = SAMPLING_RATE,
+        on_seconds: Callable[[float], None] | None = None,
+    ) -> Iterator[Transcription | Exception]:
+        """Transcribe any number of recordings, in constant memory.
+
+        With `batch_seconds`, segments of several recordings are decoded together, and threads read
+        the next recordings meanwhile.
+
+        Args:
+            audio: taken one by one, as late as possible; each as for `transcribe`, or (T, F)
+                features.
+            sampling_rate, on_seconds: as for `transcribe`; with on_seconds, no threads read ahead.
+
+        Yields:
+            The transcription of each recording, in order, or the error for which it has none:
+            those of `transcribe`, and MemoryError or RuntimeError if the memory was too small.
+        """
+        whole = self._device.type == "cuda" and self.batch_seconds > 0
+        lengths = self._segments.lengths(self.p99_duration)
+        readers = (
+            RecordingReader(
+                each,
+                sampling_rate,
+                Segmenter(lengths, self._new_detector()),
+                whole=whole,
+                on_seconds=on_seconds,
             )
-        (found,) = self._transcribe([read_recording(audio, sampling_rate)], on_seconds)
-        return found
+            for each in audio
+        )
+        if not self.batch_seconds or on_seconds is not None:
+            yield from self._transcribe((reader, reader) for reader in readers)
+            return
+        with closing(
+            read_ahead(
+                readers,
+                threads=min(_MOST_THREADS, os.cpu_count() or 1),
+                recordings_ahead=max(_LEAST_AHEAD, round(self.batch_seconds / _SECONDS_AHEAD)),
+            )
+        ) as recordings:
+            yield from self._transcribe(recordings)
+
+    def _transcribe(
+        self, recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]]
+    ) -> Iterator[Transcription | Exception]:
+        """The same for readers, each with its segments."""
+        batches = SegmentBatches(
+            self._best_paths, self.batch_seconds / FEATURE_SECONDS, self._device
+        )
+        for reader, parts in recordings:
+            recording = batches.start(JoinedPath(self.tokenizer, self._calibration))
+            remaining = iter(parts)
+            while True:
+                try:
+                    part = next(remaining, None)
+                except Exception as error:
+                    recording.error = error
+                    break
+                if part is None:
+                    break
+                batches.add(recording, part)
+            recording.frames = reader.frames
+            yield from map(_result, batches.done())
+        batches.decode()
+        yield from map(_result, batches.done())
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
         """Transcribe log-mel features (T, F).
@@ -160,68 +230,31 @@ class AudioRecogniser(ABC):
         """
         if self._segments.detector == "silero":
             raise ValueError("the detector silero needs samples: call transcribe, or use energy")
-        piece = AudioPiece(np.zeros(0, dtype=np.float32), features_TF)
-        (found,) = self._transcribe([[piece]], None)
+        (found,) = self.transcribe_each([features_TF])
+        if isinstance(found, Exception):
+            raise found
         return found
-
-    @torch.inference_mode()
-    def _transcribe(
-        self,
-        recordings: Iterable[Iterable[AudioPiece]],
-        on_seconds: Callable[[float], None] | None,
-    ) -> list[Transcription]:
-        most_frames = self.batch_seconds / FEATURE_SECONDS
-        found: list[tuple[JoinedPath, FrameCounter]] = []
-        waiting: list[tuple[JoinedPath, Segment]] = []
-        longest = 0
-        for pieces in recordings:
-            counter = FrameCounter(pieces, on_seconds)
-            path = JoinedPath(self.tokenizer, self._calibration)
-            found.append((path, counter))
-            segmenter = Segmenter(self._segments.lengths(self.p99_duration), self._new_detector())
-            for segment in segmenter(counter):
-                longest = max(longest, len(segment.features_TF))
-                if waiting and (len(waiting) + 1) * longest > most_frames:
-                    self._append(waiting)
-                    waiting, longest = [], len(segment.features_TF)
-                waiting.append((path, segment))
-        self._append(waiting)
-        return [
-            Transcription(
-                text=path.text,
-                words=path.words,
-                score=path.score,
-                seconds=round(counter.frames * FEATURE_SECONDS, 2),
-            )
-            for path, counter in found
-        ]
-
-    def _append(self, waiting: Sequence[tuple[JoinedPath, Segment]]) -> None:
-        """Append the best path of each segment to the path of its recording.
-
-        Where the memory is too small for all together, halves are decoded one after the other.
-        """
-        if not waiting:
-            return
-        try:
-            best = self._best_paths([segment.features_TF for _, segment in waiting])
-        except (MemoryError, RuntimeError) as error:
-            if len(waiting) == 1 or not is_out_of_memory(error):
-                raise
-            best = None  # outside of this block, the error no longer holds its tensors
-        if best is None:
-            logger.warning(
-                "%d segments do not fit in memory together: decode.batch_seconds is too large",
-                len(waiting),
-            )
-            self._append(waiting[: len(waiting) // 2])
-            self._append(waiting[len(waiting) // 2 :])
-            return
-        for (path, segment), (hypothesis, head) in zip(waiting, best, strict=True):
-            path.append(hypothesis, head, segment)
 
     def _new_detector(self) -> SpeechDetector:
         return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
+
+    @property
+    def _device(self) -> torch.device:
+        """Where segments are decoded."""
+        parameters = () if self.model is None else self.model.parameters()
+        return next((each.device for each in parameters), torch.device("cpu"))
+
+
+def _result(recording: RecordingPath) -> Transcription | Exception:
+    if recording.error is not None:
+        return recording.error
+    path = recording.path
+    return Transcription(
+        text=path.text,
+        words=path.words,
+        score=path.score,
+        seconds=round(recording.frames * FEATURE_SECONDS, 2),
+    )
 
 
 class Recogniser(AudioRecogniser):

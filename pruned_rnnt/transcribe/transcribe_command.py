@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,18 +47,10 @@ def run_transcribe(
         console: shows a progress bar for each file.
     """
     done = True
-    for number, (path, short_name) in enumerate(inputs, start=1):
-        try:
-            result = _transcribe(recogniser, path, f"{number}/{len(inputs)} {path.name}", console)
-        except (OSError, ValueError) as error:
-            print(f"pruned-rnnt transcribe: {error}", file=sys.stderr)
-            done = False
-            continue
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            print(f"pruned-rnnt transcribe: {path}: out of memory: {reason}", file=sys.stderr)
+    results = _transcriptions(recogniser, [item.path for item in inputs], console)
+    for (path, short_name), result in zip(inputs, results, strict=True):
+        if isinstance(result, Exception):
+            print(f"pruned-rnnt transcribe: {_reason(path, result)}", file=sys.stderr)
             done = False
             continue
         name = short_name if options.format == "ctm" else str(path)
@@ -73,12 +65,30 @@ def run_transcribe(
     return done
 
 
-def _transcribe(
-    recogniser: AudioRecogniser, path: Path, name: str, console: Console | None
-) -> Transcription:
-    """Transcribe a file under a progress bar in seconds of audio."""
-    with progress_bar(console, f"{name}, seconds", seconds_in_header(path)) as bar:
-        return recogniser.transcribe(path, on_seconds=lambda seconds: bar.show(int(seconds)))
+def _reason(path: Path, error: Exception) -> str:
+    """Why a file has no transcript; raises errors that have another cause than the file."""
+    if isinstance(error, OSError | ValueError):
+        return str(error)
+    if not is_out_of_memory(error):
+        raise error
+    return f"{path}: out of memory: {(str(error) or type(error).__name__).splitlines()[0]}"
+
+
+def _transcriptions(
+    recogniser: AudioRecogniser, paths: Sequence[Path], console: Console | None
+) -> Iterator[Transcription | Exception]:
+    """Transcribe files under a progress bar: of all files, or in seconds if one takes long."""
+    if recogniser.batch_seconds and len(paths) > 1:
+        with progress_bar(console, "transcribing, files", len(paths)) as bar:
+            for number, result in enumerate(recogniser.transcribe_each(paths), start=1):
+                bar.show(number)
+                yield result
+        return
+    for number, path in enumerate(paths, start=1):
+        name = f"{number}/{len(paths)} {path.name}, seconds"
+        with progress_bar(console, name, seconds_in_header(path)) as bar:
+            results = list(recogniser.transcribe_each([path], on_seconds=bar.show))
+        yield from results
 
 
 def take_settings(options: argparse.Namespace) -> list[str]:

@@ -1,0 +1,99 @@
+"""Read recordings ahead in threads, in constant memory.
+
+Decoders and resamplers run outside of Python's lock, so that a few threads keep a GPU busy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from queue import Empty, Full, Queue
+from threading import Event
+from typing import Any, Generic, NamedTuple, TypeVar
+
+_Part = TypeVar("_Part")
+_Recording = TypeVar("_Recording", bound=Iterable[Any])
+# Parts of one recording that wait for their reader.
+_MOST_PARTS = 4
+# A thread that waits looks this often whether it has to stop, in seconds.
+_PATIENCE = 0.05
+
+
+class _End(NamedTuple):
+    """The end of a recording, with the error that ended it."""
+
+    error: BaseException | None
+
+
+class _Reading(Generic[_Part]):
+    """One recording, which a thread reads and another one iterates over."""
+
+    def __init__(self, parts: Iterable[_Part], stop: Event) -> None:
+        self._parts = parts
+        self._stop = stop
+        self._queue: Queue[_Part | _End] = Queue(_MOST_PARTS)
+
+    def run(self) -> None:
+        """Read the recording, in a thread."""
+        try:
+            for part in self._parts:
+                if not self._put(part):
+                    return
+        except BaseException as error:  # raised again where the parts are used
+            self._put(_End(error))
+        else:
+            self._put(_End(None))
+
+    def _put(self, part: _Part | _End) -> bool:
+        """Hand over a part; False if nobody wants it any more."""
+        while not self._stop.is_set():
+            try:
+                self._queue.put(part, timeout=_PATIENCE)
+            except Full:
+                continue
+            return True
+        return False
+
+    def __iter__(self) -> Iterator[_Part]:
+        while True:
+            try:
+                part = self._queue.get(timeout=_PATIENCE)
+            except Empty:
+                continue
+            if isinstance(part, _End):
+                if part.error is not None:
+                    raise part.error
+                return
+            yield part
+
+
+def read_ahead(
+    recordings: Iterable[_Recording], *, threads: int, recordings_ahead: int
+) -> Generator[tuple[_Recording, Iterable[Any]], None, None]:
+    """Yield the recordings in order, each with its parts, while threads read the next ones.
+
+    Use the parts of a recording before taking the next one. An error in a recording is raised where
+    its parts are used. Close this generator to end the threads.
+
+    Args:
+        recordings: what a thread iterates over; taken as late as possible.
+        recordings_ahead: how many are being read or wait to be used.
+    """
+    stop = Event()
+    waiting: deque[tuple[_Recording, _Reading[Any]]] = deque()
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="audio")
+    source = iter(recordings)
+    try:
+        while True:
+            for recording in islice(source, recordings_ahead - len(waiting)):
+                reading: _Reading[Any] = _Reading(recording, stop)
+                executor.submit(reading.run)
+                waiting.append((recording, reading))
+            if not waiting:
+                return
+            yield waiting.popleft()
+    finally:
+        stop.set()
+        executor.shutdown(wait=True, cancel_futures=True)

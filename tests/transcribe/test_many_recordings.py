@@ -1,0 +1,200 @@
+"""Many recordings: decoded together, read ahead in threads, results in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from pruned_rnnt import load
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.transcribe import recogniser as recogniser_module
+from pruned_rnnt.transcribe.read_ahead import read_ahead
+from pruned_rnnt.transcribe.recogniser import Recogniser, Transcription
+from pruned_rnnt.transcribe.recordings import RecordingReader
+from pruned_rnnt.transcribe.segments import SegmentConfig
+from tests.transcribe.random_model import save_random_model, sound
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short and long files at several rates, silence, and two that cannot be read."""
+    folder = tmp_path_factory.mktemp("audio")
+    for index, seconds in enumerate((1.0, 2.3, 0.4, 9.0, 1.7, 3.1)):
+        rate = 16000 if index % 2 else 8000
+        soundfile.write(folder / f"{index}.wav", sound(seconds)[:: 16000 // rate], rate)
+    soundfile.write(folder / "silence.wav", np.zeros(16000), 16000)
+    (folder / "2b.wav").write_text("no sound")
+    # Unreadable from its third second on.
+    whole = folder / "damaged.flac"
+    soundfile.write(whole, np.random.default_rng(0).standard_normal(80000) * 0.1, 16000)
+    data = bytearray(whole.read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    whole.write_bytes(data)
+    return folder
+
+
+def test_files_decoded_together_have_the_output_of_each_alone(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["transcribe", str(model), str(folder), "--window", "4", "--times"]
+    shown = []
+    for seconds in (0, 6, 600):
+        assert main([*command, f"decode.batch_seconds={seconds}"]) == EXIT_FAILED
+        shown.append(capsys.readouterr())
+    assert f"{folder}/2b.wav cannot be read as audio" in shown[0].err
+    names = [line.partition("\t")[0] for line in shown[0].out.splitlines() if "\t" in line]
+    assert f"{folder}/0.wav" in names
+    for other in shown[1:]:
+        assert other.out == shown[0].out
+        # The device's line about kernels apart, errors come in the order of the files.
+        assert other.err == shown[0].err
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short recordings reach the device as samples."""
+    monkeypatch.setattr(
+        recogniser_module,
+        "RecordingReader",
+        lambda *args, **options: RecordingReader(*args, **{**options, "whole": True}),
+    )
+
+
+def test_features_of_whole_recordings_are_computed_in_batches(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted(folder.iterdir())
+    settings = SegmentConfig(window=4.0)
+
+    def transcribe(batch_seconds: float) -> list[Transcription | Exception]:
+        decode = DecodeConfig(batch_seconds=batch_seconds)
+        recogniser = Recogniser(*load_model(model), segments=settings, decode=decode)
+        return list(recogniser.transcribe_each(paths))
+
+    alone = transcribe(0.0)
+    as_on_a_gpu(monkeypatch)
+    together = transcribe(8.0)
+    for path, one, other in zip(paths, alone, together, strict=True):
+        if isinstance(one, Exception):
+            assert str(other) == str(one)
+            continue
+        assert isinstance(other, Transcription)
+        assert (other.text, other.seconds) == (one.text, one.seconds), path
+        assert other.score == pytest.approx(one.score, rel=1e-3, abs=1e-2)
+    assert sum(isinstance(each, Exception) for each in alone) >= 1
+
+
+def test_a_recording_that_does_not_fit_in_memory_is_an_error_of_its_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recogniser = Recogniser(*load_model(model), decode=DecodeConfig(batch_seconds=60.0))
+    best_paths = recogniser._best_paths
+
+    def limited(segments: list) -> list:
+        if max(map(len, segments)) > 300:
+            raise MemoryError
+        return best_paths(segments)
+
+    monkeypatch.setattr(recogniser, "_best_paths", limited)
+    found = list(recogniser.transcribe_each([sound(2.0), sound(4.0), sound(1.0)]))
+    assert [type(each) for each in found] == [Transcription, MemoryError, Transcription]
+
+
+class Source:
+    """Recordings of three parts each; remembers how many were taken."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self.count):
+            self.taken += 1
+            yield [10 * number + part for part in range(3)]
+
+
+def test_reading_ahead_is_bounded_and_in_order() -> None:
+    source = Source(1000)
+    found = []
+    for _, parts in read_ahead(source, threads=3, recordings_ahead=5):
+        found.append(list(parts))
+        assert source.taken <= len(found) + 5
+    assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1000)]
+
+
+def test_threads_end_with_the_reader() -> None:
+    def endless() -> Iterator[int]:
+        while True:
+            yield 1
+
+    before = threading.active_count()
+    recordings = read_ahead((endless() for _ in range(100)), threads=4, recordings_ahead=8)
+    _, parts = next(recordings)
+    assert next(iter(parts)) == 1
+    recordings.close()
+    limit = time.monotonic() + 20
+    while threading.active_count() > before:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_an_error_is_raised_where_the_parts_are_used() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ValueError("damaged")
+
+    recordings = [partial(list, [7])(), broken(), [8]]
+    found: list[object] = []
+    for _, parts in read_ahead(recordings, threads=2, recordings_ahead=2):
+        try:
+            found += list(parts)
+        except ValueError as error:
+            found.append(str(error))
+    assert found == [7, "damaged", 8]
+
+
+def test_standard_error_survives_decoders_in_threads(capfd: pytest.CaptureFixture[str]) -> None:
+    def decode() -> None:
+        for _ in range(50):
+            with without_decoder_messages():
+                os.write(2, b"warning\n")
+                time.sleep(0.0002)
+
+    threads = [threading.Thread(target=decode) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.write(2, b"an error\n")
+    assert capfd.readouterr().err == "an error\n"
+
+
+@pytest.mark.gpu
+def test_many_files_on_a_gpu_have_the_texts_of_the_cpu(model: Path, folder: Path) -> None:
+    paths = sorted(folder.iterdir())
+    segments = SegmentConfig(window=4.0)
+    alone = load(model, "cpu", segments=segments)
+    together = load(model, "cuda", segments=segments, settings=["decode.batch_seconds=12"])
+    for one, other in zip(
+        alone.transcribe_each(paths * 5), together.transcribe_each(paths * 5), strict=True
+    ):
+        assert str(other) == str(one)
+        if isinstance(one, Transcription):
+            assert isinstance(other, Transcription)
+            assert other.seconds == one.seconds
