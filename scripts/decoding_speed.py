@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Search, build_search
-from pruned_rnnt.decode.encode import Precision, encode_padded
+from pruned_rnnt.decode.encode import Precision, choose_graphs, encode_padded
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
@@ -62,6 +62,7 @@ _COLUMNS = {
     "batch_size": "batch",
     "precision": "encoder",
     "fused_kernels": "fused kernels",
+    "cuda_graphs": "CUDA graphs",
     "symbols_per_second": "symbols/s",
     "encoder_ms": "encoder ms",
     "search_ms": "search ms",
@@ -150,10 +151,12 @@ def measure(
     *,
     precision: Precision,
     fused_kernels: str,
+    cuda_graphs: str,
     repeat: int,
 ) -> Iterator[dict[str, Any]]:
     """A row for each search at one batch size, with the time of the encoder."""
     set_mode(fused_kernels)
+    choose_graphs(cuda_graphs, model)
     device = next(model.parameters()).device
     frames = round(FRAMES_PER_SECOND * seconds)
     bins = model.config.encoder.num_mel_bins
@@ -164,7 +167,8 @@ def measure(
     def encode() -> tuple[Tensor, Tensor]:
         return encode_padded(model, features_NTF, lengths_N, precision)
 
-    encoded_NTE, encoded_lengths_N = encode()
+    for _ in range(3):  # then its graph is captured
+        encoded_NTE, encoded_lengths_N = encode()
     encoder_seconds = median_seconds(encode, device, repeat)
     audio_seconds = batch_size * seconds
     for method in methods:
@@ -179,6 +183,7 @@ def measure(
             "batch_size": batch_size,
             "precision": precision,
             "fused_kernels": fused_kernels,
+            "cuda_graphs": cuda_graphs,
             "symbols_per_second": round(found / audio_seconds, 2),
             "utterance_seconds": seconds,
             "encoder_ms": round(1000 * encoder_seconds, 1),
@@ -229,6 +234,13 @@ def parser() -> argparse.ArgumentParser:
         choices=MODES,
         help="decode.fused_kernels; several are measured in turns",
     )
+    options.add_argument(
+        "--cuda-graphs",
+        nargs="+",
+        default=["auto"],
+        choices=("auto", "off"),
+        help="decode.cuda_graphs; several are measured in turns",
+    )
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--threads", type=int, help="on the CPU; default: as torch chooses")
     options.add_argument("--json", type=Path, metavar="FILE", help="append rows as JSON lines")
@@ -247,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for device in options.devices:
         model = model.to(device)
         print(kernel_report(torch.device(device)), file=sys.stderr)
-        for batch_size, mode in itertools.product(options.batch_sizes, options.fused_kernels):
+        for batch_size, mode, graphs in itertools.product(
+            options.batch_sizes, options.fused_kernels, options.cuda_graphs
+        ):
             for row in measure(
                 model,
                 options.methods,
@@ -255,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 options.seconds,
                 precision=options.precision,
                 fused_kernels=mode,
+                cuda_graphs=graphs,
                 repeat=options.repeat,
             ):
                 rows.append(row)

@@ -55,7 +55,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
     from pruned_rnnt.align.calibrate import calibrate, word_confidences
     from pruned_rnnt.decode.decode_set import decode_set
-    from pruned_rnnt.decode.encode import choose_kernels
+    from pruned_rnnt.decode.encode import choose_graphs, choose_kernels
     from pruned_rnnt.decode.nbest import write_hypotheses
     from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
     from pruned_rnnt.decode.scoring.measured import ErrorRate, save_measurement
@@ -69,6 +69,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     config = config_of_run(options)
     loaded = load_model(config)
     choose_kernels(config.decode.fused_kernels, next(loaded.model.parameters()).device)
+    choose_graphs(config.decode.cuda_graphs, loaded.model)
     data = _data_of(config, loaded.tokenizer)
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
         raise UsageError(
@@ -148,7 +149,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
     """Find the times of the words of a known text."""
     from pruned_rnnt.align.align_command import run_align
     from pruned_rnnt.data.input.training_durations import read_p99_duration
-    from pruned_rnnt.decode.encode import choose_kernels
+    from pruned_rnnt.decode.encode import choose_graphs, choose_kernels
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.train.run import load_model, run_config
 
@@ -164,6 +165,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
         )
     loaded = load_model(config)
     choose_kernels(config.decode.fused_kernels, next(loaded.model.parameters()).device)
+    choose_graphs(config.decode.cuda_graphs, loaded.model)
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
     tokenizer = loaded.tokenizer

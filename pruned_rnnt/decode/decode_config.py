@@ -27,6 +27,9 @@ class DecodeConfig:
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
         compile them for the device; `off` with plain torch. Results differ by rounding. Validations
         of a training use train.fused_kernels.
+    cuda_graphs: `auto` replays the encoder's passes over small batches on a GPU as CUDA graphs;
+        shapes that occur several times are captured. `off` launches each kernel by itself. Results
+        differ by rounding. Validations of a training use train.cuda_graphs.
     batch_seconds: of audio that transcription decodes together, with padding: segments of long
         audio and of several recordings. null: 600 on a GPU, and on a CPU each segment by itself.
     split: split of the prepared data.
@@ -57,6 +60,7 @@ class DecodeConfig:
     ] = "greedy"
     precision: Precision = "float32"
     fused_kernels: Literal["auto", "off"] = "auto"
+    cuda_graphs: Literal["auto", "off"] = "auto"
     batch_seconds: float | None = None
     split: str = "test"
     checkpoint: str = "last"

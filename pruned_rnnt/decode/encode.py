@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report, set_mode
 from pruned_rnnt.model.speech_model import SpeechModel
 
 logger = logging.getLogger(__name__)
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def choose_graphs(mode: str, model: SpeechModel) -> None:
+    """Apply `decode.cuda_graphs` to a model."""
+    on_gpu = next(model.parameters()).is_cuda
+    model.inference_graphs = InferenceGraphs() if mode == "auto" and on_gpu else None
 
 
 def choose_kernels(mode: str, device: torch.device) -> None:

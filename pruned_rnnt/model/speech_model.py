@@ -22,6 +22,7 @@ from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
 from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.encoder_kinds import build_encoder
+from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 
 BLANK = 0
@@ -80,6 +81,7 @@ class SpeechModel(nn.Module):
             schedules count steps of ten minutes.
         steps_before: such steps before the first one, for a model that is trained already.
         encoder_graphs: if set, runs the encoder in training.
+        inference_graphs: if set, runs the encoder in evaluation mode without gradients.
     """
 
     ctc_head: nn.Linear | None
@@ -92,6 +94,7 @@ class SpeechModel(nn.Module):
         self.batch_seconds = _REFERENCE_SECONDS
         self.steps_before = 0.0
         self.encoder_graphs: EncoderGraphs | None = None
+        self.inference_graphs: InferenceGraphs | None = None
         self.encoder = build_encoder(config.encoder)
         self.ctc_dropout = nn.Dropout(loss.ctc_dropout)
 
@@ -100,6 +103,9 @@ class SpeechModel(nn.Module):
 
     def encode(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths."""
+        graphs = self.inference_graphs
+        if graphs is not None and not (self.training or torch.is_grad_enabled()):
+            return graphs(self.encoder, features_NTF, feature_lengths)
         encoded: tuple[Tensor, Tensor] = self.encoder(features_NTF, feature_lengths)
         return encoded
 

@@ -20,6 +20,7 @@ from pruned_rnnt.data.input.training_durations import save_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
+from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -174,8 +175,11 @@ class SpeechTask:
             if self.config.train.compile_encoder
             else nullcontext()
         )
+        if self.model.encoder_graphs is not None:
+            self.model.inference_graphs = InferenceGraphs()
         with stance:
             report = validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+        self.model.inference_graphs = None  # training needs the memory
         report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
         if report.without_loss:
             logger.warning(

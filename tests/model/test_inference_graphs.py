@@ -1,0 +1,136 @@
+"""Encoders in inference with CUDA graphs against the same encoders without."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_search
+from pruned_rnnt.decode.encode import choose_graphs, encode_padded
+from pruned_rnnt.model import inference_graphs
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.inference_graphs import InferenceGraphs, round_up
+from pruned_rnnt.model.speech_model import SpeechModel
+from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+
+ENCODERS = [
+    tiny_conformer(),
+    tiny_conformer(causal=True),
+    tiny_zipformer(causal=False),
+    tiny_zipformer(causal=True),
+]
+
+
+@pytest.fixture(params=ENCODERS, ids=lambda each: f"{each.kind}, causal={each.causal}")
+def model(request: pytest.FixtureRequest) -> SpeechModel:
+    encoder: EncoderConfig = request.param
+    torch.manual_seed(0)
+    return tiny_model(encoder).eval()
+
+
+def batches(bins: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Two shapes of the grid, each several times, and other lengths within them."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for lengths in (
+        [90, 64, 33],
+        [200],
+        [96, 70, 96],
+        [96, 96, 65],
+        [190],
+        [224, 224],
+        [70, 93, 9],
+    ):
+        features_NTF = torch.randn(len(lengths), max(lengths), bins, generator=generator)
+        found.append((features_NTF, torch.tensor(lengths)))
+    return found * 3
+
+
+def test_shapes_are_few_and_padding_is_little() -> None:
+    sizes = [round_up(count, 1) for count in range(1, 1025)]
+    assert all(size >= count for count, size in enumerate(sizes, start=1))
+    assert all(size <= 1.126 * count for count, size in enumerate(sizes, start=1))
+    assert len(set(sizes)) < 80
+    assert round_up(33, 32) == 64
+
+
+def test_without_a_gpu_the_encoder_runs_as_it_is(model: SpeechModel) -> None:
+    choose_graphs("auto", model)
+    assert model.inference_graphs is None
+    model.inference_graphs = InferenceGraphs()
+    for features_NTF, lengths_N in batches(model.config.encoder.num_mel_bins):
+        encoded_NTE, frames_N = encode_padded(model, features_NTF, lengths_N)
+        with torch.no_grad():
+            expected_NTE, expected_N = model.encoder(features_NTF, lengths_N)
+        assert torch.equal(encoded_NTE, expected_NTE)
+        assert torch.equal(frames_N, expected_N)
+    assert not model.inference_graphs._graphs
+    assert copy.deepcopy(model).inference_graphs is not model.inference_graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_replays_equal_eager_passes(
+    model: SpeechModel, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_graphs, "_MOST_GRAPHS", 3)
+    model = model.cuda()
+    choose_graphs("auto", model)
+    graphs = model.inference_graphs
+    assert graphs is not None
+    tolerance = 1e-4 if precision == "float32" else 0.02
+    for features_NTF, lengths_N in batches(model.config.encoder.num_mel_bins):
+        choose_graphs("off", model)
+        expected_NTE, expected_N = encode_padded(model, features_NTF, lengths_N, precision)
+        model.inference_graphs = graphs
+        encoded_NTE, frames_N = encode_padded(model, features_NTF, lengths_N, precision)
+        assert torch.equal(frames_N, expected_N)
+        for got_TE, wanted_TE, frames in zip(
+            encoded_NTE, expected_NTE, frames_N.tolist(), strict=True
+        ):
+            error = (got_TE[:frames] - wanted_TE[:frames]).norm()
+            assert error <= tolerance * wanted_TE[:frames].norm()
+    assert not graphs._failed
+    assert 2 <= len(graphs._graphs) <= 3
+    # Results are copies, which the next replay leaves alone.
+    features_NTF, lengths_N = batches(model.config.encoder.num_mel_bins)[0]
+    first_NTE, _ = encode_padded(model, features_NTF, lengths_N, precision)
+    kept_NTE = first_NTE.clone()
+    encode_padded(model, features_NTF + 1, lengths_N, precision)
+    assert torch.equal(first_NTE, kept_NTE)
+
+
+@pytest.mark.gpu
+def test_replays_see_changed_parameters() -> None:
+    torch.manual_seed(0)
+    model = tiny_model(tiny_zipformer(causal=False)).eval().cuda()
+    choose_graphs("auto", model)
+    features_NTF = torch.randn(2, 96, model.config.encoder.num_mel_bins)
+    lengths_N = torch.tensor([96, 80])
+    for _ in range(4):
+        before_NTE, _ = encode_padded(model, features_NTF, lengths_N, "bfloat16")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    after_NTE, _ = encode_padded(model, features_NTF, lengths_N, "bfloat16")
+    choose_graphs("off", model)
+    expected_NTE, _ = encode_padded(model, features_NTF, lengths_N, "bfloat16")
+    assert (after_NTE - expected_NTE)[0].norm() < 0.02 * expected_NTE[0].norm()
+    assert (after_NTE - before_NTE)[0].norm() > 0.05 * expected_NTE[0].norm()
+
+
+@pytest.mark.gpu
+def test_searches_find_the_same_with_graphs() -> None:
+    torch.manual_seed(0)
+    model = tiny_model(tiny_conformer()).eval().cuda()
+    search = build_search(model, DecodeConfig())
+    features_NTF = torch.randn(3, 160, model.config.encoder.num_mel_bins)
+    lengths_N = torch.tensor([160, 131, 90])
+    expected = search(*encode_padded(model, features_NTF, lengths_N))
+    choose_graphs("auto", model)
+    for _ in range(4):
+        found = search(*encode_padded(model, features_NTF, lengths_N))
+    assert [each[0].symbols for each in found] == [each[0].symbols for each in expected]
