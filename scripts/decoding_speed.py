@@ -15,7 +15,6 @@ Markdown table at the end.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import math
@@ -215,13 +214,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def parser() -> argparse.ArgumentParser:
     options = documented_parser("scripts.decoding_speed", __doc__)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    # Without kenlm there are no n-gram models.
-    methods = [m for m in METHODS if m != "ngram" or importlib.util.find_spec("kenlm")]
     options.add_argument("run", type=Path, nargs="?", help="a run; else random parameters")
     options.add_argument("--size", default="medium", choices=("small", "medium", "large"))
     options.add_argument("--vocab-size", type=int, default=500)
     options.add_argument("--devices", nargs="+", default=devices, help="default: all available")
-    options.add_argument("--methods", nargs="+", default=methods, choices=METHODS)
+    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     options.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     options.add_argument("--seconds", type=float, default=15.0, help="of each utterance")
     options.add_argument(

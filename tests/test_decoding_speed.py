@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -21,8 +20,6 @@ def test_rows(
     decoding_speed.main([*options, "--json", str(path)])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     methods = ["greedy", "modified_beam", "hotwords", "ngram", "lm"]
-    if importlib.util.find_spec("kenlm") is None:
-        methods.remove("ngram")
     expected = [(method, size) for size in (1, 3) for method in methods]
     assert [(row["method"], row["batch_size"]) for row in rows] == expected
     for row in rows:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
+from pruned_rnnt.decode.fusion.kenlm_scorer import KenlmScorer, is_kenlm_binary
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
@@ -21,8 +22,9 @@ class FusionConfig:
 
     For decode.method=modified_beam and ctc_prefix_beam.
 
-    ngram, ngram_scale: n-gram model over the symbols (ARPA or kenlm binary), and the factor of
-        its log-probabilities.
+    ngram, ngram_scale: n-gram model over the symbols, and the factor of its log-probabilities. An
+        ARPA file runs on the device of the search; kenlm binaries need kenlm, which computes on the
+        CPU.
     lm, lm_scale: run folder of a language model, and the factor of its log-probabilities.
     ilm_scale: factor with which the log-probabilities of the model's internal language model are
         subtracted; for models trained with loss.hat=true.
@@ -74,7 +76,9 @@ def build_scorers(
     assert language_model is not None or not config.lm
     scorers: list[TokenScorer] = []
     if config.ngram:
-        scorers.append(NgramScorer(Path(config.ngram), tokenizer.symbols, config.ngram_scale))
+        path = Path(config.ngram)
+        scorer = KenlmScorer if is_kenlm_binary(path) else NgramScorer
+        scorers.append(scorer(path, tokenizer.symbols, config.ngram_scale))
     if language_model is not None:
         scorers.append(NeuralScorer(language_model, config.lm_scale))
     if config.hotwords:
