@@ -71,8 +71,18 @@ _COLUMNS = {
 
 
 @torch.no_grad()
-def random_model(size: str, vocab_size: int) -> TransducerModel:
-    """A Zipformer transducer of one of the paper's sizes that emits a symbol now and then."""
+def random_model(
+    size: str,
+    vocab_size: int,
+    features_NTF: Tensor | None = None,
+    emitting_frames: float = _EMITTING_FRAMES,
+) -> TransducerModel:
+    """A Zipformer transducer of one of the paper's sizes that emits a symbol now and then.
+
+    Args:
+        features_NTF: one utterance, in which the fraction `emitting_frames` of frames emits a
+            symbol; default: noise.
+    """
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=ZipformerConfig(size=size), predictor=PredictorConfig(dim=512), joiner_dim=512
@@ -81,11 +91,13 @@ def random_model(size: str, vocab_size: int) -> TransducerModel:
     # Clear decisions, as trained models make.
     model.joiner.encoder_proj.weight *= 10
     model.joiner.output_linear.weight *= 10
-    encoded_NTE, _ = model.encode(torch.randn(1, 1000, 80), torch.tensor([1000]))
+    if features_NTF is None:
+        features_NTF = torch.randn(1, 1000, 80)
+    encoded_NTE, _ = model.encode(features_NTF, torch.tensor([features_NTF.size(1)]))
     lm_ND, *_ = start_predictor(model, 1, encoded_NTE.device)
     logits_TV = model.joiner(model.joiner.encoder_proj(encoded_NTE[0]), lm_ND)
     lead_T = logits_TV[:, 1:].amax(dim=1) - logits_TV[:, 0]
-    model.joiner.output_linear.bias[0] += lead_T.quantile(1 - _EMITTING_FRAMES)
+    model.joiner.output_linear.bias[0] += lead_T.quantile(1 - emitting_frames)
     return model
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import overload
@@ -174,29 +174,37 @@ class AudioRecogniser(ABC):
             The transcription of each recording, in order, or the error for which it has none:
             those of `transcribe`, and MemoryError or RuntimeError if the memory was too small.
         """
-        whole = self._device.type == "cuda" and self.batch_seconds > 0
+        with closing(
+            self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
+        ) as recordings:
+            yield from self._transcribe(recordings)
+
+    def recordings(
+        self,
+        audio: Iterable[Audio | Tensor],
+        *,
+        sampling_rate: int = SAMPLING_RATE,
+        on_seconds: Callable[[float], None] | None = None,
+    ) -> Generator[tuple[RecordingReader, Iterable[Segment | WholeRecording]], None, None]:
+        """Read recordings as `transcribe_each` does, and yield each with its segments."""
         lengths = self._segments.lengths(self.p99_duration)
         readers = (
             RecordingReader(
                 each,
                 sampling_rate,
                 Segmenter(lengths, self._new_detector()),
-                whole=whole,
+                whole=self._device.type == "cuda" and self.batch_seconds > 0,
                 on_seconds=on_seconds,
             )
             for each in audio
         )
         if not self.batch_seconds or on_seconds is not None:
-            yield from self._transcribe((reader, reader) for reader in readers)
-            return
-        with closing(
-            read_ahead(
-                readers,
-                threads=min(_MOST_THREADS, os.cpu_count() or 1),
-                recordings_ahead=max(_LEAST_AHEAD, round(self.batch_seconds / _SECONDS_AHEAD)),
-            )
-        ) as recordings:
-            yield from self._transcribe(recordings)
+            return ((reader, reader) for reader in readers)
+        return read_ahead(
+            readers,
+            threads=min(_MOST_THREADS, os.cpu_count() or 1),
+            recordings_ahead=max(_LEAST_AHEAD, round(self.batch_seconds / _SECONDS_AHEAD)),
+        )
 
     def _transcribe(
         self, recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]]
