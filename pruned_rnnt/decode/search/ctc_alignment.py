@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class CtcAlignment(NamedTuple):
@@ -43,47 +44,58 @@ def ctc_alignment(
     device = log_probs_NTV.device
     targets_NU = targets_NU.long()
     batch, symbols = targets_NU.shape
+    frames = log_probs_NTV.size(1)
+    if frames == 0:
+        empty_N = torch.where(target_lengths_N > 0, -torch.inf, 0.0)
+        frames_NU = torch.zeros_like(targets_NU)
+        return CtcAlignment(frames_NU, torch.zeros_like(frames_NU).double(), empty_N)
     labels_NS = torch.full((batch, 2 * symbols + 1), blank, device=device)
     labels_NS[:, 1::2] = targets_NU
     # A path may leave out the blank between two different symbols.
     skips_NS = labels_NS != blank
     skips_NS[:, :2] = False
     skips_NS[:, 2:] &= labels_NS[:, 2:] != labels_NS[:, :-2]
-    score_NS = torch.full(labels_NS.shape, -torch.inf, dtype=torch.float64, device=device)
-    score_NS[:, 0] = 0.0
-    steps: list[Tensor] = []
-    for t in range(log_probs_NTV.size(1)):
-        choices_3NS = torch.stack(
-            (
-                score_NS,
-                _shifted(score_NS, 1),
-                _shifted(score_NS, 2).masked_fill(~skips_NS, -torch.inf),
-            )
-        )
-        best_NS, step_NS = choices_3NS.max(dim=0)
-        grown_NS = best_NS + log_probs_NTV[:, t].gather(1, labels_NS)
-        alive_N1 = (t < lengths_N)[:, None]
-        score_NS = torch.where(alive_N1, grown_NS, score_NS)
-        steps.append(torch.where(alive_N1, step_NS, 0).to(torch.uint8))
+    steps_NTS, score_NS = _forward(log_probs_NTV, lengths_N, labels_NS, skips_NS)
     ends_N2 = (2 * target_lengths_N.long())[:, None] - torch.arange(2, device=device)
     end_scores_N2 = score_NS.gather(1, ends_N2.clamp(min=0)).masked_fill(ends_N2 < 0, -torch.inf)
     score_N, last_N = end_scores_N2.max(dim=1)
     state_N1 = ends_N2.gather(1, last_N[:, None]).clamp(min=0)
-    frames_NS = torch.zeros(labels_NS.shape, dtype=torch.int64, device=device)
-    for t in range(len(steps) - 1, -1, -1):
-        # The last frame written to a state is its first one.
-        alive_N1 = (t < lengths_N)[:, None]
-        before_N1 = frames_NS.gather(1, state_N1)
-        frames_NS.scatter_(1, state_N1, torch.where(alive_N1, t, before_N1))
-        state_N1 = state_N1 - steps[t].gather(1, state_N1)
-    frames_NU = frames_NS[:, 1::2]
-    if not steps:
-        empty_N = torch.where(target_lengths_N > 0, -torch.inf, 0.0)
-        return CtcAlignment(frames_NU, torch.zeros_like(frames_NU).double(), empty_N)
+    states = [state_N1]
+    for t in range(frames - 1, 0, -1):
+        states.append(states[-1] - steps_NTS[:, t].gather(1, states[-1]))
+    states_NT = torch.cat(states[::-1], dim=1)
+    frame_NT = torch.arange(frames, device=device).expand(batch, -1)
+    # Frames beyond the end, in which the path stays, are later than the first one of a state.
+    first_NS = torch.full(labels_NS.shape, frames, device=device)
+    first_NS = first_NS.scatter_reduce(1, states_NT, frame_NT, "amin")
+    frames_NU = torch.where(first_NS < frames, first_NS, 0)[:, 1::2]
     log_probs_NU = log_probs_NTV[torch.arange(batch, device=device)[:, None], frames_NU, targets_NU]
     return CtcAlignment(frames_NU, log_probs_NU, score_N)
 
 
-def _shifted(score_NS: Tensor, states: int) -> Tensor:
-    """Scores moved by `states` positions: each state gets that of an earlier state."""
-    return torch.nn.functional.pad(score_NS, (states, 0), value=-torch.inf)[:, : score_NS.size(1)]
+def _forward(
+    log_probs_NTV: Tensor, lengths_N: Tensor, labels_NS: Tensor, skips_NS: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How many states back the best path to each state comes from, (N, T, S), and its score (N, S).
+
+    Beyond the end of an utterance, paths stay where they are.
+    """
+    # In reverse order, so that the three states before each one are a view: of equal scores, that
+    # of the nearest state is taken.
+    labels_NS = labels_NS.flip(1)
+    bias_NS3 = torch.zeros((*labels_NS.shape, 3), dtype=torch.float64, device=labels_NS.device)
+    bias_NS3[..., 2].masked_fill_(~skips_NS.flip(1), -torch.inf)
+    score_NS = torch.full(labels_NS.shape, -torch.inf, dtype=torch.float64, device=labels_NS.device)
+    score_NS[:, -1] = 0.0
+    alive_NT1 = (torch.arange(log_probs_NTV.size(1), device=lengths_N.device) < lengths_N[:, None])[
+        ..., None
+    ]
+    steps = []
+    for t in range(log_probs_NTV.size(1)):
+        before_NS3 = functional.pad(score_NS, (0, 2), value=-torch.inf).unfold(1, 3, 1)
+        best_NS, step_NS = (before_NS3 + bias_NS3).max(dim=2)
+        grown_NS = best_NS + log_probs_NTV[:, t].gather(1, labels_NS)
+        score_NS = torch.where(alive_NT1[:, t], grown_NS, score_NS)
+        steps.append(step_NS.to(torch.uint8))
+    steps_NTS = torch.stack(steps, dim=1) * alive_NT1
+    return steps_NTS.flip(2), score_NS.flip(1)
