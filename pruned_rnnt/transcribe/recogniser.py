@@ -193,7 +193,6 @@ class AudioRecogniser(ABC):
                 each,
                 sampling_rate,
                 Segmenter(lengths, self._new_detector()),
-                whole=self._device.type == "cuda" and self.batch_seconds > 0,
                 on_seconds=on_seconds,
             )
             for each in audio

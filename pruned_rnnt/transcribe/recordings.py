@@ -25,7 +25,7 @@ AudioList = list[Any] | tuple[Audio, ...]
 
 
 class WholeRecording(NamedTuple):
-    """(S,) samples at 16 kHz of a recording that need not be cut; the device computes features."""
+    """(S,) samples at 16 kHz of a recording that need not be cut; without features yet."""
 
     samples_S: FloatArray
 
@@ -33,11 +33,12 @@ class WholeRecording(NamedTuple):
 class RecordingReader:
     """Iterates over the segments of a recording, and reads it meanwhile.
 
+    A recording that need not be cut is one `WholeRecording`.
+
     Args:
         audio: a file; or (S,) samples of one channel; or (T, F) features.
         sampling_rate: of samples, in Hz.
         segmenter: cuts the recording.
-        whole: yield a recording that need not be cut as a `WholeRecording`, without features.
         on_seconds: called with the seconds read so far.
 
     Attributes:
@@ -55,14 +56,12 @@ class RecordingReader:
         sampling_rate: int,
         segmenter: Segmenter,
         *,
-        whole: bool = False,
         on_seconds: Callable[[float], None] | None = None,
     ) -> None:
         self.frames = 0
         self._audio = audio
         self._sampling_rate = sampling_rate
         self._segmenter = segmenter
-        self._whole = whole
         self._on_seconds = on_seconds
 
     def __iter__(self) -> Iterator[Segment | WholeRecording]:
@@ -71,21 +70,19 @@ class RecordingReader:
             yield from self._segmenter(self._counted([piece]))
             return
         blocks = _blocks(self._audio, self._sampling_rate)
-        if self._whole:
-            begin: list[FloatArray] = []
-            for block_S in blocks:
-                begin.append(block_S)
-                self.frames = frame_count(sum(map(len, begin)))
-                if self.frames > self._segmenter.lengths.longest:
-                    break
-            else:
-                if self._on_seconds is not None:
-                    self._on_seconds(self.frames * FEATURE_SECONDS)
-                yield WholeRecording(np.concatenate(begin))
-                return
-            self.frames = 0
-            blocks = chain(begin, blocks)
-        yield from self._segmenter(self._counted(_pieces(blocks)))
+        begin: list[FloatArray] = []
+        for block_S in blocks:
+            begin.append(block_S)
+            self.frames = frame_count(sum(map(len, begin)))
+            if self.frames > self._segmenter.lengths.longest:
+                break
+        else:
+            if self._on_seconds is not None:
+                self._on_seconds(self.frames * FEATURE_SECONDS)
+            yield WholeRecording(np.concatenate(begin))
+            return
+        self.frames = 0
+        yield from self._segmenter(self._counted(_pieces(chain(begin, blocks))))
 
     def _counted(self, pieces: Iterable[AudioPiece]) -> Iterator[AudioPiece]:
         """The pieces, whose frames are counted and reported."""

@@ -5,7 +5,8 @@ V vocabulary.
 
 The loop over frames has a fixed number of iterations and masks utterances that have ended, so that
 nothing is read from the device until the end. On CUDA, blocks of frames are replayed as a graph,
-because launching the small kernels one by one would take most of the time.
+because launching the small kernels one by one would take most of the time. On the CPU, where
+reading a result costs nothing, `greedy_spans` computes several frames at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pruned_rnnt.decode.search.frame_graph import (
     graph_rows,
 )
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_spans import greedy_spans
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
@@ -66,6 +68,7 @@ class GreedySearch:
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
         silent = [model.predictor.blank, *silent_symbols]
+        self._silent = frozenset(silent)
         self._silent_V = silent_mask(model.vocab_size, silent)
         self._graphs: dict[int, FrameGraph] = {}
 
@@ -100,7 +103,7 @@ class GreedySearch:
         if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
             loop: FrameLoop = self._graph(am_NTD, predictor)
         else:
-            loop = self._loop
+            loop = self._loop if am_NTD.is_cuda else self._spans
         (symbols_NTM, scores_NTM), state = loop(am_NTD, lengths_N, predictor)
         frames = am_NTD.size(1)
         return GreedyFrames(symbols_NTM[:, :frames], scores_NTM[:, :frames], state)
@@ -110,6 +113,16 @@ class GreedySearch:
         if rows not in self._graphs:
             self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
         return self._graphs[rows]
+
+    def _spans(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
+        return greedy_spans(
+            self.model,
+            am_NTD,
+            lengths_N,
+            predictor,
+            silent=self._silent,
+            most=self.max_symbols_per_frame,
+        )
 
     def _loop(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
         model, most = self.model, self.max_symbols_per_frame
