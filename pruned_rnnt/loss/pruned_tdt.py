@@ -14,8 +14,9 @@ from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, chec
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
-from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
+from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds, tdt_topology
 from pruned_rnnt.ops.simple.simple_tdt import (
     SimpleTdtInputs,
     SimpleTdtOptions,
@@ -58,6 +59,18 @@ class TdtHead(nn.Module):
         for projection in (self.simple_am_proj, self.simple_lm_proj):
             scale_initial(projection, initial_scale)
 
+    @property
+    def band_topology(self) -> int:
+        """By which rule of prune_bounds.py the band moves."""
+        return tdt_topology(self.durations)
+
+    def call_options(self, loss: LossOptions, utterances: Utterances) -> TdtLossOptions:
+        """The options of one call, for which omega has been drawn."""
+        check_tdt_paths(utterances.known_lengths, self.durations, validate=False)
+        omega = self.omega if self.training else 0.0
+        device = utterances.targets.device
+        return check_tdt_options(loss, self.durations, self.sigma, omega, device)
+
     def forward(
         self,
         encoder_out: Tensor,
@@ -65,22 +78,19 @@ class TdtHead(nn.Module):
         tokens: tuple[Tensor, Tensor],
         joiner: Joiner,
         utterances: Utterances,
-        options: SimpleOptions,
+        options: SimpleTdtOptions,
         *,
         s_range: int,
         exact_bounds: bool,
     ) -> TdtLosses:
         """tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
         utterances on the device."""
-        check_tdt_paths(utterances.known_lengths, self.durations, validate=False)
         am, lm = tokens
-        omega = self.omega if self.training else 0.0
-        tdt = check_tdt_options(options.loss, self.durations, self.sigma, omega, am.device)
         projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
         durations = [x.to(am.dtype).contiguous() for x in projected]
         inputs = SimpleTdtInputs(am, lm, durations[0], durations[1])
         batch = utterances.tensors
-        simple = simple_tdt_loss(inputs, batch, SimpleTdtOptions(options, tdt))
+        simple = simple_tdt_loss(inputs, batch, options)
         start_NT = tdt_bounds(
             (simple.gx, simple.gy, simple.stay),
             utterances.lengths,
@@ -100,7 +110,7 @@ class TdtHead(nn.Module):
             start=start_NT,
             columns=s_range,
             activation=ACTIVATIONS[joiner.activation],
-            options=tdt,
+            options=options.tdt,
         )
         return TdtLosses(simple, start_NT, pruned_N)
 

@@ -25,8 +25,10 @@ from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
+from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtOptions
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_library import has_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
@@ -163,9 +165,11 @@ class PrunedTransducerLoss(nn.Module):
         if utterances.host_lengths is not None and checks.readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
-        losses = self._in_one_step(encoder_out, predictor_out, utterances, scales)
+        tdt = None if self.tdt is None else self.tdt.call_options(self.options, utterances)
+        losses = self._in_one_step(encoder_out, predictor_out, utterances, scales, tdt)
         if losses is None:
-            losses = self._composed(encoder_out, predictor_out, utterances.on_device(), scales)
+            utterances = utterances.on_device()
+            losses = self._composed(encoder_out, predictor_out, utterances, scales, tdt)
         total, simple, pruned, emit, blank, start_NT, each_3N, stay, durations = losses
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
@@ -191,6 +195,7 @@ class PrunedTransducerLoss(nn.Module):
         predictor_out: Tensor,
         utterances: Utterances,
         scales: tuple[float, float],
+        tdt: TdtLossOptions | None,
     ) -> StepLosses:
         """The losses layer by layer."""
         projected = (
@@ -201,9 +206,11 @@ class PrunedTransducerLoss(nn.Module):
         am, lm = (x.to(dtype).contiguous() for x in projected)
         if self.tdt is not None:
             assert isinstance(self.joiner, Joiner)
+            assert tdt is not None
             parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
             band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
-            simple, start_NT, pruned_N = self.tdt(*parts, self.simple_options, **band)
+            options = SimpleTdtOptions(self.simple_options, tdt)
+            simple, start_NT, pruned_N = self.tdt(*parts, options, **band)
         else:
             simple = simple_loss(am, lm, utterances.tensors, self.simple_options)
             _, emit, blank = simple
@@ -237,27 +244,35 @@ class PrunedTransducerLoss(nn.Module):
         predictor_out: Tensor,
         utterances: Utterances,
         scales: tuple[float, float],
+        tdt: TdtLossOptions | None,
     ) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
-        each layer, and the step has no prior of the predictor (am_only_scale)."""
+        each layer, and the step has no prior of the predictor (am_only_scale) and does not mix
+        TDT with RNN-T (omega)."""
         joiner = self.joiner
         if not (isinstance(joiner, Joiner) and encoder_out.is_cuda and has_native_step()):
             return None
         has_prior = self.simple_options.scales.am_only_scale != 0
-        if torch.compiler.is_compiling() or self.tdt is not None or has_prior:
+        if torch.compiler.is_compiling() or has_prior or (tdt is not None and tdt.is_plain):
             return None
         if min(encoder_out.numel(), predictor_out.numel()) == 0:
             return None
         simple = (self.simple_am_proj, self.simple_lm_proj)
         joined = (joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear)
-        parameters = plain_parameters((*simple, *joined), encoder_out.device)
+        durations: tuple[nn.Module, ...] = ()
+        if self.tdt is not None and joiner.duration_linear is not None:
+            durations = (self.tdt.simple_am_proj, self.tdt.simple_lm_proj, joiner.duration_linear)
+        parameters = plain_parameters((*simple, *joined, *durations), encoder_out.device)
         if parameters is None:
             return None
         inputs = StepInputs(encoder_out, predictor_out, *parameters)
-        dtype = product_dtype(*inputs)
+        dtype = product_dtype(*inputs.given)
         if not has_dtypes_of_step(inputs, dtype):
             return None
         frames = encoder_out.shape[1]
+        options = self.options
+        if self.tdt is not None:
+            options = options._replace(rnnt_type=self.tdt.band_topology)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
@@ -270,11 +285,12 @@ class PrunedTransducerLoss(nn.Module):
                 hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
                 vocabulary=self.vocab_size,
                 activation=ACTIVATIONS[joiner.activation],
-                options=self.options,
+                options=options,
             ),
             exact_bounds=self.exact_bounds,
             simple_scale=scales[0],
             pruned_scale=scales[1],
             reduction=self.reduction,
+            tdt=tdt,
         )
         return pruned_step(inputs, utterances, plan)

@@ -101,6 +101,9 @@ def fields(vocabulary: int, dtype: torch.dtype, differentiable: bool, **others: 
     frames, columns, batch = 50, 12, 3
     values = {"N": batch, "T": frames, "W": columns, "E": 24, "P": 16, "D": 32, "S": 5}
     values |= {"V": vocabulary, "padded_V": padded_width(vocabulary, dtype)}
+    durations = others.get("K", 0)
+    values |= {"padded_K": padded_width(durations, dtype), "longest": 4}
+    values |= {"padded_O": padded_width(vocabulary + durations, dtype)}
     values |= {"rows": batch * frames * 5, "least_chunk_rows": 50, "hidden_rows": 20}
     values |= {"dtype": types.index(str(dtype).removeprefix("torch.")), "exp_dtype": 3}
     values |= {"sum_dtype": 0 if wide else 3, "exp_split": 1, "exp_multiple": 8}
@@ -114,8 +117,8 @@ def test_buffers_that_share_memory_are_live_at_different_times(
     layout: ctypes.CDLL, vocabulary: int, dtype: torch.dtype
 ) -> None:
     flags = ("differentiable", "exact_bounds", "packed", "cast_encoder")
-    for values in itertools.product((0, 1), repeat=len(flags)):
-        chosen = dict(zip(flags, values, strict=True))
+    for *values, durations in itertools.product(*[(0, 1)] * len(flags), (0, 5)):
+        chosen = dict(zip(flags, values, strict=True)) | {"K": durations}
         memory = packed_fields(layout, fields(vocabulary, dtype, **chosen))
         assert layout.lay_out(memory) == b"", chosen
 

@@ -1,5 +1,5 @@
-// Asynchronous copies of single elements from global to shared memory (ordinary copies before
-// compute capability 8.0).
+// Asynchronous copies of single elements or pairs from global to shared memory (ordinary copies
+// before compute capability 8.0).
 #pragma once
 
 #include "cuda/common/launch.cuh"
@@ -9,7 +9,7 @@ namespace pruned_rnnt::cuda {
 template <typename scalar>
 RNNT_DEVICE void copy_async(scalar* shared, const scalar* global) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  static_assert(sizeof(scalar) == 4 || sizeof(scalar) == 8);
+  static_assert(sizeof(scalar) == 4 || sizeof(scalar) == 8 || sizeof(scalar) == 16);
   const uint32_t target = uint32_t(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(global),
                "n"(sizeof(scalar))

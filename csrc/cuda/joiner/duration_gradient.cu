@@ -3,7 +3,7 @@
 //
 // Axes: R rows, K durations.
 #include "cuda/common/arithmetic.cuh"
-#include "cuda/common/device_op.cuh"
+#include "cuda/common/tdt_ops.cuh"
 #include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {

@@ -56,12 +56,6 @@ struct ScaledProbability {
     return exponent * 0.69314718055994530942 + ::log(static_cast<double>(factor));
   }
 
-  // This as a part of a sum with it: 0 if that is 0. Before the sum is normalised.
-  RNNT_DEVICE float share_in(const ScaledProbability& sum) const {
-    const float part = factor * power_of_2(exponent - sum.exponent);
-    return sum.factor == 0.0f ? 0.0f : divide(part, sum.factor);
-  }
-
   // emitted + stayed, and their shares.
   RNNT_DEVICE static ScaledProbability add_shared(const ScaledProbability& emitted,
                                                   const ScaledProbability& stayed, float& share) {
@@ -97,6 +91,11 @@ struct ScaledProbability {
     return {__shfl_up_sync(kAllLanes, factor, 1), __shfl_up_sync(kAllLanes, exponent, 1)};
   }
 
+  // 2^n for n <= 0, at least 2^-126.
+  RNNT_DEVICE static float power_of_2(int32_t n) {
+    return bits_float(uint32_t(max(n, -126) + 127) << 23);
+  }
+
  private:
   RNNT_DEVICE static uint32_t float_bits(float x) {
     uint32_t bits;
@@ -107,10 +106,6 @@ struct ScaledProbability {
     float x;
     memcpy(&x, &bits, sizeof(x));
     return x;
-  }
-  // 2^n for n <= 0, at least 2^-126.
-  RNNT_DEVICE static float power_of_2(int32_t n) {
-    return bits_float(uint32_t(max(n, -126) + 127) << 23);
   }
 };
 
@@ -128,9 +123,6 @@ struct LogProbability {
   }
   RNNT_DEVICE LogProbability operator+(const LogProbability& other) const {
     return {log_add(value, other.value)};
-  }
-  RNNT_DEVICE double share_in(const LogProbability& sum) const {
-    return sum.value < kLogZero<double> / 2 ? 0 : ::exp(value - sum.value);
   }
   RNNT_DEVICE static LogProbability add_shared(const LogProbability& emitted,
                                                const LogProbability& stayed, double& share) {

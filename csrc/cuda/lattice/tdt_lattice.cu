@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/common/device_op.cuh"
+#include "cuda/common/tdt_ops.cuh"
+#include "cuda/lattice/tdt_elements.h"
 #include "cuda/lattice/tdt_walk.cuh"
 
 namespace pruned_rnnt::cuda {
@@ -16,6 +17,7 @@ struct TdtArrays {
   const real *px, *py, *duration_logits;
   real *shares, *rings, *total, *gx, *gy, *stay, *gd;
   int64_t rows, symbols;
+  bool normalised;
   real sigma, delay_penalty;
 };
 
@@ -38,6 +40,7 @@ __device__ TdtLattice<real> tdt_lattice_of(const RowGeometry& geometry,
           geometry.frames_of(n),
           geometry.target_lengths[n],
           geometry.width_of(n),
+          arrays.normalised,
           arrays.sigma,
           arrays.delay_penalty};
 }
@@ -109,38 +112,40 @@ constexpr int kUsualDurations = 5;
 
 }  // namespace
 
-void tdt_lattice(const Launcher& launch, const View& px, const View& py,
-                 const View& duration_logits, const View& logit_lengths, const View& target_lengths,
-                 const OptionalView& start, const OptionalView& row_splits, int64_t T, int64_t S,
-                 std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 int64_t symbols, const View& work, const View& total, const View& gx,
-                 const View& gy, const View& stay, const View& gd) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
+void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
+                   bool has_log_probs, const TdtRowsOf& rows, const std::vector<int64_t>& table_of,
+                   double sigma, double delay_penalty, const View& work, const TdtSumsOf& sums) {
+  const RowGeometry geometry(rows.logit_lengths, rows.target_lengths, rows.start, rows.row_splits,
+                             rows.T, rows.S, rows.symbols);
   if (geometry.N == 0) return;
   DurationTable table{};
-  table.count = int32_t(durations.size());
+  table.count = int32_t(table_of.size());
   STD_TORCH_CHECK(table.count <= kMostDurations, "tdt_lattice takes at most ", kMostDurations,
                   " durations");
   for (int32_t n = 0; n < table.count; ++n) {
-    table.of[n] = int32_t(durations[n]);
+    table.of[n] = int32_t(table_of[n]);
     table.longest = std::max(table.longest, table.of[n]);
     table.has_zero |= table.of[n] == 0;
   }
+  STD_TORCH_CHECK(work.numel() >= tdt_elements(px.numel(), geometry.N, rows.symbols, table.count,
+                                               table.longest),
+                  "tdt_lattice: work has ", work.numel(), " elements, which are too few");
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
     real* const shares = mutable_data_of<real>(work);
     const TdtArrays<real> arrays{data_of<real>(px),
                                  data_of<real>(py),
-                                 data_of<real>(duration_logits),
+                                 data_of<real>(durations),
                                  shares,
                                  shares + 2 * table.count * px.numel(),
-                                 mutable_data_of<real>(total),
-                                 mutable_data_of<real>(gx),
-                                 mutable_data_of<real>(gy),
-                                 mutable_data_of<real>(stay),
-                                 mutable_data_of<real>(gd),
+                                 mutable_data_of<real>(sums.total),
+                                 mutable_data_of<real>(sums.gx),
+                                 mutable_data_of<real>(sums.gy),
+                                 mutable_data_of<real>(sums.stay),
+                                 mutable_data_of<real>(sums.gd),
                                  px.numel(),
-                                 symbols,
+                                 rows.symbols,
+                                 has_log_probs,
                                  static_cast<real>(sigma),
                                  static_cast<real>(delay_penalty)};
     if (table.count <= kUsualDurations) {
@@ -149,6 +154,17 @@ void tdt_lattice(const Launcher& launch, const View& px, const View& py,
       run<real, kMostDurations>(launch, geometry, table, arrays);
     }
   });
+}
+
+void tdt_lattice(const Launcher& launch, const View& px, const View& py,
+                 const View& duration_logits, const View& logit_lengths, const View& target_lengths,
+                 const OptionalView& start, const OptionalView& row_splits, int64_t T, int64_t S,
+                 std::vector<int64_t> durations, double sigma, double delay_penalty,
+                 int64_t symbols, const View& work, const View& total, const View& gx,
+                 const View& gy, const View& stay, const View& gd) {
+  const TdtRowsOf rows{logit_lengths, target_lengths, start, row_splits, T, S, symbols};
+  tdt_recursion(launch, px, py, duration_logits, false, rows, durations, sigma, delay_penalty, work,
+                {total, gx, gy, stay, gd});
 }
 
 PRUNED_RNNT_CUDA_OP(tdt_lattice)

@@ -16,7 +16,8 @@
 #pragma once
 
 #include "cuda/common/async_copy.cuh"
-#include "cuda/lattice/probability.cuh"
+#include "cuda/common/vector_access.cuh"
+#include "cuda/lattice/tdt_sums.cuh"
 #include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
@@ -32,13 +33,14 @@ struct DurationTable {
   __host__ __device__ int32_t ring_frames() const { return longest + 2; }
 };
 
-// One utterance.
+// One utterance. shares: of the symbol and the blank of each duration, as pairs.
 template <typename real>
 struct TdtLattice {
   const real *px, *py, *duration_logits;  // of its first row
   const int32_t* start;                   // of its first frame; null: 0
   real *shares, *gx, *gy, *stay, *gd;
   int32_t frames, symbols, width;
+  bool normalised;  // duration logits are log-probabilities
   real sigma, delay_penalty;
 
   // -1 outside the band.
@@ -59,6 +61,7 @@ constexpr int kTdtAhead = 8;
 template <typename real, int most, bool is_ahead>
 class TdtWalk {
   using Number = Probability<real>;
+  using Pair = Vector<real, 2>;
 
  public:
   // ring: 2 doubles for each of ring_frames() * (columns + 1) slots. inputs: kTdtAhead * 2 K
@@ -117,9 +120,9 @@ class TdtWalk {
     const auto request = [&](int32_t t) {
       const int64_t row = t < T ? lattice_.row(t, threadIdx.x) : -1;
       if (row < 0) return;
-      real* const slot = slot_of(t);
-      for (int a = 0; a < 2 * K; ++a) {
-        copy_async(slot + a * blockDim.x, lattice_.shares + row * 2 * K + a);
+      Pair* const slot = pair_slot_of(t);
+      for (int n = 0; n < K; ++n) {
+        copy_async(slot + n * blockDim.x, pairs_of(row) + n);
       }
     };
     begin(request);
@@ -172,51 +175,65 @@ class TdtWalk {
     __syncthreads();
   }
 
+  RNNT_DEVICE Pair* pair_slot_of(int32_t f) const {
+    return reinterpret_cast<Pair*>(inputs_) + f % kTdtAhead * (most * blockDim.x) + threadIdx.x;
+  }
+  RNNT_DEVICE Pair* pairs_of(int64_t row) const {
+    return reinterpret_cast<Pair*>(lattice_.shares) + row * table_.count;
+  }
+
+  // Log-probabilities of the durations from their logits.
+  RNNT_DEVICE void normalise(real (&logits)[most]) const {
+    real largest = minus_infinity<real>(), sum = 0;
+#pragma unroll
+    for (int n = 0; n < most; ++n) largest = fmax(largest, logits[n]);
+    const bool none = largest == minus_infinity<real>();
+#pragma unroll
+    for (int n = 0; n < most; ++n) sum += exp_of(logits[n] - (none ? real(0) : largest));
+    const real normaliser = none ? real(0) : largest + log_of(sum);
+#pragma unroll
+    for (int n = 0; n < most; ++n) logits[n] -= normaliser;
+  }
+
   RNNT_DEVICE Number sum_node(int32_t f, int32_t t, int32_t u, int64_t row) {
     const int32_t T = lattice_.frames, U = lattice_.symbols, K = table_.count;
     const real* const inputs = is_ahead ? slot_of(f) : nullptr;
     const real px = is_ahead ? inputs[0] : lattice_.px[row];
     const real py = is_ahead ? inputs[blockDim.x] : lattice_.py[row];
     real logits[most];
-    real largest = minus_infinity<real>(), sum = 0;
 #pragma unroll
     for (int n = 0; n < most; ++n) {
-      if (n >= K) break;
+      logits[n] = minus_infinity<real>();
+      if (n >= K) continue;
       logits[n] = is_ahead ? inputs[(2 + n) * blockDim.x] : lattice_.duration_logits[row * K + n];
-      largest = fmax(largest, logits[n]);
     }
-    const bool none = largest == minus_infinity<real>();
-#pragma unroll
-    for (int n = 0; n < most; ++n) {
-      if (n < K) sum += exp_of(logits[n] - (none ? real(0) : largest));
-    }
-    const real normaliser = none ? real(0) : largest + log_of(sum);
+    if (!lattice_.normalised) normalise(logits);
     const Number symbol = Number::exp(to_log_zero(px + lattice_.symbol_offset(t)));
     const Number blank = Number::exp(to_log_zero(py - lattice_.sigma));
     const int32_t here = t % table_.ring_frames();
     Number arrive[2 * most];
-    Number total = Number::zero();
 #pragma unroll
     for (int n = 0; n < most; ++n) {
-      arrive[n] = arrive[most + n] = Number::zero();
+      arrive[2 * n] = arrive[2 * n + 1] = Number::zero();
       if (n >= K) continue;
       const int32_t duration = table_.of[n], target = t + duration;
-      if (target > T) continue;
-      const Number chosen = Number::exp(to_log_zero(logits[n] - normaliser));
       const int32_t there = later(here, duration);
-      if (target < T && u < U) arrive[n] = symbol * chosen * betas_[slot(there, u + 1)];
-      if (target < T && duration > 0) {
-        arrive[most + n] = blank * chosen * betas_[slot(there, u)];
-      } else if (target == T && u == U) {
-        arrive[most + n] = blank * chosen;
-      }
-      total = total + arrive[n] + arrive[most + n];
+      // Both slots exist, whatever is in them.
+      const Number above = betas_[slot(there, u + 1)], beside = betas_[slot(there, u)];
+      const bool ends = target == T && u == U;
+      const Number chosen = Number::exp(to_log_zero(logits[n]));
+      const Number symbol_and_end = symbol * chosen * above, to_end = blank * chosen;
+      const Number blank_and_end = to_end * beside;
+      if (target < T && u < U) arrive[2 * n] = symbol_and_end;
+      if (target < T && duration > 0) arrive[2 * n + 1] = blank_and_end;
+      if (ends) arrive[2 * n + 1] = to_end;
     }
+    real shares[2 * most];
+    Number total = sum_with_shares(arrive, shares);
+    Pair* const stored = pairs_of(row);
 #pragma unroll
     for (int n = 0; n < most; ++n) {
-      if (n >= K) break;
-      lattice_.shares[row * 2 * K + n] = arrive[n].share_in(total);
-      lattice_.shares[row * 2 * K + K + n] = arrive[most + n].share_in(total);
+      if (n < K) store_vector<2>(stored[n].x, Pair{{shares[2 * n], shares[2 * n + 1]}});
     }
     total.normalise();
     return total;
@@ -227,27 +244,29 @@ class TdtWalk {
     const int32_t here = t % table_.ring_frames();
     double &by_blank = blanks_[slot(here, u)], &by_symbol = symbols_[slot(here, u)];
     const double mass = by_blank + by_symbol;
-    by_blank = by_symbol = 0;
-    const real* const inputs = is_ahead ? slot_of(t) : nullptr;
-    const auto share_of_arc = [&](int a) {
-      return is_ahead ? inputs[a * blockDim.x] : lattice_.shares[row * 2 * K + a];
-    };
-    real symbol_shares[most], blank_shares[most];
+    // All targets are read before the first is written: they differ, so that nothing waits for a
+    // sum but those that follow it.
+    double to_symbol[most], to_blank[most];
+    Pair shares[most];
     double sum = 0;
 #pragma unroll
     for (int n = 0; n < most; ++n) {
       if (n >= K) break;
-      symbol_shares[n] = share_of_arc(n);
-      blank_shares[n] = share_of_arc(K + n);
-      sum += static_cast<double>(symbol_shares[n]) + static_cast<double>(blank_shares[n]);
+      const int32_t there = later(here, table_.of[n]);
+      to_symbol[n] = symbols_[slot(there, u + 1)];
+      to_blank[n] = blanks_[slot(there, u)];
+      shares[n] =
+          load_vector<2>((is_ahead ? pair_slot_of(t) + n * blockDim.x : pairs_of(row) + n)->x);
+      sum += static_cast<double>(shares[n].x[0]) + static_cast<double>(shares[n].x[1]);
     }
+    by_blank = by_symbol = 0;
     const double each = sum == 0 ? 0 : mass / sum;
     double symbols = 0, blanks = 0, stay = 0;
 #pragma unroll
     for (int n = 0; n < most; ++n) {
       if (n >= K) break;
-      const double symbol = each * static_cast<double>(symbol_shares[n]);
-      const double blank = each * static_cast<double>(blank_shares[n]);
+      const double symbol = each * static_cast<double>(shares[n].x[0]);
+      const double blank = each * static_cast<double>(shares[n].x[1]);
       symbols += symbol;
       blanks += blank;
       lattice_.gd[row * K + n] = static_cast<real>(symbol + blank);
@@ -255,8 +274,8 @@ class TdtWalk {
       if (duration == 0) stay = symbol;
       if (t + duration >= T) continue;
       const int32_t there = later(here, duration);
-      if (u < lattice_.symbols) symbols_[slot(there, u + 1)] += symbol;
-      if (duration > 0) blanks_[slot(there, u)] += blank;
+      if (u < lattice_.symbols) symbols_[slot(there, u + 1)] = to_symbol[n] + symbol;
+      if (duration > 0) blanks_[slot(there, u)] = to_blank[n] + blank;
     }
     lattice_.gx[row] = static_cast<real>(symbols);
     lattice_.gy[row] = static_cast<real>(blanks);

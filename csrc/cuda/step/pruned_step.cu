@@ -71,8 +71,17 @@ void PrunedStep::prologue(const View& encoder, const View& predictor,
   for (int layer = 0; layer < kLayers; ++layer) {
     // Columns that padding adds to the trivial joiner have no part in any sum.
     const float fill = layer == kAm || layer == kLm ? minus_infinity<float>() : 0.0f;
-    add(View(layers[2 * layer]), saved.weight[layer], 0);
-    add(View(layers[2 * layer + 1]), saved.bias[layer], fill);
+    const View &weight = saved.weight[layer], &bias = saved.bias[layer];
+    const View given[] = {View(layers[2 * layer]), View(layers[2 * layer + 1])};
+    const int64_t own = given[1].numel(), rest = s.outputs_of(layer) - own;
+    // Padding, but for TDT also the durations, is behind a layer's own rows.
+    const bool joined = s.is_tdt() && layer >= kEncoder;
+    add(given[0], joined ? rows_of(weight, 0, own) : weight, 0);
+    add(given[1], joined ? range_of(bias, 0, own) : bias, fill);
+    if (!joined) continue;
+    const size_t durations = 2 * (kLayers + layer - kEncoder);
+    add(View(layers[durations]), rows_of(weight, own, rest), 0);
+    add(View(layers[durations + 1]), range_of(bias, own, rest), 0);
   }
   Cleared cleared{};
   if (s.differentiable) {
@@ -114,13 +123,13 @@ void PrunedStep::chunk_logits(const View& start, int64_t begin, int64_t count) c
   joiner_rows(launch, am, lm, logit_lengths, target_lengths, start, row_splits, s.T, s.S, begin,
               s.activation, hidden);
   launch.blas().multiply_add_bias(matrix_of(work.logits), saved.bias[kOutput], matrix_of(hidden),
-                                  matrix_of(saved.weight[kOutput]).t(), count, s.padded_V, s.D);
+                                  matrix_of(saved.weight[kOutput]).t(), count, s.padded_O, s.D);
 }
 
 // The simple loss by the recursion over the whole lattice, the bounds, and the gradients of am and
 // lm.
 void PrunedStep::simple_loss(const View& encoder, const View& predictor, const View& gx,
-                             const View& gy, const View& start) const {
+                             const View& gy, const View& start, const TdtPart& tdt) const {
   const OptionalView none;
   const auto if_split = [&](const View& low) { return s.exp_split ? OptionalView(low) : none; };
   const View &am = work.simple_am, &lm = work.simple_lm;
@@ -137,13 +146,19 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
   simple_log_probs(launch, am, lm, am_max, lm_max, work.product, smoothing, none, none, targets,
                    logit_lengths, target_lengths, s.blank, s.lm_only_scale, 0.0, work.px, work.py,
                    work.logz);
-  band_lattice(launch, work.px, work.py, logit_lengths, target_lengths, none, none, s.T, s.W,
-               s.rnnt_type, s.delay_penalty, work.lattice_work, part_of(saved.totals, 0), gx, gy);
+  if (s.is_tdt()) {
+    tdt_simple_lattice(gx, gy, tdt);
+  } else {
+    band_lattice(launch, work.px, work.py, logit_lengths, target_lengths, none, none, s.T, s.W,
+                 s.rnnt_type, s.delay_penalty, work.lattice_work, part_of(saved.totals, 0), gx, gy);
+  }
+  const View &emits = s.is_tdt() ? work.stayed : gx, &blanks = s.is_tdt() ? work.left : gy;
   if (s.exact_bounds) {
-    prune_bounds_exact(launch, gx, gy, logit_lengths, target_lengths, s.S, s.rnnt_type,
+    prune_bounds_exact(launch, emits, blanks, logit_lengths, target_lengths, s.S, s.rnnt_type,
                        work.bounds_work, start);
   } else {
-    prune_bounds(launch, gx, gy, logit_lengths, target_lengths, s.S, s.rnnt_type, false, start);
+    prune_bounds(launch, emits, blanks, logit_lengths, target_lengths, s.S, s.rnnt_type, false,
+                 start);
   }
   if (!s.differentiable) return;
   const View upstream = part_of(saved.upstream, 0);
@@ -159,17 +174,20 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
                   s.blank, s.lm_only_scale, 0.0, s.fastemit_lambda,
                   columns_of(saved.outputs[kEncoderSide], 0, s.padded_V),
                   columns_of(saved.outputs[kPredictorSide], 0, s.padded_V));
+  if (s.is_tdt()) tdt_simple_gradient(*tdt.gd);
 }
 
 // The rows of the band, chunk by chunk, and the recursion over the band.
-void PrunedStep::pruned_loss(const View& start) const {
+void PrunedStep::pruned_loss(const View& start, const TdtPart& tdt) const {
   for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);
     chunk_logits(start, begin, count);
     log_probs(launch, rows_of(work.logits, 0, count, s.V), targets, logit_lengths, target_lengths,
               start, row_splits, s.T, s.S, begin, s.blank, s.mode, work.band_px, work.band_py,
               saved.lse);
+    if (s.is_tdt()) tdt_chunk_durations(begin, count);
   }
+  if (s.is_tdt()) return tdt_band_lattice(start, tdt);
   band_lattice(launch, work.band_px, work.band_py, logit_lengths, target_lengths, start, row_splits,
                s.T, s.S, s.rnnt_type, s.delay_penalty, work.band_work, part_of(saved.totals, 1),
                saved.gx, saved.gy);
@@ -179,10 +197,12 @@ namespace {
 
 void pruned_step_forward(const Launcher& launch, const View& encoder, const View& predictor,
                          std::vector<Tensor> layers, const View& targets, const View& logit_lengths,
-                         const View& target_lengths, const View& fields, const View& saved,
-                         const View& work, const View& gx, const View& gy, const View& start,
-                         const View& total, const View& parts, const OptionalView& utterance_losses,
-                         const OptionalView& sums) {
+                         const View& target_lengths, const View& fields,
+                         std::vector<int64_t> durations, const View& saved, const View& work,
+                         const View& gx, const View& gy, const View& start, const View& total,
+                         const View& parts, const OptionalView& utterance_losses,
+                         const OptionalView& sums, const OptionalView& stay,
+                         const OptionalView& gd) {
   const PrunedStep step(launch, fields, targets, logit_lengths, target_lengths, saved, work);
   const StepSizes& s = step.s;
   step.prologue(encoder, predictor, layers, logit_lengths, target_lengths);
@@ -191,8 +211,9 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
   step.project(x, kEncoder, step.am);
   step.project(y, kDecoder, step.lm);
   // Writes zeros beside its gradients where there are no frames or symbols.
-  step.simple_loss(x, y, gx, gy, start);
-  step.pruned_loss(start);
+  const TdtPart tdt{std::move(durations), stay, gd};
+  step.simple_loss(x, y, gx, gy, start, tdt);
+  step.pruned_loss(start, tdt);
   dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
     using real = decltype(zero);
     launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(step.saved.totals),
@@ -212,7 +233,7 @@ void pruned_step_layout(const Tensor& memory) {
   const StepSizes s(fields);
   fields.saved_bytes = SavedBuffers(s, nullptr).bytes;
   fields.work_bytes = WorkBuffers(s, nullptr).bytes;
-  fields.sums_size = s.padded_V * (s.D + 1) + kSides * s.side_outputs();
+  fields.sums_size = s.padded_O * (s.D + 1) + kSides * s.side_outputs();
 }
 
 std::string pruned_step_fields() { return kStepFields; }

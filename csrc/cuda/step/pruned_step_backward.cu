@@ -18,7 +18,7 @@ void PrunedStep::hidden_backward(const View& start, int64_t begin, int64_t count
     if (done < count && (done == from || end == count || end - done >= work.first_rows / 4)) {
       launch.blas().multiply(matrix_of(rows_of(work.grad_hidden, done - from, end - done)),
                              matrix_of(rows_of(work.logits, done, end - done)), weight, end - done,
-                             s.D, s.padded_V);
+                             s.D, s.padded_O);
       done = end;
       continue;
     }
@@ -46,9 +46,10 @@ void PrunedStep::rows_backward(const View& start, const View& sums) const {
     log_probs_backward(launch, upstream, rows_of(work.logits, 0, count, s.V), saved.lse, saved.gx,
                        saved.gy, targets, logit_lengths, target_lengths, start, row_splits, s.T,
                        s.S, begin, s.blank, s.mode, s.fastemit_lambda, s.clamp, padded);
+    if (s.is_tdt()) tdt_chunk_gradient(start, begin, count);
     launch.blas().multiply(matrix_of(sum_buffers.weight), matrix_of(padded).t(),
-                           matrix_of(work.hidden), s.padded_V, s.D, count, add);
-    column_sums(launch, padded, add, rows_of(work.partial, 0, parts_of(count, s.padded_V)),
+                           matrix_of(work.hidden), s.padded_O, s.D, count, add);
+    column_sums(launch, padded, add, rows_of(work.partial, 0, parts_of(count, s.padded_O)),
                 sum_buffers.bias);
     // Writes the gradient of am in the place of am. The simple loss has cleared frames without
     // rows.
@@ -87,17 +88,21 @@ void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_
 void scale_simple(const Launcher& launch, const StepSizes& s, const SavedBuffers& saved) {
   dispatch_floating(s.type, "pruned_step_layers_backward", [&](auto zero) {
     using scalar = decltype(zero);
-    PitchedSides<scalar> sides;
-    for (const int side : {kEncoderSide, kPredictorSide}) {
-      sides[side] = {mutable_data_of<scalar>(saved.outputs[side]), s.length_of(side),
-                     s.side_outputs(), static_cast<int32_t>(s.padded_V)};
-    }
     const uint32_t blocks = static_cast<uint32_t>(std::min<int64_t>(std::max(s.T, s.W), 256));
     // Rows are as far apart as the joiner's width leaves them.
     constexpr int widest = 16 / sizeof(scalar);
-    launch(s.D % widest == 0 ? scale_rows_kernel<scalar, widest> : scale_rows_kernel<scalar, 1>,
-           dim3(blocks, kSides, s.N), kSegmentThreads, 0, sides,
-           data_of<acc_type<scalar>>(saved.upstream));
+    PitchedSides<scalar> sides;
+    const auto scale = [&](const View(&outputs)[kSides], int64_t columns) {
+      for (const int side : {kEncoderSide, kPredictorSide}) {
+        sides[side] = {mutable_data_of<scalar>(outputs[side]), s.length_of(side), s.side_outputs(),
+                       static_cast<int32_t>(columns)};
+      }
+      launch(s.D % widest == 0 ? scale_rows_kernel<scalar, widest> : scale_rows_kernel<scalar, 1>,
+             dim3(blocks, kSides, s.N), kSegmentThreads, 0, sides,
+             data_of<acc_type<scalar>>(saved.upstream));
+    };
+    scale(saved.outputs, s.padded_V);
+    if (s.is_tdt()) scale(saved.duration_input, s.padded_K);
   });
 }
 

@@ -9,6 +9,12 @@
 
 namespace pruned_rnnt::cuda {
 
+// The durations of TDT, and the occupancies of the simple loss that only TDT has; nothing without.
+struct TdtPart {
+  std::vector<int64_t> table;
+  OptionalView stay, gd;
+};
+
 struct PrunedStep {
   // Where rows are packed, the lengths are on the CPU, and `saved` has room for them on the device.
   PrunedStep(const Launcher& launch, const View& fields, const View& targets,
@@ -30,9 +36,18 @@ struct PrunedStep {
                 const View& frames, const View& symbols) const;
   void project(const View& x, Layer layer, const View& out) const;
   void simple_loss(const View& encoder, const View& predictor, const View& gx, const View& gy,
-                   const View& start) const;
-  void pruned_loss(const View& start) const;
+                   const View& start, const TdtPart& tdt) const;
+  void pruned_loss(const View& start, const TdtPart& tdt) const;
   void chunk_logits(const View& start, int64_t begin, int64_t count) const;
+
+  // What TDT does in other ways, tdt_step.cu. The first two are of the simple loss; left and stayed
+  // are what prune_bounds reads for blanks and emits.
+  void tdt_simple_lattice(const View& gx, const View& gy, const TdtPart& tdt) const;
+  void tdt_simple_gradient(const View& gd) const;
+  void tdt_window_masses(const View& gx, const View& gy, const View& stay) const;
+  void tdt_chunk_durations(int64_t begin, int64_t count) const;
+  void tdt_band_lattice(const View& start, const TdtPart& tdt) const;
+  void tdt_chunk_gradient(const View& start, int64_t begin, int64_t count) const;
 
   // Backward of the pruned loss, pruned_step_backward.cu.
   void rows_backward(const View& start, const View& sums) const;

@@ -13,7 +13,10 @@
 #define PRUNED_RNNT_TYPES "float32,float64,float16,bfloat16"
 #define PRUNED_RNNT_STEP_FIELDS(integer, choice, real, result)                                  \
   integer(N) integer(T) integer(W) integer(E) integer(P) integer(D) integer(V) integer(S)       \
-  integer(padded_V)                        /* V', rows of the am, lm and output weights */      \
+  integer(padded_V)                        /* V', rows of the am and lm weights */              \
+  integer(K) integer(padded_K)             /* durations of TDT, 0 without */                    \
+  integer(padded_O)                        /* rows of the output weight: V, then K */           \
+  integer(longest)                         /* duration */                                       \
   integer(rows)                            /* R, rows of the band */                            \
   integer(least_chunk_rows)                /* rows of a chunk, unless there is room for more */ \
   integer(hidden_rows)                     /* rows whose hidden gradient is in memory */        \
@@ -28,7 +31,7 @@
   choice(exp_dtype, PRUNED_RNNT_TYPES)     /* this and the next: ExpLayout in Python */         \
   choice(sum_dtype, PRUNED_RNNT_TYPES)                                                          \
   integer(exp_split) integer(exp_multiple) integer(weight_parts)                                \
-  real(lm_only_scale) real(delay_penalty) real(fastemit_lambda) real(clamp)                     \
+  real(lm_only_scale) real(delay_penalty) real(fastemit_lambda) real(clamp) real(sigma)         \
   real(simple_scale) real(pruned_scale)                                                         \
   result(chunk_rows)                                                                            \
   result(saved_bytes) result(work_bytes)   /* sizes of the two pieces of memory */              \
@@ -83,15 +86,16 @@ struct StepSizes : StepFields {
   int64_t inputs_of(int layer) const {
     return layer == kOutput ? D : layer % kSides == kEncoderSide ? E : P;
   }
-  // Rows of a layer's weight, with padding.
+  // Rows of a layer's weight, with padding and with durations behind its own.
   int64_t outputs_of(int layer) const {
-    return layer == kEncoder || layer == kDecoder ? D : padded_V;
+    return layer == kOutput ? padded_O : layer >= kEncoder ? D + padded_K : padded_V;
   }
   // Rows of a side's input, of an utterance and of all.
   int64_t length_of(int side) const { return side == kEncoderSide ? T : W; }
   int64_t rows_of(int side) const { return N * length_of(side); }
-  // Outputs of a side's two layers.
-  int64_t side_outputs() const { return padded_V + D; }
+  // Outputs of a side's layers.
+  int64_t side_outputs() const { return padded_V + D + padded_K; }
+  bool is_tdt() const { return K > 0; }
   // The weight of an utterance's losses in the reduced ones.
   template <typename real>
   real share() const {

@@ -13,7 +13,7 @@ constexpr int kSegmentThreads = 256;
 // Elements a thread takes at a time.
 template <typename scalar>
 constexpr int kSegmentVector = sizeof(scalar) == 8 ? 2 : 4;
-constexpr int kMostSegments = 12;
+constexpr int kMostSegments = 18;
 
 // target[0..count) = source[0..count) cast, then `fill` up to target_count. source is of type float
 // where `wide`, else of the target's.
@@ -32,7 +32,8 @@ __device__ __forceinline__ void cast_segment(const Segment& segment) {
   constexpr int width = kSegmentVector<to>;
   const from* source = static_cast<const from*>(segment.source);
   to* target = static_cast<to*>(segment.target);
-  const bool aligned = reinterpret_cast<uintptr_t>(source) % (width * sizeof(from)) == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(source) % (width * sizeof(from)) == 0 &&
+                       reinterpret_cast<uintptr_t>(target) % (width * sizeof(to)) == 0;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kSegmentThreads;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSegmentThreads + threadIdx.x;
   const int64_t whole = aligned ? segment.count / width * width : 0;
@@ -118,7 +119,7 @@ struct Cleared {
 };
 
 // The first launch of a step. blockIdx.y < count casts that segment, == count clears memory, and
-// count + 1 writes what the first utterances need. Targets are aligned.
+// count + 1 writes what the first utterances need.
 template <typename to>
 __global__ void __launch_bounds__(kSegmentThreads)
     prologue_kernel(const __grid_constant__ Segments segments, int count, Cleared cleared,

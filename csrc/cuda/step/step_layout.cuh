@@ -12,6 +12,7 @@
 
 #include "cuda/common/view.cuh"
 #include "cuda/lattice/cut_elements.h"
+#include "cuda/lattice/tdt_elements.h"
 #include "cuda/step/step_fields.cuh"
 
 namespace pruned_rnnt::cuda {
@@ -48,6 +49,10 @@ inline View rows_of(const View& view, int64_t begin, int64_t count, int64_t colu
           2,
           {count, columns > 0 ? columns : width},
           {width, 1}};
+}
+// Elements begin .. begin + count of a dense buffer.
+inline View range_of(const View& view, int64_t begin, int64_t count) {
+  return dense_view(data_at(view, begin), view.scalar_type(), {count});
 }
 // Columns begin .. begin + count of (N,rows,columns), which stay as far apart as they are.
 inline View columns_of(const View& view, int64_t begin, int64_t count) {
@@ -117,6 +122,12 @@ inline int64_t parts_of(int64_t rows, int64_t columns) {
   return std::min(std::max<int64_t>(1, rows / 32), most);
 }
 
+// The workspace of a recursion over lattices of so many rows, frames and columns.
+inline int64_t lattice_elements(const StepSizes& s, int64_t rows, int64_t columns) {
+  if (s.is_tdt()) return tdt_elements(rows, s.N, s.W - 1, s.K, s.longest);
+  return s.N * cut_elements(columns, s.T);
+}
+
 // The buffers that forward leaves for backward. The weights of the two layers that read one input
 // are neighbours, and so are their outputs' gradients, so that the backward pass of both is one
 // product.
@@ -128,9 +139,9 @@ struct SavedBuffers {
     for (const int side : {kEncoderSide, kPredictorSide}) {
       weights[side] = arena.take(s.type, {s.side_outputs(), s.inputs_of(side)});
       weight[kAm + side] = rows_of(weights[side], 0, s.padded_V);
-      weight[kEncoder + side] = rows_of(weights[side], s.padded_V, s.D);
+      weight[kEncoder + side] = rows_of(weights[side], s.padded_V, s.D + s.padded_K);
     }
-    weight[kOutput] = arena.take(s.type, {s.padded_V, s.D});
+    weight[kOutput] = arena.take(s.type, {s.padded_O, s.D});
     for (int layer = 0; layer < kLayers; ++layer) {
       bias[layer] = arena.take(s.type, {s.outputs_of(layer)});
     }
@@ -138,6 +149,7 @@ struct SavedBuffers {
     lse = arena.take(s.acc, {s.rows});
     gx = arena.take(s.acc, {s.rows});
     gy = arena.take(s.acc, {s.rows});
+    for (View* const view : {&durations, &gd}) *view = arena.take(s.acc, {s.rows, s.K});
     if (s.packed) {
       logit_lengths = arena.take(ScalarType::Int, {s.N});
       target_lengths = arena.take(ScalarType::Int, {s.N});
@@ -154,8 +166,9 @@ struct SavedBuffers {
     // Without gradients only the joiner's inputs.
     const int64_t before = s.differentiable ? s.padded_V : 0;
     for (const int side : {kEncoderSide, kPredictorSide}) {
-      outputs[side] = arena.take(s.type, {s.N, s.length_of(side), before + s.D});
+      outputs[side] = arena.take(s.type, {s.N, s.length_of(side), before + s.D + s.padded_K});
       joiner_input[side] = columns_of(outputs[side], before, s.D);
+      duration_input[side] = columns_of(outputs[side], before + s.D, s.padded_K);
     }
     bytes = arena.bytes();
   }
@@ -167,10 +180,11 @@ struct SavedBuffers {
 
   View input[kSides], weights[kSides], weight[kLayers], bias[kLayers];
   View totals, lse, gx, gy, logit_lengths, target_lengths, row_splits;
-  View upstream;  // gradients of the simple and of the pruned losses
+  View durations, gd;  // of TDT: log-probabilities of durations, and their occupancies
+  View upstream;       // gradients of the simple and of the pruned losses
   // The gradients of the simple loss's layer's outputs, beside the joiner's inputs am and lm, which
   // the rows' backward pass overwrites with their gradients.
-  View outputs[kSides], joiner_input[kSides];
+  View outputs[kSides], joiner_input[kSides], duration_input[kSides];
   View lm_sums, partial[kSides];  // sums over rows: the gradients of lm and of the biases
   int64_t bytes;
 };
@@ -196,7 +210,14 @@ struct WorkBuffers {
     }
     product = arena.take(s.acc, {s.N, s.T, s.exp_W}, simple);
     for (View* const view : {&px, &py, &logz}) *view = arena.take(s.acc, {s.N, s.T, s.W}, simple);
-    lattice_work = arena.take(s.acc, {s.N * cut_elements(s.W, s.T)}, recursion);
+    lattice_work = arena.take(s.acc, {lattice_elements(s, s.N * s.T * s.W, s.W)}, recursion);
+    if (s.is_tdt()) {
+      durations = arena.take(s.acc, {s.N, s.T, s.W, s.K}, {kLattice, kSimpleGradients});
+      for (View* const view : {&left, &stayed}) {
+        *view = arena.take(s.acc, {s.N, s.T, s.W}, recursion);
+      }
+      visits = arena.take(s.acc, {s.N, s.T}, recursion);
+    }
     if (s.exact_bounds) bounds_work = arena.take(ScalarType::Int, {s.N, s.T, s.W}, recursion);
     if (s.differentiable) {
       weights = arena.take(s.exp_type, {s.N, s.T, s.weight_parts, s.exp_W}, gradients);
@@ -219,12 +240,13 @@ struct WorkBuffers {
       first_rows = round_up(std::min(s.hidden_rows, s.chunk_rows), 128);
       grad_hidden = arena.take(s.type, {first_rows, s.D}, band);
     }
-    logits = arena.take(s.type, {s.chunk_rows, s.padded_V}, band);
+    logits = arena.take(s.type, {s.chunk_rows, s.padded_O}, band);
     const int64_t chunk_bytes = arena.used();
     for (View* const view : {&band_px, &band_py}) *view = arena.take(s.acc, {s.rows}, band);
-    band_work = arena.take(s.acc, {s.N * cut_elements(s.S, s.T)}, band);
+    band_work = arena.take(s.acc, {lattice_elements(s, s.rows, s.S)}, band);
+    if (s.is_tdt()) band_stay = arena.take(s.acc, {s.rows}, band);
     if (s.differentiable) {
-      partial = arena.take(s.acc, {parts_of(s.chunk_rows, s.padded_V), s.padded_V}, band);
+      partial = arena.take(s.acc, {parts_of(s.chunk_rows, s.padded_O), s.padded_O}, band);
     }
     band_bytes = arena.used() - chunk_bytes;
     bytes = arena.bytes();
@@ -241,6 +263,8 @@ struct WorkBuffers {
 
   View simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low, product;
   View px, py, logz, lattice_work, bounds_work, weights, lm_stack, am_sum, lm_sum;
+  // Of TDT: the simple loss's durations as in SavedBuffers, and tdt_band_masses.
+  View durations, left, stayed, visits, band_stay;
   View hidden, grad_hidden, logits, band_px, band_py, band_work;
   View partial;                             // of column_sums
   int64_t bytes, simple_bytes, band_bytes;  // band_bytes: from band_px on
@@ -250,7 +274,7 @@ struct WorkBuffers {
 // Rows of a chunk: those that the caller asks for, or more if the simple loss leaves more memory.
 inline int64_t roomy_chunk_rows(const StepSizes& s) {
   const WorkBuffers work(s, nullptr);
-  const int64_t frame_bytes = s.S * (s.D + s.padded_V) * element_bytes(s.type);
+  const int64_t frame_bytes = s.S * (s.D + s.padded_O) * element_bytes(s.type);
   const int64_t hidden_bytes = work.first_rows * s.D * element_bytes(s.type);
   const int64_t frames = s.rows / s.S;
   const int64_t fitting = (work.simple_bytes - work.band_bytes - hidden_bytes) / frame_bytes - 1;
@@ -264,8 +288,8 @@ inline int64_t roomy_chunk_rows(const StepSizes& s) {
 // and the biases of each side's two layers.
 struct SumBuffers {
   SumBuffers(const StepSizes& s, void* memory)
-      : weight(dense_view(memory, s.acc, {s.padded_V, s.D})),
-        bias(after(weight, s.padded_V)),
+      : weight(dense_view(memory, s.acc, {s.padded_O, s.D})),
+        bias(after(weight, s.padded_O)),
         biases{after(bias, s.side_outputs()), after(biases[0], s.side_outputs())} {}
 
   static View after(const View& view, int64_t count) {

@@ -25,6 +25,10 @@ from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 _LEAST_VISITS = 0.02
 
 
+def tdt_topology(durations: list[int]) -> int:
+    return REGULAR if 0 in durations else MODIFIED
+
+
 def tdt_bounds(
     occupancies: tuple[Tensor, Tensor, Tensor],
     lengths: tuple[Tensor, Tensor],
@@ -44,5 +48,4 @@ def tdt_bounds(
     at = source[:, :, None].expand_as(leave)
     scale = visits.gather(1, source).clamp_min(_LEAST_VISITS).reciprocal()[:, :, None]
     left, stayed = (x.gather(1, at) * scale for x in (leave, stay))
-    topology = REGULAR if 0 in durations else MODIFIED
-    return choose_bounds(stayed, left, *lengths, s_range, topology, exact)
+    return choose_bounds(stayed, left, *lengths, s_range, tdt_topology(durations), exact)

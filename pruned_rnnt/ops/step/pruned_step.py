@@ -39,8 +39,9 @@ from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 def has_dtypes_of_step(inputs: StepInputs, dtype: torch.dtype) -> bool:
     """Whether the step takes these inputs for products in that dtype: it writes gradients in the
     dtype of the products or in float32, those of the first four weights in one dtype."""
-    weights = (inputs.lm_weight, inputs.encoder_weight, inputs.decoder_weight)
-    return all(x.dtype in (dtype, accumulator(dtype)) for x in inputs) and all(
+    weights = [inputs.lm_weight, inputs.encoder_weight, inputs.decoder_weight]
+    weights += [x for x in (inputs.duration_am_weight, inputs.duration_lm_weight) if x is not None]
+    return all(x.dtype in (dtype, accumulator(dtype)) for x in inputs.given) and all(
         x.dtype == inputs.am_weight.dtype for x in weights
     )
 
@@ -53,30 +54,44 @@ class _Gradients(NamedTuple):
     memory: list[Tensor]
 
 
+def _contiguous(tensors: Sequence[Any]) -> StepInputs:
+    found: list[Any] = [x if x is None else x.contiguous() for x in tensors]
+    return StepInputs(*found)
+
+
 def _gradients(
     inputs: StepInputs, call: StepCall, saved: Tensor, sums: Tensor, wanted: Mapping[str, bool]
 ) -> _Gradients:
     made = layers_backward(inputs, call, saved, sums, wanted)
     memory = [x for x in (*made, sums) if x is not None]
-    V, D, added = call.arguments.V, call.arguments.D, call.arguments.padded_V - call.arguments.V
+    a = call.arguments
+    # Rows of a side's layers and of the output layer, durations behind the others. Cut by one call
+    # each: a call takes the host longer than a view.
+    side, output, own = [a.V, a.padded_V - a.V, a.D], [a.V, a.padded_O - a.V], [0, 2]
+    if a.K:
+        side += [a.K, a.padded_K - a.K]
+        output, own = [a.V, a.K, a.padded_O - a.V - a.K], [0, 2, 3]
     found: dict[str, Tensor | None] = {"encoder": made.encoder, "predictor": made.predictor}
-    for weights, simple_layer, joiner_layer in (
-        (made.encoder_weights, "am_weight", "encoder_weight"),
-        (made.predictor_weights, "lm_weight", "decoder_weight"),
+    sizes = [*(rows * a.D for rows in output), *output, *side, *side]
+    cut = sums.split_with_sizes(sizes)
+    count = len(output)
+    found["output_weight"], found["output_bias"] = cut[0].view(a.V, a.D), cut[count]
+    if a.K:
+        found["duration_weight"], found["duration_bias"] = cut[1].view(a.K, a.D), cut[count + 1]
+    biases = cut[2 * count :]
+    for weights_of_side, names, first in (
+        (made.encoder_weights, ("am", "encoder", "duration_am"), 0),
+        (made.predictor_weights, ("lm", "decoder", "duration_lm"), len(side)),
     ):
-        if weights is not None:
-            sizes = (V, added, D)
-            found[simple_layer], _, found[joiner_layer] = weights.split_with_sizes(sizes)
-    # Cut by one call each: a call takes the host longer than a view.
-    weight, _, found["output_bias"], _, *biases = sums.split_with_sizes(
-        (V * D, added * D, V, added, V, added, D, V, added, D)
-    )
-    found["output_weight"] = weight.view(V, D)
-    found["am_bias"], _, found["encoder_bias"], found["lm_bias"], _, found["decoder_bias"] = biases
+        rows = None if weights_of_side is None else weights_of_side.split_with_sizes(side)
+        for name, at in zip(names, own, strict=False):
+            found[f"{name}_bias"] = biases[first + at]
+            if rows is not None:
+                found[f"{name}_weight"] = rows[at]
     of_inputs = []
     for name, like in zip(StepInputs._fields, inputs, strict=True):
         gradient = found.get(name) if wanted[name] else None
-        if gradient is not None and gradient.dtype != like.dtype:
+        if gradient is not None and like is not None and gradient.dtype != like.dtype:
             gradient = gradient.to(like.dtype)
             memory.append(gradient)
         of_inputs.append(gradient)
@@ -115,7 +130,7 @@ class _PrunedStep(torch.autograd.Function):
             and plan.reduction != "none"
             and plan.dtype != torch.float16
         )
-        inputs = StepInputs(*(x.contiguous() for x in tensors))
+        inputs = _contiguous(tensors)
         plan = plan._replace(packed=host_lengths is not None, grads_in_forward=grads_in_forward)
         targets_and_lengths = (targets, logit_lengths, target_lengths)
         call, losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, plan, wanted)
@@ -134,7 +149,7 @@ class _PrunedStep(torch.autograd.Function):
         if total is None and simple is None and pruned is None:
             return (None,) * len(ctx.needs_input_grad)
         *tensors, targets, logit_lengths, target_lengths, start = ctx.saved_tensors
-        inputs = StepInputs(*(x.contiguous() for x in tensors))
+        inputs = _contiguous(tensors)
         targets_and_lengths = (targets, logit_lengths, target_lengths)
         call: StepCall = ctx.call
         # The first pass takes the buffers; a second one, with retain_graph, computes them anew.

@@ -28,28 +28,30 @@ from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 # csrc/cuda/step/step_fields.cuh; pruned_step_layout fills in those of StepMemory.
 LIBRARY.define("pruned_step_fields() -> str")
 LIBRARY.define("pruned_step_layout(Tensor(a!) fields) -> ()")
-# layers: weight and bias of five layers; lengths: on the CPU (int32, int64) if rows are packed,
-# else int32 on the device. saved, work: uint8 memory. -> gx, gy (N,T,W) acc, start (N,T) int32;
-# total and parts: the weighted sum of the two losses and the losses, (N) and (2,N), or reduced, ()
-# and (2), then with the three of each utterance in utterance_losses (3,N). With grads_in_forward
-# also what pruned_step_rows_backward computes.
+# layers: weight and bias of five layers, or of eight with TDT; lengths: on the CPU (int32, int64)
+# if rows are packed, else int32 on the device. saved, work: uint8 memory. -> gx, gy (N,T,W) acc,
+# start (N,T) int32; total and parts: the weighted sum of the two losses and the losses, (N) and
+# (2,N), or reduced, () and (2), then with the three of each utterance in utterance_losses (3,N).
+# With grads_in_forward also what pruned_step_rows_backward computes; with durations also stay
+# (N,T,W) and gd (N,T,W,K).
 LIBRARY.define(
     "pruned_step_forward(Tensor encoder, Tensor predictor, Tensor[] layers, Tensor targets, "
-    "Tensor logit_lengths, Tensor target_lengths, Tensor fields, Tensor(a!) saved, "
-    "Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, Tensor(f!) total, "
-    "Tensor(g!) parts, Tensor(h!)? utterance_losses, Tensor(i!)? sums) -> ()"
+    "Tensor logit_lengths, Tensor target_lengths, Tensor fields, int[] durations, "
+    "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, "
+    "Tensor(f!) total, Tensor(g!) parts, Tensor(h!)? utterance_losses, Tensor(i!)? sums, "
+    "Tensor(j!)? stay, Tensor(k!)? gd) -> ()"
 )
 # The gradients of total and of the two losses, None for none -> in saved what layers_backward
-# reads; sums, acc: the gradients of the output layer's weight (V',D) and bias (V'). work as the
-# forward has left it.
+# reads; sums, acc: the gradients of the output layer's weight (O,D) and bias (O), with O = V+K
+# rounded up. work as the forward has left it.
 LIBRARY.define(
     "pruned_step_rows_backward(Tensor? grad_total, Tensor? grad_simple, Tensor? grad_pruned, "
     "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor start, Tensor fields, "
     "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) sums) -> ()"
 )
-# -> gradients of the inputs in their dtype, of the weights (V'+D,E) and (V'+D,P) of the two layers
-# that read each input in their dtype, None for what is not wanted; and in sums, behind the output
-# layer's, of the biases (V'+D), acc, of each.
+# -> gradients of the inputs in their dtype, of the weights (V'+D+K',E) and (V'+D+K',P) of the
+# layers that read each input in their dtype, None for what is not wanted; and in sums, behind the
+# output layer's, of the biases (V'+D+K'), acc, of each. K' = K rounded up.
 LIBRARY.define(
     "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor fields, "
     "Tensor(a!) saved, Tensor(b!)? grad_encoder, Tensor(c!)? grad_predictor, "
@@ -70,6 +72,10 @@ class StepArguments(NamedTuple):
     V: int
     S: int
     padded_V: int
+    K: int
+    padded_K: int
+    padded_O: int
+    longest: int
     rows: int
     least_chunk_rows: int
     hidden_rows: int
@@ -94,6 +100,7 @@ class StepArguments(NamedTuple):
     delay_penalty: float
     fastemit_lambda: float
     clamp: float
+    sigma: float
     simple_scale: float
     pruned_scale: float
 
@@ -173,6 +180,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
     batch, frames, encoder_dim = inputs.encoder.shape
     joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
+    durations, sigma = plan.durations, 0.0 if plan.tdt is None else plan.tdt.lattice.sigma
     arguments = StepArguments(
         N=batch,
         T=frames,
@@ -183,6 +191,10 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         V=joiner.vocabulary,
         S=joiner.columns,
         padded_V=padded_width(joiner.vocabulary, plan.dtype),
+        K=len(durations),
+        padded_K=padded_width(len(durations), plan.dtype),
+        padded_O=padded_width(joiner.vocabulary + len(durations), plan.dtype),
+        longest=max(durations, default=0),
         rows=joiner.rows,
         least_chunk_rows=joiner.largest,
         hidden_rows=joiner.hidden_rows,
@@ -207,6 +219,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         delay_penalty=options.delay_penalty,
         fastemit_lambda=options.fastemit_lambda,
         clamp=options.clamp,
+        sigma=sigma,
         simple_scale=plan.simple_scale,
         pruned_scale=plan.pruned_scale,
     )
@@ -226,7 +239,7 @@ def forward(
 ) -> tuple[StepCall, StepLosses, StepBuffers, Tensor | None]:
     """The call, its losses and buffers, and with grads_in_forward the sums of rows_backward."""
     call = _step_call(inputs, plan)
-    encoder, predictor, *layers = inputs
+    encoder, predictor, *layers = inputs.given
     arguments, memory, fields, _ = call
     N, T, W, acc = arguments.N, arguments.T, arguments.W, accumulator(plan.dtype)
     is_reduced = plan.reduction != "none"
@@ -239,11 +252,14 @@ def forward(
     parts = saved.new_empty((2, *shape), dtype=acc)
     utterance_losses = saved.new_empty((3, N), dtype=acc) if is_reduced else None
     sums = saved.new_empty(memory.sums_size, dtype=acc) if arguments.grads_in_forward else None
-    written = (saved, work, gx, gy, start, total, parts, utterance_losses, sums)
-    given = (encoder, predictor, layers, *targets_and_lengths, fields)
+    stay = gd = None
+    if plan.tdt is not None:
+        stay, gd = torch.empty_like(gx), gx.new_empty((N, T, W, arguments.K))
+    written = (saved, work, gx, gy, start, total, parts, utterance_losses, sums, stay, gd)
+    given = (encoder, predictor, layers, *targets_and_lengths, fields, plan.durations)
     _ops.pruned_step_forward.default(*given, *written)
     simple, pruned = parts.unbind()
-    losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses)
+    losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses, stay, gd)
     return call, losses, StepBuffers(saved, work), sums
 
 
@@ -263,8 +279,8 @@ def rows_backward(
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of the two inputs, and (V'+D,E) and (V'+D,P) of the weights of the two layers that
-    read each; None for what is not wanted."""
+    """Gradients of the two inputs, and (V'+D+K',E) and (V'+D+K',P) of the weights of the layers
+    that read each; None for what is not wanted."""
 
     encoder: Tensor | None
     predictor: Tensor | None
@@ -276,7 +292,7 @@ def layers_backward(
     inputs: StepInputs, call: StepCall, saved: Tensor, sums: Tensor, wanted: Mapping[str, bool]
 ) -> LayerGradients:
     """wanted: by the name of the input. Adds the gradients of the biases to sums."""
-    outputs = call.arguments.padded_V + call.arguments.D
+    outputs = call.arguments.padded_V + call.arguments.D + call.arguments.padded_K
 
     def input_gradient(name: str, x: Tensor) -> Tensor | None:
         return torch.empty_like(x) if wanted[name] else None
@@ -289,8 +305,8 @@ def layers_backward(
     gradients = LayerGradients(
         input_gradient("encoder", inputs.encoder),
         input_gradient("predictor", inputs.predictor),
-        weights_gradient(inputs.encoder, "am", "encoder"),
-        weights_gradient(inputs.predictor, "lm", "decoder"),
+        weights_gradient(inputs.encoder, "am", "encoder", "duration_am"),
+        weights_gradient(inputs.predictor, "lm", "decoder", "duration_lm"),
     )
     given = (inputs.encoder, inputs.predictor, call.fields, saved)
     _ops.pruned_step_layers_backward.default(*given, *gradients, sums)

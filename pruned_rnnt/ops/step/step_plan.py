@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
+from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 
 class StepInputs(NamedTuple):
     """The differentiable arguments: encoder (N,T,E), predictor (N,U+1,P), and weight and bias of
-    the five layers: am (V,E), lm (V,P), encoder (D,E), decoder (D,P) and output (V,D)."""
+    the five layers: am (V,E), lm (V,P), encoder (D,E), decoder (D,P) and output (V,D). Of TDT also
+    those of durations: am (K,E), lm (K,P) and, of the joiner, (K,D)."""
 
     encoder: Tensor
     predictor: Tensor
@@ -28,12 +30,25 @@ class StepInputs(NamedTuple):
     decoder_bias: Tensor
     output_weight: Tensor
     output_bias: Tensor
+    duration_am_weight: Tensor | None = None
+    duration_am_bias: Tensor | None = None
+    duration_lm_weight: Tensor | None = None
+    duration_lm_bias: Tensor | None = None
+    duration_weight: Tensor | None = None
+    duration_bias: Tensor | None = None
+
+    @property
+    def given(self) -> list[Tensor]:
+        """Without those that are None."""
+        return [x for x in self if x is not None]
 
 
 class StepPlan(NamedTuple):
     """dtype: of all products. differentiable: whether a backward pass may follow. reduction:
-    `mean`, `sum` or `none`, of all three losses. pruned_step chooses the last two, packed: lengths
-    are on the CPU and rows packed; grads_in_forward: gradients for a gradient of 1, at once."""
+    `mean`, `sum` or `none`, of all three losses. tdt: of a step with durations; the topology of
+    the joiner's options is then that of the band's rule (tdt_bounds.py). pruned_step chooses the
+    last two, packed: lengths are on the CPU and rows packed; grads_in_forward: gradients for a
+    gradient of 1, at once."""
 
     dtype: torch.dtype
     differentiable: bool
@@ -43,8 +58,14 @@ class StepPlan(NamedTuple):
     simple_scale: float
     pruned_scale: float
     reduction: str
+    tdt: TdtLossOptions | None = None
     packed: bool = False
     grads_in_forward: bool = False
+
+    @property
+    def durations(self) -> list[int]:
+        """Of TDT, otherwise none."""
+        return [] if self.tdt is None else self.tdt.lattice.durations
 
 
 class StepLosses(NamedTuple):

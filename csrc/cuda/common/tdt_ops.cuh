@@ -1,0 +1,32 @@
+// Host functions of TDT that the pruned step calls (cuda/step/tdt_step.cu). Contracts: the Python
+// files of the same names.
+#pragma once
+
+#include <vector>
+
+#include "cuda/common/device_op.cuh"
+
+namespace pruned_rnnt::cuda {
+
+// Where a lattice's nodes are; start and row_splits as in ops.cuh.
+struct TdtRowsOf {
+  View logit_lengths, target_lengths;
+  OptionalView start, row_splits;
+  int64_t T, S, symbols;
+};
+
+struct TdtSumsOf {
+  View total, gx, gy, stay, gd;
+};
+
+// tdt_lattice. has_log_probs: `durations` (R,K) are normalised already.
+void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
+                   bool has_log_probs, const TdtRowsOf& rows, const std::vector<int64_t>& table,
+                   double sigma, double delay_penalty, const View& work, const TdtSumsOf& sums);
+
+void duration_gradient(const Launcher& launch, const View& grad_loss, const View& duration_logits,
+                       const View& gd, const View& logit_lengths, const View& target_lengths,
+                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                       int64_t S, int64_t row_begin, double clamp, const View& grad);
+
+}  // namespace pruned_rnnt::cuda
