@@ -122,6 +122,8 @@ CUDA_CASES = [
     Case(name="cuda-bounds", kind="bounds", device="cuda", N=30, T=437, U=101, V=0, S=5),
     Case(name="cuda-exact-step-b30-bf16", autocast="bfloat16", **_EXACT_B30),
     Case(name="cuda-exact-step-b30-fp32", **_EXACT_B30),
+    # The same shape without durations.
+    Case(name="cuda-step-v1025-bf16", V=1025, **{**_TDT_STEP, "kind": "step", "K": 0}),
     Case(name="cuda-tdt-step-v1025-bf16", V=1025, **_TDT_STEP),
     Case(name="cuda-tdt-step-v8193-bf16", V=8193, **_TDT_STEP),
     Case(name="cuda-tdt-exact-step-v1025-bf16", V=1025, **_TDT_EXACT),
