@@ -27,8 +27,10 @@ from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtOptions
+from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_library import has_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
@@ -198,21 +200,27 @@ class PrunedTransducerLoss(nn.Module):
         tdt: TdtLossOptions | None,
     ) -> StepLosses:
         """The losses layer by layer."""
-        projected = (
-            projection(self.simple_am_proj, encoder_out),
-            projection(self.simple_lm_proj, predictor_out),
-        )
-        dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
-        am, lm = (x.to(dtype).contiguous() for x in projected)
+        streamed = self._streamed_inputs(encoder_out, predictor_out)
+        if streamed is None:
+            projected = (
+                projection(self.simple_am_proj, encoder_out),
+                projection(self.simple_lm_proj, predictor_out),
+            )
+            dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
+            am, lm = (x.to(dtype).contiguous() for x in projected)
         if self.tdt is not None:
             assert isinstance(self.joiner, Joiner)
             assert tdt is not None
             parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
             band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
-            options = SimpleTdtOptions(self.simple_options, tdt)
-            simple, start_NT, pruned_N = self.tdt(*parts, options, **band)
+            tdt_options = SimpleTdtOptions(self.simple_options, tdt)
+            simple, start_NT, pruned_N = self.tdt(*parts, tdt_options, **band)
         else:
-            simple = simple_loss(am, lm, utterances.tensors, self.simple_options)
+            batch, options = utterances.tensors, self.simple_options
+            if streamed is None:
+                simple = simple_loss(am, lm, batch, options)
+            else:
+                simple = streamed_simple_loss(streamed, batch, options)
             _, emit, blank = simple
             topology = (self.s_range, self.options.rnnt_type)
             start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
@@ -238,6 +246,29 @@ class PrunedTransducerLoss(nn.Module):
             *of_tdt,
         )
 
+    @property
+    def _is_streamed(self) -> bool:
+        """Whether the vocabulary is so large that am and lm of the simple loss are not stored."""
+        has_prior = self.simple_options.scales.am_only_scale != 0
+        is_large = self.vocab_size >= streamed_loss.LEAST_VOCABULARY
+        return is_large and self.tdt is None and not has_prior
+
+    def _streamed_inputs(
+        self, encoder_out: Tensor, predictor_out: Tensor
+    ) -> ProjectedInputs | None:
+        """None if am and lm are stored: also of layers that are not plain, and in torch.compile."""
+        if not self._is_streamed or torch.compiler.is_compiling():
+            return None
+        layers = (self.simple_am_proj, self.simple_lm_proj)
+        parameters = plain_parameters(layers, encoder_out.device)
+        if parameters is None:
+            return None
+        am_weight, am_bias, lm_weight, lm_bias = parameters
+        if not torch.is_autocast_enabled(encoder_out.device.type):
+            encoder_out = encoder_out.to(am_weight.dtype)
+            predictor_out = predictor_out.to(lm_weight.dtype)
+        return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)
+
     def _in_one_step(
         self,
         encoder_out: Tensor,
@@ -247,13 +278,14 @@ class PrunedTransducerLoss(nn.Module):
         tdt: TdtLossOptions | None,
     ) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
-        each layer, and the step has no prior of the predictor (am_only_scale) and does not mix
-        TDT with RNN-T (omega)."""
+        each layer, and the step has no prior of the predictor (am_only_scale), does not mix TDT
+        with RNN-T (omega), and stores am and lm."""
         joiner = self.joiner
         if not (isinstance(joiner, Joiner) and encoder_out.is_cuda and has_native_step()):
             return None
         has_prior = self.simple_options.scales.am_only_scale != 0
-        if torch.compiler.is_compiling() or has_prior or (tdt is not None and tdt.is_plain):
+        is_plain = tdt is not None and tdt.is_plain
+        if torch.compiler.is_compiling() or has_prior or is_plain or self._is_streamed:
             return None
         if min(encoder_out.numel(), predictor_out.numel()) == 0:
             return None

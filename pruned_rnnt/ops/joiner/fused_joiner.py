@@ -65,17 +65,19 @@ def input_gradients(
     inputs: JoinerInputs,
     statistics: RowStatistics,
     durations: DurationRows,
-) -> list[Tensor]:
-    """The gradients of am, lm, weight and bias, in their dtype. ctx has the plan, and the workspace
-    with the last chunk, which the first pass takes; a second one, with retain_graph, computes it
-    anew."""
+) -> list[Tensor | None]:
+    """The gradients of am, lm, weight and bias, in their dtype; None for a weight or bias that is
+    frozen. ctx has the plan, and the workspace with the last chunk, which the first pass takes; a
+    second one, with retain_graph, computes it anew."""
     plan: JoinerPlan = ctx.plan
     kept, ctx.workspace = ctx.workspace, None
     acc = statistics.lse.dtype
-    sums = (inputs.lm, inputs.weight, inputs.bias)
-    grads = JoinerGradients(
-        torch.empty_like(inputs.am), *(torch.empty_like(x, dtype=acc) for x in sums)
-    )
+    of_layer = [
+        torch.empty_like(x, dtype=acc) if wanted else None
+        for x, wanted in zip((inputs.weight, inputs.bias), ctx.needs_input_grad[2:4], strict=True)
+    ]
+    grad_lm = torch.empty_like(inputs.lm, dtype=acc)
+    grads = JoinerGradients(torch.empty_like(inputs.am), grad_lm, *of_layer)
     fused_log_probs_backward(
         grad_loss.to(acc).contiguous(),
         inputs,
@@ -86,7 +88,7 @@ def input_gradients(
         _workspace(inputs, plan) if kept is None else kept,
         grads,
     )
-    return [grad.to(inputs.am.dtype) for grad in grads]
+    return [grad if grad is None else grad.to(inputs.am.dtype) for grad in grads]
 
 
 class _FusedLoss(torch.autograd.Function):

@@ -81,12 +81,13 @@ class Workspace(NamedTuple):
 
 
 class JoinerGradients(NamedTuple):
-    """Of am (N,T,D), in its dtype or acc; of lm (N,U+1,D), weight (V',D) and bias (V'), in acc."""
+    """Of am (N,T,D), in its dtype or acc; of lm (N,U+1,D), weight (V',D) and bias (V'), in acc.
+    None for a weight or bias that is frozen."""
 
     grad_am: Tensor
     grad_lm: Tensor
-    grad_weight: Tensor
-    grad_bias: Tensor
+    grad_weight: Tensor | None
+    grad_bias: Tensor | None
 
 
 class DurationRows(NamedTuple):
@@ -162,8 +163,10 @@ def fused_log_probs_backward(
         if durations.duration_logits is not None:
             columns = _duration_columns(padded, plan.vocabulary, durations.duration_logits)
             duration_gradient(grad_loss, *durations, rows, begin, plan.options.clamp, columns)
-        multiply_into(grads.grad_weight, padded.t(), hidden, add=not is_last)
-        column_sums(padded, grads.grad_bias, add=not is_last)
+        if grads.grad_weight is not None:
+            multiply_into(grads.grad_weight, padded.t(), hidden, add=not is_last)
+        if grads.grad_bias is not None:
+            column_sums(padded, grads.grad_bias, add=not is_last)
         for first in range(0, end - begin, hidden_rows):
             piece = slice(first, min(first + hidden_rows, end - begin))
             grad_piece = grad_hidden[: piece.stop - first]

@@ -58,10 +58,17 @@ def whole_lattices(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> LatticeR
     return LatticeRows(logit_lengths, target_lengths, None, None, am.shape[1], lm.shape[1])
 
 
-def simple_scores(
-    am: Tensor, lm: Tensor, batch: TargetsAndLengths, options: SimpleOptions
-) -> tuple[NodeScores, SimpleState]:
-    """px and py (N,T,U+1) of contiguous am (N,T,V) and lm (N,U+1,V)."""
+class RowExponentials(NamedTuple):
+    """Maxima of the rows, am_max (N,T) and lm_max (N,U+1), lm_lse (N,U+1), and exponentials."""
+
+    am_max: Tensor
+    lm_max: Tensor
+    lm_lse: Tensor
+    exps: Exponentials
+
+
+def row_exponentials(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> RowExponentials:
+    """Of contiguous am (N,T,V) and lm (N,U+1,V)."""
     acc = accumulator(am.dtype)
     (utterances, frames, size), width = am.shape, lm.shape[1]
     layout = exp_layout(am.dtype, am.device)
@@ -77,20 +84,28 @@ def simple_scores(
 
     _, logit_lengths, target_lengths = batch
     am_max, _, am_exp, am_low = exponentials(am, logit_lengths, 0, frames)
-    lm_max, row_lse, lm_exp, lm_low = exponentials(lm, target_lengths, 1, layout.padded(width))
-    exps = Exponentials(am_exp, am_low, lm_exp, lm_low)
-    del am_low, lm_low
-    product = am.new_empty((utterances, frames, layout.padded(width)), dtype=acc)
+    lm_max, lm_lse, lm_exp, lm_low = exponentials(lm, target_lengths, 1, layout.padded(width))
+    return RowExponentials(am_max, lm_max, lm_lse, Exponentials(am_exp, am_low, lm_exp, lm_low))
+
+
+def simple_scores(
+    am: Tensor, lm: Tensor, batch: TargetsAndLengths, options: SimpleOptions
+) -> tuple[NodeScores, SimpleState]:
+    """px and py (N,T,U+1) of contiguous am (N,T,V) and lm (N,U+1,V)."""
+    acc = accumulator(am.dtype)
+    am_max, lm_max, row_lse, exps = row_exponentials(am, lm, batch)
+    product = am.new_empty((*am.shape[:2], exps.lm_exp.shape[1]), dtype=acc)
     simple_product(exps, product)
-    if layout.weight_parts == 1:
+    if exp_layout(am.dtype, am.device).weight_parts == 1:
         exps = exps._replace(am_low=None, lm_low=None)
     am_lse = log_q = None
     if options.scales.am_only_scale != 0:
-        log_q = log_unigram(lm, target_lengths)
+        log_q = log_unigram(lm, batch.target_lengths)
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
     lm_lse = row_lse if options.scales.lm_only_scale != 0 else None
     smoothing = Smoothing(lm_lse, am_lse, log_q)
-    scores = NodeScores(*am.new_empty((3, utterances, frames, width), dtype=acc).unbind(0))
+    shape = (3, *am.shape[:2], lm.shape[1])
+    scores = NodeScores(*am.new_empty(shape, dtype=acc).unbind(0))
     simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, options.scales, scores)
     return scores, SimpleState(exps, product, scores.logz, smoothing)
 
