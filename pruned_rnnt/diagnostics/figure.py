@@ -15,6 +15,14 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.diagnostics.alignment import Alignment
+from pruned_rnnt.diagnostics.axes import (
+    FRAME,
+    INK,
+    PAPER,
+    add_colour_bar,
+    add_seconds,
+    plain_axes,
+)
 from pruned_rnnt.diagnostics.durations import draw_durations, duration_shares, strip_height
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.optional_packages import require
@@ -25,9 +33,6 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 
-PAPER = "#ffffff"
-INK = "#20242c"
-FAINT_INK = "#6b7280"
 _BAND = "#f08c00"
 _BAND_TINT = "#fff5e6"
 PATH = "#c2255c"
@@ -95,7 +100,7 @@ def lattice_figure(
         axes = figure.add_subplot()
     image = draw_lattice(axes, node_TU, bounds, alignment, index=index, tokens=tokens)
     if frame_seconds is not None:
-        _add_seconds(axes, frame_seconds)
+        add_seconds(axes, frame_seconds)
     if title is not None:
         axes.set_title(printable(title), color=INK, fontsize=10.5, loc="left", pad=8)
     add_colour_bar(figure, image, axes)
@@ -134,14 +139,6 @@ def draw_lattice(
         _draw_alignment(axes, alignment, index, frame_count, columns)
     _decorate(axes, frame_count, columns, tokens)
     return image
-
-
-def add_colour_bar(figure: Figure, image: Any, axes: Axes) -> None:
-    """Add a colour bar that explains the tints of a lattice."""
-    bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=32, ticks=[0.0, 0.01, 0.1, 0.3, 0.6, 1])
-    bar.set_label("probability that a path visits the node", color=FAINT_INK, fontsize=8)
-    bar.ax.tick_params(labelsize=7, colors=FAINT_INK, length=2)
-    bar.outline.set_visible(False)
 
 
 def lattice_visits(
@@ -276,30 +273,7 @@ def _decorate(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] 
             frameon=True,
             framealpha=0.92,
             labelcolor=INK,
-            edgecolor="#d4d7dd",
+            edgecolor=FRAME,
             fancybox=False,
             borderpad=0.7,
         )
-
-
-def plain_axes(axes: Axes) -> None:
-    """Set the style that all pictures share."""
-    axes.set_facecolor(PAPER)
-    for spine in axes.spines.values():
-        spine.set_color("#d4d7dd")
-    axes.tick_params(colors=FAINT_INK, labelsize=8, length=2.5)
-
-
-def _add_seconds(axes: Axes, frame_seconds: float) -> None:
-    import numpy as np
-
-    seconds = axes.secondary_xaxis(
-        "top",
-        functions=(
-            lambda frames: np.asarray(frames) * frame_seconds,
-            lambda seconds: np.asarray(seconds) / frame_seconds,
-        ),
-    )
-    seconds.set_xlabel("seconds", color=FAINT_INK, fontsize=8)
-    seconds.tick_params(colors=FAINT_INK, labelsize=7, length=2.5)
-    seconds.spines["top"].set_color("#d4d7dd")
