@@ -32,7 +32,7 @@ from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtOptions
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
-from pruned_rnnt.ops.step.step_library import has_native_step
+from pruned_rnnt.ops.step.step_ops import has_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
 
 # Of the simple loss's projections, because their sum should begin near the uniform distribution.

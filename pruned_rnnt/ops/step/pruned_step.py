@@ -28,11 +28,11 @@ from pruned_rnnt.ops.common.scale import scale
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.step.step_library import (
     StepBuffers,
-    StepCall,
     forward,
     layers_backward,
     rows_backward,
 )
+from pruned_rnnt.ops.step.step_ops import StepCall
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 

@@ -1,4 +1,4 @@
-"""The compiled library's pruned step: its ops, and the memory that Python allocates for them.
+"""The calls of the compiled library's pruned step, and the memory that Python allocates for them.
 
 W = U+1, V' = V rounded up to 16 bytes of elements: 16-bit products whose width is no multiple of 8
 take more than twice the time.
@@ -10,164 +10,16 @@ and calls the kernels of the other ops and cuBLAS one after the other, without w
 
 from __future__ import annotations
 
-import operator
-import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import LIBRARY, accumulator
-from pruned_rnnt.ops.common.native import has_native_kernel
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.simple.simple_products import exp_layout
+from pruned_rnnt.ops.step.step_ops import FIELDS, STEP_OPS, StepArguments, StepCall
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
-
-# fields: StepArguments and StepMemory as int64 on the CPU; a tensor, because a list of numbers
-# takes longer to pass. pruned_step_fields returns their names and types in the order of
-# csrc/cuda/step/step_fields.cuh; pruned_step_layout fills in those of StepMemory.
-LIBRARY.define("pruned_step_fields() -> str")
-LIBRARY.define("pruned_step_layout(Tensor(a!) fields) -> ()")
-# layers: weight and bias of five layers, or of eight with TDT; lengths: on the CPU (int32, int64)
-# if rows are packed, else int32 on the device. saved, work: uint8 memory. -> gx, gy (N,T,W) acc,
-# start (N,T) int32; total and parts: the weighted sum of the two losses and the losses, (N) and
-# (2,N), or reduced, () and (2), then with the three of each utterance in utterance_losses (3,N).
-# With grads_in_forward also what pruned_step_rows_backward computes; with durations also stay
-# (N,T,W) and gd (N,T,W,K).
-LIBRARY.define(
-    "pruned_step_forward(Tensor encoder, Tensor predictor, Tensor[] layers, Tensor targets, "
-    "Tensor logit_lengths, Tensor target_lengths, Tensor fields, int[] durations, "
-    "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, "
-    "Tensor(f!) total, Tensor(g!) parts, Tensor(h!)? utterance_losses, Tensor(i!)? sums, "
-    "Tensor(j!)? stay, Tensor(k!)? gd) -> ()"
-)
-# The gradients of total and of the two losses, None for none -> in saved what layers_backward
-# reads; sums, acc: the gradients of the output layer's weight (O,D) and bias (O), with O = V+K
-# rounded up. work as the forward has left it.
-LIBRARY.define(
-    "pruned_step_rows_backward(Tensor? grad_total, Tensor? grad_simple, Tensor? grad_pruned, "
-    "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor start, Tensor fields, "
-    "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) sums) -> ()"
-)
-# -> gradients of the inputs in their dtype, of the weights (V'+D+K',E) and (V'+D+K',P) of the
-# layers that read each input in their dtype, None for what is not wanted; and in sums, behind the
-# output layer's, of the biases (V'+D+K'), acc, of each. K' = K rounded up.
-LIBRARY.define(
-    "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor fields, "
-    "Tensor(a!) saved, Tensor(b!)? grad_encoder, Tensor(c!)? grad_predictor, "
-    "Tensor(d!)? encoder_weights, Tensor(e!)? predictor_weights, Tensor(f!) sums) -> ()"
-)
-_ops = torch.ops.pruned_rnnt
-
-
-class StepArguments(NamedTuple):
-    """The fields of csrc/cuda/step/step_fields.cuh that Python fills in, by name."""
-
-    N: int
-    T: int
-    W: int
-    E: int
-    P: int
-    D: int
-    V: int
-    S: int
-    padded_V: int
-    K: int
-    padded_K: int
-    padded_O: int
-    longest: int
-    rows: int
-    least_chunk_rows: int
-    hidden_rows: int
-    blank: int
-    rnnt_type: int
-    mode: int
-    activation: int
-    exact_bounds: bool
-    differentiable: bool
-    grads_in_forward: bool
-    packed: bool
-    cast_encoder: bool
-    cast_predictor: bool
-    reduction: int
-    dtype: int
-    exp_dtype: int
-    sum_dtype: int
-    exp_split: bool
-    exp_multiple: int
-    weight_parts: int
-    lm_only_scale: float
-    delay_penalty: float
-    fastemit_lambda: float
-    clamp: float
-    sigma: float
-    simple_scale: float
-    pruned_scale: float
-
-
-class StepMemory(NamedTuple):
-    """The fields that the library fills in: bytes of saved and work, elements of sums."""
-
-    chunk_rows: int = 0
-    saved_bytes: int = 0
-    work_bytes: int = 0
-    sums_size: int = 0
-
-
-class StepCall(NamedTuple):
-    """fields: the memory in which Python and the library share arguments and memory."""
-
-    arguments: StepArguments
-    memory: StepMemory
-    fields: Tensor
-    plan: StepPlan
-
-
-class _FieldTable:
-    """How the library stores the fields of a step.
-
-    Raises:
-        ImportError: its fields are not those of StepArguments and StepMemory.
-    """
-
-    def __init__(self) -> None:
-        try:
-            description: str = _ops.pruned_step_fields.default()
-        except NotImplementedError:
-            description = ""
-        kinds = dict(field.split(":") for field in description.split())
-        ours = [*StepArguments._fields, *StepMemory._fields]
-        if kinds.keys() != set(ours):
-            raise ImportError(
-                "pruned_rnnt's CUDA library was built from another version of the source: the "
-                f"fields {sorted(kinds.keys() ^ set(ours))} of its pruned step and of the package "
-                "differ. Build and install the package again."
-            )
-        names = list(kinds)
-        self._values = {name: kind.split(",") for name, kind in kinds.items() if len(kind) > 1}
-        self._packing = struct.Struct("".join("d" if kinds[x] == "d" else "q" for x in names))
-        self._in_order = operator.itemgetter(*map(ours.index, names))
-        self._memory = operator.itemgetter(*map(names.index, StepMemory._fields))
-
-    def choice(self, field: str, value: object) -> int:
-        return self._values[field].index(str(value).removeprefix("torch."))
-
-    def call(self, arguments: StepArguments, plan: StepPlan) -> StepCall:
-        """With the memory that the library asks for."""
-        shared = bytearray(self._packing.size)
-        self._packing.pack_into(shared, 0, *self._in_order((*arguments, *StepMemory())))
-        fields = torch.frombuffer(shared, dtype=torch.int64)
-        _ops.pruned_step_layout.default(fields)
-        memory = StepMemory(*self._memory(self._packing.unpack(shared)))
-        return StepCall(arguments, memory, fields, plan)
-
-
-# None without the library. Importing the package fails if the library is of another version.
-_FIELDS = _FieldTable() if has_native_kernel("pruned_step_forward", "cuda") else None
-
-
-def has_native_step() -> bool:
-    return _FIELDS is not None
 
 
 def padded_width(size: int, dtype: torch.dtype) -> int:
@@ -176,7 +28,7 @@ def padded_width(size: int, dtype: torch.dtype) -> int:
 
 
 def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
-    assert _FIELDS is not None
+    assert FIELDS is not None
     batch, frames, encoder_dim = inputs.encoder.shape
     joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
@@ -208,10 +60,10 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         packed=plan.packed,
         cast_encoder=inputs.encoder.dtype != plan.dtype,
         cast_predictor=inputs.predictor.dtype != plan.dtype,
-        reduction=_FIELDS.choice("reduction", plan.reduction),
-        dtype=_FIELDS.choice("dtype", plan.dtype),
-        exp_dtype=_FIELDS.choice("exp_dtype", exponentials.dtype),
-        sum_dtype=_FIELDS.choice("sum_dtype", exponentials.sum_dtype),
+        reduction=FIELDS.choice("reduction", plan.reduction),
+        dtype=FIELDS.choice("dtype", plan.dtype),
+        exp_dtype=FIELDS.choice("exp_dtype", exponentials.dtype),
+        sum_dtype=FIELDS.choice("sum_dtype", exponentials.sum_dtype),
         exp_split=exponentials.split,
         exp_multiple=exponentials.multiple,
         weight_parts=exponentials.weight_parts,
@@ -223,7 +75,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         simple_scale=plan.simple_scale,
         pruned_scale=plan.pruned_scale,
     )
-    return _FIELDS.call(arguments, plan)
+    return FIELDS.call(arguments, plan)
 
 
 class StepBuffers(NamedTuple):
@@ -257,7 +109,7 @@ def forward(
         stay, gd = torch.empty_like(gx), gx.new_empty((N, T, W, arguments.K))
     written = (saved, work, gx, gy, start, total, parts, utterance_losses, sums, stay, gd)
     given = (encoder, predictor, layers, *targets_and_lengths, fields, plan.durations)
-    _ops.pruned_step_forward.default(*given, *written)
+    STEP_OPS.pruned_step_forward.default(*given, *written)
     simple, pruned = parts.unbind()
     losses = StepLosses(total, simple, pruned, gx, gy, start, utterance_losses, stay, gd)
     return call, losses, StepBuffers(saved, work), sums
@@ -274,7 +126,7 @@ def rows_backward(
     sums = buffers.saved.new_empty(call.memory.sums_size, dtype=accumulator(call.plan.dtype))
     contiguous = [None if x is None else x.contiguous() for x in upstream]
     given = (*contiguous, *targets_and_lengths, start, call.fields)
-    _ops.pruned_step_rows_backward.default(*given, *buffers, sums)
+    STEP_OPS.pruned_step_rows_backward.default(*given, *buffers, sums)
     return sums
 
 
@@ -309,5 +161,5 @@ def layers_backward(
         weights_gradient(inputs.predictor, "lm", "decoder", "duration_lm"),
     )
     given = (inputs.encoder, inputs.predictor, call.fields, saved)
-    _ops.pruned_step_layers_backward.default(*given, *gradients, sums)
+    STEP_OPS.pruned_step_layers_backward.default(*given, *gradients, sums)
     return gradients
