@@ -11,6 +11,7 @@ from torch import Tensor
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
+from pruned_rnnt.decode.search import ctc_alignment as ctc_alignment_module
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
@@ -181,7 +182,14 @@ def test_fusion_adds_the_scores_of_whole_sequences() -> None:
             assert hypothesis.score == pytest.approx(expected, abs=1e-3)
 
 
-def test_alignment_is_the_best_of_all_paths() -> None:
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_alignment_is_the_best_of_all_paths(
+    as_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if as_on_a_gpu:
+        monkeypatch.setattr(ctc_alignment_module, "_forward_on_cpu", ctc_alignment_module._forward)
+    else:
+        monkeypatch.setattr(ctc_alignment_module, "_GATHERED", 2)
     generator = torch.Generator().manual_seed(7)
     probs = torch.randn(6, 5, VOCAB, generator=generator, dtype=torch.float64).log_softmax(2)
     targets = torch.tensor([[1, 1, 2], [3, 0, 0], [2, 2, 0], [1, 2, 3], [0, 0, 0], [1, 1, 0]])
