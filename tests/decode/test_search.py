@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from torch import Tensor
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.search.greedy import greedy_search
+from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
+from pruned_rnnt.decode.search import beam
+from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
 from pruned_rnnt.decode.search.hypothesis import joint_log_probs
+from pruned_rnnt.model.lstm_predictor import LstmPredictor
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.decode.search_model import (
@@ -194,3 +199,50 @@ def test_results_of_other_settings_have_other_names() -> None:
         (DecodeConfig(method="modified_beam", chunk=8, fusion=lm), "modified_beam-lm0.3-chunk8"),
     ):
         assert config.label == label
+
+
+@pytest.mark.parametrize("context_size", [1, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_beams_on_the_host_find_what_beams_on_a_device_find(
+    context_size: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(context_size, hat=fused)
+    frames, lengths = encoded([40, 3, 0, 17])
+    hotwords = [Hotword(symbols=(3, 4), bonus=2.0), Hotword(symbols=(4, 4, 3), bonus=1.0)]
+    options: dict[str, Any] = {"beam_size": 4, "num_best": 4, "silent_symbols": [UNKNOWN]}
+    if fused:
+        options |= {"scorers": [HotwordScorer(hotwords, VOCAB)], "ilm_scale": 0.2}
+    on_host = modified_beam_search(model, frames, lengths, **options)
+    # No predictor is one of these, so the other loop runs.
+    monkeypatch.setattr(beam, "StatelessPredictor", LstmPredictor)
+    on_device = modified_beam_search(model, frames, lengths, **options)
+    assert [len(found) for found in on_host] == [len(found) for found in on_device]
+    assert len(on_host[0]) == 4
+    for one, other in zip(itertools.chain(*on_host), itertools.chain(*on_device), strict=True):
+        assert (one.symbols, one.frames) == (other.symbols, other.frames)
+        assert one.score == pytest.approx(other.score, abs=1e-4)
+        assert one.symbol_scores == pytest.approx(other.symbol_scores, abs=1e-4)
+
+
+@pytest.mark.parametrize(("context_size", "lstm"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("max_symbols", [1, 2])
+def test_spans_of_frames_find_what_single_frames_find(
+    context_size: int, lstm: bool, max_symbols: int
+) -> None:
+    model = make_model(context_size, lstm=lstm)
+    # More than the utterances from which spans are shorter.
+    frames, lengths = encoded([*range(0, 60, 3), 40, 41])
+    search = GreedySearch(model, max_symbols_per_frame=max_symbols, silent_symbols=[UNKNOWN])
+    together = search(frames, lengths)
+    with torch.inference_mode():
+        am_NTD = model.joiner.encoder_proj(frames)
+        start = search.start(len(frames), frames.device)
+        (symbols_NTM, scores_NTM), state = search._loop(am_NTD, lengths, start)
+        found = search.frames(frames, lengths, start)
+    assert torch.equal(found.symbols_NTM, symbols_NTM)
+    torch.testing.assert_close(found.scores_NTM, scores_NTM, rtol=0, atol=1e-4)
+    for one, other in zip(found.state, state, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    for n, length in enumerate(lengths.tolist()):
+        (alone,) = search(frames[n : n + 1, :length], lengths[n : n + 1])
+        assert (alone.symbols, alone.frames) == (together[n].symbols, together[n].frames)

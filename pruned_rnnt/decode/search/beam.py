@@ -20,10 +20,12 @@ from torch import Tensor
 from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
+from pruned_rnnt.decode.search.host_beam import HostBeam
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
+from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
@@ -145,6 +147,9 @@ class ModifiedBeamSearch:
             if rows not in self._graphs:
                 self._graphs[rows] = FrameGraph(loop, rows, am_NTD, start.pack())
             steps, packed = self._graphs[rows](am_NTD, lengths_N, start.pack())
+        elif am_NTD.device.type == "cpu" and isinstance(self.model.predictor, StatelessPredictor):
+            steps, beam = self._loop_on_host(start, am_NTD, lengths_N.tolist())
+            packed = beam.pack()
         else:
             steps, packed = loop(am_NTD, lengths_N, start.pack())
         by_frame = zip(*(step_NTB.unbind(1) for step_NTB in steps), strict=True)
@@ -170,6 +175,55 @@ class ModifiedBeamSearch:
         )
         return tuple(torch.stack(field, dim=1) for field in fields), beam.pack()
 
+    def _loop_on_host(
+        self, beam: _Beam, am_NTD: Tensor, lengths: Sequence[int]
+    ) -> tuple[Rows, _Beam]:
+        """The same on the CPU, where sequences are numbers in Python; without the last hashes."""
+        batch_size, _, _ = am_NTD.shape
+        rows, vocab_size = batch_size * self.beam_size, self.model.vocab_size
+        blank = self.model.predictor.blank
+        host = HostBeam(self.model, batch_size, self.beam_size)
+        first_R = [row - row % self.beam_size for row in range(rows)]
+        parents, emitted, added = [], [], []
+        for t in range(am_NTD.size(1)):
+            alive = [t < length for length in lengths]
+            alive_N11 = None if all(alive) else torch.tensor(alive)[:, None, None]
+            scores_NBV = self._scores(beam, am_NTD[:, t], alive_N11)
+            candidates = (beam.score_NB.unsqueeze(-1) + scores_NBV).flatten(1)
+            score_NB, index_NB = candidates.topk(self.beam_size, dim=1)
+            added.append(scores_NBV.flatten(1).gather(1, index_NB))
+            index_R = index_NB.flatten().tolist()
+            symbol_R = [index % vocab_size for index in index_R]
+            parents.append([index // vocab_size for index in index_R])
+            emitted.append([-1 if symbol == blank else symbol for symbol in symbol_R])
+            parent_R = [first + own for first, own in zip(first_R, parents[-1], strict=True)]
+            if host.grow(parent_R, symbol_R):
+                sequence_NB = torch.tensor(host.sequences).view_as(score_NB)
+                if host.has_equal_sequences():
+                    score_NB = merge_equal(score_NB, sequence_NB)
+                scorers = self._grown_scorers(beam.scorers, parent_R, symbol_R)
+                beam = beam._replace(predictor=(host.predicted_RD,), scorers=scorers)
+            beam = beam._replace(score_NB=score_NB)
+        shape = (-1, batch_size, self.beam_size)
+        steps = tuple(torch.tensor(each).view(shape).transpose(0, 1) for each in (parents, emitted))
+        added_NTB = torch.stack(added, dim=1) if added else beam.score_NB[:, None][:, :0]
+        length_NB = torch.tensor(host.lengths).view(shape[1:])
+        context = beam.hash_NB.flatten()[:, None]  # the state of the predictor is not used again
+        return (*steps, added_NTB), beam._replace(
+            length_NB=length_NB, predictor=(beam.predictor[0], context)
+        )
+
+    def _grown_scorers(
+        self, scorers: Sequence[Rows], parents: Sequence[int], symbols: Sequence[int]
+    ) -> tuple[Rows, ...]:
+        """The states of the scorers after rows were chosen and symbols appended."""
+        if not scorers:
+            return ()
+        parent_R, symbol_R = torch.tensor(parents), torch.tensor(symbols)
+        emits_R = symbol_R != self.model.predictor.blank
+        taken = [take_rows(rows, parent_R) for rows in scorers]
+        return advance_scorers(self.scorers, taken, symbol_R, emits_R)
+
     def _start(self, am_NTD: Tensor) -> _Beam:
         """One empty hypothesis per utterance; the other rows have probability 0."""
         shape, device = (am_NTD.size(0), self.beam_size), am_NTD.device
@@ -185,24 +239,26 @@ class ModifiedBeamSearch:
             tuple(scorer.start(rows, device) for scorer in self.scorers),
         )
 
-    def _scores(self, beam: _Beam, am_ND: Tensor, alive_N11: Tensor) -> Tensor:
+    def _scores(self, beam: _Beam, am_ND: Tensor, alive_N11: Tensor | None) -> Tensor:
         """(N, B, V): increase of the score of each hypothesis by each next symbol.
 
-        Utterances that have ended can only add blanks, with a score of 0.
+        Utterances that have ended can only add blanks, with a score of 0; None: none has.
         """
         blank = self.model.predictor.blank
         lm_NBD = beam.predictor[0].unflatten(0, beam.score_NB.shape)
         logits_NBV = self.model.joiner(am_ND[:, None].expand_as(lm_NBD), lm_NBD)
         scores_NBV = joint_log_probs(logits_NBV, blank, self.model.loss_config.hat)
         scores_NBV = scores_NBV.masked_fill(self._silent_V, -torch.inf)
-        fusion_NBV = torch.zeros_like(scores_NBV)
-        for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
-            fusion_NBV += scorer.scores(rows).view_as(scores_NBV)
-        if self.ilm_scale:
-            fusion_NBV -= self.ilm_scale * self._internal_lm(lm_NBD)
         if self.scorers or self.ilm_scale:
+            fusion_NBV = torch.zeros_like(scores_NBV)
+            for scorer, rows in zip(self.scorers, beam.scorers, strict=True):
+                fusion_NBV += scorer.scores(rows).view_as(scores_NBV)
+            if self.ilm_scale:
+                fusion_NBV -= self.ilm_scale * self._internal_lm(lm_NBD)
             fusion_NBV[..., blank] = 0.0
             scores_NBV = scores_NBV + fusion_NBV
+        if alive_N11 is None:
+            return scores_NBV
         only_blank_V = torch.full_like(scores_NBV[0, 0], -torch.inf)
         only_blank_V[blank : blank + 1].fill_(0.0)
         return torch.where(alive_N11, scores_NBV, only_blank_V)
