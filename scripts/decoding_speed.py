@@ -29,6 +29,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Search, build_search
 from pruned_rnnt.decode.encode import Precision, choose_graphs, encode_padded
@@ -258,6 +259,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    keep_freed_memory()  # as the commands do
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.run is None:

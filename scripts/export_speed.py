@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--keep", action="store_true", help="append to results/export.jsonl")
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     if len(options.audio) < 2:
         parser.error("--audio needs two files at least: the first one warms up")
     folders = sorted(path.parent for path in options.run.glob(f"export/onnx*/{SETTINGS_NAME}"))

@@ -31,6 +31,7 @@ import numpy as np
 import soundfile
 import torch
 
+from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.config import load_config
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
 from pruned_rnnt.data.audio.waveform import FloatArray
@@ -146,6 +147,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    keep_freed_memory()  # as the commands do
     settings = [*options.settings]
     if options.model is not None and options.model.startswith("decode."):
         settings.insert(0, options.model)

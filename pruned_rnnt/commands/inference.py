@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.align.arguments import add_align_arguments
+from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.commands.command import (
     OVERRIDES_HELP,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+    from pruned_rnnt.model.speech_model import SpeechModel
     from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -70,6 +72,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     choose_kernels(config.decode.fused_kernels, next(loaded.model.parameters()).device)
     choose_graphs(config.decode.cuda_graphs, loaded.model)
+    _prepare_process(loaded.model)
     data = _data_of(config, loaded.tokenizer)
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
         raise UsageError(
@@ -124,6 +127,12 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _prepare_process(model: SpeechModel) -> None:
+    """Choose how this process manages memory for the model."""
+    if next(model.parameters()).device.type == "cpu":
+        keep_freed_memory()
+
+
 def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
     """The data of a run; a fine-tuned run may have symbols that differ from those of its data."""
     from pruned_rnnt.data.input.datamodule import DataModule
@@ -166,6 +175,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     choose_kernels(config.decode.fused_kernels, next(loaded.model.parameters()).device)
     choose_graphs(config.decode.cuda_graphs, loaded.model)
+    _prepare_process(loaded.model)
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split
     tokenizer = loaded.tokenizer
@@ -269,6 +279,8 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     recogniser = load(
         options.model, device="auto", settings=settings, segments=segment_config(options)
     )
+    if recogniser.model is not None:
+        _prepare_process(recogniser.model)
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
     if recogniser.model is None:

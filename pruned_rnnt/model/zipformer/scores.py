@@ -40,8 +40,11 @@ def masked_softmax(
             added. Needs fused kernels.
     """
     if not use_own_function(scores, differentiable=scores.requires_grad):
-        total = _total(scores, by_distance)
-        return torch.where(blocked, _BLOCKED_SCORE, total).softmax(dim=-1).to(total.dtype)
+        if by_distance is None:
+            total = torch.where(blocked, _BLOCKED_SCORE, scores)
+        else:
+            total = _total(scores, by_distance).masked_fill_(blocked, _BLOCKED_SCORE)
+        return total.softmax(dim=-1).to(total.dtype)
     weights: Tensor = _MaskedSoftmax.apply(  # type: ignore[no-untyped-call]
         scores, by_distance, blocked, penalty_switch
     )
