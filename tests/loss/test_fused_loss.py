@@ -9,6 +9,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt import Bounds
 from pruned_rnnt.ops.joiner import fused_joiner
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from tests.loss.loss_cases import (
     DEVICES,
     assert_near_float64,
@@ -178,10 +179,9 @@ def test_padding_has_no_effect(device) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5, 7, 16, 40, 10_000])
-def test_ragged_chunks_are_whole_frames(limit, monkeypatch) -> None:
-    monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", limit)
+def test_ragged_chunks_are_whole_frames(limit) -> None:
     frames_N, widths_N = [3, 5, 1, 2], [4, 1, 9, 3]
-    offsets = fused_joiner.ragged_chunk_offsets(frames_N, widths_N, 1)
+    offsets = fused_joiner.ragged_chunk_offsets(frames_N, widths_N, 1, limit)
     ends, row = {0}, 0
     for frames, width in zip(frames_N, widths_N, strict=True):
         ends |= {row + t * width for t in range(frames + 1)}
@@ -193,3 +193,23 @@ def test_ragged_chunks_are_whole_frames(limit, monkeypatch) -> None:
         assert begin < end
         inner = [e for e in ends if begin < e < end]
         assert end - begin <= limit or not inner
+
+
+def test_chunks_of_a_large_weight(monkeypatch) -> None:
+    """As large as its gradient, though a chunk could be smaller."""
+    monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(fused_joiner, "_LARGE_GRADIENT_BYTES", 1)
+    plan = fused_joiner.joiner_plan(
+        600,
+        frames=100,
+        columns=3,
+        logit_bytes=80,
+        hidden_bytes=20,
+        vocabulary=40,
+        activation=0,
+        options=LossOptions(0, 0, 0, 0.0, 0.0, 0.0),
+        gradient_bytes=5000,
+    )
+    # Seven even chunks of at most 99 rows, the whole frames of 10,000 bytes.
+    assert plan.largest == 87
+    assert plan.rows == 600

@@ -36,8 +36,10 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
-# The most that the hidden rows and logits of a chunk may take.
+# The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
+# of the weight's gradient: where that is large, a chunk is as large as both together.
 WORKSPACE_BYTES = 224 << 20
+_LARGE_GRADIENT_BYTES = 64 << 20
 # The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
 _WIDTH_MULTIPLE = 8
@@ -120,36 +122,42 @@ def joiner_plan(
     vocabulary: int,
     activation: int,
     options: LossOptions,
+    gradient_bytes: int = 0,
     host_lengths: tuple[Tensor, Tensor] | None = None,
 ) -> JoinerPlan:
     """Divides rows by the bytes that a row of logits and one of hidden take.
 
+    gradient_bytes: of the sum of the weight's gradient.
     host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
     """
-    row_bytes = logit_bytes + hidden_bytes
+    row_bytes, most_bytes = logit_bytes + hidden_bytes, WORKSPACE_BYTES
+    if gradient_bytes > _LARGE_GRADIENT_BYTES:
+        most_bytes = max(most_bytes, 2 * gradient_bytes)
     if host_lengths is None:
-        offsets = chunk_offsets(rows, columns, row_bytes)
+        offsets = chunk_offsets(rows, columns, row_bytes, most_bytes)
         hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
     else:
         frames_N, symbols_N = host_lengths
         widths_N = (symbols_N + 1).tolist()
-        offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes)
+        offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes, most_bytes)
         hidden_rows = rows
     return JoinerPlan(frames, columns, offsets, hidden_rows, vocabulary, activation, options)
 
 
-def chunk_offsets(rows: int, frame_rows: int, row_bytes: int) -> list[int]:
-    """The rows at which even chunks of at most WORKSPACE_BYTES begin, and the end; frame_rows rows
+def chunk_offsets(rows: int, frame_rows: int, row_bytes: int, most_bytes: int) -> list[int]:
+    """The rows at which even chunks of at most most_bytes begin, and the end; frame_rows rows
     a frame."""
     frames = rows // frame_rows
-    most = max(1, WORKSPACE_BYTES // (row_bytes * frame_rows))
+    most = max(1, most_bytes // (row_bytes * frame_rows))
     each = -(-frames // -(-frames // most))
     return [*range(0, rows, each * frame_rows), rows]
 
 
-def ragged_chunk_offsets(frames_N: list[int], widths_N: list[int], row_bytes: int) -> list[int]:
+def ragged_chunk_offsets(
+    frames_N: list[int], widths_N: list[int], row_bytes: int, most_bytes: int
+) -> list[int]:
     """The same for packed rows whose frames are widths_N[n] rows wide."""
-    limit = max(1, WORKSPACE_BYTES // row_bytes)
+    limit = max(1, most_bytes // row_bytes)
     offsets, row = [0], 0
     for frames, width in zip(frames_N, widths_N, strict=True):
         while frames > 0:
@@ -219,6 +227,7 @@ def planned_joiner(
         vocabulary=vocabulary,
         activation=activation,
         options=options,
+        gradient_bytes=padded[0].numel() * accumulator(dtype).itemsize,
         host_lengths=host_lengths if start is None else None,
     )
     return JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits), plan

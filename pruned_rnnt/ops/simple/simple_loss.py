@@ -67,18 +67,21 @@ class RowExponentials(NamedTuple):
     exps: Exponentials
 
 
-def row_exponentials(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> RowExponentials:
-    """Of contiguous am (N,T,V) and lm (N,U+1,V)."""
+def row_exponentials(
+    am: Tensor, lm: Tensor, batch: TargetsAndLengths, *, for_product: bool = True
+) -> RowExponentials:
+    """Of contiguous am (N,T,V) and lm (N,U+1,V); with what only the product needs, or not."""
     acc = accumulator(am.dtype)
     (utterances, frames, size), width = am.shape, lm.shape[1]
     layout = exp_layout(am.dtype, am.device)
+    has_low = layout.split and (for_product or layout.weight_parts == 3)
 
     def exponentials(
         x: Tensor, lengths: Tensor, extra: int, rows: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         row_max, row_lse = x.new_empty((2, *x.shape[:2]), dtype=acc).unbind(0)
         high = x.new_empty((utterances, rows, layout.padded(size)), dtype=layout.dtype)
-        low = torch.empty_like(high) if layout.split else None
+        low = torch.empty_like(high) if has_low else None
         exp_rows(x, lengths, extra, row_max, row_lse, high, low)
         return row_max, row_lse, high, low
 

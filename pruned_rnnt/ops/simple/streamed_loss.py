@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import NEG_INF, accumulator
 from pruned_rnnt.ops.common.matrix_products import multiply_into, product_dtype
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
@@ -42,7 +43,7 @@ from pruned_rnnt.ops.simple.simple_loss import (
     simple_gradient,
     whole_lattices,
 )
-from pruned_rnnt.ops.simple.simple_products import exp_layout, simple_product
+from pruned_rnnt.ops.simple.simple_products import simple_product
 
 # Vocabularies from this size on are streamed.
 LEAST_VOCABULARY = 1 << 15
@@ -203,7 +204,9 @@ class _Gradients:
         if weight is not None:
             self._multiply(weight[tile.symbols], own.t(), memory.sides[side], side == 1)
         if bias is not None:
-            bias[tile.symbols] = own.sum(0, dtype=accumulator(own.dtype))
+            sums = flat.new_empty(flat.shape[1:], dtype=accumulator(flat.dtype))
+            column_sums(flat, sums, add=False)
+            bias[tile.symbols] = sums[: own.shape[1]]
 
     def _multiply(self, out: Tensor, a: Tensor, b: Tensor, is_second: bool) -> None:
         add, acc = self.is_tied and is_second, accumulator(a.dtype)
@@ -250,15 +253,13 @@ class _StreamedLoss(torch.autograd.Function):
         gradients = _Gradients(memory, ctx.needs_input_grad[:6], ctx.is_tied)
         upstream = Upstream(grad_loss.to(gx.dtype).contiguous(), gx, gy)
         smoothing = Smoothing(lm_lse if lm_only_scale != 0 else None, None, None)
-        keeps_low = exp_layout(memory.dtype, gx.device).weight_parts == 3
         for tile in memory.tiles(batch, blank):
-            rows = row_exponentials(tile.am, tile.lm, tile.batch)
-            exps = rows.exps if keeps_low else rows.exps._replace(am_low=None, lm_low=None)
-            product = gx.new_ones((*gx.shape[:2], exps.lm_exp.shape[1]))
+            rows = row_exponentials(tile.am, tile.lm, tile.batch, for_product=False)
+            product = gx.new_ones((*gx.shape[:2], rows.exps.lm_exp.shape[1]))
             in_units = logz - rows.am_max[:, :, None] - rows.lm_max[:, None, :]
             torch.exp(in_units, out=product[:, :, : gx.shape[2]])
             scales = options.scales._replace(blank=tile.blank)
-            state = SimpleState(exps, product, logz, smoothing)
+            state = SimpleState(rows.exps, product, logz, smoothing)
             both = (tile.am, tile.lm, state, tile.batch, options._replace(scales=scales))
             for side, gradient in enumerate(simple_gradient(upstream, *both)):
                 gradients.add(tile, side, gradient)
