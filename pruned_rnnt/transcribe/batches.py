@@ -68,7 +68,7 @@ class SegmentBatches:
 
     Args:
         most_frames: feature frames of a batch, with padding; 0: each segment by itself, at once.
-        device: computes the features of whole recordings.
+        device: where segments are decoded, and the features of whole recordings computed.
     """
 
     def __init__(self, best_paths: BestPaths, most_frames: float, device: torch.device) -> None:
@@ -171,7 +171,7 @@ class SegmentBatches:
             if isinstance(part, WholeRecording):
                 whole[index] = part
             else:
-                segments[index] = part
+                segments[index] = part._replace(features_TF=part.features_TF.to(self._device))
         if whole:
             features_NTF, lengths_N = batch_features(
                 [recording.samples_S for recording in whole.values()], self._device

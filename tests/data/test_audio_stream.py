@@ -109,7 +109,11 @@ def check_batch_features(device: torch.device) -> None:
         torch.testing.assert_close(of_batch_TF[:length], alone_TF, rtol=0, atol=1e-3)
 
 
-def test_features_of_a_batch_equal_those_of_each() -> None:
+@pytest.mark.parametrize("most_frames", [100_000, 250])
+def test_features_of_a_batch_equal_those_of_each(
+    most_frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pruned_rnnt.data.audio.features._MOST_FRAMES", most_frames)
     check_batch_features(torch.device("cpu"))
 
 

@@ -21,6 +21,8 @@ FEATURE_DIM = 80
 MIN_SAMPLES = 240
 _SHIFT = SAMPLING_RATE // 100
 _WINDOW = SAMPLING_RATE // 40
+# Frames that are computed at once, in about 10 KiB each.
+_MOST_FRAMES = 100_000
 
 
 def fbank_extractor() -> Fbank:
@@ -31,7 +33,8 @@ def fbank_extractor() -> Fbank:
 @cache
 def _layer(device: torch.device) -> nn.Module:
     """The extractor's layer on a device; making it takes as long as a second of audio."""
-    layer: nn.Module = fbank_extractor().extractor.to(device)
+    with torch.inference_mode(False):  # the layer outlives the mode of its first user
+        layer: nn.Module = fbank_extractor().extractor.to(device)
     return layer
 
 
@@ -66,5 +69,7 @@ def batch_features(samples: Sequence[FloatArray], device: torch.device) -> tuple
     waves_NS = torch.from_numpy(padded_NS)
     if device.type == "cuda":
         waves_NS = waves_NS.pin_memory().to(device, non_blocking=True)
-    features_NTF: Tensor = _layer(device)(waves_NS)
+    rows = max(1, _MOST_FRAMES // (size // _SHIFT))
+    features = [_layer(device)(part_NS) for part_NS in waves_NS.split(rows)]
+    features_NTF = features[0] if len(features) == 1 else torch.cat(features)
     return features_NTF[:, : int(lengths_N.max())], lengths_N

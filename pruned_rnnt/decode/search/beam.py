@@ -198,9 +198,9 @@ class ModifiedBeamSearch:
             emitted.append([-1 if symbol == blank else symbol for symbol in symbol_R])
             parent_R = [first + own for first, own in zip(first_R, parents[-1], strict=True)]
             if host.grow(parent_R, symbol_R):
-                sequence_NB = torch.tensor(host.sequences).view_as(score_NB)
-                if host.has_equal_sequences():
-                    score_NB = merge_equal(score_NB, sequence_NB)
+                merged = host.merged(score_NB.flatten().tolist())
+                if merged is not None:
+                    score_NB = torch.tensor(merged, dtype=score_NB.dtype).view_as(score_NB)
                 scorers = self._grown_scorers(beam.scorers, parent_R, symbol_R)
                 beam = beam._replace(predictor=(host.predicted_RD,), scorers=scorers)
             beam = beam._replace(score_NB=score_NB)

@@ -8,6 +8,7 @@ Axes: R = N * B rows of a beam, C context size, D joiner width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -80,7 +81,32 @@ class HostBeam:
             self._places[context] = len(self._places)
         self._table = torch.cat((self._table, self._model.joiner.decoder_proj(output_AP)))
 
-    def has_equal_sequences(self) -> bool:
-        """True if two rows of an utterance have the same sequence."""
-        rows = range(0, len(self.sequences), self._beam)
-        return any(len(set(self.sequences[row : row + self._beam])) < self._beam for row in rows)
+    def merged(self, scores: Sequence[float]) -> list[float] | None:
+        """As `merge_equal`, of the scores of all rows; None if no sequences are equal."""
+        found: list[float] = []
+        changed = False
+        for row in range(0, len(scores), self._beam):
+            totals: dict[int, list[float]] = {}
+            for sequence, score in zip(
+                self.sequences[row : row + self._beam], scores[row:], strict=False
+            ):
+                if sequence in totals:
+                    totals[sequence].append(score)
+                    found.append(-math.inf)
+                    changed = True
+                else:
+                    totals[sequence] = [score]
+                    found.append(0.0)
+            sums = iter(totals.values())
+            for place in range(row, row + self._beam):
+                if found[place] == 0.0:
+                    found[place] = _log_sum(next(sums))
+        return found if changed else None
+
+
+def _log_sum(scores: Sequence[float]) -> float:
+    """Logarithm of the sum of the exponentials."""
+    highest = max(scores)
+    if len(scores) == 1 or highest == -math.inf:
+        return highest
+    return highest + math.log(math.fsum(math.exp(score - highest) for score in scores))
