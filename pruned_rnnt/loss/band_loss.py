@@ -44,7 +44,7 @@ def band_loss(
     if isinstance(joiner, Joiner):
         am_NTD = projection(joiner.encoder_proj, encoder_out)
         lm_NUD = projection(joiner.decoder_proj, predictor_out)
-        inputs, plan = planned_joiner(
+        inputs, plan, _ = planned_joiner(
             am_NTD,
             lm_NUD,
             joiner.output_linear.weight,

@@ -65,7 +65,7 @@ def rnnt_loss_fused(
     utterances = checked.on_device()
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
-    inputs, plan = planned_joiner(
+    planned = planned_joiner(
         am,
         lm,
         weight,
@@ -76,8 +76,9 @@ def rnnt_loss_fused(
         vocabulary=sizes.vocabulary,
         activation=ACTIVATIONS[activation],
         options=options,
+        skips_rows=True,
     )
-    return reduced(joiner_loss(inputs, plan), reduction)
+    return reduced(joiner_loss(*planned), reduction)
 
 
 def check_output_layer(

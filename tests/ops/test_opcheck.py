@@ -11,6 +11,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from tests.ops.active_cases import active_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of, poison
 from tests.ops.native_cases import all_calls
 
@@ -48,7 +49,15 @@ def scale_calls() -> Iterator[Call]:
 def first_calls() -> dict[str, tuple]:
     torch.manual_seed(0)
     found: dict[str, tuple] = {}
-    for calls in (all_calls(SHAPES[0], torch.float32), fused_calls(), ctc_calls(), scale_calls()):
+    batch = batch_of([3, 2], [2, 1], 6)
+    for calls in (
+        all_calls(SHAPES[0], torch.float32),
+        fused_calls(),
+        ctc_calls(),
+        scale_calls(),
+        # Their kernels take bfloat16 only.
+        active_calls(batch, 6, torch.bfloat16, width=8),
+    ):
         for call in calls:
             found.setdefault(call.op, (*call.inputs, *call.outputs))
     return found

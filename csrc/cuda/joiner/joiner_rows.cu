@@ -3,8 +3,7 @@
 //
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
 #include "cuda/common/ops.cuh"
-#include "cuda/common/vector_access.cuh"
-#include "cuda/joiner/joiner_activation.cuh"
+#include "cuda/joiner/hidden_row.cuh"
 #include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
@@ -13,28 +12,12 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// am or lm: `rows` rows of each utterance, `pitch` elements apart.
-template <typename scalar>
-struct PitchedInput {
-  explicit PitchedInput(const View& view)
-      : data(data_of<scalar>(view)), pitch(row_pitch(view)), rows(int32_t(view.size(1))) {}
-
-  RNNT_DEVICE const scalar* row(int32_t n, int32_t i) const {
-    return data + (int64_t(n) * rows + i) * pitch;
-  }
-
-  const scalar* __restrict__ data;
-  int64_t pitch;
-  int32_t rows;
-};
-
 // A warp computes a row. The warps of a block take adjacent rows, rows_each times.
 template <typename scalar, Activation activation, int width>
 __global__ void __launch_bounds__(kThreads)
     joiner_rows_kernel(RowGeometry geometry, int64_t row_begin, int64_t rows, int32_t rows_each,
                        int32_t D, const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
                        scalar* __restrict__ hidden) {
-  using real = acc_type<scalar>;
   const int lane = threadIdx.x % 32;
   int64_t row = int64_t(blockIdx.x) * kWarps * rows_each + threadIdx.x / 32;
   if (row >= rows) return;
@@ -44,18 +27,7 @@ __global__ void __launch_bounds__(kThreads)
     if (node.valid() && node.t() < am.rows) {
       const scalar* a = am.row(node.n(), node.t());
       const scalar* b = lm.row(node.n(), node.u());
-#pragma unroll 2
-      for (int32_t d = lane * width; d < D; d += 32 * width) {
-        const Vector<scalar, width> x = load_vector<width>(a + d);
-        const Vector<scalar, width> y = load_vector<width>(b + d);
-        Vector<scalar, width> result;
-#pragma unroll
-        for (int k = 0; k < width; ++k) {
-          const real sum = static_cast<real>(x.x[k]) + static_cast<real>(y.x[k]);
-          result.x[k] = static_cast<scalar>(activated<activation, scalar>(sum));
-        }
-        store_vector<width>(target + d, result);
-      }
+      write_hidden_row<activation, width>(a, b, D, lane, target);
     } else {
       for (int32_t d = lane * width; d < D; d += 32 * width) store_zeros<width>(target + d);
     }

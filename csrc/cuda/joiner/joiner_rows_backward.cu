@@ -6,6 +6,7 @@
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
 #include "cuda/common/band_frames.cuh"
 #include "cuda/common/ops.cuh"
+#include "cuda/joiner/hidden_row.cuh"
 #include "cuda/joiner/joiner_band.cuh"
 
 namespace pruned_rnnt::cuda {
@@ -23,19 +24,6 @@ struct BackwardSizes : JoinerSizes {
   int64_t frame_blocks;
   int32_t frame_rows, pieces;
 };
-
-// Adds the gradient that reaches the joiner's input through `row` of the chunk.
-template <Activation activation, int width, typename scalar>
-RNNT_DEVICE void add_row(const scalar* grad, const scalar* hidden, int64_t offset,
-                         acc_type<scalar> (&sum)[width]) {
-  using real = acc_type<scalar>;
-  const Vector<scalar, width> g = load_vector<width>(grad + offset);
-  const Vector<scalar, width> h = load_vector<width>(hidden + offset);
-#pragma unroll
-  for (int k = 0; k < width; ++k) {
-    sum[k] += through_activation<activation>(static_cast<real>(g.x[k]), static_cast<real>(h.x[k]));
-  }
-}
 
 // d am of a frame: the sum over its columns, by a warp.
 template <typename scalar, Activation activation, int width>

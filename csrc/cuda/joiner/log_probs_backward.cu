@@ -2,114 +2,19 @@
 // overwrite them. Formulas: pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, V vocabulary.
-#include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
-#include "cuda/joiner/logit_rows.cuh"
+#include "cuda/joiner/logits_gradient.cuh"
 #include "cuda/joiner/short_rows.cuh"
-#include "row_geometry.h"
-#include "symbol_table.h"
 
 namespace pruned_rnnt::cuda {
 namespace {
 
-template <typename real>
-struct Inputs {
-  const real *grad_loss, *lse, *emit_occupancy, *blank_occupancy;
-  real emit_factor, clamp;
-  LogitMode mode;
-};
-
-// The gradient of one row: unit(v) of the formulas, clamped, times the upstream gradient of the
-// utterance.
-template <typename real>
-struct RowGradient {
-  real lse, emit, stay, weight, upstream, clamp;
-  int32_t blank, target;
-  bool used, is_hat;
-
-  RNNT_DEVICE RowGradient(const Inputs<real>& in, int64_t row, const RowCursor& node,
-                          const SymbolTable& symbols)
-      : emit(in.emit_factor * in.emit_occupancy[row]),
-        stay(in.blank_occupancy[row]),
-        is_hat(in.mode == LogitMode::kHat) {
-    used = node.valid() && emit + stay != 0;
-    if (!used) return;
-    lse = in.lse[row];
-    clamp = in.clamp;
-    upstream = in.grad_loss[node.n()];
-    blank = symbols.blank;
-    target = symbols.emitted_from(node);
-    weight = is_hat ? emit : (in.mode == LogitMode::kLogProbs ? real(0) : emit + stay);
-  }
-
-  // Whether most elements of the gradient are a factor times their probability.
-  RNNT_DEVICE bool plain() const { return clamp <= 0 && weight != 0; }
-
-  RNNT_DEVICE real finish(real unit) const {
-    if (clamp > 0) unit = unit > clamp ? clamp : (unit < -clamp ? -clamp : unit);
-    return unit * upstream;
-  }
-  RNNT_DEVICE real softmax_part(real logit) const {
-    return weight == 0 ? real(0) : weight * exp_of(logit - lse);
-  }
-  RNNT_DEVICE real at_target(real logit) const { return finish(softmax_part(logit) - emit); }
-  RNNT_DEVICE real at_blank(real logit) const {
-    if (is_hat) return finish(emit * sigmoid(logit) - stay * sigmoid(-logit));
-    return finish(softmax_part(logit) - stay);
-  }
-};
-
-// The gradient of `width` logits from v on; 0 from V on.
-template <bool plain, int width, typename scalar>
-RNNT_DEVICE Vector<scalar, width> gradient_of(const RowGradient<acc_type<scalar>>& row,
-                                              const Vector<scalar, width>& logits, int32_t v,
-                                              int32_t V) {
-  using real = acc_type<scalar>;
-  const real factor = row.weight * row.upstream;
-  Vector<scalar, width> result;
-#pragma unroll
-  for (int i = 0; i < width; ++i) {
-    const real logit = static_cast<real>(logits.x[i]);
-    result.x[i] = static_cast<scalar>(plain ? factor * exp_of(logit - row.lse)
-                                            : row.finish(row.softmax_part(logit)));
-  }
-  // The elements of the target and the blank differ.
-  const uint32_t target_at = uint32_t(row.target - v);
-  const uint32_t blank_at = uint32_t(row.blank - v);
-  if (target_at < width || blank_at < width || v + width > V) {
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const real logit = static_cast<real>(logits.x[i]);
-      if (target_at == i) result.x[i] = static_cast<scalar>(row.at_target(logit));
-      if (blank_at == i) result.x[i] = static_cast<scalar>(row.at_blank(logit));
-      if (v + i >= V) result.x[i] = static_cast<scalar>(0.0f);
-    }
-  }
-  return result;
-}
-
-// `columns` elements of a gradient row by the lanes of a group; those from V on are 0.
-template <bool plain, int lanes, int width, typename scalar>
-RNNT_DEVICE void write_gradient(const RowGradient<acc_type<scalar>>& row, const scalar* logits,
-                                int32_t V, int32_t columns, int lane, scalar* gradient) {
-  constexpr int in_flight = kInFlight<width>;
-  for (int32_t begin = lane * width; begin < columns; begin += lanes * width * in_flight) {
-    Vector<scalar, width> loaded[in_flight];
-    load_vectors<lanes>(logits, begin, V, loaded);
-#pragma unroll
-    for (int k = 0; k < in_flight; ++k) {
-      const int32_t v = begin + k * lanes * width;
-      if (v >= columns) break;
-      store_vector<width>(gradient + v, gradient_of<plain>(row, loaded[k], v, V));
-    }
-  }
-}
-
 template <typename scalar, int lanes, int width>
 __global__ void __launch_bounds__(kRowThreads)
     log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, RowRange range,
-                              Inputs<acc_type<scalar>> in, const scalar* logits, int64_t stride,
-                              scalar* gradients, int64_t gradient_stride, int32_t columns) {
+                              GradientInputs<acc_type<scalar>> in, const scalar* logits,
+                              int64_t stride, scalar* gradients, int64_t gradient_stride,
+                              int32_t columns) {
   const int lane = threadIdx.x % lanes;
   int64_t row = range.first_row<lanes>();
   if (row >= range.count) return;
@@ -137,8 +42,8 @@ __global__ void __launch_bounds__(kRowThreads)
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kShortThreads)
     short_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, int64_t row_begin,
-                                    int64_t rows, Inputs<acc_type<scalar>> in, const scalar* logits,
-                                    scalar* gradients) {
+                                    int64_t rows, GradientInputs<acc_type<scalar>> in,
+                                    const scalar* logits, scalar* gradients) {
   scalar* const shared = dynamic_shared_memory<scalar>();
   const int32_t V = symbols.V;
   const int64_t first_row = int64_t(blockIdx.x) * kShortThreads;
@@ -186,13 +91,13 @@ void log_probs_backward(const Launcher& launch, const View& grad_loss, const Vie
     using real = acc_type<scalar>;
     const scalar* data = data_of<scalar>(logits);
     scalar* gradients = mutable_data_of<scalar>(grad_logits);
-    const Inputs<real> in{data_of<real>(grad_loss),
-                          data_of<real>(lse),
-                          data_of<real>(gx),
-                          data_of<real>(gy),
-                          static_cast<real>(1 + fastemit_lambda),
-                          static_cast<real>(clamp),
-                          static_cast<LogitMode>(mode)};
+    const GradientInputs<real> in{data_of<real>(grad_loss),
+                                  data_of<real>(lse),
+                                  data_of<real>(gx),
+                                  data_of<real>(gy),
+                                  static_cast<real>(1 + fastemit_lambda),
+                                  static_cast<real>(clamp),
+                                  static_cast<LogitMode>(mode)};
     if (are_short_rows<scalar>(data, V, stride) && columns == V &&
         are_short_rows<scalar>(gradients, V, gradient_stride)) {
       dispatch_width<scalar>(short_row_width<scalar>(V), [&](auto width) {

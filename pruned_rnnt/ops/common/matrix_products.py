@@ -41,3 +41,34 @@ def product_dtype(*factors: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
         return torch.get_autocast_dtype(device)
     return reduce(torch.promote_types, [x.dtype for x in factors])
+
+
+def can_multiply_first_rows(x: Tensor) -> bool:
+    """True if multiply_first_rows takes factors of x's dtype on its device without waiting: where
+    torch has grouped products whose sizes are on the device (bfloat16, from compute capability 9
+    on)."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and hasattr(torch.nn.functional, "grouped_mm")
+        and torch.cuda.get_device_capability(x.device)[0] >= 9
+    )
+
+
+def multiply_first_rows(a: Tensor, b: Tensor, count: Tensor) -> Tensor:
+    """(R,n) = a (R,m) times b (m,n) for the first `count` (1,) int32 rows, a number that only the
+    device knows; the other rows are undefined."""
+    if a.is_cuda:
+        return torch.nn.functional.grouped_mm(a, b[None], offs=count)
+    out = a.new_empty((a.shape[0], b.shape[1]))
+    multiply_into(out[: int(count)], a[: int(count)], b)
+    return out
+
+
+def row_block_products(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """(G,m,n): the product of a (R,m), transposed, and b (R,n) over each block of rows. ends (G,)
+    int32: the row behind each block, of which the first begins at row 0."""
+    if a.is_cuda:
+        return torch.nn.functional.grouped_mm(a.t(), b, offs=ends)
+    blocks = zip([0, *ends.tolist()[:-1]], ends.tolist(), strict=True)
+    return torch.stack([a[begin:end].t() @ b[begin:end] for begin, end in blocks])

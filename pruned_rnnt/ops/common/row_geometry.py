@@ -40,8 +40,12 @@ class LatticeRows(NamedTuple):
 
     def nodes(self, row_begin: int, count: int) -> Nodes:
         """Nodes of rows row_begin .. row_begin + count; indices of invalid ones may be outside."""
+        device = self.logit_lengths.device
+        return self.nodes_of(torch.arange(row_begin, row_begin + count, device=device))
+
+    def nodes_of(self, rows: Tensor) -> Nodes:
+        """Nodes of these rows, int64; indices of invalid ones may be outside."""
         frames, columns, row_splits = self.frames, self.columns, self.row_splits
-        rows = torch.arange(row_begin, row_begin + count, device=self.logit_lengths.device)
         if row_splits is None:
             n = rows // (frames * columns)
             within = rows - n * (frames * columns)

@@ -12,7 +12,7 @@ the time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.active_joiner import ActiveLoss, ActivePlan, uses_active_rows
 from pruned_rnnt.ops.joiner.fused_log_probs import (
     DurationRows,
     JoinerGradients,
@@ -37,8 +38,10 @@ from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
-# of the weight's gradient: where that is large, a chunk is as large as both together.
+# of the weight's gradient: where that is large, a chunk is as large as both together. Less before a
+# backward pass over active rows, whose chunks need less.
 WORKSPACE_BYTES = 224 << 20
+ACTIVE_WORKSPACE_BYTES = 112 << 20
 _LARGE_GRADIENT_BYTES = 64 << 20
 # The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
@@ -124,13 +127,16 @@ def joiner_plan(
     options: LossOptions,
     gradient_bytes: int = 0,
     host_lengths: tuple[Tensor, Tensor] | None = None,
+    workspace_bytes: int | None = None,
 ) -> JoinerPlan:
     """Divides rows by the bytes that a row of logits and one of hidden take.
 
     gradient_bytes: of the sum of the weight's gradient.
     host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
+    workspace_bytes: the most that a chunk may take; default WORKSPACE_BYTES.
     """
-    row_bytes, most_bytes = logit_bytes + hidden_bytes, WORKSPACE_BYTES
+    row_bytes = logit_bytes + hidden_bytes
+    most_bytes = workspace_bytes or WORKSPACE_BYTES
     if gradient_bytes > _LARGE_GRADIENT_BYTES:
         most_bytes = max(most_bytes, 2 * gradient_bytes)
     if host_lengths is None:
@@ -181,10 +187,20 @@ def _padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Te
     return weight_VD.contiguous(), bias_V.contiguous()
 
 
+class PlannedJoiner(NamedTuple):
+    """The arguments of joiner_loss. active: None if the backward pass computes all rows."""
+
+    inputs: JoinerInputs
+    plan: JoinerPlan
+    active: ActivePlan | None
+
+
 @opaque_to_compile
-def joiner_loss(inputs: JoinerInputs, plan: JoinerPlan) -> Tensor:
+def joiner_loss(inputs: JoinerInputs, plan: JoinerPlan, active: ActivePlan | None = None) -> Tensor:
     """Loss (N,) acc, differentiable in am, lm, weight and bias."""
-    loss: Tensor = _FusedLoss.apply(*inputs, plan)  # type: ignore[no-untyped-call]
+    arguments = (plan,) if active is None else (plan, active)
+    function = _FusedLoss if active is None else ActiveLoss
+    loss: Tensor = function.apply(*inputs, *arguments)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -200,24 +216,36 @@ def planned_joiner(
     vocabulary: int,
     activation: int,
     options: LossOptions,
-) -> tuple[JoinerInputs, JoinerPlan]:
+    skips_rows: bool = False,
+) -> PlannedJoiner:
     """The arguments of joiner_loss, for am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V). Rows
     of weight and bias behind the vocabulary are those of durations; start (N,T): of a band of that
     many columns, None for the whole lattice.
 
     Rows are packed where the host knows the lengths, because then their number is known without
-    waiting; else padded.
+    waiting, and where the products can take it from the device; else padded.
+
+    skips_rows: the backward pass may leave out rows with next to no occupancy (active_rows.py).
     """
     dtype = product_dtype(am, lm, weight)
     batch, frames, hidden = am.shape
     host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
+    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
+    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
     splits, rows = None, batch * frames * columns
     if host_lengths is not None:
         splits = packed_splits(*host_lengths, None if start is None else columns)
         rows = int(splits[-1])
         splits = splits.to(utterances.targets.device, non_blocking=True)
-    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
-    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
+    gradient_bytes = padded[0].numel() * accumulator(dtype).itemsize
+    is_active = (
+        skips_rows
+        and start is None
+        and gradient_bytes <= _LARGE_GRADIENT_BYTES
+        and uses_active_rows(am, rows)
+    )
+    if is_active and splits is None:
+        splits = packed_splits(*_fitting_lengths(utterances, frames, columns), None)
     plan = joiner_plan(
         rows,
         frames=frames,
@@ -227,7 +255,19 @@ def planned_joiner(
         vocabulary=vocabulary,
         activation=activation,
         options=options,
-        gradient_bytes=padded[0].numel() * accumulator(dtype).itemsize,
+        gradient_bytes=gradient_bytes,
         host_lengths=host_lengths if start is None else None,
+        workspace_bytes=ACTIVE_WORKSPACE_BYTES if is_active else None,
     )
-    return JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits), plan
+    inputs = JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits)
+    active = None
+    if is_active:
+        active = ActivePlan.of(plan, hidden, padded[0].shape[0], host_lengths is None)
+    return PlannedJoiner(inputs, plan, active)
+
+
+def _fitting_lengths(utterances: Utterances, frames: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Lengths on the device; no frames for utterances that exceed the padding (loss inf)."""
+    _, frames_N, symbols_N = utterances.tensors
+    fits_N = (frames_N <= frames) & (symbols_N < columns) & (symbols_N >= 0) & (frames_N >= 0)
+    return frames_N * fits_N, symbols_N * fits_N

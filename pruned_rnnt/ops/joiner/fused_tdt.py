@@ -84,7 +84,7 @@ def tdt_joiner_loss(
 
     start (N,T): of a band of that many columns, None for the whole lattice.
     """
-    inputs, plan = planned_joiner(
+    inputs, plan, _ = planned_joiner(
         am,
         lm,
         *layers.joined(),

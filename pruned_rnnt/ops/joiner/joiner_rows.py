@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import Out, op
-from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, Nodes
 
 # The numbers by which the kernels distinguish the activations.
 ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
@@ -23,11 +23,14 @@ def joiner_rows(
     row_begin + r. activation is a value of ACTIVATIONS. Rows of invalid nodes are 0."""
     n, t, u, valid = rows.nodes(row_begin, hidden.shape[0])
     total = am[n, t.clamp(max=am.shape[1] - 1)] + lm[n, u.clamp(0, lm.shape[1] - 1)]
+    hidden.copy_(activated(total, activation).masked_fill(~valid[:, None], 0))
+
+
+def activated(total: Tensor, activation: int) -> Tensor:
+    """act(total) for a value of ACTIVATIONS."""
     if activation == ACTIVATIONS["tanh"]:
-        total = total.tanh()
-    elif activation == ACTIVATIONS["relu"]:
-        total = total.relu()
-    hidden.copy_(total.masked_fill(~valid[:, None], 0))
+        return total.tanh()
+    return total.relu() if activation == ACTIVATIONS["relu"] else total
 
 
 @op
@@ -44,7 +47,20 @@ def joiner_rows_backward(
     this chunk are assigned (0 where no node is valid; summed in acc, rounded once), others are not
     touched; grad_lm (N,U+1,D) acc: added to, in a fixed order (the fallback on CUDA: only under
     torch.use_deterministic_algorithms)."""
-    n, t, u, valid = rows.nodes(row_begin, hidden.shape[0])
+    nodes = rows.nodes(row_begin, hidden.shape[0])
+    add_gradients(grad_hidden, hidden, nodes, activation, grad_am, grad_lm)
+
+
+def add_gradients(
+    grad_hidden: Tensor,
+    hidden: Tensor,
+    nodes: Nodes,
+    activation: int,
+    grad_am: Tensor,
+    grad_lm: Tensor,
+) -> None:
+    """The sums of joiner_rows_backward over rows (r,D) of these nodes."""
+    n, t, u, valid = nodes
     grad = grad_hidden.to(grad_lm.dtype)
     if activation == ACTIVATIONS["tanh"]:
         grad = grad * (1 - hidden.to(grad.dtype).square())

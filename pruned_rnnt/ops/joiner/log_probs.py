@@ -109,7 +109,25 @@ def log_probs_backward(
     count, size = logits.shape
     nodes = rows.nodes(row_begin, count)
     y = rows.symbols_after(nodes, targets, size, blank)
-    lse, gx, gy = (x[row_begin : row_begin + count, None] for x in statistics)
+    here = RowStatistics(*(x[row_begin : row_begin + count] for x in statistics))
+    unit = unit_gradient(logits, here, y, blank, normalization, fastemit_lambda, clamp)
+    unit *= grad_loss[nodes.n][:, None]
+    grad_logits[:, :size] = unit.masked_fill_(~nodes.valid[:, None], 0)
+    grad_logits[:, size:] = 0
+
+
+def unit_gradient(
+    logits: Tensor,
+    statistics: RowStatistics,
+    y: Tensor,
+    blank: int,
+    normalization: int,
+    fastemit_lambda: float,
+    clamp: float,
+) -> Tensor:
+    """unit (r,V) of rows with these statistics (r) and next symbols y (r), clamped; 0 in rows with
+    ex + gy = 0."""
+    lse, gx, gy = (x[:, None] for x in statistics)
     ex, ey = (1 + fastemit_lambda) * gx, gy
     z = logits.to(gx.dtype)
     if normalization == LOG_PROBS:
@@ -128,7 +146,4 @@ def log_probs_backward(
         unit[:, blank, None] -= ey
     if clamp > 0:
         unit.clamp_(-clamp, clamp)
-    unit *= grad_loss[nodes.n][:, None]
-    unused = ~nodes.valid[:, None] | (ex + ey == 0)
-    grad_logits[:, :size] = unit.masked_fill_(unused, 0)
-    grad_logits[:, size:] = 0
+    return unit.masked_fill_(ex + ey == 0, 0)

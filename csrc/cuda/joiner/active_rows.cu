@@ -1,0 +1,279 @@
+// The exact loss over its active rows: hidden rows, gradient of the logits, gradients of am and lm.
+// Contracts: pruned_rnnt/ops/joiner/active_rows.py. A chunk is places begins[k] .. begins[k+1] - 1:
+//
+//   row of the lattice      0  1  2  3  4  5  6  7  8  9        a frame has 5 rows
+//   active                  .  x  x  .  .  .  .  x  x  x
+//   places (rows before)    0  0  1  2  2  2  2  2  3  4  5
+//   listed                  1  2  7  8  9                       place 2 is row 7
+//
+// The number of active rows is known to the device only: grids cover the largest chunk, and warps
+// behind its end have nothing to do. bfloat16, in vectors of 16 bytes.
+//
+// Axes: N batch, T frames, U symbols, W columns of a frame, D joiner dim, V vocabulary, R rows.
+#include "cuda/common/ops.cuh"
+#include "cuda/joiner/hidden_row.cuh"
+#include "cuda/joiner/joiner_slice.cuh"
+#include "cuda/joiner/logits_gradient.cuh"
+#include "row_geometry.h"
+
+namespace pruned_rnnt::cuda {
+namespace {
+
+using scalar = BFloat16;
+using real = acc_type<scalar>;
+constexpr int kWidth = 16 / sizeof(scalar);
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+// Enough to fill the device; their warps take rows in turn.
+constexpr int64_t kMostBlocks = 2048;
+
+// Chunk k of the active rows.
+struct ActiveChunk {
+  ActiveChunk(const View& listed, const View& places, const View& begins, const View& utterances,
+              const View& frames, int64_t k)
+      : listed(data_of<int32_t>(listed)),
+        places(data_of<int32_t>(places)),
+        begins(data_of<int32_t>(begins) + k),
+        utterances(data_of<int32_t>(utterances) + k),
+        frames(data_of<int32_t>(frames) + k) {}
+
+  RNNT_DEVICE int32_t begin() const { return begins[0]; }
+  RNNT_DEVICE int32_t end() const { return begins[1]; }
+
+  const int32_t* __restrict__ listed, * __restrict__ places;
+  // Of the first row of this chunk, and of the next one.
+  const int32_t *begins, *utterances, *frames;
+};
+
+uint32_t blocks_of(int64_t rows) {
+  return uint32_t(std::min<int64_t>((rows + kWarps - 1) / kWarps, kMostBlocks));
+}
+
+// Calls work(row of the chunk, row of the lattice) for each row of the chunk, by a warp.
+template <typename Work>
+RNNT_DEVICE void for_rows(const ActiveChunk& chunk, Work&& work) {
+  const int32_t begin = chunk.begin(), end = chunk.end();
+  const int32_t first = begin + int32_t(blockIdx.x) * kWarps + int32_t(threadIdx.x / 32);
+  for (int32_t place = first; place < end; place += int32_t(gridDim.x) * kWarps) {
+    work(place - begin, chunk.listed[place]);
+  }
+}
+
+// Hidden rows are followed by 1 and zeros: the row of the output layer's bias.
+template <Activation activation>
+__global__ void __launch_bounds__(kThreads)
+    active_joiner_rows_kernel(RowGeometry geometry, ActiveChunk chunk, int32_t D, int32_t pitch,
+                              const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
+                              scalar* __restrict__ hidden) {
+  const int lane = threadIdx.x % 32;
+  for_rows(chunk, [&](int32_t place, int32_t row) {
+    const RowCursor node(geometry, row);
+    scalar* target = hidden + int64_t(place) * pitch;
+    write_hidden_row<activation, kWidth>(am.row(node.n(), node.t()), lm.row(node.n(), node.u()), D,
+                                         lane, target);
+    for (int32_t d = D + lane; d < pitch; d += 32) {
+      target[d] = static_cast<scalar>(d == D ? 1.0f : 0.0f);
+    }
+  });
+}
+
+// The gradient replaces the logits.
+__global__ void __launch_bounds__(kThreads)
+    active_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, ActiveChunk chunk,
+                                     GradientInputs<real> in, int32_t pitch,
+                                     scalar* __restrict__ logits) {
+  const int lane = threadIdx.x % 32;
+  for_rows(chunk, [&](int32_t place, int32_t row) {
+    const RowCursor node(geometry, row);
+    const RowGradient<real> unit(in, row, node, symbols);
+    scalar* x = logits + int64_t(place) * pitch;
+    if (!unit.used) {
+      for (int32_t v = lane * kWidth; v < pitch; v += 32 * kWidth) store_zeros<kWidth>(x + v);
+    } else if (unit.plain()) {
+      write_gradient<true, 32, kWidth>(unit, x, symbols.V, pitch, lane, x);
+    } else {
+      write_gradient<false, 32, kWidth>(unit, x, symbols.V, pitch, lane, x);
+    }
+  });
+}
+
+// The first blocks have a warp for each frame and each piece of 32 vectors of D; then follows a
+// block for each (n,u) and piece.
+struct ActiveSizes {
+  int64_t frame_blocks, grad_pitch, hidden_pitch;
+  int32_t frames, columns, pieces, D;
+};
+
+template <Activation activation>
+RNNT_DEVICE void active_frame(const RowGeometry& geometry, const ActiveChunk& chunk,
+                              const ActiveSizes& sizes, const scalar* grad, const scalar* hidden,
+                              const FrameGradients<scalar>& grad_am) {
+  const int64_t warp = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t frame = warp / sizes.pieces;
+  const int32_t piece = int32_t(warp - frame * sizes.pieces);
+  const int32_t d = (piece * 32 + threadIdx.x % 32) * kWidth;
+  const int32_t n = int32_t(frame / sizes.frames), t = int32_t(frame - int64_t(n) * sizes.frames);
+  if (n >= geometry.N || t >= geometry.frames_of(n) || d >= sizes.D) return;
+  const int64_t W = geometry.width_of(n), row = geometry.first_row_of(n) + t * W;
+  const int32_t first = chunk.begin(), begin = chunk.places[row], end = chunk.places[row + W];
+  if (begin < first || begin >= chunk.end() || begin == end) return;
+  real sum[kWidth] = {};
+#pragma unroll 4
+  for (int64_t place = begin - first; place < end - first; ++place) {
+    add_row<activation, kWidth>(grad + place * sizes.grad_pitch,
+                                hidden + place * sizes.hidden_pitch, d, sum);
+  }
+  grad_am.template store<kWidth>(frame * grad_am.pitch + d, sum);
+}
+
+template <Activation activation>
+__device__ void active_position(const RowGeometry& geometry, const ActiveChunk& chunk,
+                                const ActiveSizes& sizes, const scalar* grad, const scalar* hidden,
+                                real* grad_lm) {
+  __shared__ real sums[kWarps][32 * kWidth];
+  const int64_t task = blockIdx.x - sizes.frame_blocks;
+  const int64_t position = task / sizes.pieces;
+  const int32_t piece = int32_t(task - position * sizes.pieces), D = sizes.D;
+  const int32_t n = int32_t(position / sizes.columns);
+  const int32_t u = int32_t(position - int64_t(n) * sizes.columns);
+  if (n < chunk.utterances[0] || n > chunk.utterances[1] || u > geometry.target_lengths[n]) return;
+  const int32_t frames = geometry.frames_of(n);
+  const int32_t t_begin = n == chunk.utterances[0] ? chunk.frames[0] : 0;
+  const int32_t t_end = n == chunk.utterances[1] ? min(chunk.frames[1], frames) : frames;
+  if (t_begin >= t_end) return;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t d = (piece * 32 + lane) * kWidth, first = chunk.begin();
+  const int64_t W = geometry.width_of(n), base = geometry.first_row_of(n) + u;
+  real sum[kWidth] = {};
+  // Every lane looks for the place of one frame.
+  for (int32_t from = t_begin + warp * 32; from < t_end; from += kThreads) {
+    int32_t place = -1;
+    if (from + lane < t_end) {
+      const int64_t row = base + (from + lane) * W;
+      place = chunk.places[row];
+      if (chunk.places[row + 1] == place) place = -1;
+    }
+    for (unsigned left = __ballot_sync(kAllLanes, place >= 0); left != 0; left &= left - 1) {
+      const int64_t at = __shfl_sync(kAllLanes, place, __ffs(left) - 1) - first;
+      if (d < D) {
+        add_row<activation, kWidth>(grad + at * sizes.grad_pitch, hidden + at * sizes.hidden_pitch,
+                                    d, sum);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) sums[warp][lane * kWidth + k] = sum[k];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 32 * kWidth; i += kThreads) {
+    const int32_t at = piece * 32 * kWidth + i;
+    if (at >= D) return;
+    real total = 0;
+#pragma unroll
+    for (int part = 0; part < kWarps; ++part) total += sums[part][i];
+    grad_lm[position * D + at] += total;
+  }
+}
+
+template <Activation activation>
+__global__ void __launch_bounds__(kThreads)
+    active_joiner_backward_kernel(RowGeometry geometry, ActiveChunk chunk, ActiveSizes sizes,
+                                  const scalar* __restrict__ grad,
+                                  const scalar* __restrict__ hidden, FrameGradients<scalar> grad_am,
+                                  real* __restrict__ grad_lm) {
+  if (chunk.begin() == chunk.end()) return;
+  if (blockIdx.x < sizes.frame_blocks) {
+    active_frame<activation>(geometry, chunk, sizes, grad, hidden, grad_am);
+  } else {
+    active_position<activation>(geometry, chunk, sizes, grad, hidden, grad_lm);
+  }
+}
+
+// Rows, `pitch` elements apart, of 16-byte vectors of bfloat16.
+void check_rows(const View& rows, int64_t pitch, const char* op) {
+  STD_TORCH_CHECK(rows.scalar_type() == ScalarType::BFloat16 &&
+                      widest_vector<scalar>(rows.data_ptr(), pitch) == kWidth,
+                  op, " takes bfloat16 rows that begin at multiples of 16 bytes");
+}
+
+}  // namespace
+
+void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
+                        const View& logit_lengths, const View& target_lengths,
+                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                        int64_t S, const View& listed, const View& places, const View& begins,
+                        const View& utterances, const View& frames, int64_t k, int64_t activation,
+                        const View& hidden) {
+  for (const View* rows : {&am, &lm}) check_rows(*rows, row_pitch(*rows), "active_joiner_rows");
+  check_rows(hidden, hidden.stride(0), "active_joiner_rows");
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             lm.size(1) - 1);
+  const ActiveChunk chunk(listed, places, begins, utterances, frames, k);
+  dispatch_activation(activation, [&](auto kind) {
+    launch(active_joiner_rows_kernel<decltype(kind)::value>, blocks_of(hidden.size(0)), kThreads, 0,
+           geometry, chunk, int32_t(am.size(2)), int32_t(hidden.stride(0)),
+           PitchedInput<scalar>(am), PitchedInput<scalar>(lm), mutable_data_of<scalar>(hidden));
+  });
+}
+
+void active_log_probs_backward(const Launcher& launch, const View& grad_loss, const View& lse,
+                               const View& gx, const View& gy, const View& targets,
+                               const View& logit_lengths, const View& target_lengths,
+                               const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                               int64_t S, const View& listed, const View& places,
+                               const View& begins, const View& utterances, const View& frames,
+                               int64_t k, int64_t vocabulary, int64_t blank, int64_t mode,
+                               double fastemit_lambda, double clamp, const View& logits) {
+  check_rows(logits, logits.stride(0), "active_log_probs_backward");
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
+                             targets.size(1));
+  const GradientInputs<real> in{data_of<real>(grad_loss),
+                                data_of<real>(lse),
+                                data_of<real>(gx),
+                                data_of<real>(gy),
+                                static_cast<real>(1 + fastemit_lambda),
+                                static_cast<real>(clamp),
+                                static_cast<LogitMode>(mode)};
+  launch(active_log_probs_backward_kernel, blocks_of(logits.size(0)), kThreads, 0, geometry,
+         SymbolTable(targets, vocabulary, blank),
+         ActiveChunk(listed, places, begins, utterances, frames, k), in, int32_t(logits.stride(0)),
+         mutable_data_of<scalar>(logits));
+}
+
+void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden,
+                                 const View& hidden, const View& logit_lengths,
+                                 const View& target_lengths, const OptionalView& start,
+                                 const OptionalView& row_splits, int64_t T, int64_t S,
+                                 const View& listed, const View& places, const View& begins,
+                                 const View& utterances, const View& frames, int64_t k,
+                                 int64_t activation, const View& grad_am, const View& grad_lm) {
+  for (const View* rows : {&grad_hidden, &hidden}) {
+    check_rows(*rows, rows->stride(0), "active_joiner_rows_backward");
+  }
+  check_rows(grad_am, row_pitch(grad_am), "active_joiner_rows_backward");
+  const int64_t D = grad_lm.size(2), columns = grad_lm.size(1);
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
+  ActiveSizes sizes{0,
+                    grad_hidden.stride(0),
+                    hidden.stride(0),
+                    int32_t(grad_am.size(1)),
+                    int32_t(columns),
+                    int32_t((D / kWidth + 31) / 32),
+                    int32_t(D)};
+  const int64_t frame_warps = int64_t{geometry.N} * sizes.frames * sizes.pieces;
+  sizes.frame_blocks = (frame_warps + kWarps - 1) / kWarps;
+  const int64_t blocks = sizes.frame_blocks + int64_t{geometry.N} * columns * sizes.pieces;
+  const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), row_pitch(grad_am), false};
+  dispatch_activation(activation, [&](auto kind) {
+    launch(active_joiner_backward_kernel<decltype(kind)::value>, uint32_t(blocks), kThreads, 0,
+           geometry, ActiveChunk(listed, places, begins, utterances, frames, k), sizes,
+           data_of<scalar>(grad_hidden), data_of<scalar>(hidden), frame_gradients,
+           mutable_data_of<real>(grad_lm));
+  });
+}
+
+PRUNED_RNNT_CUDA_OP(active_joiner_rows)
+PRUNED_RNNT_CUDA_OP(active_log_probs_backward)
+PRUNED_RNNT_CUDA_OP(active_joiner_rows_backward)
+
+}  // namespace pruned_rnnt::cuda

@@ -1,0 +1,160 @@
+"""The backward pass of the exact loss over its active rows: those whose occupancy matters.
+
+Most nodes of a lattice have next to no occupancy, because no likely path visits them, and their
+share of every gradient is proportional to it. A row is active if its occupancy, (1 +
+fastemit_lambda) gx + gy, exceeds 2^-10 / max(T, S). Every path leaves each frame and each symbol
+position once, so that the occupancies by which paths leave one sum to 1, and the rows left out have
+at most 2^-10 of it: less than half of a unit in the last place of bfloat16, in which the gradients
+of logits are.
+
+How many rows are active is known to the device only. They are listed in order and divided into
+chunks, of whole frames, that begin near multiples of a fixed number of rows; there are as many
+chunks as all rows would need, and those at the end are empty. Nothing waits for the device.
+
+    row of the lattice      0  1  2  3  4  5  6  7  8  9        a frame has 5 rows
+    active                  .  x  x  .  .  .  .  x  x  x
+    places (rows before)    0  0  1  2  2  2  2  2  3  4  5
+    listed                  1  2  7  8  9                       place 2 is row 7
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.ops.common.library import Out, op
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, Nodes
+from pruned_rnnt.ops.joiner.joiner_rows import activated, add_gradients
+from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
+
+# The most that the rows left out have of the occupancy of a frame or a symbol position.
+LEFT_OUT = 2.0**-10
+
+
+class ActiveRows(NamedTuple):
+    """Active rows of R, in K chunks.
+
+    listed (R) int32: the active rows, in order; arbitrary behind them. places (R+1) int32: active
+    rows before each row. begins (K+1) int32: the place at which each chunk begins, and the end.
+    chunk_utterances, chunk_frames (K+1) int32: of the row at that place; (N, 0) at the end.
+    """
+
+    listed: Tensor
+    places: Tensor
+    begins: Tensor
+    chunk_utterances: Tensor
+    chunk_frames: Tensor
+
+
+def active_rows(
+    statistics: RowStatistics, rows: LatticeRows, fastemit_lambda: float, chunk_rows: int
+) -> ActiveRows:
+    """The active rows of a whole lattice in chunks of at most chunk_rows + S - 1 rows."""
+    occupancy = torch.add(statistics.gy, statistics.gx, alpha=1 + fastemit_lambda)
+    count = occupancy.shape[0]
+    numbers = torch.arange(count, dtype=torch.int32, device=occupancy.device)
+    active = occupancy > LEFT_OUT / max(rows.frames, rows.columns)
+    if rows.row_splits is not None:
+        # There may be fewer rows than room for them.
+        active &= numbers < rows.row_splits[-1]
+    places = numbers.new_zeros(count + 1)
+    torch.cumsum(active, 0, dtype=torch.int32, out=places[1:])
+    # Inactive rows write behind the list.
+    slots = torch.where(active, places[:-1], count).long()
+    listed = numbers.new_zeros(count + 1).scatter_(0, slots, numbers)
+    chunks = -(-count // chunk_rows)
+    wanted = torch.arange(chunks + 1, device=active.device) * chunk_rows
+    nodes, starts = _frame_starts(rows, listed[wanted.clamp(max=count)].long())
+    is_end = wanted >= places[-1]
+    begins = torch.where(is_end, places[-1], places[starts])
+    utterances = torch.where(is_end, rows.logit_lengths.shape[0], nodes.n)
+    frames = torch.where(is_end, 0, nodes.t)
+    return ActiveRows(listed, places, begins, utterances.int(), frames.int())
+
+
+def all_rows(total: Tensor, count: int, chunk_rows: int) -> ActiveRows:
+    """The first `total` (a scalar) of `count` rows, in chunks of chunk_rows, for
+    active_joiner_rows."""
+    numbers = torch.arange(count + 1, dtype=torch.int32, device=total.device)
+    begins = (numbers[: -(-count // chunk_rows) + 1] * chunk_rows).clamp(max=total)
+    return ActiveRows(numbers, numbers, begins, begins, begins)
+
+
+def _frame_starts(rows: LatticeRows, at: Tensor) -> tuple[Nodes, Tensor]:
+    """The nodes of these rows, and the first rows of their frames."""
+    nodes = rows.nodes_of(at)
+    return nodes, at - nodes.u
+
+
+def _chunk(rows: LatticeRows, active: ActiveRows, chunk: int) -> tuple[int, Tensor, Nodes]:
+    """Number of the chunk's rows, the rows, and their nodes; waits for the device."""
+    begin, end = active.begins[chunk : chunk + 2].tolist()
+    listed = active.listed[begin:end].long()
+    return end - begin, listed, rows.nodes_of(listed)
+
+
+@op
+def active_joiner_rows(
+    am: Tensor,
+    lm: Tensor,
+    rows: LatticeRows,
+    active: ActiveRows,
+    chunk: int,
+    activation: int,
+    hidden: Out[Tensor],
+) -> None:
+    """am (N,T,D), lm (N,U+1,D) -> hidden (C,D') with D' > D, all of one dtype, for the rows of the
+    chunk: act(am(n,t) + lm(n,u)), then 1, the factor of the output layer's bias, and zeros. Rows
+    behind the chunk keep what they have."""
+    count, _, (n, t, u, _) = _chunk(rows, active, chunk)
+    width = am.shape[2]
+    hidden[:count, :width] = activated(am[n, t] + lm[n, u], activation)
+    hidden[:count, width] = 1
+    hidden[:count, width + 1 :] = 0
+
+
+@op
+def active_log_probs_backward(
+    grad_loss: Tensor,
+    statistics: RowStatistics,
+    targets: Tensor,
+    rows: LatticeRows,
+    active: ActiveRows,
+    chunk: int,
+    vocabulary: int,
+    blank: int,
+    normalization: int,
+    fastemit_lambda: float,
+    clamp: float,
+    logits: Out[Tensor],
+) -> None:
+    """log_probs_backward for the rows of the chunk: the gradient replaces logits (C,V'), of whose
+    columns those from `vocabulary` on are written 0. Rows behind the chunk keep what they have."""
+    count, listed, nodes = _chunk(rows, active, chunk)
+    y = rows.symbols_after(nodes, targets, vocabulary, blank)
+    here = RowStatistics(*(x[listed] for x in statistics))
+    z = logits[:count, :vocabulary]
+    unit = unit_gradient(z, here, y, blank, normalization, fastemit_lambda, clamp)
+    logits[:count, :vocabulary] = unit * grad_loss[nodes.n][:, None]
+    logits[:count, vocabulary:] = 0
+
+
+@op
+def active_joiner_rows_backward(
+    grad_hidden: Tensor,
+    hidden: Tensor,
+    rows: LatticeRows,
+    active: ActiveRows,
+    chunk: int,
+    activation: int,
+    grad_am: Out[Tensor],
+    grad_lm: Out[Tensor],
+) -> None:
+    """grad_hidden (C,D) and hidden (C,D') of the chunk -> grad_am (N,T,D) of their dtype: frames
+    with active rows of this chunk are assigned (summed in acc, rounded once), others not touched;
+    grad_lm (N,U+1,D) acc: added to, in a fixed order."""
+    count, _, nodes = _chunk(rows, active, chunk)
+    value = hidden[:count, : grad_lm.shape[2]]
+    add_gradients(grad_hidden[:count], value, nodes, activation, grad_am, grad_lm)

@@ -1,0 +1,48 @@
+"""Calls of the ops over active rows, which have CUDA kernels for bfloat16 only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
+from pruned_rnnt.ops.joiner.active_rows import active_rows
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, RowStatistics
+from tests.ops.native_batches import Batch, Call
+
+
+def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) -> Iterator[Call]:
+    """Chunks of a packed lattice, half of whose rows are active, and of one without any."""
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    splits = packed_splits(*lengths, None)
+    rows = LatticeRows(*lengths, None, splits, batch.frames, batch.symbols + 1)
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    # More room than rows, as for lengths on the device.
+    total = int(splits[-1]) + 5
+    am, lm = (
+        torch.randn(batch.size, size, width).to(dtype) for size in (batch.frames, batch.symbols + 1)
+    )
+    columns = vocabulary + -vocabulary % 8
+    for active_share in (0.5, 0.0):
+        gx, gy = torch.rand(2, total, dtype=acc) * (torch.rand(total) < active_share)
+        statistics = RowStatistics(torch.randn(total, dtype=acc), gx, gy)
+        active = active_rows(statistics, rows, 0.3, chunk_rows=max(3, total // 2))
+        room = total // 2 + batch.symbols + 3
+        for chunk in range(active.begins.shape[0] - 1):
+            at = (*rows, *active, chunk)
+            hidden = torch.randn(room, width + 8).to(dtype)
+            for activation in ACTIVATIONS.values():
+                yield Call("active_joiner_rows", (am, lm, *at, activation), (hidden,))
+                grad_hidden = torch.randn(room, width).to(dtype)
+                inputs = (grad_hidden, hidden, *at, activation)
+                sums = (torch.zeros_like(am), torch.randn(lm.shape, dtype=acc))
+                yield Call("active_joiner_rows_backward", inputs, sums)
+            upstream = torch.randn(batch.size, dtype=acc)
+            for normalization in (LOGITS, LOG_PROBS, HAT):
+                for clamp in (0.0, 0.1):
+                    options = (vocabulary, 0, normalization, 0.3, clamp)
+                    inputs = (upstream, *statistics, batch.targets, *at, *options)
+                    logits = torch.randn(room, columns).to(dtype)
+                    yield Call("active_log_probs_backward", inputs, (logits,))
