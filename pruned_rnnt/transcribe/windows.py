@@ -175,7 +175,9 @@ def encode_segments(
     """Features (T, F) of N utterances, as in `encode_features` -> (N, T', E) and (N,) lengths."""
     shortest = model.encoder.receptive_field
     padded = [
-        nn.functional.pad(each[None], (0, 0, 0, max(0, shortest - len(each))), "replicate")[0]
+        each
+        if len(each) >= shortest
+        else nn.functional.pad(each[None], (0, 0, 0, shortest - len(each)), "replicate")[0]
         for each in segments
     ]
     lengths = torch.tensor([len(each) for each in padded])

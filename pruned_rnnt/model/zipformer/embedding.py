@@ -227,7 +227,9 @@ class ConvNeXt(nn.Module):
     def _pointwise(self, x_NCTF: Tensor) -> Tensor:
         """pointwise(SwooshL(pointwise(x)))."""
         first, second = self.pointwise_conv1, self.pointwise_conv2
-        if not (use_own_function(x_NCTF) and should_avoid_cudnn_replanning(x_NCTF)):
+        # The CPU's convolutions of one frame and bin copy all maps.
+        as_linear = use_own_function(x_NCTF) if x_NCTF.is_cuda else not torch.is_grad_enabled()
+        if not as_linear or torch.compiler.is_compiling():
             return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
         # As linear layers over frames and bins: the activation is one pass, and is not stored for
         # backward.
