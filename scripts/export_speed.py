@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import read_audio
+from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.verify import run_recognise
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
@@ -39,7 +40,10 @@ from scripts.benchmark.results import FOLDER, commit, machine
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One system on one way of decoding; the search is greedy."""
+    """One system on one way of decoding.
+
+    search: decode.method; streams have greedy search only.
+    """
 
     model: str
     parameters: int
@@ -55,6 +59,11 @@ class Row:
     torch: str
     commit: str
     date: str
+    search: str = "greedy"
+
+
+# Names of searches here and in sherpa-onnx.
+_SEARCHES = {"greedy": "greedy_search", "modified_beam": "modified_beam_search"}
 
 
 def main() -> None:
@@ -62,6 +71,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="with its exports in RUN/export")
     parser.add_argument("--audio", type=Path, nargs="+", required=True, metavar="FILE")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    parser.add_argument("--searches", nargs="+", default=["greedy"], choices=_SEARCHES)
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--keep", action="store_true", help="append to results/export.jsonl")
     options = parser.parse_args()
@@ -73,14 +83,17 @@ def main() -> None:
         parser.error(f"no exports in {options.run}/export: pruned-rnnt export {options.run} --int8")
     loaded = load_model(run_config(options.run, ["train.device=cpu"]))
     here = machine("cpu")
-    for folder, threads in itertools.product(folders, options.threads):
+    for folder, threads, search in itertools.product(folders, options.threads, options.searches):
         settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+        if settings["streaming"] and search != "greedy":
+            continue
         for precision in (*settings["precisions"], None):
             load = os.getloadavg()[0]
+            job = _Job(options.audio, threads, options.repeats, search)
             if precision is None:
-                found = _torch(loaded, settings, options.audio, threads, options.repeats)
+                found = _torch(loaded, settings, job)
             else:
-                found = _sherpa_onnx(folder, options.audio, precision, threads, options.repeats)
+                found = _sherpa_onnx(folder, precision, job)
             row = Row(
                 model=settings["source"],
                 parameters=sum(p.numel() for p in loaded.model.parameters()),
@@ -98,6 +111,7 @@ def main() -> None:
                 torch=torch.__version__,
                 commit=commit(),
                 date=time.strftime("%Y-%m-%d"),
+                search=search,
             )
             line = json.dumps(asdict(row))
             print(line, flush=True)
@@ -106,28 +120,32 @@ def main() -> None:
                     file.write(line + "\n")
 
 
-def _sherpa_onnx(
-    folder: Path, audio: Sequence[Path], precision: str, threads: int, repeats: int
-) -> list[float]:
+class _Job(NamedTuple):
+    """What every system does."""
+
+    audio: Sequence[Path]
+    threads: int
+    repeats: int
+    search: str
+
+
+def _sherpa_onnx(folder: Path, precision: str, job: _Job) -> list[float]:
     factors = []
-    for _ in range(repeats):
-        lines = run_recognise(folder, audio, precision, threads=threads)[1:]
+    for _ in range(job.repeats):
+        lines = run_recognise(
+            folder, job.audio, precision, method=_SEARCHES[job.search], threads=job.threads
+        )[1:]
         elapsed = sum(line["elapsed_seconds"] for line in lines)
         factors.append(elapsed / sum(line["audio_seconds"] for line in lines))
     return factors
 
 
-def _torch(
-    loaded: LoadedModel,
-    settings: dict[str, Any],
-    audio: Sequence[Path],
-    threads: int,
-    repeats: int,
-) -> list[float]:
-    torch.set_num_threads(threads)
-    sounds = [read_audio(path) for path in audio]
+def _torch(loaded: LoadedModel, settings: dict[str, Any], job: _Job) -> list[float]:
+    torch.set_num_threads(job.threads)
+    sounds = [read_audio(path) for path in job.audio]
     factors = []
-    for _ in range(repeats):
+    recogniser = Recogniser(loaded.model, loaded.tokenizer, decode=DecodeConfig(method=job.search))
+    for _ in range(job.repeats):
         for index, samples_S in enumerate(sounds):
             if index == 1:
                 begin = time.perf_counter()
@@ -137,7 +155,7 @@ def _torch(
                 live.accept(samples_S)
                 live.finish()
             else:
-                Recogniser(loaded.model, loaded.tokenizer).transcribe(samples_S)
+                recogniser.transcribe(samples_S)
         elapsed = time.perf_counter() - begin
         factors.append(elapsed * SAMPLING_RATE / sum(map(len, sounds[1:])))
     return factors

@@ -112,10 +112,11 @@ def _factor(row: Row | None) -> str:
 
 def export() -> str:
     rows = read_rows("export")
-    header = ["model, decoding", "system", "precision", "threads", "real time"]
+    header = ["model, decoding", "search", "system", "precision", "threads", "real time"]
     lines = [
         [
             f"{row['model']}, {row['decoding']}",
+            row.get("search", "greedy"),
             row["system"],
             row["precision"],
             str(row["threads"]),
