@@ -110,6 +110,24 @@ def _factor(row: Row | None) -> str:
     return "-" if row is None else f"{row['times_real_time']:,.0f}x"
 
 
+def transcribe() -> str:
+    rows = read_rows("transcribe")
+    lines = [
+        [
+            row["machine"].partition(" (")[0],
+            f"{row['parameters'] / 1e6:.0f} M",
+            " ".join(row["settings"]) or "defaults",
+            row["method"],
+            f"{row['files']:,}",
+            f"{row['times_real_time']:,.0f}x",
+            f"{row['reading_times_real_time']:,.0f}x",
+        ]
+        for row in rows
+    ]
+    header = ["machine", "parameters", "settings", "search", "files", "real time", "reading alone"]
+    return markdown(header, lines) + provenance(rows)
+
+
 def export() -> str:
     rows = read_rows("export")
     header = ["model, decoding", "search", "system", "precision", "threads", "real time"]
@@ -138,6 +156,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "training_processes": training_processes,
     "loader": loader,
     "decoding": decoding,
+    "transcribe": transcribe,
     "export": export,
 }
 
