@@ -45,7 +45,7 @@ from pruned_rnnt.ops.joiner.row_loss import run_recursion
 # Lattices of fewer rows have so little work that more launches would take longer.
 FEWEST_ROWS = 1 << 16
 # The most that the hidden rows, logits and their gradients of a chunk may take, about.
-CHUNK_BYTES = 144 << 20
+CHUNK_BYTES = 176 << 20
 # Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
 _BIAS_COLUMNS = 8
 # Tiles of 128 x 256 elements that fill a device, about.
@@ -159,6 +159,8 @@ def _gradients(
         grad_bias += row_block_products(logits, hidden[:, width:], ends_G)[..., 0].sum(0, dtype=acc)
         grad_hidden = multiply_first_rows(logits, weight, sizes_K[chunk : chunk + 1])
         active_joiner_rows_backward(grad_hidden, hidden, *at, plan.activation, grad_am, grad_lm)
+        # Before the next chunk needs room for its own.
+        del logits, grad_hidden
     return tuple(x.to(am.dtype) for x in (grad_am, grad_lm, grad_weight, grad_bias))
 
 

@@ -48,8 +48,8 @@ from pruned_rnnt.ops.simple.simple_products import simple_product
 # Vocabularies from this size on are streamed.
 LEAST_VOCABULARY = 1 << 15
 # The most that am and lm of a tile may take together, and the limits of its columns.
-_TILE_BYTES = 64 << 20
-_LEAST_COLUMNS, _MOST_COLUMNS = 1 << 9, 1 << 13
+_TILE_BYTES = 192 << 20
+_LEAST_COLUMNS, _MOST_COLUMNS = 1 << 9, 1 << 14
 _WIDTH_MULTIPLE = 8
 
 
