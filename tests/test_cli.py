@@ -21,15 +21,13 @@ from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
-from tests.tiny_corpus import make_corpus, tiny_overrides
+from tests.tiny_corpus import make_corpus, tiny_overrides, trained_run
 
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exp") / "run"
     settings = ["train.steps=6", "train.save_every=2", "train.validate_every=3"]
-    assert main(["train", *tiny_overrides(corpus, folder, *settings)]) == 0
-    return folder
+    return trained_run(corpus, tmp_path_factory.mktemp("exp") / "run", *settings)
 
 
 @pytest.mark.parametrize("method", ["greedy", "modified_beam"])

@@ -12,6 +12,7 @@ import numpy as np
 from lhotse import CutSet, Features, MonoCut, SupervisionSegment
 from lhotse.features.io import NumpyFilesWriter
 
+from pruned_rnnt.cli import main
 from pruned_rnnt.config import load_config
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
@@ -84,6 +85,12 @@ def tiny_overrides(corpus: Path, run: Path, *overrides: str) -> list[str]:
         "schedule.warm_up_steps=5",
         *overrides,
     ]
+
+
+def trained_run(corpus: Path, folder: Path, *overrides: str) -> Path:
+    """The folder of a run that `pruned-rnnt train` trained on the CPU."""
+    assert main(["train", *tiny_overrides(corpus, folder, *overrides)]) == 0
+    return folder
 
 
 def _cut(

@@ -29,18 +29,23 @@ def tiny_conformer(**changes: Any) -> ConformerConfig:
     return ConformerConfig(**{**values, **changes})
 
 
+_TWO_STACKS: dict[str, Any] = {
+    "layers": (1, 1),
+    "dims": (16, 24),
+    "heads": (2, 2),
+    "kernel_sizes": (7, 7),
+    "value_head_dim": 4,
+}
+
+
 def tiny_zipformer(*, causal: bool) -> ZipformerConfig:
     """Two stacks of one layer; causal ones see chunks of 4 encoder frames."""
     return ZipformerConfig(
+        **_TWO_STACKS,
         downsampling=(1, 4),
-        layers=(1, 1),
-        dims=(16, 24),
         unmasked_dims=(8, 12),
         feedforward_dims=(24, 32),
-        heads=(2, 2),
-        kernel_sizes=(7, 7),
         query_head_dim=6,
-        value_head_dim=4,
         position_head_dim=4,
         position_dim=12,
         causal=causal,
@@ -54,15 +59,11 @@ def tiny_zipformer(*, causal: bool) -> ZipformerConfig:
 def zipformer_of_icefall(*, causal: bool = False) -> ZipformerConfig:
     """Every size except position_head_dim can be read from the parameters."""
     return ZipformerConfig(
+        **_TWO_STACKS,
         downsampling=(1, 2),
-        layers=(1, 1),
-        dims=(16, 24),
         unmasked_dims=(16, 24),
         feedforward_dims=(16, 24),
-        heads=(2, 2),
-        kernel_sizes=(7, 7),
         query_head_dim=4,
-        value_head_dim=4,
         causal=causal,
     )
 

@@ -18,7 +18,7 @@ from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.train.run import load_model, run_config
-from tests.tiny_corpus import WORDS, make_corpus, tiny_overrides
+from tests.tiny_corpus import WORDS, make_corpus, trained_run
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exp") / "run"
     settings = ["train.steps=2", "train.validate_every=100", "loss.rnnt_type=modified"]
-    assert main(["train", *tiny_overrides(corpus, folder, *settings)]) == 0
-    return folder
+    return trained_run(corpus, tmp_path_factory.mktemp("exp") / "run", *settings)
 
 
 def speech(seconds: float) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ STEP = [pytest.param("cuda", marks=pytest.mark.gpu)]
 DEVICES = ["cpu", *STEP]
 N, T, U, E, P, D = 3, 11, 5, 12, 10, 16
 FRAMES, SYMBOLS = [11, 6, 9], [5, 3, 0]
+DURATIONS = (0, 1, 2, 3, 4)
+every_kind = pytest.mark.parametrize(
+    "kind", [{}, {"durations": DURATIONS, "sigma": 0.05}], ids=["rnnt", "tdt"]
+)
 
 
 def composed(layer: torch.nn.Module) -> None:
@@ -65,6 +71,27 @@ def assert_same(got: list[Tensor], wanted: list[Tensor], rtol: float, atol: floa
     for left, right in zip(got, wanted, strict=True):
         assert left.dtype == right.dtype
         torch.testing.assert_close(left.double(), right.double(), rtol=rtol, atol=atol)
+
+
+def assert_near(got: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    """Within a share of the largest number of each tensor."""
+    for left, right in zip(got, wanted, strict=True):
+        atol = tolerance * right.abs().max().item()
+        torch.testing.assert_close(left.double(), right.double(), rtol=0, atol=atol)
+
+
+def assert_captured_equals_eager(step: Callable[[], list[Tensor]]) -> None:
+    expected = [x.detach().clone() for x in step()]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = step()
+    graph.replay()
+    for got, want in zip(captured, expected, strict=True):
+        assert torch.equal(got, want)
 
 
 def sized_step(

@@ -10,14 +10,7 @@ import pruned_rnnt
 from pruned_rnnt import Bounds
 from pruned_rnnt.ops.joiner import fused_joiner
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from tests.loss.loss_cases import (
-    DEVICES,
-    assert_near_float64,
-    assert_same_loss_and_gradients,
-    gradients,
-    make_batch,
-    tolerances,
-)
+from tests.loss import loss_cases as cases
 
 WIDTH = 12
 
@@ -93,16 +86,18 @@ def test_equals_the_loss_of_stored_logits(
     vocabulary, banded, activation, workspace, device, lengths_on, monkeypatch
 ) -> None:
     monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", workspace)
-    batch = make_batch([9, 11, 4], [4, 6, 0], vocabulary, 0)
+    batch = cases.make_batch([9, 11, 4], [4, 6, 0], vocabulary, 0)
     tensors = inputs(batch)
     bounds = band_of(batch) if banded else None
     expected = stored_loss(batch, tensors, bounds, activation)
     loss = fused_loss(batch, tensors, bounds, device, lengths_on, activation=activation)
     torch.testing.assert_close(loss.cpu(), expected)
-    wanted = gradients(expected, batch.upstream(), *tensors)
+    wanted = cases.gradients(expected, batch.upstream(), *tensors)
     # Twice: the second pass computes the last chunk again.
     for _ in range(2):
-        for grad, want in zip(gradients(loss, batch.upstream(), *tensors), wanted, strict=True):
+        for grad, want in zip(
+            cases.gradients(loss, batch.upstream(), *tensors), wanted, strict=True
+        ):
             torch.testing.assert_close(grad, want)
 
 
@@ -118,30 +113,30 @@ def test_equals_the_loss_of_stored_logits(
     ids=lambda x: "-".join(x),
 )
 def test_options(options, rnnt_type, device, lengths_on) -> None:
-    batch = make_batch([9, 11, 4], [4, 6, 0], 13, options.get("blank", 0) % 13)
+    batch = cases.make_batch([9, 11, 4], [4, 6, 0], 13, options.get("blank", 0) % 13)
     tensors = inputs(batch)
     start = (torch.arange(11) // 2).clamp_max(torch.tensor([2, 4, 0])[:, None])
     bounds = Bounds(start.int(), 3)
     expected = stored_loss(batch, tensors, bounds, "tanh", rnnt_type=rnnt_type, **options)
     loss = fused_loss(batch, tensors, bounds, device, lengths_on, rnnt_type=rnnt_type, **options)
-    assert_same_loss_and_gradients(loss, expected, batch.upstream(), *tensors)
+    cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), *tensors)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@tolerances(float32=1e-4, float16=1e-2, bfloat16=8e-2)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@cases.tolerances(float32=1e-4, float16=1e-2, bfloat16=8e-2)
 def test_dtypes(dtype, tolerance, device) -> None:
-    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    batch = cases.make_batch([19, 23, 8], [6, 9, 3], 33, 0)
     tensors = [x.detach().mul(0.3).to(dtype) for x in inputs(batch)]
     wide = [x.double().requires_grad_() for x in tensors]
     given = [x.to(device).requires_grad_() for x in tensors]
     expected = stored_loss(batch, wide, None, "tanh")
     loss = fused_loss(batch, given, None, device, device)
-    assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
+    cases.assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_no_bias(device) -> None:
-    batch = make_batch([5, 4], [2, 1], 13, 0)
+    batch = cases.make_batch([5, 4], [2, 1], 13, 0)
     am, lm, weight, _ = (x.to(device) for x in inputs(batch))
     arguments = (batch.targets.to(device), None, *batch.lengths("cpu"))
     without = pruned_rnnt.rnnt_loss_fused(am, lm, weight, None, *arguments)
@@ -149,10 +144,10 @@ def test_no_bias(device) -> None:
     assert torch.equal(without, pruned_rnnt.rnnt_loss_fused(am, lm, weight, zeros, *arguments))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_autocast_runs_in_its_dtype(device) -> None:
     """The same as casting the inputs by hand; gradients come back in the inputs' dtype."""
-    batch = make_batch([9, 7], [4, 3], 16, 0)
+    batch = cases.make_batch([9, 7], [4, 3], 16, 0)
     tensors = [x.detach().float().to(device).requires_grad_() for x in inputs(batch)]
     with torch.autocast(device, torch.bfloat16):
         loss = fused_loss(batch, tensors, None, device, device)
@@ -162,9 +157,9 @@ def test_autocast_runs_in_its_dtype(device) -> None:
         assert grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_padding_has_no_effect(device) -> None:
-    batch = make_batch([6, 4], [3, 1], 16, 0)
+    batch = cases.make_batch([6, 4], [3, 1], 16, 0)
     clean = [x.detach() for x in inputs(batch)]
     dirty = [x.clone() for x in clean]
     dirty[0][1, 4:] = float("nan")

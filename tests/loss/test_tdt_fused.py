@@ -7,15 +7,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt import Bounds
 from pruned_rnnt.ops.joiner import fused_joiner
-from tests.loss.loss_cases import (
-    DEVICES,
-    Batch,
-    assert_near_float64,
-    assert_same_loss_and_gradients,
-    gradients,
-    make_batch,
-    tolerances,
-)
+from tests.loss import loss_cases as cases
 from tests.loss.tdt_cases import DURATIONS
 
 WIDTH = 12
@@ -33,7 +25,7 @@ def _seed() -> None:
     torch.manual_seed(29)
 
 
-def layers_of(batch: Batch, count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def layers_of(batch: cases.Batch, count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """am, lm, and the output layers of tokens and durations."""
     shapes = [
         (batch.size, batch.frames, WIDTH),
@@ -46,14 +38,14 @@ def layers_of(batch: Batch, count: int, dtype: torch.dtype = torch.float64) -> l
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def band_of(batch: Batch) -> Bounds:
+def band_of(batch: cases.Batch) -> Bounds:
     start = (torch.arange(batch.frames) // 2).clamp_max(
         (torch.tensor(batch.symbols_N)[:, None] - 2).clamp_min(0)
     )
     return Bounds(start.int(), 3)
 
 
-def stored_loss(batch: Batch, tensors, bounds: Bounds | None, **options) -> Tensor:
+def stored_loss(batch: cases.Batch, tensors, bounds: Bounds | None, **options) -> Tensor:
     am, lm, weight, bias, duration_weight, duration_bias = tensors
     if bounds is None:
         hidden = torch.tanh(am[:, :, None] + lm[:, None])
@@ -66,7 +58,9 @@ def stored_loss(batch: Batch, tensors, bounds: Bounds | None, **options) -> Tens
     return pruned_rnnt.rnnt_loss_tdt(*arguments, bounds=bounds, reduction="none", **options)
 
 
-def fused_loss(batch: Batch, tensors, bounds, device: str, lengths_on: str, **options) -> Tensor:
+def fused_loss(
+    batch: cases.Batch, tensors, bounds, device: str, lengths_on: str, **options
+) -> Tensor:
     if bounds is not None:
         bounds = Bounds(bounds.start.to(device), bounds.s_range)
     return pruned_rnnt.rnnt_loss_tdt_fused(
@@ -91,43 +85,45 @@ def test_equals_the_loss_of_stored_logits(
     vocabulary, options, banded, workspace, device, lengths_on, monkeypatch
 ) -> None:
     monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", workspace)
-    batch = make_batch([9, 11, 4], [4, 6, 0], vocabulary, 0)
+    batch = cases.make_batch([9, 11, 4], [4, 6, 0], vocabulary, 0)
     tensors = layers_of(batch, 5)
     bounds = band_of(batch) if banded else None
     expected = stored_loss(batch, tensors, bounds, **options)
     loss = fused_loss(batch, tensors, bounds, device, lengths_on, **options)
     torch.testing.assert_close(loss.cpu(), expected)
-    wanted = gradients(expected, batch.upstream(), *tensors)
+    wanted = cases.gradients(expected, batch.upstream(), *tensors)
     # Twice: the second pass computes the last chunk again.
     for _ in range(2):
-        for grad, want in zip(gradients(loss, batch.upstream(), *tensors), wanted, strict=True):
+        for grad, want in zip(
+            cases.gradients(loss, batch.upstream(), *tensors), wanted, strict=True
+        ):
             torch.testing.assert_close(grad, want)
 
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_every_table(durations) -> None:
-    batch = make_batch([9, 11, 4], [4, 6, 0], 13, 0)
+    batch = cases.make_batch([9, 11, 4], [4, 6, 0], 13, 0)
     tensors = layers_of(batch, len(durations))
     expected = stored_loss(batch, tensors, None, durations=durations)
     loss = fused_loss(batch, tensors, None, "cpu", "cpu", durations=durations)
-    assert_same_loss_and_gradients(loss, expected, batch.upstream(), *tensors)
+    cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), *tensors)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@tolerances(float32=1e-4, float16=1e-2, bfloat16=8e-2)
+@pytest.mark.parametrize("device", cases.DEVICES)
+@cases.tolerances(float32=1e-4, float16=1e-2, bfloat16=8e-2)
 def test_dtypes(dtype, tolerance, device) -> None:
-    batch = make_batch([19, 23, 8], [6, 9, 3], 33, 0)
+    batch = cases.make_batch([19, 23, 8], [6, 9, 3], 33, 0)
     tensors = [x.detach().mul(0.3).to(dtype) for x in layers_of(batch, 5)]
     wide = [x.double().requires_grad_() for x in tensors]
     given = [x.to(device).requires_grad_() for x in tensors]
     expected = stored_loss(batch, wide, None)
     loss = fused_loss(batch, given, None, device, device)
-    assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
+    cases.assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", cases.DEVICES)
 def test_omega_is_the_fused_rnnt_loss(device) -> None:
-    batch = make_batch([9, 7], [4, 3], 16, 0)
+    batch = cases.make_batch([9, 7], [4, 3], 16, 0)
     am, lm, weight, bias, *durations = layers_of(batch, 5)
     moved = [x.to(device) for x in (am, lm, weight, bias)]
     rest = (batch.targets.to(device), None, *batch.lengths("cpu"))
@@ -142,7 +138,7 @@ def test_omega_is_the_fused_rnnt_loss(device) -> None:
 
 
 def test_duration_layer_must_fit_the_durations() -> None:
-    batch = make_batch([5, 4], [2, 1], 13, 0)
+    batch = cases.make_batch([5, 4], [2, 1], 13, 0)
     tensors = layers_of(batch, 4)
     with pytest.raises(ValueError, match=r"duration_weight has shape \(4, 12\).* = \(5, 12\)"):
         fused_loss(batch, tensors, None, "cpu", "cpu")

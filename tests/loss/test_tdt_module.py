@@ -8,8 +8,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from tests.loss import loss_cases as cases
-
-DURATIONS = (0, 1, 2, 3, 4)
+from tests.loss.step_cases import DURATIONS, assert_captured_equals_eager
 
 
 @pytest.fixture(autouse=True)
@@ -132,17 +131,7 @@ def test_a_captured_step_equals_an_eager_one() -> None:
         loss = module(*arguments).loss
         return [loss, *torch.autograd.grad(loss.sum(), inputs)]
 
-    expected = [x.detach().clone() for x in step()]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        results = step()
-    graph.replay()
-    for got, want in zip(results, expected, strict=True):
-        assert torch.equal(got, want)
+    assert_captured_equals_eager(step)
 
 
 def test_joiner_must_fit_the_durations() -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.subsampling import subsampled_length
+from tests.model.chunks import encode_chunks
 from tests.tiny_models import tiny_conformer
 
 CONFIG = tiny_conformer(num_mel_bins=20, layers=3, kernel_size=5, causal=True)
@@ -19,19 +19,6 @@ CONFIG = tiny_conformer(num_mel_bins=20, layers=3, kernel_size=5, causal=True)
 def encoder_with(chunk_size: int, left_chunks: int | None) -> Conformer:
     torch.manual_seed(0)
     return Conformer(replace(CONFIG, chunk_size=chunk_size, left_chunks=left_chunks)).eval()
-
-
-def run_stream(stream: StreamingConformer, features_NTF: Tensor, lengths: Tensor) -> Tensor:
-    """All chunks of a batch of utterances, the last ones filled with garbage."""
-    state = stream.start(features_NTF.size(0))
-    outputs = []
-    for begin in range(0, features_NTF.size(1), stream.shift):
-        chunk = features_NTF[:, begin : begin + stream.input_frames]
-        missing = stream.input_frames - chunk.size(1)
-        chunk = torch.nn.functional.pad(chunk, (0, 0, 0, missing), value=1e3)
-        encoded, state = stream(chunk, state, (lengths - begin).clamp(max=stream.input_frames))
-        outputs.append(encoded)
-    return torch.cat(outputs, dim=1)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 8, 16])
@@ -45,7 +32,7 @@ def test_stream_equals_whole_utterance(chunk_size: int, left_chunks: int) -> Non
     for n, length in enumerate(lengths.tolist()):
         features[n, :length] = torch.randn(length, 20) * 4 - 7
     whole, frames = encoder(features, lengths)
-    streamed = run_stream(stream, features, lengths)
+    streamed = encode_chunks(stream, features, lengths)
     for n, count in enumerate(frames.tolist()):
         torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=1e-4)
 
@@ -62,7 +49,7 @@ def test_bfloat16_stream_is_close_to_the_whole_utterance(autocast: bool) -> None
         features = features.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         whole, _ = encoder(features, lengths)
-        streamed = run_stream(StreamingConformer(encoder, 4, 8), features, lengths)
+        streamed = encode_chunks(StreamingConformer(encoder, 4, 8), features, lengths)
     for output in (whole, streamed[:, : whole.size(1)]):
         assert (output.float() - exact).norm() < 0.03 * exact.norm()
 
@@ -74,7 +61,7 @@ def test_unlimited_left_context_equals_enough_left_frames() -> None:
     features = torch.randn(1, 203, 20)
     lengths = torch.tensor([203])
     whole, frames = encoder(features, lengths)
-    streamed = run_stream(stream, features, lengths)
+    streamed = encode_chunks(stream, features, lengths)
     torch.testing.assert_close(streamed[:, : int(frames)], whole, rtol=0, atol=1e-4)
 
 

@@ -14,6 +14,7 @@ from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
+from tests.model.chunks import encode_chunks
 from tests.model.zipformer_tiny import CAUSAL
 from tests.tiny_models import tiny_conformer, tiny_model
 
@@ -45,17 +46,7 @@ def ragged(lengths: list[int]) -> tuple[Tensor, Tensor]:
 def run_stream(
     encoder: Encoder, chunk: int, left: int, features: Tensor, lengths: Tensor
 ) -> Tensor:
-    """All chunks of a batch of utterances, the last ones filled with garbage."""
-    stream = stream_encoder(encoder, chunk, left)
-    state = stream.start(features.size(0))
-    outputs = []
-    for begin in range(0, features.size(1), stream.shift):
-        part = features[:, begin : begin + stream.input_frames]
-        missing = stream.input_frames - part.size(1)
-        part = torch.nn.functional.pad(part, (0, 0, 0, missing), value=50.0)
-        encoded, state = stream(part, state, (lengths - begin).clamp(0, stream.input_frames))
-        outputs.append(encoded)
-    return torch.cat(outputs, dim=1)
+    return encode_chunks(stream_encoder(encoder, chunk, left), features, lengths)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)

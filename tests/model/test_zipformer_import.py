@@ -41,22 +41,19 @@ def recipe_parameters(config: ZipformerConfig) -> dict[str, Tensor]:
         for layer in range(layers):
             name = f"encoder.encoders.{index}.{inner}layers.{layer}.bypass_scale"
             parameters[name] = torch.full((width,), 0.5)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "decoder.embedding.weight": (SYMBOLS, WIDTH),
         "decoder.conv.weight": (WIDTH, 4, 2),
-        "joiner.encoder_proj.weight": (WIDTH, dim),
-        "joiner.encoder_proj.bias": (WIDTH,),
-        "joiner.decoder_proj.weight": (WIDTH, WIDTH),
-        "joiner.decoder_proj.bias": (WIDTH,),
-        "joiner.output_linear.weight": (SYMBOLS, WIDTH),
-        "joiner.output_linear.bias": (SYMBOLS,),
-        "simple_am_proj.weight": (SYMBOLS, dim),
-        "simple_am_proj.bias": (SYMBOLS,),
-        "simple_lm_proj.weight": (SYMBOLS, WIDTH),
-        "simple_lm_proj.bias": (SYMBOLS,),
-        "ctc_output.1.weight": (SYMBOLS, dim),
-        "ctc_output.1.bias": (SYMBOLS,),
     }
+    for name, outputs, width in (
+        ("joiner.encoder_proj", WIDTH, dim),
+        ("joiner.decoder_proj", WIDTH, WIDTH),
+        ("joiner.output_linear", SYMBOLS, WIDTH),
+        ("simple_am_proj", SYMBOLS, dim),
+        ("simple_lm_proj", SYMBOLS, WIDTH),
+        ("ctc_output.1", SYMBOLS, dim),
+    ):
+        shapes |= {f"{name}.weight": (outputs, width), f"{name}.bias": (outputs,)}
     torch.manual_seed(6)
     return parameters | {name: torch.randn(shape) for name, shape in shapes.items()}
 

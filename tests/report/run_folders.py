@@ -13,13 +13,13 @@ from typing import Any
 from pruned_rnnt.config import to_yaml
 from pruned_rnnt.decode.scoring.result_files import write_results
 from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.report.report_command import ReportOptions
 from pruned_rnnt.train.experiment import CONFIG_NAME
 from tests.tiny_corpus import tiny_experiment
 
 VALIDATION = {"total": 0.5, "wer": 0.25, "retained_mass": 0.99, "band_edge_mass": 0.1}
 TRAINING = {"total_per_frame": 0.6, "simple_per_frame": 0.7, "learning_rate": 1e-3}
-
-
+NO_MEDIA = ReportOptions(audio=False, pictures=False)
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "big", "grey", "mouse"]
 
 

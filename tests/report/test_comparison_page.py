@@ -10,21 +10,7 @@ from pruned_rnnt.decode.scoring.significance import paired_difference
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.report.report_command import ReportOptions, make_report
 from pruned_rnnt.usage_errors import UsageError
-from tests.report.run_folders import (
-    parse,
-    random_transcripts,
-    table,
-    transcript,
-    write_decoded,
-    write_run,
-)
-
-NO_MEDIA = ReportOptions(audio=False, pictures=False)
-
-
-@pytest.fixture
-def run(corpus: Path, tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", corpus)
+from tests.report import run_folders as runs
 
 
 def signed(rate: float) -> str:
@@ -32,11 +18,11 @@ def signed(rate: float) -> str:
 
 
 def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> None:
-    other = write_run(tmp_path / "other", corpus)
-    first, second = (random_transcripts(150, rate, seed=5) for rate in (0.3, 0.1))
-    write_decoded(run, first)
-    write_decoded(other, [*second[1:], transcript("only here", "a", "b")])
-    page = parse(make_report(run, other, NO_MEDIA).html)
+    other = runs.write_run(tmp_path / "other", corpus)
+    first, second = (runs.random_transcripts(150, rate, seed=5) for rate in (0.3, 0.1))
+    runs.write_decoded(run, first)
+    runs.write_decoded(other, [*second[1:], runs.transcript("only here", "a", "b")])
+    page = runs.parse(make_report(run, other, runs.NO_MEDIA).html)
     errors = [
         [count_errors([each]).errors for each in each_run[1:]] for each_run in (first, second)
     ]
@@ -51,7 +37,7 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
     assert "149 utterances are compared; 2 are left out" in card.text
     better = sum(b < a for a, b in zip(*errors, strict=True))
     assert facts["Utterances better, worse, equal"].startswith(f"{better}, ")
-    changes = table(page, "set-0-changes")["Change"]
+    changes = runs.table(page, "set-0-changes")["Change"]
     assert sorted(changes) == sorted(b - a for a, b in zip(*errors, strict=True) if a != b)
     charts = {figure.find("h3")[0].text: figure for figure in page.find("figure")}
     keys = [key.text for key in charts["Validation WER"].find("span", class_="key")]
@@ -59,10 +45,12 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
 
 
 def test_results_of_one_run_are_compared(run: Path) -> None:
-    write_decoded(run, random_transcripts(30, 0.3, seed=6))
-    write_decoded(run, random_transcripts(30, 0.2, seed=7), suffix="modified_beam-step-00000004")
+    runs.write_decoded(run, runs.random_transcripts(30, 0.3, seed=6))
+    runs.write_decoded(
+        run, runs.random_transcripts(30, 0.2, seed=7), suffix="modified_beam-step-00000004"
+    )
     options = ReportOptions(result="greedy*", other_result="modified*", pictures=False)
-    page = parse(make_report(run, run, options).html)
+    page = runs.parse(make_report(run, run, options).html)
     assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"
     with pytest.raises(UsageError, match=r"matches 'fast.*it has .*greedy-step-00000004"):
         make_report(run, options=ReportOptions(result="fast*"))

@@ -16,22 +16,8 @@ from pruned_rnnt.decode.scoring.wer import (
     confidence_interval,
     count_errors,
 )
-from pruned_rnnt.report.report_command import ReportOptions, make_report
-from tests.report.run_folders import (
-    parse,
-    random_transcripts,
-    table,
-    transcript,
-    write_decoded,
-    write_run,
-)
-
-NO_MEDIA = ReportOptions(audio=False, pictures=False)
-
-
-@pytest.fixture
-def run(corpus: Path, tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", corpus)
+from pruned_rnnt.report.report_command import make_report
+from tests.report import run_folders as runs
 
 
 def percent(rate: float) -> str:
@@ -39,9 +25,9 @@ def percent(rate: float) -> str:
 
 
 def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
-    transcripts = random_transcripts(200, 0.2, seed=1)
-    write_decoded(run, transcripts)
-    page = parse(make_report(run, options=NO_MEDIA).html)
+    transcripts = runs.random_transcripts(200, 0.2, seed=1)
+    runs.write_decoded(run, transcripts)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     total = count_errors(transcripts)
     characters = count_errors([each.characters() for each in transcripts])
     lower, upper = confidence_interval(transcripts)
@@ -52,7 +38,7 @@ def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
     assert cells[2].replace(" ", "") == f"{percent(lower)}\u2013{percent(upper)}"
     assert [int(cell.replace(",", "")) for cell in cells[3:7]] == list(counts)
     assert cells[7] == percent(characters.rate)
-    rows = table(page, "set-0-utterances")
+    rows = runs.table(page, "set-0-utterances")
     assert rows["Utterance"] == [each.id for each in transcripts]
     for number, each in enumerate(transcripts):
         counted = count_errors([each])
@@ -61,7 +47,7 @@ def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
         assert rows["Del"][number] == counted.deletions
         assert rows["Sub"][number] == counted.substitutions
         assert rows["WER"][number] == pytest.approx(counted.rate, abs=1e-5)
-    confusions = table(page, "set-0-confusions")
+    confusions = runs.table(page, "set-0-confusions")
     for kind, count in (
         ("insertion", total.insertions),
         ("deletion", total.deletions),
@@ -69,7 +55,7 @@ def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
     ):
         pairs = zip(confusions["Error"], confusions["Count"], strict=True)
         assert sum(number for name, number in pairs if name == kind) == count
-    words = table(page, "set-0-words")
+    words = runs.table(page, "set-0-words")
     assert sum(words["In reference"]) == total.reference_words
     assert (
         sum(words["Deleted"]) + sum(words["Substituted"]) == total.deletions + total.substitutions
@@ -79,11 +65,11 @@ def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
 
 def test_alignments_give_back_the_texts(run: Path) -> None:
     """A hypothesis is left out if it equals the reference; the letters fit both texts."""
-    transcripts = random_transcripts(100, 0.3, seed=2)
-    write_decoded(run, transcripts)
-    page = parse(make_report(run, options=NO_MEDIA).html)
+    transcripts = runs.random_transcripts(100, 0.3, seed=2)
+    runs.write_decoded(run, transcripts)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     for each, shown in zip(
-        transcripts, table(page, "set-0-utterances")["Reference and errors"], strict=True
+        transcripts, runs.table(page, "set-0-utterances")["Reference and errors"], strict=True
     ):
         assert shown[0] == " ".join(each.reference)
         if each.reference == each.hypothesis:
@@ -97,15 +83,15 @@ def test_alignments_give_back_the_texts(run: Path) -> None:
 
 
 def test_worst_utterances_show_their_alignments(run: Path) -> None:
-    write_decoded(
+    runs.write_decoded(
         run,
         [
-            transcript("bad", "a b c d", "a x d e"),
-            transcript("worse", "a b c d", "x y z"),
-            transcript("good", "a", "a"),
+            runs.transcript("bad", "a b c d", "a x d e"),
+            runs.transcript("worse", "a b c d", "x y z"),
+            runs.transcript("good", "a", "a"),
         ],
     )
-    page = parse(make_report(run, options=NO_MEDIA).html)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     articles = page.find("article")
     assert [article.find("h3")[0].text for article in articles] == ["worse", "bad"]
     pairs = articles[1].find("span", class_="pair")
@@ -121,17 +107,17 @@ def test_worst_utterances_show_their_alignments(run: Path) -> None:
 def test_texts_cannot_add_elements(run: Path) -> None:
     evil = "<script>alert(1)</script> </script><img/src=x> --> & \" ' \u2028 \u202e"
     spoken = Transcript(id=evil, reference=tuple(evil.split()), hypothesis=("<b>", "שלום"))
-    write_decoded(run, [spoken], split="<i>test")
-    write_decoded(run, [spoken])
-    html = make_report(run, options=NO_MEDIA).html
-    page = parse(html)
+    runs.write_decoded(run, [spoken], split="<i>test")
+    runs.write_decoded(run, [spoken])
+    html = make_report(run, options=runs.NO_MEDIA).html
+    page = runs.parse(html)
     assert len(page.find("script")) == len(re.findall(r"<script\b", html))
     assert [script for script in page.find("script") if "alert" in script.text] == [
         script for script in page.find("script", type="application/json") if "alert" in script.text
     ]
     assert not [image for image in page.find("img") if image.attributes.get("src") == "x"]
     assert not page.find("i", class_="test")
-    ids = [table(page, f"set-{number}-utterances")["Utterance"] for number in range(2)]
+    ids = [runs.table(page, f"set-{number}-utterances")["Utterance"] for number in range(2)]
     assert ids == [[evil], [evil]]
     assert {article.find("h3")[0].text for article in page.find("article")} == {
         " ".join(evil.split())
@@ -139,8 +125,8 @@ def test_texts_cannot_add_elements(run: Path) -> None:
 
 
 def test_page_asks_for_nothing_from_outside(run: Path) -> None:
-    write_decoded(run, random_transcripts(20, 0.3, seed=3))
-    page = parse(make_report(run, options=NO_MEDIA).html)
+    runs.write_decoded(run, runs.random_transcripts(20, 0.3, seed=3))
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     for tag, name in (("img", "src"), ("script", "src"), ("link", "href"), ("a", "href")):
         for element in page.find(tag):
             assert element.attributes.get(name, "#").startswith(("data:", "#"))
@@ -149,7 +135,7 @@ def test_page_asks_for_nothing_from_outside(run: Path) -> None:
 
 
 def test_curves_have_the_values_of_the_log(run: Path) -> None:
-    page = parse(make_report(run).html)
+    page = runs.parse(make_report(run).html)
     titles = [figure.find("h3")[0].text for figure in page.find("figure")]
     assert {"Loss per encoder frame", "Validation WER", "Retained mass"} <= set(titles)
     (script,) = page.find("script", id="data-hover")
@@ -166,14 +152,14 @@ def test_run_without_results_says_what_to_run(run: Path) -> None:
     assert report.hints == (
         f"run has not been decoded: run `pruned-rnnt decode {run}`, then make the report again.",
     )
-    page = parse(report.html)
+    page = runs.parse(report.html)
     assert [hint.text for hint in page.find("p", class_="hint")] == list(report.hints)
     assert page.find("figure")
     assert not page.find("article")
 
 
 def test_run_that_is_still_training(corpus: Path, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", corpus, steps=100, done=3)
+    run = runs.write_run(tmp_path / "run", corpus, steps=100, done=3)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"group": "train", "step": 4, "total_per_fr')
     hints = make_report(run).hints
@@ -182,42 +168,44 @@ def test_run_that_is_still_training(corpus: Path, tmp_path: Path) -> None:
 
 def test_run_without_metrics(corpus: Path, tmp_path: Path) -> None:
     """An imported model has no log."""
-    run = write_run(tmp_path / "run", corpus)
+    run = runs.write_run(tmp_path / "run", corpus)
     (run / "metrics.jsonl").unlink()
-    write_decoded(run, random_transcripts(5, 0.5, seed=4))
-    report = make_report(run, options=NO_MEDIA)
+    runs.write_decoded(run, runs.random_transcripts(5, 0.5, seed=4))
+    report = make_report(run, options=runs.NO_MEDIA)
     assert report.hints == ("run has no metrics.jsonl, so there are no curves.",)
-    assert not parse(report.html).find("section", id="training")
+    assert not runs.parse(report.html).find("section", id="training")
 
 
 def test_set_without_references(run: Path) -> None:
-    write_decoded(run, [transcript("a", "", "x y"), transcript("b", "", "")])
-    page = parse(make_report(run, options=NO_MEDIA).html)
+    runs.write_decoded(run, [runs.transcript("a", "", "x y"), runs.transcript("b", "", "")])
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     assert "No utterance has a reference text" in page.find("p", class_="hint")[-1].text
-    rows = table(page, "set-0-utterances")
+    rows = runs.table(page, "set-0-utterances")
     assert (rows["WER"], rows["Ins"]) == ([None, 0.0], [2, 0])
 
 
 def test_data_that_are_gone(corpus: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(corpus, tmp_path / "data")
-    run = write_run(tmp_path / "run", moved)
-    write_decoded(run, [transcript("test-0", "red", "blue"), transcript("test-1", "red", "red")])
-    whole = parse(make_report(run, options=NO_MEDIA).html)
-    assert all(seconds > 0 for seconds in table(whole, "set-0-utterances")["Seconds"])
+    run = runs.write_run(tmp_path / "run", moved)
+    runs.write_decoded(
+        run, [runs.transcript("test-0", "red", "blue"), runs.transcript("test-1", "red", "red")]
+    )
+    whole = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
+    assert all(seconds > 0 for seconds in runs.table(whole, "set-0-utterances")["Seconds"])
     assert [f.find("h3")[0].text for f in whole.find("figure")].count("WER by duration") == 1
     moved.rename(tmp_path / "elsewhere")
-    gone = parse(make_report(run).html)
+    gone = runs.parse(make_report(run).html)
     assert "add data.path=DIR" in gone.find("p", class_="hint")[0].text
     assert "no audio" in gone.find("article")[0].text
-    assert "Seconds" not in table(gone, "set-0-utterances")
-    found = parse(make_report(run, overrides=[f"data.path={tmp_path / 'elsewhere'}"]).html)
-    assert table(found, "set-0-utterances") == table(whole, "set-0-utterances")
+    assert "Seconds" not in runs.table(gone, "set-0-utterances")
+    found = runs.parse(make_report(run, overrides=[f"data.path={tmp_path / 'elsewhere'}"]).html)
+    assert runs.table(found, "set-0-utterances") == runs.table(whole, "set-0-utterances")
 
 
 def test_all_sets_are_shown(run: Path) -> None:
     for split in ("dev", "test-other", "test-clean"):
-        write_decoded(run, random_transcripts(10, 0.3, seed=8), split)
-    page = parse(make_report(run, options=NO_MEDIA).html)
+        runs.write_decoded(run, runs.random_transcripts(10, 0.3, seed=8), split)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     tabs = page.find("button", role="tab")
     assert [tab.text for tab in tabs] == ["test-clean", "test-other", "dev"]
     panels = [panel.attributes["id"] for panel in page.find("div", role="tabpanel")]
@@ -226,12 +214,12 @@ def test_all_sets_are_shown(run: Path) -> None:
 
 def test_older_results_are_listed(run: Path) -> None:
     """Their numbers are those of the errs file."""
-    old, new = (random_transcripts(30, rate, seed=11) for rate in (0.5, 0.2))
-    write_decoded(run, old)
-    write_decoded(run, new, suffix="modified_beam-step-00000004")
+    old, new = (runs.random_transcripts(30, rate, seed=11) for rate in (0.5, 0.2))
+    runs.write_decoded(run, old)
+    runs.write_decoded(run, new, suffix="modified_beam-step-00000004")
     for path in (run / "results").glob("*modified_beam*"):
         os.utime(path, (2e9, 2e9))
-    page = parse(make_report(run, options=NO_MEDIA).html)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     (row,) = page.find("tr", class_="older")
     total = count_errors(old)
     cells = [cell.text for cell in row.find("td")]
@@ -243,20 +231,20 @@ def test_older_results_are_listed(run: Path) -> None:
 
 def test_ids_of_the_page_are_unique(run: Path) -> None:
     for split in ("dev", "test"):
-        write_decoded(run, random_transcripts(10, 0.3, seed=9), split)
-    page = parse(make_report(run, options=NO_MEDIA).html)
+        runs.write_decoded(run, runs.random_transcripts(10, 0.3, seed=9), split)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
     ids = [each.attributes["id"] for each in page.find() if "id" in each.attributes]
     assert len(ids) == len(set(ids))
 
 
 @pytest.mark.slow
 def test_ten_thousand_utterances_are_a_small_page(run: Path) -> None:
-    transcripts = random_transcripts(10_000, 0.05, seed=10, length=36)
-    write_decoded(run, transcripts)
-    html = make_report(run, options=NO_MEDIA).html
+    transcripts = runs.random_transcripts(10_000, 0.05, seed=10, length=36)
+    runs.write_decoded(run, transcripts)
+    html = make_report(run, options=runs.NO_MEDIA).html
     texts = sum(len(" ".join(each.reference + each.hypothesis)) for each in transcripts)
     # Each text once, and about 60 bytes for the numbers of an utterance.
     assert len(html.encode()) < texts + 60 * len(transcripts) + 200_000
-    rows = table(parse(html), "set-0-utterances")
+    rows = runs.table(runs.parse(html), "set-0-utterances")
     total = sum((count_errors([each]) for each in transcripts), ErrorCounts())
     assert sum(rows["Errors"]) == total.errors

@@ -15,19 +15,17 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
-from tests.tiny_corpus import tiny_overrides
+from tests.tiny_corpus import trained_run
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exp") / "run"
     settings = ["loss.durations=[0,1,2,3,4]", "loss.sigma=0.02", "loss.omega=0.1"]
     settings += ["train.steps=150", "train.validate_every=75", "loss.warm_up_steps=40"]
     settings += ["optimiser.learning_rate=0.01", "loss.ctc_scale=0", "train.log_every=10"]
-    assert main(["train", *tiny_overrides(corpus, folder, *settings)]) == 0
-    return folder
+    return trained_run(corpus, tmp_path_factory.mktemp("exp") / "run", *settings)
 
 
 def test_validation_logs_losses_and_masses(run: Path) -> None:
