@@ -22,7 +22,7 @@ from pruned_rnnt.decode.search.frame_graph import (
     FrameLoop,
     graph_rows,
 )
-from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.greedy_spans import greedy_spans
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
@@ -30,7 +30,7 @@ from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
-class GreedySearch:
+class GreedySearch(SearchByFrames):
     """Follows the most probable symbol at every node: one path.
 
     Use one object for many batches: it keeps the captured CUDA graphs. These refer to the memory
@@ -71,18 +71,6 @@ class GreedySearch:
         self._silent = frozenset(silent)
         self._silent_V = silent_mask(model.vocab_size, silent)
         self._graphs: dict[int, FrameGraph] = {}
-
-    @torch.inference_mode()
-    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
-        """Decode whole utterances.
-
-        Args:
-            encoded_NTE: (N, T, E) output of `model.encode`.
-            lengths: (N,) integer encoder frames.
-        """
-        start = self.start(encoded_NTE.size(0), encoded_NTE.device)
-        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: that of the predictor."""

@@ -5,6 +5,7 @@ Axes: N batch, T encoder frames, M maximum symbols per frame, S = T * M.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,3 +73,32 @@ def hypotheses_of_frames(parts: Sequence[GreedyFrames]) -> list[Hypothesis]:
             )
         )
     return hypotheses
+
+
+class SearchByFrames(ABC):
+    """A search that can stop after any frame and continue from its state."""
+
+    @torch.inference_mode()
+    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
+        """Decode whole utterances.
+
+        Args:
+            encoded_NTE: (N, T, E) output of `model.encode`.
+            lengths: (N,) integer encoder frames.
+        """
+        start = self.start(encoded_NTE.size(0), encoded_NTE.device)
+        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        return hypotheses_of_frames([found])
+
+    @abstractmethod
+    def start(self, streams: int, device: torch.device) -> Rows:
+        """The state before the first frame."""
+
+    @abstractmethod
+    def frames(self, encoded_NTE: Tensor, lengths_N: Tensor, state: Rows) -> GreedyFrames:
+        """Decode the next frames of streams.
+
+        Args:
+            lengths_N: integer, on the device of `encoded_NTE`.
+            state: before these frames, from `start` or from the last call.
+        """

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.frame_graph import captured, graph_rows
-from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -43,7 +42,7 @@ class _Arc(NamedTuple):
     duration_score: Tensor
 
 
-class TdtGreedySearch:
+class TdtGreedySearch(SearchByFrames):
     """Follows the most probable symbol and the most probable duration at every node: one path.
 
     A blank of duration 0 and the last of `max_symbols_per_frame` symbols advance by the shortest
@@ -77,18 +76,6 @@ class TdtGreedySearch:
         self._durations_K = torch.tensor(durations)
         self._shortest_index = durations.index(min(x for x in durations if x > 0))
         self._walks: dict[tuple[int, int], _GraphWalk] = {}
-
-    @torch.inference_mode()
-    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
-        """Decode whole utterances.
-
-        Args:
-            encoded_NTE: (N, T, E) output of `model.encode`.
-            lengths: (N,) integer encoder frames.
-        """
-        start = self.start(encoded_NTE.size(0), encoded_NTE.device)
-        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: that of the predictor, and the number of frames that
