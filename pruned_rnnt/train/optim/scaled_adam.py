@@ -36,7 +36,7 @@ from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.train.optim.conditional import Condition
 from pruned_rnnt.train.optim.median_clipping import MedianClipping
 from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, vector_of
-from pruned_rnnt.train.optim.scaled_adam_passes import Passes, PlainPasses, Rates
+from pruned_rnnt.train.optim.scaled_adam_passes import Passes, PlainPasses, Rates, Update
 
 # Size of the vectors in which parameters are updated; about six copies of one exist during an
 # update, unless fused kernels compute it.
@@ -196,7 +196,7 @@ class _Vectors:
             eps=options["eps"],
             max_scalar=options["max_scalar"],
         )
-        self.passes.update(self.change, self.square, growth_P, rates=rates, condition=condition)
+        self.passes.update(Update(self.change, self.square, growth_P, rates, condition))
 
     def _set_rms(self) -> None:
         self.passes.set_rms(self.rms_P.clamp(min=self.options["min_rms"]))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import kernel
 from pruned_rnnt.train.optim.conditional import Condition
-from pruned_rnnt.train.optim.scaled_adam_passes import Rates
+from pruned_rnnt.train.optim.scaled_adam_passes import Update
 
 _BLOCK = 2048
 _WARPS = 8
@@ -174,15 +174,8 @@ class FusedPasses:
     def set_rms(self, rms_P: Tensor) -> None:
         self._rms_P = rms_P
 
-    def update(
-        self,
-        change: Tensor,
-        square: Tensor,
-        growth_P: Tensor | None,
-        *,
-        rates: Rates,
-        condition: Condition,
-    ) -> None:
+    def update(self, update: Update) -> None:
+        change, square, growth_P, rates, condition = update
         numbers = [
             rates.step,
             rates.change_decay,

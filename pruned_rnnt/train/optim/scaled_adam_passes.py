@@ -33,6 +33,17 @@ class Rates(NamedTuple):
     max_scalar: float
 
 
+class Update(NamedTuple):
+    """change, square: moments of all parameters, one after the other. growth_P: change of the size,
+    as a fraction of it; None for zero."""
+
+    change: Tensor
+    square: Tensor
+    growth_P: Tensor | None
+    rates: Rates
+    condition: Condition
+
+
 class Passes(Protocol):
     """The passes of one update, in the order of these methods.
 
@@ -57,21 +68,8 @@ class Passes(Protocol):
     def set_rms(self, rms_P: Tensor) -> None:
         """Set the factor of the direction, until the next call; also called before `start`."""
 
-    def update(
-        self,
-        change: Tensor,
-        square: Tensor,
-        growth_P: Tensor | None,
-        *,
-        rates: Rates,
-        condition: Condition,
-    ) -> None:
-        """Update the parameters.
-
-        Args:
-            change, square: moments of all parameters, one after the other; updated as well.
-            growth_P: change of the size, as a fraction of it; None for zero.
-        """
+    def update(self, update: Update) -> None:
+        """Update the parameters and their moments."""
 
 
 class PlainPasses(ParameterVector):
@@ -103,15 +101,8 @@ class PlainPasses(ParameterVector):
     def set_rms(self, rms_P: Tensor) -> None:
         self._rms = self.each(rms_P)
 
-    def update(
-        self,
-        change: Tensor,
-        square: Tensor,
-        growth_P: Tensor | None,
-        *,
-        rates: Rates,
-        condition: Condition,
-    ) -> None:
+    def update(self, update: Update) -> None:
+        change, square, growth_P, rates, condition = update
         gradient, values = self._gradient, self._values
         # Without these references, their memory is released after the update.
         self._gradient = self._values = self._parameters[0]
