@@ -11,6 +11,7 @@ utterance, if both have the same chunk_size and P = left_chunks * chunk_size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -146,24 +147,16 @@ class StreamingConformer(StreamingEncoder):
         return subsampled_length(lengths)
 
 
+@dataclass
 class _LayerStream:
     """Attention and convolution of one layer, with past frames that each call updates."""
 
-    def __init__(
-        self,
-        layer: ConformerLayer,
-        attention_NPE: Tensor,
-        convolution_NKE: Tensor,
-        mask_N1CS: Tensor,
-        angles: tuple[Tensor, Tensor],
-        padding_NC1: Tensor | None,
-    ) -> None:
-        self.layer = layer
-        self.attention_NPE = attention_NPE
-        self.convolution_NKE = convolution_NKE
-        self.mask_N1CS = mask_N1CS
-        self.angles = angles
-        self.padding_NC1 = padding_NC1
+    layer: ConformerLayer
+    attention_NPE: Tensor
+    convolution_NKE: Tensor
+    mask_N1CS: Tensor
+    angles: tuple[Tensor, Tensor]
+    padding_NC1: Tensor | None
 
     def attend(self, x_NCE: Tensor) -> Tensor:
         attended: Tensor = self.layer.attention(

@@ -54,13 +54,15 @@ def with_lengths_on_host(inputs: Inputs) -> Inputs:
     )
 
 
-def _build_step(case: Case, inputs: Inputs) -> Step:
-    module = _pruned_transducer(case)
-
+def _step_of(module: pruned_rnnt.PrunedTransducerLoss, inputs: Inputs) -> Step:
     def loss() -> Tensor:
         return module(*inputs, 0).loss
 
     return Step(loss, inputs, *module.parameters())
+
+
+def _build_step(case: Case, inputs: Inputs) -> Step:
+    return _step_of(_pruned_transducer(case), inputs)
 
 
 def step(case: Case, inputs: Inputs) -> Step:
@@ -118,11 +120,7 @@ def _joiner(case: Case, layers: Layers, **options: int | str) -> pruned_rnnt.Joi
 def _build_tdt_step(case: Case, inputs: Inputs) -> Step:
     module = _pruned_transducer(case, case.K)
     module.to(case.device, getattr(torch, case.dtype))
-
-    def loss() -> Tensor:
-        return module(*inputs, 0).loss
-
-    return Step(loss, inputs, *module.parameters())
+    return _step_of(module, inputs)
 
 
 def tdt_step(case: Case, inputs: Inputs) -> Step:
