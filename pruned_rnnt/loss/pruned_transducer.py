@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,16 @@ from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, pla
 
 # Of the simple loss's projections, because their sum should begin near the uniform distribution.
 _INITIAL_SCALE = 0.25
+
+
+class _Call(NamedTuple):
+    """Checked inputs of one call, the scales of both losses, and the options of TDT if it is."""
+
+    encoder_out: Tensor
+    predictor_out: Tensor
+    utterances: Utterances
+    scales: tuple[float, float]
+    tdt: TdtLossOptions | None
 
 
 class PrunedTransducerLoss(nn.Module):
@@ -168,10 +179,10 @@ class PrunedTransducerLoss(nn.Module):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
         tdt = None if self.tdt is None else self.tdt.call_options(self.options, utterances)
-        losses = self._in_one_step(encoder_out, predictor_out, utterances, scales, tdt)
+        call = _Call(encoder_out, predictor_out, utterances, scales, tdt)
+        losses = self._in_one_step(call)
         if losses is None:
-            utterances = utterances.on_device()
-            losses = self._composed(encoder_out, predictor_out, utterances, scales, tdt)
+            losses = self._composed(call._replace(utterances=utterances.on_device()))
         total, simple, pruned, emit, blank, start_NT, each_3N, stay, durations = losses
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
@@ -191,15 +202,9 @@ class PrunedTransducerLoss(nn.Module):
             utterances=UtteranceLosses(*each),
         )
 
-    def _composed(
-        self,
-        encoder_out: Tensor,
-        predictor_out: Tensor,
-        utterances: Utterances,
-        scales: tuple[float, float],
-        tdt: TdtLossOptions | None,
-    ) -> StepLosses:
+    def _composed(self, call: _Call) -> StepLosses:
         """The losses layer by layer."""
+        encoder_out, predictor_out, utterances, scales, tdt = call
         streamed = self._streamed_inputs(encoder_out, predictor_out)
         if streamed is None:
             projected = (
@@ -269,17 +274,11 @@ class PrunedTransducerLoss(nn.Module):
             predictor_out = predictor_out.to(lm_weight.dtype)
         return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)
 
-    def _in_one_step(
-        self,
-        encoder_out: Tensor,
-        predictor_out: Tensor,
-        utterances: Utterances,
-        scales: tuple[float, float],
-        tdt: TdtLossOptions | None,
-    ) -> StepLosses | None:
+    def _in_one_step(self, call: _Call) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
         each layer, and the step has no prior of the predictor (am_only_scale), does not mix TDT
         with RNN-T (omega), and stores am and lm."""
+        encoder_out, predictor_out, utterances, scales, tdt = call
         joiner = self.joiner
         if not (isinstance(joiner, Joiner) and encoder_out.is_cuda and has_native_step()):
             return None

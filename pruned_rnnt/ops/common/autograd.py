@@ -29,12 +29,16 @@ class _Refuse(torch.autograd.Function):
 def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the backward of an autograd.Function that writes into fresh tensors by raw ops.
 
+    It is not called where all incoming gradients are None (`set_materialize_grads`).
+
     torch's once_differentiable treats the gradient as a constant under create_graph=True if the
     incoming gradient is a constant, so that a gradient penalty would silently be wrong.
     """
 
     @wraps(backward)
-    def refusing(ctx: Any, *grad_outputs: Tensor) -> Any:
+    def refusing(ctx: Any, *grad_outputs: Tensor | None) -> Any:
+        if all(grad is None for grad in grad_outputs):
+            return (None,) * len(ctx.needs_input_grad)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return backward(ctx, *grad_outputs)
         with torch.no_grad():

@@ -204,9 +204,7 @@ class _MutualInformation(torch.autograd.Function):
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad_total is None:
-            return None, None, None, None
+    def backward(ctx: Any, grad_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         occupancies = list(ctx.saved_tensors)
         grads = [torch.empty_like(x) for x in occupancies]
         scale(occupancies, grad_total.contiguous(), grads)

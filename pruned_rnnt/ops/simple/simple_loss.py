@@ -167,9 +167,7 @@ class _SimpleLoss(torch.autograd.Function):
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad_loss is None:
-            return (None,) * 6
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gx, gy, am, lm, *saved = ctx.saved_tensors
         batch = TargetsAndLengths(*saved[:3])
         product, logz, *parts = saved[3:]

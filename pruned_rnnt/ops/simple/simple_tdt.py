@@ -79,9 +79,7 @@ class _SimpleTdtLoss(torch.autograd.Function):
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad_loss is None:
-            return (None,) * 8
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         am, lm, logits, gx, gy, gd, product, logz, *parts = ctx.saved_tensors
         batch, smoothing = TargetsAndLengths(*parts[:3]), Smoothing(*parts[7:])
         state = SimpleState(Exponentials(*parts[3:7]), product, logz, smoothing)

@@ -242,9 +242,7 @@ class _StreamedLoss(torch.autograd.Function):
 
     @staticmethod
     @refuses_second_derivative
-    def backward(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad_loss is None:
-            return (None,) * 11
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         *tensors, logz, lm_lse, gx, gy = ctx.saved_tensors
         inputs, batch = ProjectedInputs(*tensors[:6]), TargetsAndLengths(*tensors[6:])
         options: SimpleOptions = ctx.options

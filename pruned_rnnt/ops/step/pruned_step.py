@@ -146,8 +146,6 @@ class _PrunedStep(torch.autograd.Function):
     def backward(
         ctx: Any, total: Tensor | None, simple: Tensor | None, pruned: Tensor | None, *_: None
     ) -> tuple[Tensor | None, ...]:
-        if total is None and simple is None and pruned is None:
-            return (None,) * len(ctx.needs_input_grad)
         *tensors, targets, logit_lengths, target_lengths, start = ctx.saved_tensors
         inputs = _contiguous(tensors)
         targets_and_lengths = (targets, logit_lengths, target_lengths)
