@@ -213,6 +213,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export.export_command import check_export, run_export
+    from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
     from pruned_rnnt.optional_packages import require
     from pruned_rnnt.pretrained.hub import hub_name, push
@@ -231,11 +232,14 @@ def export(options: argparse.Namespace, console: Console) -> int:
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or config.folder / "export" / name
     source = f"{config.folder.name}, {loaded.name}"
-    longest = read_p99_duration(config.folder)
-    parts = loaded.model, loaded.tokenizer
-    calibration = read_calibration(config.folder, loaded.model.vocab_size)
+    parts = ModelFile(
+        loaded.model,
+        loaded.tokenizer,
+        read_p99_duration(config.folder),
+        read_calibration(config.folder, loaded.model.vocab_size),
+    )
     card = card_of_run(config, loaded)  # before the model is moved and changed
-    exact = run_export(options, *parts, folder, source, config.decode, longest, calibration)
+    exact = run_export(options, parts, folder, source, config.decode)
     card.write(folder, use_of_export(folder, options.format))
     if repository is not None and exact:
         print(f"pushed to {push(folder, repository, private=options.private, message=source)}")

@@ -6,16 +6,14 @@ import argparse
 import logging
 from pathlib import Path
 
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.export.differences import differences
+from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.icefall.export_folder import export_icefall
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.usage_errors import UsageError
 
@@ -38,24 +36,21 @@ def check_export(options: argparse.Namespace) -> None:
 
 def run_export(
     options: argparse.Namespace,
-    model: SpeechModel,
-    tokenizer: Tokenizer,
+    parts: ModelFile,
     folder: Path,
     source: str,
     decode: DecodeConfig,
-    p99_duration: float | None,
-    calibration: Calibration | None,
 ) -> bool:
     """Write the folder and verify it if requested; False if the exported model differs.
 
     Args:
         source: name of the run and checkpoint, for README and metadata.
-        p99_duration, calibration: as for `save_model`.
     """
     # The exporters log remarks about operators that our models do not have.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    model = model.cpu().eval()
+    parts = parts._replace(model=parts.model.cpu().eval())
+    model, tokenizer, *_ = parts
     sizes = OnnxOptions(
         streaming=options.streaming,
         chunk=options.chunk,
@@ -64,14 +59,14 @@ def run_export(
         fp16=options.fp16,
     )
     if options.format == "torch":
-        export_torch(model, tokenizer, folder, sizes, source, p99_duration, calibration)
+        export_torch(parts, folder, sizes, source)
         print(f'wrote {folder}; to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")')
         return True
     if options.format == "icefall":
         export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
         print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
         return True
-    graphs = export_onnx(model, tokenizer, folder, sizes, source, decode, p99_duration)
+    graphs = export_onnx(parts, folder, sizes, source, decode)
     print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")
     for line in differences(model, decode):
         print(f"may decode differently: {line}")

@@ -21,7 +21,6 @@ import torch
 from pruned_rnnt.config import ConfigError, from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.export.onnx_folder import check_tokens
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
@@ -38,34 +37,36 @@ _CALIBRATION_KEY = "calibration"
 
 
 class ModelFile(NamedTuple):
-    """A loaded model; p99_duration and calibration as for `save_model`."""
+    """What the file holds.
+
+    p99_duration: 99th percentile of the training utterances' durations in seconds; None if unknown.
+    calibration: of the model's word times and confidences.
+    """
 
     model: SpeechModel
     tokenizer: Tokenizer
-    p99_duration: float | None
-    calibration: Calibration | None
+    p99_duration: float | None = None
+    calibration: Calibration | None = None
 
 
-def save_model(
-    model: SpeechModel,
-    tokenizer: Tokenizer,
-    path: Path,
-    source: str,
-    p99_duration: float | None = None,
-    calibration: Calibration | None = None,
-) -> None:
-    """Write the file.
+def check_tokens(parts: ModelFile) -> None:
+    """Raise ExportError if the tokenizer and the model have different vocabularies."""
+    model, tokenizer, *_ = parts
+    if len(tokenizer) != model.vocab_size:
+        raise ExportError(
+            f"the tokenizer has {len(tokenizer)} symbols, the model {model.vocab_size}: "
+            "they do not come from the same run"
+        )
 
-    Args:
-        source: name of the run and checkpoint.
-        p99_duration: 99th percentile of the training utterances' durations in seconds; None if
-            unknown.
-        calibration: of the model's word times and confidences.
+
+def save_model(parts: ModelFile, path: Path, source: str) -> None:
+    """Write the file; `source` is the name of the run and checkpoint.
 
     Raises:
         ExportError: the tokenizer does not fit the model.
     """
-    check_tokens(model, tokenizer)
+    check_tokens(parts)
+    model, tokenizer, p99_duration, calibration = parts
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {
         "format": FORMAT,

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.export.differences import check_predictor, differences
@@ -28,6 +27,7 @@ from pruned_rnnt.export.graphs import (
     streaming_encoder,
     write_onnx,
 )
+from pruned_rnnt.export.model_file import ModelFile, check_tokens
 from pruned_rnnt.export.precision import write_fp16, write_int8
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
@@ -130,21 +130,18 @@ def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ..
 
 
 def export_onnx(
-    model: SpeechModel,
-    tokenizer: Tokenizer,
+    parts: ModelFile,
     folder: Path,
     options: OnnxOptions,
     source: str,
     decode: DecodeConfig | None = None,
-    p99_duration: float | None = None,
 ) -> tuple[Graph, ...]:
     """Write the folder, replacing the files of an earlier export.
 
     Args:
-        model: on the CPU; set to evaluation mode.
+        parts: with a model on the CPU, which is set to evaluation mode; without the calibration.
         source: name of the run and checkpoint for README and metadata, such as `fsdd, step 5000`.
         decode: configuration of the run; the README lists what sherpa-onnx decodes differently.
-        p99_duration: as for `save_model`, for `pruned_rnnt.load`.
 
     Returns:
         The exported graphs.
@@ -154,7 +151,8 @@ def export_onnx(
         MissingPackageError: a package of the `export` extra is not installed.
     """
     require(*ONNX_PACKAGES)
-    check_tokens(model, tokenizer)
+    check_tokens(parts)
+    model, tokenizer, p99_duration, _ = parts
     graphs = exported_graphs(model.eval(), options)
     settings = _settings(model, graphs[0], options, source)
     settings["p99_duration"] = p99_duration
@@ -176,15 +174,6 @@ def export_onnx(
     shutil.copyfile(_RECOGNISE, folder / "recognise.py")
     (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return graphs
-
-
-def check_tokens(model: SpeechModel, tokenizer: Tokenizer) -> None:
-    """Raise ExportError if the tokenizer and the model have different vocabularies."""
-    if len(tokenizer) != model.vocab_size:
-        raise ExportError(
-            f"the tokenizer has {len(tokenizer)} symbols, the model {model.vocab_size}: "
-            "they do not come from the same run"
-        )
 
 
 def _settings(

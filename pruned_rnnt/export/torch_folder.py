@@ -13,28 +13,18 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
-from pruned_rnnt.export.model_file import FILE_NAME, save_model
+from pruned_rnnt.export.model_file import FILE_NAME, ModelFile, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
-def export_torch(
-    model: SpeechModel,
-    tokenizer: Tokenizer,
-    folder: Path,
-    options: OnnxOptions,
-    source: str,
-    p99_duration: float | None = None,
-    calibration: Calibration | None = None,
-) -> None:
+def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: str) -> None:
     """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
+    model = parts.model
     encoder = encoder_graph(model.eval(), options)
-    save_model(model, tokenizer, folder / FILE_NAME, source, p99_duration, calibration)
+    save_model(parts, folder / FILE_NAME, source)
     graphs = [encoder]
     if isinstance(model, TransducerModel):
         graphs.append(joiner(model))

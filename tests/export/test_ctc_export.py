@@ -13,7 +13,7 @@ from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
-from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.export.model_file import ModelFile, load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_onnx
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.torch_folder import export_torch
@@ -84,7 +84,7 @@ def test_sherpa_onnx_gives_the_same_texts(
     for name in ("onnx", "onnxruntime", "onnxscript", "sherpa_onnx"):
         pytest.importorskip(name)
     model = make_model(encoder, len(tokenizer))
-    graphs = export_onnx(model, tokenizer, tmp_path, options, "random")
+    graphs = export_onnx(ModelFile(model, tokenizer), tmp_path, options, "random")
     assert [graph.name for graph in graphs] == ["model"]
     found = verify(model, tokenizer, graphs, tmp_path, audio)
     assert found[0].exact, "\n".join(found[0].lines())
@@ -105,7 +105,7 @@ def test_sherpa_onnx_gives_the_same_texts(
 @pytest.mark.slow
 def test_one_file_for_torch(tokenizer: Tokenizer, audio: list[Path], tmp_path: Path) -> None:
     model = make_model(tiny_conformer(), len(tokenizer))
-    export_torch(model, tokenizer, tmp_path, OnnxOptions(), "random", 3.0)
+    export_torch(ModelFile(model, tokenizer, 3.0), tmp_path, OnnxOptions(), "random")
     loaded = load_model(tmp_path)
     assert isinstance(loaded.model, CtcModel)
     for name, value in model.state_dict().items():

@@ -9,7 +9,7 @@ import torch
 
 from pruned_rnnt import load
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
-from pruned_rnnt.export.model_file import load_model, save_model
+from pruned_rnnt.export.model_file import ModelFile, load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
@@ -43,7 +43,7 @@ def test_round_trip(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     else:
         predictor = LstmPredictorConfig(dim=8)
         model = tiny_model(tiny_zipformer(causal=True), size, predictor=predictor)
-    save_model(model, tokenizer, tmp_path / "model.pt", "test")
+    save_model(ModelFile(model, tokenizer), tmp_path / "model.pt", "test")
     loaded, symbols, *_ = load_model(tmp_path)
     assert loaded.config == model.config
     assert loaded.loss_config == model.loss_config
@@ -58,7 +58,7 @@ def test_recurrent_predictor_has_no_decoder_program(tokenizer: Tokenizer, tmp_pa
     """A decoder of an earlier export is deleted."""
     model = tiny_model(vocab_size=len(tokenizer), predictor=LstmPredictorConfig(dim=8))
     (tmp_path / "decoder.pt2").touch()
-    export_torch(model, tokenizer, tmp_path, OnnxOptions(), "test")
+    export_torch(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "test")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["encoder.pt2", "joiner.pt2", "model.pt"]
 
@@ -66,7 +66,7 @@ def test_recurrent_predictor_has_no_decoder_program(tokenizer: Tokenizer, tmp_pa
 def test_unusable_files_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
     good = tmp_path / "good.pt"
-    save_model(model, tokenizer, good, "test")
+    save_model(ModelFile(model, tokenizer), good, "test")
     values = torch.load(good, weights_only=True)
 
     def written(name: str, **changes: object) -> Path:
@@ -100,7 +100,9 @@ def test_unusable_files_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None
 
 def test_tokens_of_another_model_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="do not come from the same run"):
-        save_model(make_model(len(tokenizer) + 1), tokenizer, tmp_path / "model.pt", "test")
+        save_model(
+            ModelFile(make_model(len(tokenizer) + 1), tokenizer), tmp_path / "model.pt", "test"
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_segments_are_as_long_as_training_utterances(tokenizer: Tokenizer, tmp_p
     level_T = 2 * torch.sin(2 * torch.pi * 4 * torch.arange(6000) / 100)
     long = level_T[:, None] + torch.randn(6000, 80)
     for p99_duration, frames in ((4.0, 500), (90.0, 3000), (None, 3000)):
-        save_model(model, tokenizer, tmp_path / "model.pt", "test", p99_duration)
+        save_model(ModelFile(model, tokenizer, p99_duration), tmp_path / "model.pt", "test")
         assert _longest_segment(load(tmp_path), long) == frames
     recogniser = load(tmp_path, segments=SegmentConfig(window=2.0))
     assert _longest_segment(recogniser, long) == 200

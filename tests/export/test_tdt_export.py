@@ -16,6 +16,7 @@ from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
+from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_tdt_features
@@ -71,7 +72,7 @@ def test_sherpa_onnx_finds_our_texts(
     tmp_path: Path,
 ) -> None:
     model = make_model(tokenizer, context_size, durations)
-    graphs = export_onnx(model, tokenizer, tmp_path, OnnxOptions(int8=True), "tests")
+    graphs = export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(int8=True), "tests")
     plain, small = verify(model, tokenizer, graphs, tmp_path, audio)
     assert plain.exact, "\n".join(plain.lines())
     lengths = [len(pair.ours.split()) for pair in plain.texts]
@@ -89,7 +90,9 @@ def test_sherpa_onnx_finds_our_texts(
 
 
 def test_onnx_folder_is_not_loaded_as_a_transducer(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    export_onnx(make_model(tokenizer, 2, (0, 1, 2)), tokenizer, tmp_path, OnnxOptions(), "test")
+    export_onnx(
+        ModelFile(make_model(tokenizer, 2, (0, 1, 2)), tokenizer), tmp_path, OnnxOptions(), "test"
+    )
     with pytest.raises(ExportError, match=r"TDT model, which only sherpa-onnx runs.*load the run"):
         pruned_rnnt.load(tmp_path)
     assert "pruned_rnnt.load" not in use_of_export(tmp_path, "onnx")
@@ -104,9 +107,9 @@ def test_tokens_end_with_the_blank(tokenizer: Tokenizer) -> None:
 def test_what_cannot_run_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(tokenizer, 2, (0, 1))
     with pytest.raises(ExportError, match="sherpa-onnx cannot stream TDT models"):
-        export_onnx(model, tokenizer, tmp_path, OnnxOptions(streaming=True), "tests")
+        export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(streaming=True), "tests")
     with pytest.raises(ExportError, match="--fp16 does not work"):
-        export_onnx(model, tokenizer, tmp_path, OnnxOptions(fp16=True), "tests")
+        export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(fp16=True), "tests")
 
 
 def test_differences_are_listed(tokenizer: Tokenizer) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.graphs import Graph
+from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_onnx
 from pruned_rnnt.export.streaming_graphs import StreamingZipformerGraph
 from pruned_rnnt.export.verify import Verification, run_recognise, verify
@@ -92,7 +93,7 @@ def run_session(graph: Graph, session: object, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.slow
 def test_offline_zipformer(tokenizer: Tokenizer, audio: list[Path], tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
-    graphs = export_onnx(model, tokenizer, tmp_path, OnnxOptions(int8=True), "random")
+    graphs = export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(int8=True), "random")
     found = verify(model, tokenizer, graphs, tmp_path, audio)
     check(found)
     assert found[1].precision == "int8"
@@ -122,7 +123,7 @@ def test_streaming_zipformer(tokenizer: Tokenizer, audio: list[Path], tmp_path: 
 
     model = make_model(len(tokenizer), causal=True)
     options = OnnxOptions(streaming=True, chunk=4, left=12)
-    graphs = export_onnx(model, tokenizer, tmp_path, options, "random")
+    graphs = export_onnx(ModelFile(model, tokenizer), tmp_path, options, "random")
     check(verify(model, tokenizer, graphs, tmp_path, audio))
     stored = onnx.load(tmp_path / "encoder.onnx")
     metadata = {prop.key: prop.value for prop in stored.metadata_props}

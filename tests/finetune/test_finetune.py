@@ -17,7 +17,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.scoring.wer import count_errors
-from pruned_rnnt.export.model_file import save_model
+from pruned_rnnt.export.model_file import ModelFile, save_model
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
@@ -190,7 +190,7 @@ def test_adapters_are_merged_in_what_is_exported(root: Path, tmp_path: Path) -> 
 
 def test_model_file_as_source(root: Path, tmp_path: Path) -> None:
     loaded = load_model(run_config(root / "run"))
-    save_model(loaded.model, loaded.tokenizer, tmp_path / "model.pt", "a test")
+    save_model(ModelFile(loaded.model, loaded.tokenizer), tmp_path / "model.pt", "a test")
     for path in (tmp_path / "model.pt", tmp_path):
         task = task_of(f"train.init={path}", f"data.path={root}/old")
         assert task.notes()[1].startswith("vocabulary kept: kept 6 symbols, added 0")

@@ -13,7 +13,7 @@ from pruned_rnnt.data.tokens.tokenizer import (
     TokenizerConfig,
     train_tokenizer,
 )
-from pruned_rnnt.export.model_file import save_model
+from pruned_rnnt.export.model_file import ModelFile, save_model
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -58,7 +58,7 @@ def save_run(folder: Path, model: SpeechModel, tokenizer: Tokenizer, *, step: in
 
 
 def save_file(folder: Path, model: SpeechModel, tokenizer: Tokenizer) -> Path:
-    save_model(model, tokenizer, folder / "model.pt", "test")
+    save_model(ModelFile(model, tokenizer), folder / "model.pt", "test")
     return folder
 
 

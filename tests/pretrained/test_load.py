@@ -18,6 +18,7 @@ from pruned_rnnt.commands import EXIT_USAGE
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
@@ -154,7 +155,7 @@ def test_onnx_folder_transcribes_alike(
         randomise(model.ctc_head)
     else:
         model = make_model(tokenizer, encoder)
-    export_onnx(model, tokenizer, tmp_path, OnnxOptions(), "test", p99_duration=2.0)
+    export_onnx(ModelFile(model, tokenizer, 2.0), tmp_path, OnnxOptions(), "test")
     recogniser = pruned_rnnt.load(tmp_path)
     assert recogniser.model is None
     assert recogniser.p99_duration == 2.0
@@ -178,7 +179,10 @@ def test_streaming_onnx_folder_transcribes_like_recognise(
     from pruned_rnnt.export.verify import run_recognise
 
     export_onnx(
-        make_model(tokenizer, encoder), tokenizer, tmp_path, OnnxOptions(streaming=True), ""
+        ModelFile(make_model(tokenizer, encoder), tokenizer),
+        tmp_path,
+        OnnxOptions(streaming=True),
+        "",
     )
     path = tmp_path / "a.wav"
     soundfile.write(path, sound(SECONDS), 16000)

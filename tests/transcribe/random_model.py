@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.export.model_file import save_model
+from pruned_rnnt.export.model_file import ModelFile, save_model
 from tests.tiny_models import tiny_conformer, tiny_model
 
 
@@ -15,7 +15,7 @@ def save_random_model(folder: Path) -> Path:
     """A causal model with random parameters in `folder`, which is returned."""
     tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
     model = tiny_model(tiny_conformer(causal=True), len(tokenizer), kind="full", ctc_scale=0.0)
-    save_model(model, tokenizer, folder / "model.pt", "test")
+    save_model(ModelFile(model, tokenizer), folder / "model.pt", "test")
     return folder
 
 
