@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pruned_rnnt.train.engine.train_step import Stepper
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class TrainingLog:
     """Collects the reports of steps and logs their averages.
 
@@ -32,22 +34,14 @@ class TrainingLog:
         run_log: files of the run; None before `open`, and in all processes but the first one.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        ranks: Ranks,
-        console: Console,
-        *,
-        loggers: Sequence[str],
-        settings: Mapping[str, Any],
-    ) -> None:
-        self.steps = steps
-        self.loggers = loggers
-        self.settings = settings
-        self.ranks = ranks
-        self.console = console
-        self.run_log: RunLog | None = None
-        self._metrics = MetricAccumulator()
+    steps: int
+    ranks: Ranks
+    console: Console
+    _: KW_ONLY
+    loggers: Sequence[str]
+    settings: Mapping[str, Any]
+    run_log: RunLog | None = field(default=None, init=False)
+    _metrics: MetricAccumulator = field(default_factory=MetricAccumulator, init=False)
 
     def open(self, stack: ExitStack, folder: Path, counters: Counters) -> None:
         """Open the files and show the progress bar until `stack` closes."""
