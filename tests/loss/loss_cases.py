@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt import Bounds
 from tests.lattice_paths import joiner_log_probs, log_total
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -207,3 +208,25 @@ def assert_near_float64(
         torch.testing.assert_close(
             grad.cpu().double(), want, rtol=tolerance, atol=tolerance * scale
         )
+
+
+def fused_loss(
+    function: Callable[..., Tensor],
+    batch: Batch,
+    tensors: Sequence[Tensor],
+    bounds: Bounds | None,
+    device: str,
+    lengths_on: str,
+    **options,
+) -> Tensor:
+    """The loss (N,) of rnnt_loss_fused or rnnt_loss_tdt_fused of the batch on a device."""
+    if bounds is not None:
+        bounds = Bounds(bounds.start.to(device), bounds.s_range)
+    return function(
+        *(x.to(device) for x in tensors),
+        batch.targets.to(device),
+        bounds,
+        *batch.lengths(lengths_on),
+        reduction="none",
+        **options,
+    )

@@ -1,5 +1,6 @@
 """rnnt_loss_fused against the losses of stored logits, over chunks, layouts and dtypes."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -54,17 +55,7 @@ def band_of(batch, s_range: int = 3) -> Bounds:
     return pruned_rnnt.prune_bounds(occupancy, *batch.lengths("cpu"), s_range)
 
 
-def fused_loss(batch, tensors, bounds, device, lengths_on, **options) -> Tensor:
-    if bounds is not None:
-        bounds = Bounds(bounds.start.to(device), bounds.s_range)
-    return pruned_rnnt.rnnt_loss_fused(
-        *(x.to(device) for x in tensors),
-        batch.targets.to(device),
-        bounds,
-        *batch.lengths(lengths_on),
-        reduction="none",
-        **options,
-    )
+fused_loss = partial(cases.fused_loss, pruned_rnnt.rnnt_loss_fused)
 
 
 # Lengths on the CPU give packed rows; on the losses' own device, if that is another, padded rows.

@@ -1,5 +1,7 @@
 """rnnt_loss_tdt_fused against rnnt_loss_tdt of stored logits, over chunks, layouts and dtypes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -58,19 +60,7 @@ def stored_loss(batch: cases.Batch, tensors, bounds: Bounds | None, **options) -
     return pruned_rnnt.rnnt_loss_tdt(*arguments, bounds=bounds, reduction="none", **options)
 
 
-def fused_loss(
-    batch: cases.Batch, tensors, bounds, device: str, lengths_on: str, **options
-) -> Tensor:
-    if bounds is not None:
-        bounds = Bounds(bounds.start.to(device), bounds.s_range)
-    return pruned_rnnt.rnnt_loss_tdt_fused(
-        *(x.to(device) for x in tensors),
-        batch.targets.to(device),
-        bounds,
-        *batch.lengths(lengths_on),
-        reduction="none",
-        **options,
-    )
+fused_loss = partial(cases.fused_loss, pruned_rnnt.rnnt_loss_tdt_fused)
 
 
 @pytest.mark.parametrize(("device", "lengths_on"), PLACES)
