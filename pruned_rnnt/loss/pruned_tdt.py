@@ -5,7 +5,6 @@ losses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -23,14 +22,6 @@ from pruned_rnnt.ops.simple.simple_tdt import (
     SimpleTdtResults,
     simple_tdt_loss,
 )
-
-
-class TdtLosses(NamedTuple):
-    """Losses (N,), the simple one with its occupancies, and the start of the band (N,T)."""
-
-    simple: SimpleTdtResults
-    start: Tensor
-    pruned: Tensor
 
 
 class TdtHead(nn.Module):
@@ -82,8 +73,10 @@ class TdtHead(nn.Module):
         *,
         s_range: int,
         exact_bounds: bool,
-    ) -> TdtLosses:
-        """tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
+    ) -> tuple[SimpleTdtResults, Tensor, Tensor]:
+        """The simple loss, the start of the band (N,T), and the pruned loss (N,).
+
+        tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
         utterances on the device."""
         am, lm = tokens
         projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
@@ -112,7 +105,7 @@ class TdtHead(nn.Module):
             activation=ACTIVATIONS[joiner.activation],
             options=options.tdt,
         )
-        return TdtLosses(simple, start_NT, pruned_N)
+        return simple, start_NT, pruned_N
 
 
 def check_tdt_joiner(joiner: object, durations: Sequence[int], rnnt_type: str, hat: bool) -> None:

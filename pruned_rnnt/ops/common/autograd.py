@@ -49,3 +49,11 @@ def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any
         return tuple(None if grad is None else next(refused) for grad in each)
 
     return refusing
+
+
+def with_occupancies(ctx: Any, loss: Tensor, *occupancies: Tensor) -> tuple[Tensor, ...]:
+    """The results of a forward pass of which only the loss is differentiable."""
+    ctx.mark_non_differentiable(*occupancies)
+    # Otherwise autograd allocates gradients of zeros as large as these.
+    ctx.set_materialize_grads(False)
+    return loss, *occupancies

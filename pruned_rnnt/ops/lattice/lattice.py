@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
 from pruned_rnnt.ops.common.library import CONSTRAINED, NEG_INF, REGULAR, RNA, Out, op
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.scale import scale
@@ -197,10 +197,7 @@ class _MutualInformation(torch.autograd.Function):
         sums = LatticeSums(px.new_empty(py.shape[:1]), gx, gy)
         lattice(px, py, boundary, rnnt_type, split_workspace(px, *py.shape), sums)
         ctx.save_for_backward(gx, gy)
-        ctx.mark_non_differentiable(gx, gy)
-        # Otherwise autograd allocates gradients of zeros as large as these.
-        ctx.set_materialize_grads(False)
-        return tuple(sums)
+        return with_occupancies(ctx, *sums)
 
     @staticmethod
     @refuses_second_derivative

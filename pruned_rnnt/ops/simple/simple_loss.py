@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
@@ -160,10 +160,7 @@ class _SimpleLoss(torch.autograd.Function):
         total, gx, gy = run_recursion(scores.px, scores.py, rows, ctx.options.loss)
         exps, product, logz, smoothing = state
         ctx.save_for_backward(gx, gy, am, lm, *batch, product, logz, *exps, *smoothing)
-        ctx.mark_non_differentiable(gx, gy)
-        # Otherwise autograd allocates gradients of zeros as large as these.
-        ctx.set_materialize_grads(False)
-        return -total, gx, gy
+        return with_occupancies(ctx, -total, gx, gy)
 
     @staticmethod
     @refuses_second_derivative

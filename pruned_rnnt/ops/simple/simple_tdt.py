@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
@@ -71,11 +71,7 @@ class _SimpleTdtLoss(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *batch, *exps, *smoothing)
         # A copy where the RNN-T recursion has returned gx for both.
         stay = sums.stay.clone() if sums.stay is sums.gx else sums.stay
-        occupancies = (sums.gx, sums.gy, stay, sums.gd)
-        ctx.mark_non_differentiable(*occupancies)
-        # Otherwise autograd allocates gradients of zeros as large as these.
-        ctx.set_materialize_grads(False)
-        return -sums.total, *occupancies
+        return with_occupancies(ctx, -sums.total, sums.gx, sums.gy, stay, sums.gd)
 
     @staticmethod
     @refuses_second_derivative

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
 from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import NEG_INF, accumulator
 from pruned_rnnt.ops.common.matrix_products import multiply_into, product_dtype
@@ -236,9 +236,7 @@ class _StreamedLoss(torch.autograd.Function):
         rows = whole_lattices(inputs.encoder, inputs.predictor, batch)
         total, gx, gy = run_recursion(px, py, rows, ctx.options.loss)
         ctx.save_for_backward(*tensors, logz, lm_lse, gx, gy)
-        ctx.mark_non_differentiable(gx, gy)
-        ctx.set_materialize_grads(False)
-        return -total, gx, gy
+        return with_occupancies(ctx, -total, gx, gy)
 
     @staticmethod
     @refuses_second_derivative
