@@ -16,9 +16,9 @@ from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds, tdt_topology
+from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 from pruned_rnnt.ops.simple.simple_tdt import (
     SimpleTdtInputs,
-    SimpleTdtOptions,
     SimpleTdtResults,
     simple_tdt_loss,
 )
@@ -69,7 +69,8 @@ class TdtHead(nn.Module):
         tokens: tuple[Tensor, Tensor],
         joiner: Joiner,
         utterances: Utterances,
-        options: SimpleTdtOptions,
+        options: SimpleOptions,
+        recursion: TdtLossOptions,
         *,
         s_range: int,
         exact_bounds: bool,
@@ -82,8 +83,7 @@ class TdtHead(nn.Module):
         projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
         durations = [x.to(am.dtype).contiguous() for x in projected]
         inputs = SimpleTdtInputs(am, lm, durations[0], durations[1])
-        batch = utterances.tensors
-        simple = simple_tdt_loss(inputs, batch, options)
+        simple = simple_tdt_loss(inputs, utterances.tensors, options, recursion)
         start_NT = tdt_bounds(
             (simple.gx, simple.gy, simple.stay),
             utterances.lengths,
@@ -103,7 +103,7 @@ class TdtHead(nn.Module):
             start=start_NT,
             columns=s_range,
             activation=ACTIVATIONS[joiner.activation],
-            options=options.tdt,
+            options=recursion,
         )
         return simple, start_NT, pruned_N
 

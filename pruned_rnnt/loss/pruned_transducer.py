@@ -30,7 +30,6 @@ from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
-from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtOptions
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_ops import has_native_step
@@ -218,8 +217,7 @@ class PrunedTransducerLoss(nn.Module):
             assert tdt is not None
             parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
             band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
-            tdt_options = SimpleTdtOptions(self.simple_options, tdt)
-            simple, start_NT, pruned_N = self.tdt(*parts, tdt_options, **band)
+            simple, start_NT, pruned_N = self.tdt(*parts, self.simple_options, tdt, **band)
         else:
             batch, options = utterances.tensors, self.simple_options
             if streamed is None:

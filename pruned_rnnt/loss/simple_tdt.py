@@ -15,7 +15,7 @@ from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, chec
 from pruned_rnnt.ops.common.library import REGULAR
 from pruned_rnnt.ops.common.utterances import lengths_on
 from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
-from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtInputs, SimpleTdtOptions, simple_tdt_loss
+from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtInputs, simple_tdt_loss
 
 
 def rnnt_loss_tdt_simple(
@@ -76,8 +76,8 @@ def rnnt_loss_tdt_simple(
         x.to(dtype).contiguous() for x in (am, lm, duration_am, duration_lm)
     )
     inputs = SimpleTdtInputs(am, lm, duration_am, duration_lm)
-    all_options = SimpleTdtOptions(simple_options, tdt_options)
-    results = simple_tdt_loss(inputs, checked.on_device().tensors, all_options)
+    batch = checked.on_device().tensors
+    results = simple_tdt_loss(inputs, batch, simple_options, tdt_options)
     return TdtSimpleLoss(reduced(results.loss, reduction), TdtOccupancy(*results[1:]))
 
 

@@ -38,13 +38,6 @@ class SimpleTdtInputs(NamedTuple):
     duration_lm: Tensor
 
 
-class SimpleTdtOptions(NamedTuple):
-    """simple: smoothing and penalties; tdt: the recursion."""
-
-    simple: SimpleOptions
-    tdt: TdtLossOptions
-
-
 class SimpleTdtResults(NamedTuple):
     """loss (N,), differentiable; occupancies gx, gy, stay (N,T,U+1) and gd (N,T,U+1,K), which are
     not; all acc."""
@@ -59,13 +52,13 @@ class SimpleTdtResults(NamedTuple):
 class _SimpleTdtLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        am, lm, duration_am, duration_lm, *batch_of, ctx.options = arguments
+        am, lm, duration_am, duration_lm, *batch_of, ctx.options, recursion = arguments
         batch = TargetsAndLengths(*batch_of)
         acc = accumulator(am.dtype)
-        scores, state = simple_scores(am, lm, batch, ctx.options.simple)
+        scores, state = simple_scores(am, lm, batch, ctx.options)
         logits = duration_am.to(acc)[:, :, None] + duration_lm.to(acc)[:, None]
         rows = TdtRows(batch.targets, whole_lattices(am, lm, batch))
-        sums = run_tdt_recursion(scores.px, scores.py, logits, rows, ctx.options.tdt)
+        sums = run_tdt_recursion(scores.px, scores.py, logits, rows, recursion)
         exps, product, logz, smoothing = state
         tensors = (am, lm, logits, sums.gx, sums.gy, sums.gd, product, logz)
         ctx.save_for_backward(*tensors, *batch, *exps, *smoothing)
@@ -80,18 +73,21 @@ class _SimpleTdtLoss(torch.autograd.Function):
         batch, smoothing = TargetsAndLengths(*parts[:3]), Smoothing(*parts[7:])
         state = SimpleState(Exponentials(*parts[3:7]), product, logz, smoothing)
         upstream = Upstream(grad_loss.to(gx.dtype).contiguous(), gx, gy)
-        grads = simple_gradient(upstream, am, lm, state, batch, ctx.options.simple)
+        grads = simple_gradient(upstream, am, lm, state, batch, ctx.options)
         rows = whole_lattices(am, lm, batch)
         unit = torch.empty_like(logits)
         flat = [x.view(-1, logits.shape[3]) for x in (logits, gd, unit)]
         duration_gradient(upstream.grad_loss, flat[0], flat[1], rows, 0, 0.0, flat[2])
         by_duration = [unit.sum(axis).to(am.dtype) for axis in (2, 1)]
-        return *grads, *by_duration, *[None] * 4
+        return *grads, *by_duration, *[None] * 5
 
 
 @opaque_to_compile
 def simple_tdt_loss(
-    inputs: SimpleTdtInputs, batch: TargetsAndLengths, options: SimpleTdtOptions
+    inputs: SimpleTdtInputs,
+    batch: TargetsAndLengths,
+    options: SimpleOptions,
+    recursion: TdtLossOptions,
 ) -> SimpleTdtResults:
     """The TDT loss of am(t) + lm(u), with its occupancies."""
-    return SimpleTdtResults(*_SimpleTdtLoss.apply(*inputs, *batch, options))  # type: ignore[no-untyped-call]
+    return SimpleTdtResults(*_SimpleTdtLoss.apply(*inputs, *batch, options, recursion))  # type: ignore[no-untyped-call]
