@@ -17,10 +17,6 @@ constexpr int kMostExpRows = 2;
 // exp_rows of `count` inputs of one width and type, in one launch.
 void exp_rows_of(const Launcher& launch, const ExpRows* all, int count);
 
-void exp_rows(const Launcher& launch, const View& x, const View& lengths, int64_t extra,
-              const View& row_max, const View& row_lse, const View& x_exp,
-              const OptionalView& x_low);
-
 void simple_product(const Launcher& launch, const View& am_exp, const OptionalView& am_low,
                     const View& lm_exp, const OptionalView& lm_low, const View& product);
 
