@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import tomllib
@@ -90,6 +91,17 @@ def test_recipe_names_its_missing_package(
         "pruned-rnnt prepare: espeakng-loader is not installed: "
         "pip install 'pruned_rnnt[recipes]'\n"
     )
+
+
+def test_recipe_of_recordings_needs_no_synthesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (
+        "pruned_rnnt.recipes.fsdd.prepare",
+        "pruned_rnnt.recipes.fsdd.synthetic_speakers",
+        "pruned_rnnt.data.prepare.speech_synthesis",
+    ):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
+    importlib.import_module("pruned_rnnt.recipes.fsdd.prepare")
 
 
 def test_errors_about_other_modules_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from pruned_rnnt.recipes.fsdd.recordings import (
     read_recordings,
 )
 from pruned_rnnt.recipes.fsdd.splits import split_recordings
-from pruned_rnnt.recipes.fsdd.synthetic_speakers import speak_digits
 from rich.console import Console
 
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building
@@ -151,6 +150,9 @@ def _shards(
         add(split, "train", pool, natural, NATURAL)
         add(split, "train-varied", pool, count - natural - synthetic, varied)
         if synthetic > 0:
+            # espeak-ng is needed only for them.
+            from pruned_rnnt.recipes.fsdd.synthetic_speakers import speak_digits
+
             # One shard, because the engine needs a fresh process for reproducible output.
             (voices,) = stream_shards(
                 partial(speak_digits, takes=SYNTHETIC_TAKES, seed=options.seed),
