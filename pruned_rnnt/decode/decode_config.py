@@ -102,6 +102,7 @@ class DecodeConfig:
         parts: list[str] = [self.method]
         for name, used, scale in (
             ("ngram", fusion.ngram, fusion.ngram_scale),
+            ("words", fusion.word_ngram or fusion.word_texts, fusion.word_scale),
             ("lm", fusion.lm, fusion.lm_scale),
             ("ilm", fusion.ilm_scale, fusion.ilm_scale),
             ("hotwords", fusion.hotwords, fusion.hotword_bonus),

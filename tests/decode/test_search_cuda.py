@@ -10,6 +10,8 @@ import torch
 
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
+from pruned_rnnt.decode.fusion.word_ngram import WordNgram
+from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
@@ -117,3 +119,23 @@ def test_scorers_match_the_cpu_and_do_not_synchronise() -> None:
     am_NTD = on_device.model.joiner.encoder_proj(frames_NTE)
     with no_synchronisation():
         on_device._frames(am_NTD, lengths_N)
+
+
+def test_word_ngram_matches_the_cpu_without_synchronisation() -> None:
+    texts = ["ab abc b", "b ab", "abc abc"]
+    symbols = ["<blk>", "<sos/eos>", "<unk>", "\u2581a", "b"][:VOCAB]
+    batches = [encoded(LENGTHS, seed) for seed in range(2)]
+    found = []
+    for device in ("cpu", "cuda"):
+        scorer = WordNgramScorer(WordNgram(texts=texts), symbols, scale=0.7, unknown=0.01)
+        search = ModifiedBeamSearch(
+            make_model().to(device), beam_size=4, silent_symbols=[UNKNOWN], scorers=[scorer]
+        )
+        found.append([search(x.to(device), lengths) for x, lengths in batches])
+    for expected, results in zip(*found, strict=True):
+        for one, other in zip(expected, results, strict=True):
+            assert_same(one[0], other[0])
+    state = scorer.start(8, torch.device("cuda"))
+    symbols_R = torch.full((8,), 3, device="cuda")
+    with no_synchronisation():
+        scorer.scores(scorer.advance(state, symbols_R, symbols_R > 0))

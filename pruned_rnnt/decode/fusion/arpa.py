@@ -45,28 +45,51 @@ def read_arpa(path: Path, words: Iterable[str]) -> list[dict[Ngram, Entry]]:
     """
     kept = {*words, BEGIN, END, UNKNOWN}
     orders: list[dict[Ngram, Entry]] = []
-    place = 0
+    for order, log_prob, names, back_off in arpa_ngrams(path):
+        while order > len(orders):
+            orders.append({})
+        ngram = tuple(UNKNOWN if name == "<UNK>" else name for name in names)
+        if kept.issuperset(ngram):
+            orders[order - 1][ngram] = Entry(log_prob * _LN_10, back_off * _LN_10)
+    orders[0].setdefault((UNKNOWN,), Entry(_UNKNOWN_SCORE * _LN_10, 0.0))
+    return orders
+
+
+def arpa_ngrams(path: Path) -> Iterator[tuple[int, float, list[str], float]]:
+    """Order, logarithm to the base 10 of the probability, words and that of the back-off weight.
+
+    Errors are those of `read_arpa`.
+    """
+    order = place = found = 0
     try:
         for number, line in _lines(path):
             place = number
             if line.endswith("-grams:") and line.startswith("\\"):
-                if int(line[1:].partition("-")[0]) != len(orders) + 1:
-                    raise ValueError(f"needs \\{len(orders) + 1}-grams: here")
-                orders.append({})
+                order += 1
+                if int(line[1:].partition("-")[0]) != order:
+                    raise ValueError(f"needs \\{order}-grams: here")
             elif line == "\\end\\":
                 break
-            elif orders and line:
-                _add(line, orders[-1], len(orders), kept)
+            elif order and line:
+                fields = line.split()
+                if not order < len(fields) <= order + 2:
+                    raise ValueError(
+                        f"an {order}-gram needs a probability and {order} words, got {line[:50]!r}"
+                    )
+                log_prob = float(fields[0])
+                back_off = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
+                if not (math.isfinite(log_prob) and math.isfinite(back_off)):
+                    raise ValueError(f"{line[:50]!r} is not finite")
+                found += 1
+                yield order, log_prob, fields[1 : order + 1], back_off
         else:
             raise ValueError("ends without \\end\\")
     except (ValueError, OSError, EOFError) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"{path}:{place} is not an ARPA file: {error}") from error
-    if not orders:
+    if not found:
         raise ValueError(f"{path} is not an ARPA file: it has no n-grams")
-    orders[0].setdefault((UNKNOWN,), Entry(_UNKNOWN_SCORE * _LN_10, 0.0))
-    return orders
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -76,18 +99,3 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         content = gzip.GzipFile(fileobj=file) if is_compressed else file
         for number, line in enumerate(content, start=1):
             yield number, line.decode("utf-8").strip()
-
-
-def _add(line: str, entries: dict[Ngram, Entry], order: int, kept: set[str]) -> None:
-    fields = line.split()
-    if len(fields) not in (order + 1, order + 2):
-        raise ValueError(
-            f"an {order}-gram needs a probability and {order} words, got {line[:50]!r}"
-        )
-    ngram = tuple(UNKNOWN if word == "<UNK>" else word for word in fields[1 : order + 1])
-    if kept.issuperset(ngram):
-        back_off = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
-        entry = Entry(float(fields[0]) * _LN_10, back_off * _LN_10)
-        if not (math.isfinite(entry.log_prob) and math.isfinite(entry.back_off)):
-            raise ValueError(f"{line[:50]!r} is not finite")
-        entries[ngram] = entry

@@ -12,6 +12,8 @@ from pruned_rnnt.decode.fusion.kenlm_scorer import KenlmScorer, is_kenlm_binary
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
+from pruned_rnnt.decode.fusion.word_files import read_word_ngram
+from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel
 
@@ -25,6 +27,11 @@ class FusionConfig:
     ngram, ngram_scale: n-gram model over the symbols, and the factor of its log-probabilities. An
         ARPA file runs on the device of the search; kenlm binaries need kenlm, which computes on the
         CPU.
+    word_ngram, word_scale: n-gram model of words (ARPA), for recognisers of letters or pieces, and
+        the factor of its log-probabilities.
+    word_texts: file with a text per line, or a prepared folder for its training texts, whose
+        n-grams adapt word_ngram, or take its place if that is empty.
+    word_unknown: the share of words that the n-gram model of words lacks.
     lm, lm_scale: run folder of a language model, and the factor of its log-probabilities.
     ilm_scale: factor with which the log-probabilities of the model's internal language model are
         subtracted; for models trained with loss.hat=true.
@@ -36,6 +43,10 @@ class FusionConfig:
 
     ngram: str = ""
     ngram_scale: float = 0.2
+    word_ngram: str = ""
+    word_texts: str = ""
+    word_scale: float = 0.5
+    word_unknown: float = 0.001
     lm: str = ""
     lm_scale: float = 0.3
     ilm_scale: float = 0.0
@@ -44,17 +55,25 @@ class FusionConfig:
     symbol_bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("ngram_scale", "lm_scale", "ilm_scale", "symbol_bonus"):
+        for name in ("ngram_scale", "word_scale", "lm_scale", "ilm_scale", "symbol_bonus"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
         try:
             check_bonus(self.hotword_bonus)
         except ValueError as error:
             raise ValueError(f"hotword_bonus {error}") from error
+        if not 0.0 < self.word_unknown < 1.0:
+            raise ValueError(f"word_unknown must lie between 0 and 1, got {self.word_unknown}")
 
     @property
     def enabled(self) -> bool:
-        return bool(self.ngram or self.lm or self.ilm_scale or self.hotwords or self.symbol_bonus)
+        return bool(self.ilm_scale or self.adds_scorers)
+
+    @property
+    def adds_scorers(self) -> bool:
+        """Whether any setting needs a scorer of symbols."""
+        words = self.word_ngram or self.word_texts
+        return bool(self.ngram or words or self.lm or self.hotwords or self.symbol_bonus)
 
 
 def build_scorers(
@@ -70,7 +89,7 @@ def build_scorers(
     Raises:
         ValueError, FileNotFoundError: as the scorers.
     """
-    if not (config.ngram or config.lm or config.hotwords or config.symbol_bonus):
+    if not config.adds_scorers:
         return []
     assert tokenizer is not None
     assert language_model is not None or not config.lm
@@ -79,6 +98,13 @@ def build_scorers(
         path = Path(config.ngram)
         scorer = KenlmScorer if is_kenlm_binary(path) else NgramScorer
         scorers.append(scorer(path, tokenizer.symbols, config.ngram_scale))
+    if config.word_ngram or config.word_texts:
+        words = read_word_ngram(config.word_ngram, config.word_texts)
+        scorers.append(
+            WordNgramScorer(
+                words, tokenizer.symbols, scale=config.word_scale, unknown=config.word_unknown
+            )
+        )
     if language_model is not None:
         scorers.append(NeuralScorer(language_model, config.lm_scale))
     if config.hotwords:
