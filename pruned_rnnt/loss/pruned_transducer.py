@@ -249,18 +249,19 @@ class PrunedTransducerLoss(nn.Module):
             *of_tdt,
         )
 
-    @property
-    def _is_streamed(self) -> bool:
-        """Whether the vocabulary is so large that am and lm of the simple loss are not stored."""
+    def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
+        """Whether am and lm of the simple loss would be so large that they are not stored."""
         has_prior = self.simple_options.scales.am_only_scale != 0
-        is_large = self.vocab_size >= streamed_loss.LEAST_VOCABULARY
+        dtype = product_dtype(encoder_out, self.simple_am_proj.weight)
+        rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
+        is_large = rows * self.vocab_size * dtype.itemsize > streamed_loss.MOST_STORED_BYTES
         return is_large and self.tdt is None and not has_prior
 
     def _streamed_inputs(
         self, encoder_out: Tensor, predictor_out: Tensor
     ) -> ProjectedInputs | None:
         """None if am and lm are stored: also of layers that are not plain, and in torch.compile."""
-        if not self._is_streamed or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._is_streamed(encoder_out, predictor_out):
             return None
         layers = (self.simple_am_proj, self.simple_lm_proj)
         parameters = plain_parameters(layers, encoder_out.device)
@@ -282,7 +283,9 @@ class PrunedTransducerLoss(nn.Module):
             return None
         has_prior = self.simple_options.scales.am_only_scale != 0
         is_plain = tdt is not None and tdt.is_plain
-        if torch.compiler.is_compiling() or has_prior or is_plain or self._is_streamed:
+        if torch.compiler.is_compiling() or has_prior or is_plain:
+            return None
+        if self._is_streamed(encoder_out, predictor_out):
             return None
         if min(encoder_out.numel(), predictor_out.numel()) == 0:
             return None

@@ -148,6 +148,7 @@ def export() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "cuda_step": lambda: comparison("cuda", ["step"]),
     "cuda_exact_step": lambda: comparison("cuda", ["exact_step"]),
+    "cuda_tdt": lambda: comparison("cuda", ["tdt_step", "tdt_exact_step"]),
     "cuda_losses": lambda: comparison("cuda", ["simple", "full"]),
     "cuda_parts": lambda: comparison("cuda", ["lattice", "bounds"]),
     "cuda_launches": launches,

@@ -55,9 +55,9 @@ def numbers(module: pruned_rnnt.PrunedTransducerLoss, batch: list[Tensor]) -> li
 
 def both(module, batch, monkeypatch) -> tuple[list[Tensor], list[Tensor]]:
     """In tiles, and with am and lm stored."""
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 0)
     got = numbers(module, batch)
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V + 1)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 1 << 40)
     return got, numbers(module, batch)
 
 
@@ -103,9 +103,9 @@ def test_symbols_without_probability(device, monkeypatch) -> None:
         module.simple_am_proj.bias[28:46] = -torch.inf
         module.simple_lm_proj.bias[2] = -torch.inf
     batch = batch_of(device, torch.float64)
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 0)
     got = module(*batch, step=4)
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V + 1)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 1 << 40)
     wanted = module(*batch, step=4)
     torch.testing.assert_close(got.simple_loss, wanted.simple_loss)
     assert got.simple_loss.isinf().tolist() == [False, True, False]
@@ -120,12 +120,12 @@ def test_symbols_without_probability(device, monkeypatch) -> None:
 def test_dtypes(dtype, tolerance, device, monkeypatch) -> None:
     module = module_of(device, dtype)
     batch = batch_of(device, dtype)
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 0)
     got = numbers(module, batch)
     exact = module_of("cpu", torch.float64)
     exact.load_state_dict({name: x.cpu().double() for name, x in module.state_dict().items()})
     wide = [x.detach().cpu().double().requires_grad_() for x in batch[:2]]
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V + 1)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 1 << 40)
     wanted = numbers(exact, [*wide, batch[2].cpu(), *batch[3:]])
     for left, right in zip(got, wanted, strict=True):
         scale = max(right.abs().max().item(), 1e-3)
@@ -160,7 +160,7 @@ def test_tied_layers(tied, device, monkeypatch) -> None:
 
 @pytest.mark.parametrize("device", cases.DEVICES)
 def test_frozen_layers_get_no_gradient(device, monkeypatch) -> None:
-    monkeypatch.setattr(streamed_loss, "LEAST_VOCABULARY", V)
+    monkeypatch.setattr(streamed_loss, "MOST_STORED_BYTES", 0)
     module = module_of(device, torch.float64)
     names = [name for name, _ in module.named_parameters()]
     gradients = numbers(module, batch_of(device, torch.float64))[-len(names) :]

@@ -45,8 +45,8 @@ from pruned_rnnt.ops.simple.simple_loss import (
 )
 from pruned_rnnt.ops.simple.simple_products import simple_product
 
-# Vocabularies from this size on are streamed.
-LEAST_VOCABULARY = 1 << 15
+# Where am and lm would take more together, they are streamed: it takes longer than storing them.
+MOST_STORED_BYTES = 2 << 30
 # The most that am and lm of a tile may take together, and the limits of its columns.
 _TILE_BYTES = 192 << 20
 _LEAST_COLUMNS, _MOST_COLUMNS = 1 << 9, 1 << 14
