@@ -69,7 +69,7 @@ RNNT_DEVICE void load_vectors(const scalar* row, int32_t begin, int32_t V,
 template <typename Work>
 void dispatch_lanes(int64_t V, int width, int64_t rows, Work&& work) {
   const int64_t vectors = (V + width - 1) / width;
-  if (vectors <= 32) return work(std::integral_constant<int, 8>());
+  if (vectors <= 64) return work(std::integral_constant<int, 8>());
   if (vectors <= 1024 || rows > 8192) return work(std::integral_constant<int, 32>());
   return work(std::integral_constant<int, kRowThreads>());
 }
