@@ -32,6 +32,10 @@ BUILD_NOTES = "build_notes.txt"
 COMPOSED = frozenset(
     ["ctc", "fused_log_probs", "fused_log_probs_backward", "scale", "simple_product", "simple_sums"]
 )
+# Ops that are called where they have CUDA kernels only: their fallbacks state what those compute.
+CUDA_ONLY = frozenset(
+    ["active_joiner_rows", "active_joiner_rows_backward", "active_log_probs_backward"]
+)
 
 logger = logging.getLogger("pruned_rnnt")
 
