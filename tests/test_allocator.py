@@ -17,7 +17,7 @@ if sys.argv[1] == "keep" and not keep_freed_memory():
 x = torch.zeros(2**24)
 (x + 1), (x + 1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(40):
     x + 1
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -33,6 +33,6 @@ def page_faults(mode: str) -> int:
 
 
 def test_freed_blocks_are_used_again() -> None:
-    assert page_faults("keep") < 1000
-    # Otherwise each of ten blocks has 16,384 new pages (fewer where the system uses large ones).
-    assert page_faults("default") > page_faults("keep")
+    # By default each of forty blocks has 16,384 new pages (fewer where the system uses large ones).
+    # With memory kept, the first few have: the heap may still grow.
+    assert page_faults("keep") < page_faults("default") / 4
