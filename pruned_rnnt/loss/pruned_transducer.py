@@ -24,10 +24,11 @@ from pruned_rnnt.loss.results import (
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
+from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
-from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
@@ -224,9 +225,8 @@ class PrunedTransducerLoss(nn.Module):
                 simple = simple_loss(am, lm, batch, options)
             else:
                 simple = streamed_simple_loss(streamed, batch, options)
-            _, emit, blank = simple
-            topology = (self.s_range, self.options.rnnt_type)
-            start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
+            nodes = OccupancyAndLengths(*simple[1:], *utterances.lengths)
+            start_NT = choose_bounds(nodes, self.s_range, self.options.rnnt_type, self.exact_bounds)
             pruned_N = band_loss(
                 self.joiner,
                 encoder_out,
@@ -301,24 +301,22 @@ class PrunedTransducerLoss(nn.Module):
         dtype = product_dtype(*inputs.given)
         if not has_dtypes_of_step(inputs, dtype):
             return None
-        frames = encoder_out.shape[1]
         options = self.options
         if self.tdt is not None:
             options = options._replace(rnnt_type=self.tdt.band_topology)
+        frames = encoder_out.shape[1]
+        chunks = row_chunks(
+            utterances.band_rows(frames, self.s_range),
+            self.s_range,
+            logit_bytes=self.vocab_size * dtype.itemsize,
+            hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
+        )
+        sizes = (frames, self.s_range, *chunks, self.vocab_size)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
-            joiner=joiner_plan(
-                utterances.band_rows(frames, self.s_range),
-                frames=frames,
-                columns=self.s_range,
-                logit_bytes=self.vocab_size * dtype.itemsize,
-                hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
-                vocabulary=self.vocab_size,
-                activation=ACTIVATIONS[joiner.activation],
-                options=options,
-            ),
+            joiner=JoinerPlan(*sizes, ACTIVATIONS[joiner.activation], options),
             exact_bounds=self.exact_bounds,
             simple_scale=scales[0],
             pruned_scale=scales[1],
