@@ -252,7 +252,6 @@ def _check_symbols(targets: Tensor, target_lengths: Tensor, vocabulary: int, bla
     u = torch.arange(targets.shape[1], device=targets.device)
     used = u < target_lengths.to(targets.device)[:, None]
     bad = used & ((targets < 0) | (targets >= vocabulary) | (targets == blank))
-
     n = first_bad(bad.any(1))
     if n is not None:
         column = int(bad[n].int().argmax())

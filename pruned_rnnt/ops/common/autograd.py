@@ -9,10 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MESSAGE = (
-    "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
-)
-
 
 class _Refuse(torch.autograd.Function):
     """The gradients, whose own backward pass raises."""
@@ -23,7 +19,10 @@ class _Refuse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        raise RuntimeError(MESSAGE)
+        raise RuntimeError(
+            "pruned_rnnt's losses have first derivatives only: this gradient cannot be "
+            "differentiated again"
+        )
 
 
 def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Nodes(NamedTuple):
@@ -74,6 +75,4 @@ class LatticeRows(NamedTuple):
 def packed_splits(logit_lengths: Tensor, target_lengths: Tensor, columns: int | None) -> Tensor:
     """row_splits (N+1) int64 of packed rows, of a band of that many columns or the full lattice."""
     rows_N = logit_lengths.long() * (target_lengths.long() + 1 if columns is None else columns)
-    splits = rows_N.new_zeros((rows_N.shape[0] + 1,))
-    torch.cumsum(rows_N, 0, out=splits[1:])
-    return splits
+    return pad(rows_N.cumsum(0), (1, 0))
