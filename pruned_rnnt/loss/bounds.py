@@ -99,11 +99,10 @@ def check_bounds(
     checks.check_integers("bounds.start", start)
     if start.dim() != 2:
         raise ValueError(f"bounds.start has shape {tuple(start.shape)}; it must be (N, T)")
-    batch, device = utterances.targets.shape[0], utterances.targets.device
+    batch = utterances.targets.shape[0]
     frames = start.shape[1] if frames is None else frames
     checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
-    if start.device != device:
-        raise ValueError(f"bounds.start is on {start.device} but targets on {device}")
+    checks.check_same("bounds.start", start, "targets", utterances.targets)
     checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     if checks.readable(validate, start):

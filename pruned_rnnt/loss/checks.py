@@ -31,9 +31,8 @@ def check_tensor(name: str, x: object) -> None:
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
 
 
-def check_integers(name: str, x: object) -> None:
+def check_integers(name: str, x: Tensor) -> None:
     check_tensor(name, x)
-    assert isinstance(x, Tensor)
     if x.dtype not in INTEGERS:
         raise ValueError(f"{name} is {x.dtype}; it must be int32 or int64")
 

@@ -207,12 +207,10 @@ class PrunedTransducerLoss(nn.Module):
         encoder_out, predictor_out, utterances, scales, tdt = call
         streamed = self._streamed_inputs(encoder_out, predictor_out)
         if streamed is None:
-            projected = (
-                projection(self.simple_am_proj, encoder_out),
-                projection(self.simple_lm_proj, predictor_out),
-            )
-            dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
-            am, lm = (x.to(dtype).contiguous() for x in projected)
+            am = projection(self.simple_am_proj, encoder_out)
+            lm = projection(self.simple_lm_proj, predictor_out)
+            dtype = torch.promote_types(am.dtype, lm.dtype)
+            am, lm = (x.to(dtype).contiguous() for x in (am, lm))
         if self.tdt is not None:
             assert isinstance(self.joiner, Joiner)
             assert tdt is not None
@@ -238,16 +236,10 @@ class PrunedTransducerLoss(nn.Module):
             )
         simple_N, emit, blank, *of_tdt = simple
         total_N = scales[0] * simple_N + scales[1] * pruned_N
-        return StepLosses(
-            reduced(total_N, self.reduction),
-            reduced(simple_N, self.reduction),
-            reduced(pruned_N, self.reduction),
-            emit,
-            blank,
-            start_NT,
-            torch.stack([total_N, simple_N, pruned_N]).detach(),
-            *of_tdt,
-        )
+        each = (total_N, simple_N, pruned_N)
+        total, of_simple, of_pruned = (reduced(x, self.reduction) for x in each)
+        each_3N = torch.stack(each).detach()
+        return StepLosses(total, of_simple, of_pruned, emit, blank, start_NT, each_3N, *of_tdt)
 
     def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
         """Whether am and lm of the simple loss would be so large that they are not stored."""

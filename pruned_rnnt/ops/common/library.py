@@ -117,8 +117,7 @@ def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
         # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
         if MISSING_KERNELS and not torch.compiler.is_compiling():
             device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
-            message = MISSING_KERNELS.pop(device, "")
-            if message:
+            if message := MISSING_KERNELS.pop(device, ""):
                 warnings.warn(message, UserWarning, stacklevel=1)
         fallback(*arguments, **named)
 

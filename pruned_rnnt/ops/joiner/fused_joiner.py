@@ -81,16 +81,9 @@ def input_gradients(
     ]
     grad_lm = torch.empty_like(inputs.lm, dtype=acc)
     grads = JoinerGradients(torch.empty_like(inputs.am), grad_lm, *of_layer)
-    fused_log_probs_backward(
-        grad_loss.to(acc).contiguous(),
-        inputs,
-        *plan,
-        statistics,
-        durations,
-        kept is not None,
-        _workspace(inputs, plan) if kept is None else kept,
-        grads,
-    )
+    workspace = _workspace(inputs, plan) if kept is None else kept
+    given = (grad_loss.to(acc).contiguous(), inputs, *plan, statistics, durations)
+    fused_log_probs_backward(*given, kept is not None, workspace, grads)
     return [grad if grad is None else grad.to(inputs.am.dtype) for grad in grads]
 
 

@@ -105,8 +105,7 @@ def simple_scores(
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
     lm_lse = row_lse if options.scales.lm_only_scale != 0 else None
     smoothing = Smoothing(lm_lse, am_lse, log_q)
-    shape = (3, *am.shape[:2], lm.shape[1])
-    scores = NodeScores(*am.new_empty(shape, dtype=acc).unbind(0))
+    scores = NodeScores(*am.new_empty((3, *am.shape[:2], lm.shape[1]), dtype=acc).unbind(0))
     simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, options.scales, scores)
     return scores, SimpleState(exps, product, scores.logz, smoothing)
 
