@@ -193,7 +193,7 @@ def check_lengths(
         _length("target_lengths", target_lengths, sizes.symbols, sizes),
     )
     if readable(validate, *lengths):
-        _check_paths(*lengths, sizes, rnnt_type)
+        _check_paths(lengths, sizes, rnnt_type)
     return lengths
 
 
@@ -215,13 +215,11 @@ def first_bad(bad_N: Tensor) -> int | None:
     return int(bad_N.int().argmax()) if bool(bad_N.any()) else None
 
 
-def _check_paths(
-    logit_lengths: Tensor, target_lengths: Tensor, sizes: Sizes, rnnt_type: int
-) -> None:
+def _check_paths(lengths: tuple[Tensor, Tensor], sizes: Sizes, rnnt_type: int) -> None:
     _, frames, symbols, *_ = sizes
     assert symbols is not None
     # In Python: a dozen tensor operations on a few lengths take longer than this check.
-    frames_N, symbols_N = logit_lengths.tolist(), target_lengths.tolist()
+    frames_N, symbols_N = (x.tolist() for x in lengths)
     most = frames if frames is not None else torch.iinfo(torch.int32).max
     if frames_N and not 1 <= min(frames_N) <= max(frames_N) <= most:
         n = next(n for n, length in enumerate(frames_N) if not 1 <= length <= most)

@@ -173,8 +173,7 @@ class PrunedTransducerLoss(nn.Module):
         checks.check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
         owner = (encoder_out.device, "encoder_out and predictor_out")
         sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
-        given = (targets, logit_lengths, target_lengths)
-        utterances = checks.check_batch(*given, sizes, self.options)
+        utterances = checks.check_batch(targets, logit_lengths, target_lengths, sizes, self.options)
         if utterances.host_lengths is not None and checks.readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
@@ -187,10 +186,7 @@ class PrunedTransducerLoss(nn.Module):
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
             occupancy = TdtOccupancy(emit, blank, stay, durations)
-        if each_3N is None:
-            each = tuple(x.detach() for x in (total, simple, pruned))
-        else:
-            each = each_3N.unbind()
+        each = (total, simple, pruned) if each_3N is None else each_3N.unbind()
         return TransducerLosses(
             loss=total,
             simple_loss=simple,
@@ -199,7 +195,7 @@ class PrunedTransducerLoss(nn.Module):
             bounds=Bounds(start_NT, self.s_range),
             simple_scale=scales[0],
             pruned_scale=scales[1],
-            utterances=UtteranceLosses(*each),
+            utterances=UtteranceLosses(*(x.detach() for x in each)),
         )
 
     def _composed(self, call: _Call) -> StepLosses:
@@ -255,12 +251,12 @@ class PrunedTransducerLoss(nn.Module):
         """None if am and lm are stored: also of layers that are not plain, and in torch.compile."""
         if torch.compiler.is_compiling() or not self._is_streamed(encoder_out, predictor_out):
             return None
-        layers = (self.simple_am_proj, self.simple_lm_proj)
-        parameters = plain_parameters(layers, encoder_out.device)
+        device = encoder_out.device
+        parameters = plain_parameters((self.simple_am_proj, self.simple_lm_proj), device)
         if parameters is None:
             return None
         am_weight, am_bias, lm_weight, lm_bias = parameters
-        if not torch.is_autocast_enabled(encoder_out.device.type):
+        if not torch.is_autocast_enabled(device.type):
             encoder_out = encoder_out.to(am_weight.dtype)
             predictor_out = predictor_out.to(lm_weight.dtype)
         return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)

@@ -75,5 +75,4 @@ class Utterances(NamedTuple):
         `frames` frames for each utterance."""
         if self.host_lengths is None:
             return len(self.targets) * frames * columns
-        frames_N: list[int] = self.host_lengths[0].tolist()
-        return sum(frames_N) * columns
+        return int(self.host_lengths[0].sum()) * columns
