@@ -24,11 +24,10 @@ from pruned_rnnt.loss.results import (
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
-from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
+from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
-from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
@@ -173,7 +172,8 @@ class PrunedTransducerLoss(nn.Module):
         checks.check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
         owner = (encoder_out.device, "encoder_out and predictor_out")
         sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
-        utterances = checks.check_batch(targets, logit_lengths, target_lengths, sizes, self.options)
+        given = (targets, logit_lengths, target_lengths)
+        utterances = checks.check_batch(*given, sizes, self.options)
         if utterances.host_lengths is not None and checks.readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
@@ -186,7 +186,10 @@ class PrunedTransducerLoss(nn.Module):
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
             occupancy = TdtOccupancy(emit, blank, stay, durations)
-        each = (total, simple, pruned) if each_3N is None else each_3N.unbind()
+        if each_3N is None:
+            each = tuple(x.detach() for x in (total, simple, pruned))
+        else:
+            each = each_3N.unbind()
         return TransducerLosses(
             loss=total,
             simple_loss=simple,
@@ -195,7 +198,7 @@ class PrunedTransducerLoss(nn.Module):
             bounds=Bounds(start_NT, self.s_range),
             simple_scale=scales[0],
             pruned_scale=scales[1],
-            utterances=UtteranceLosses(*(x.detach() for x in each)),
+            utterances=UtteranceLosses(*each),
         )
 
     def _composed(self, call: _Call) -> StepLosses:
@@ -203,10 +206,12 @@ class PrunedTransducerLoss(nn.Module):
         encoder_out, predictor_out, utterances, scales, tdt = call
         streamed = self._streamed_inputs(encoder_out, predictor_out)
         if streamed is None:
-            am = projection(self.simple_am_proj, encoder_out)
-            lm = projection(self.simple_lm_proj, predictor_out)
-            dtype = torch.promote_types(am.dtype, lm.dtype)
-            am, lm = (x.to(dtype).contiguous() for x in (am, lm))
+            projected = (
+                projection(self.simple_am_proj, encoder_out),
+                projection(self.simple_lm_proj, predictor_out),
+            )
+            dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
+            am, lm = (x.to(dtype).contiguous() for x in projected)
         if self.tdt is not None:
             assert isinstance(self.joiner, Joiner)
             assert tdt is not None
@@ -219,8 +224,9 @@ class PrunedTransducerLoss(nn.Module):
                 simple = simple_loss(am, lm, batch, options)
             else:
                 simple = streamed_simple_loss(streamed, batch, options)
-            nodes = OccupancyAndLengths(*simple[1:], *utterances.lengths)
-            start_NT = choose_bounds(nodes, self.s_range, self.options.rnnt_type, self.exact_bounds)
+            _, emit, blank = simple
+            topology = (self.s_range, self.options.rnnt_type)
+            start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
             pruned_N = band_loss(
                 self.joiner,
                 encoder_out,
@@ -232,10 +238,16 @@ class PrunedTransducerLoss(nn.Module):
             )
         simple_N, emit, blank, *of_tdt = simple
         total_N = scales[0] * simple_N + scales[1] * pruned_N
-        each = (total_N, simple_N, pruned_N)
-        total, of_simple, of_pruned = (reduced(x, self.reduction) for x in each)
-        each_3N = torch.stack(each).detach()
-        return StepLosses(total, of_simple, of_pruned, emit, blank, start_NT, each_3N, *of_tdt)
+        return StepLosses(
+            reduced(total_N, self.reduction),
+            reduced(simple_N, self.reduction),
+            reduced(pruned_N, self.reduction),
+            emit,
+            blank,
+            start_NT,
+            torch.stack([total_N, simple_N, pruned_N]).detach(),
+            *of_tdt,
+        )
 
     def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
         """Whether am and lm of the simple loss would be so large that they are not stored."""
@@ -251,12 +263,12 @@ class PrunedTransducerLoss(nn.Module):
         """None if am and lm are stored: also of layers that are not plain, and in torch.compile."""
         if torch.compiler.is_compiling() or not self._is_streamed(encoder_out, predictor_out):
             return None
-        device = encoder_out.device
-        parameters = plain_parameters((self.simple_am_proj, self.simple_lm_proj), device)
+        layers = (self.simple_am_proj, self.simple_lm_proj)
+        parameters = plain_parameters(layers, encoder_out.device)
         if parameters is None:
             return None
         am_weight, am_bias, lm_weight, lm_bias = parameters
-        if not torch.is_autocast_enabled(device.type):
+        if not torch.is_autocast_enabled(encoder_out.device.type):
             encoder_out = encoder_out.to(am_weight.dtype)
             predictor_out = predictor_out.to(lm_weight.dtype)
         return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)
@@ -289,22 +301,24 @@ class PrunedTransducerLoss(nn.Module):
         dtype = product_dtype(*inputs.given)
         if not has_dtypes_of_step(inputs, dtype):
             return None
+        frames = encoder_out.shape[1]
         options = self.options
         if self.tdt is not None:
             options = options._replace(rnnt_type=self.tdt.band_topology)
-        frames = encoder_out.shape[1]
-        chunks = row_chunks(
-            utterances.band_rows(frames, self.s_range),
-            self.s_range,
-            logit_bytes=self.vocab_size * dtype.itemsize,
-            hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
-        )
-        sizes = (frames, self.s_range, *chunks, self.vocab_size)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
-            joiner=JoinerPlan(*sizes, ACTIVATIONS[joiner.activation], options),
+            joiner=joiner_plan(
+                utterances.band_rows(frames, self.s_range),
+                frames=frames,
+                columns=self.s_range,
+                logit_bytes=self.vocab_size * dtype.itemsize,
+                hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
+                vocabulary=self.vocab_size,
+                activation=ACTIVATIONS[joiner.activation],
+                options=options,
+            ),
             exact_bounds=self.exact_bounds,
             simple_scale=scales[0],
             pruned_scale=scales[1],

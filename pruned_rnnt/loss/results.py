@@ -61,7 +61,8 @@ class Bounds(NamedTuple):
     @property
     def ranges(self) -> Tensor:
         """(N, T, S) int64: every kept column, as k2 writes the band."""
-        return self.start.long()[:, :, None] + torch.arange(self.s_range, device=self.start.device)
+        steps = torch.arange(self.s_range, device=self.start.device)
+        return self.start.long()[:, :, None] + steps
 
 
 class PrunedInputs(NamedTuple):

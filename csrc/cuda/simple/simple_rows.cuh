@@ -1,5 +1,6 @@
 // Rows of the trivial joiner's gradients: exponentials times sums, less the emitted symbols.
-// Formulas and storage: simple_log_probs.py and simple_products.py of pruned_rnnt/ops/simple.
+// Formulas: pruned_rnnt/ops/simple/simple_log_probs.py; storage of exponentials:
+// pruned_rnnt/ops/simple/simple_products.py.
 //
 // Axes: N batch, T frames, U symbols, V vocabulary, V' its padded size in storage. A row of am
 // belongs to a frame and has every row of lm as a partner, and vice versa, so that both gradients

@@ -1,4 +1,7 @@
-"""The prior that smooths am: q, the mean of the predictor's softmax over all real positions."""
+"""The prior of the predictor that smooths am: q, the mean of its softmax over all real positions.
+
+simple_log_probs.py uses it for smoothing.
+"""
 
 from __future__ import annotations
 
