@@ -221,8 +221,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
 def test_memory_on_the_cpu_is_bounded() -> None:
-    """am alone would take 458 MiB in float32, and its exponentials and gradient as much each."""
+    """am alone would take 458 MiB in float32, and its exponentials and gradient as much each: with
+    both stored the step takes 1.5 GiB, in tiles 0.6 GiB."""
     result = subprocess.run(
         [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True
     )
-    assert int(result.stdout) < 600
+    assert int(result.stdout) < 800
