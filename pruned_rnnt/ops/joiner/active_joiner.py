@@ -78,21 +78,15 @@ class ActivePlan(NamedTuple):
         return cls(max(joiner.columns, CHUNK_BYTES // row_bytes), rows_on_device)
 
 
-class _OutputLayer(NamedTuple):
-    """weight (V',D), and with_bias (V',D+8): weight, bias and zeros."""
-
-    weight: Tensor
-    with_bias: Tensor
-
-    @classmethod
-    def of(cls, inputs: JoinerInputs) -> _OutputLayer:
-        zeros = inputs.weight.new_zeros((inputs.weight.shape[0], _BIAS_COLUMNS - 1))
-        return cls(inputs.weight, torch.cat((inputs.weight, inputs.bias[:, None], zeros), dim=1))
+def _weight_and_bias(inputs: JoinerInputs) -> Tensor:
+    """(V',D+8): weight, bias and zeros, the factors of hidden rows with their column of ones."""
+    zeros = inputs.weight.new_zeros((inputs.weight.shape[0], _BIAS_COLUMNS - 1))
+    return torch.cat((inputs.weight, inputs.bias[:, None], zeros), dim=1)
 
 
 def _logits(
     inputs: JoinerInputs,
-    layer: _OutputLayer,
+    layer: Tensor,
     rows: LatticeRows,
     active: ActiveRows,
     sizes: Tensor,
@@ -100,9 +94,10 @@ def _logits(
     activation: int,
     hidden: Tensor,
 ) -> Tensor:
-    """Logits (C,V') of the rows of a chunk; hidden (C,D+8) holds their hidden rows afterwards."""
+    """Logits (C,V') of the rows of a chunk, of `sizes` (K,) rows each, by the layer of
+    _weight_and_bias; hidden (C,D+8) holds their hidden rows afterwards."""
     active_joiner_rows(inputs.am, inputs.lm, rows, active, chunk, activation, hidden)
-    return multiply_first_rows(hidden, layer.with_bias.t(), sizes[chunk : chunk + 1])
+    return multiply_first_rows(hidden, layer.t(), sizes[chunk : chunk + 1])
 
 
 def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> RowLogProbs:
@@ -117,7 +112,7 @@ def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> 
     assert inputs.row_splits is not None
     rows, chunk_rows = plan.lattice_rows(inputs), active_plan.chunk_rows
     every = all_rows(inputs.row_splits[-1], plan.rows, chunk_rows)
-    sizes_K, layer = every.begins.diff(), _OutputLayer.of(inputs)
+    sizes_K, layer = every.begins.diff(), _weight_and_bias(inputs)
     hidden = am.new_empty((chunk_rows, am.shape[2] + _BIAS_COLUMNS))
     for chunk, begin in enumerate(range(0, plan.rows, chunk_rows)):
         end = min(begin + chunk_rows, plan.rows)
@@ -141,7 +136,7 @@ def _gradients(
     active = active_rows(
         statistics, rows, plan.options.fastemit_lambda, chunk_rows=active_plan.chunk_rows
     )
-    sizes_K, layer, width = active.begins.diff(), _OutputLayer.of(inputs), am.shape[2]
+    sizes_K, layer, width = active.begins.diff(), _weight_and_bias(inputs), am.shape[2]
     # A chunk ends with the frame in which it becomes full.
     longest = min(active_plan.chunk_rows + plan.columns, plan.rows)
     hidden = am.new_empty((longest, width + _BIAS_COLUMNS))

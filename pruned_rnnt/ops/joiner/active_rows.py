@@ -66,9 +66,11 @@ def active_rows(
     listed = numbers.new_zeros(count + 1).scatter_(0, slots, numbers)
     chunks = -(-count // chunk_rows)
     wanted = torch.arange(chunks + 1, device=active.device) * chunk_rows
-    nodes, starts = _frame_starts(rows, listed[wanted.clamp(max=count)].long())
+    at = listed[wanted.clamp(max=count)].long()
+    nodes = rows.nodes_of(at)
     is_end = wanted >= places[-1]
-    begins = torch.where(is_end, places[-1], places[starts])
+    # Of a whole lattice, at - u is the first row of the frame.
+    begins = torch.where(is_end, places[-1], places[at - nodes.u])
     utterances = torch.where(is_end, rows.logit_lengths.shape[0], nodes.n)
     frames = torch.where(is_end, 0, nodes.t)
     return ActiveRows(listed, places, begins, utterances.int(), frames.int())
@@ -80,12 +82,6 @@ def all_rows(total: Tensor, count: int, chunk_rows: int) -> ActiveRows:
     numbers = torch.arange(count + 1, dtype=torch.int32, device=total.device)
     begins = (numbers[: -(-count // chunk_rows) + 1] * chunk_rows).clamp(max=total)
     return ActiveRows(numbers, numbers, begins, begins, begins)
-
-
-def _frame_starts(rows: LatticeRows, at: Tensor) -> tuple[Nodes, Tensor]:
-    """The nodes of these rows, and the first rows of their frames."""
-    nodes = rows.nodes_of(at)
-    return nodes, at - nodes.u
 
 
 def _chunk(rows: LatticeRows, active: ActiveRows, chunk: int) -> tuple[int, Tensor, Nodes]:
