@@ -130,7 +130,6 @@ template <Activation activation>
 __device__ void active_position(const RowGeometry& geometry, const ActiveChunk& chunk,
                                 const ActiveSizes& sizes, const scalar* grad, const scalar* hidden,
                                 real* grad_lm) {
-  __shared__ real sums[kWarps][32 * kWidth];
   const int64_t task = blockIdx.x - sizes.frame_blocks;
   const int64_t position = task / sizes.pieces;
   const int32_t piece = int32_t(task - position * sizes.pieces), D = sizes.D;
@@ -162,17 +161,7 @@ __device__ void active_position(const RowGeometry& geometry, const ActiveChunk& 
       }
     }
   }
-#pragma unroll
-  for (int k = 0; k < kWidth; ++k) sums[warp][lane * kWidth + k] = sum[k];
-  __syncthreads();
-  for (int i = threadIdx.x; i < 32 * kWidth; i += kThreads) {
-    const int32_t at = piece * 32 * kWidth + i;
-    if (at >= D) return;
-    real total = 0;
-#pragma unroll
-    for (int part = 0; part < kWarps; ++part) total += sums[part][i];
-    grad_lm[position * D + at] += total;
-  }
+  add_warp_sums<kWarps>(sum, piece, D, grad_lm + position * D);
 }
 
 template <Activation activation>
@@ -227,13 +216,7 @@ void active_log_probs_backward(const Launcher& launch, const View& grad_loss, co
   check_rows(logits, logits.stride(0), "active_log_probs_backward");
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              targets.size(1));
-  const GradientInputs<real> in{data_of<real>(grad_loss),
-                                data_of<real>(lse),
-                                data_of<real>(gx),
-                                data_of<real>(gy),
-                                static_cast<real>(1 + fastemit_lambda),
-                                static_cast<real>(clamp),
-                                static_cast<LogitMode>(mode)};
+  const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
   launch(active_log_probs_backward_kernel, blocks_of(logits.size(0)), kThreads, 0, geometry,
          SymbolTable(targets, vocabulary, blank),
          ActiveChunk(listed, places, begins, utterances, frames, k), in, int32_t(logits.stride(0)),

@@ -55,4 +55,23 @@ RNNT_DEVICE void add_row(const scalar* grad, const scalar* hidden, int64_t offse
   }
 }
 
+// Adds the sums of all warps of a block, for piece `piece` of 32 vectors of a row of D elements, to
+// that row, in the order of the warps.
+template <int warps, typename real, int width>
+RNNT_DEVICE void add_warp_sums(const real (&sum)[width], int32_t piece, int32_t D, real* row) {
+  __shared__ real sums[warps][32 * width];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < width; ++k) sums[warp][lane * width + k] = sum[k];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 32 * width; i += warps * 32) {
+    const int32_t at = piece * 32 * width + i;
+    if (at >= D) return;
+    real total = 0;
+#pragma unroll
+    for (int from = 0; from < warps; ++from) total += sums[from][i];
+    row[at] += total;
+  }
+}
+
 }  // namespace pruned_rnnt::cuda

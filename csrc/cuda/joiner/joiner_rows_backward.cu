@@ -58,7 +58,6 @@ __device__ void position_gradient(const RowGeometry& geometry, const BackwardSiz
                                   const scalar* grad, const scalar* hidden,
                                   acc_type<scalar>* grad_lm) {
   using real = acc_type<scalar>;
-  __shared__ real sums[kWarps][32 * width];
   const int64_t task = blockIdx.x - sizes.frame_blocks;
   const int64_t position = task / sizes.pieces;
   const int32_t piece = int32_t(task - position * sizes.pieces), D = sizes.D;
@@ -92,17 +91,7 @@ __device__ void position_gradient(const RowGeometry& geometry, const BackwardSiz
       add_row<activation, width>(grad, hidden, (base + t * W + u - start[t]) * D + d, sum);
     });
   }
-#pragma unroll
-  for (int k = 0; k < width; ++k) sums[warp][lane * width + k] = sum[k];
-  __syncthreads();
-  for (int i = threadIdx.x; i < 32 * width; i += kThreads) {
-    const int32_t at = piece * 32 * width + i;
-    if (at >= D) return;
-    real total = 0;
-#pragma unroll
-    for (int from = 0; from < kWarps; ++from) total += sums[from][i];
-    grad_lm[position * D + at] += total;
-  }
+  add_warp_sums<kWarps>(sum, piece, D, grad_lm + position * D);
 }
 
 template <typename scalar, Activation activation, int width>

@@ -91,13 +91,7 @@ void log_probs_backward(const Launcher& launch, const View& grad_loss, const Vie
     using real = acc_type<scalar>;
     const scalar* data = data_of<scalar>(logits);
     scalar* gradients = mutable_data_of<scalar>(grad_logits);
-    const GradientInputs<real> in{data_of<real>(grad_loss),
-                                  data_of<real>(lse),
-                                  data_of<real>(gx),
-                                  data_of<real>(gy),
-                                  static_cast<real>(1 + fastemit_lambda),
-                                  static_cast<real>(clamp),
-                                  static_cast<LogitMode>(mode)};
+    const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
     if (are_short_rows<scalar>(data, V, stride) && columns == V &&
         are_short_rows<scalar>(gradients, V, gradient_stride)) {
       dispatch_width<scalar>(short_row_width<scalar>(V), [&](auto width) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"
+#include "cuda/common/view.cuh"
 #include "cuda/joiner/logit_rows.cuh"
 #include "row_geometry.h"
 #include "symbol_table.h"
@@ -12,6 +13,16 @@ namespace pruned_rnnt::cuda {
 
 template <typename real>
 struct GradientInputs {
+  GradientInputs(const View& grad_loss, const View& lse, const View& gx, const View& gy,
+                 int64_t mode, double fastemit_lambda, double clamp)
+      : grad_loss(data_of<real>(grad_loss)),
+        lse(data_of<real>(lse)),
+        emit_occupancy(data_of<real>(gx)),
+        blank_occupancy(data_of<real>(gy)),
+        emit_factor(static_cast<real>(1 + fastemit_lambda)),
+        clamp(static_cast<real>(clamp)),
+        mode(static_cast<LogitMode>(mode)) {}
+
   const real *grad_loss, *lse, *emit_occupancy, *blank_occupancy;
   real emit_factor, clamp;
   LogitMode mode;
