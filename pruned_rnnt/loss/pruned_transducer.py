@@ -22,15 +22,15 @@ from pruned_rnnt.loss.results import (
     reduced,
 )
 from pruned_rnnt.loss.simple import check_scales
+from pruned_rnnt.loss.streamed_inputs import exceeds_stored_bytes, streamed_inputs
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
-from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
-from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
+from pruned_rnnt.ops.simple.streamed_loss import streamed_simple_loss
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_ops import has_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
@@ -204,12 +204,14 @@ class PrunedTransducerLoss(nn.Module):
     def _composed(self, call: _Call) -> StepLosses:
         """The losses layer by layer."""
         encoder_out, predictor_out, utterances, scales, tdt = call
-        streamed = self._streamed_inputs(encoder_out, predictor_out)
+        layers = (self.simple_am_proj, self.simple_lm_proj)
+        streamed = None
+        # torch.compile must see each layer.
+        if not torch.compiler.is_compiling() and self._is_streamed(encoder_out, predictor_out):
+            streamed = streamed_inputs(encoder_out, predictor_out, *layers)
         if streamed is None:
-            projected = (
-                projection(self.simple_am_proj, encoder_out),
-                projection(self.simple_lm_proj, predictor_out),
-            )
+            given = zip(layers, (encoder_out, predictor_out), strict=True)
+            projected = [projection(layer, x) for layer, x in given]
             dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
             am, lm = (x.to(dtype).contiguous() for x in projected)
         if self.tdt is not None:
@@ -250,28 +252,13 @@ class PrunedTransducerLoss(nn.Module):
         )
 
     def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
-        """Whether am and lm of the simple loss would be so large that they are not stored."""
+        """Whether am and lm of the simple loss are not stored, if their layers are plain."""
         has_prior = self.simple_options.scales.am_only_scale != 0
-        dtype = product_dtype(encoder_out, self.simple_am_proj.weight)
-        rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
-        is_large = rows * self.vocab_size * dtype.itemsize > streamed_loss.MOST_STORED_BYTES
-        return is_large and self.tdt is None and not has_prior
-
-    def _streamed_inputs(
-        self, encoder_out: Tensor, predictor_out: Tensor
-    ) -> ProjectedInputs | None:
-        """None if am and lm are stored: also of layers that are not plain, and in torch.compile."""
-        if torch.compiler.is_compiling() or not self._is_streamed(encoder_out, predictor_out):
-            return None
-        layers = (self.simple_am_proj, self.simple_lm_proj)
-        parameters = plain_parameters(layers, encoder_out.device)
-        if parameters is None:
-            return None
-        am_weight, am_bias, lm_weight, lm_bias = parameters
-        if not torch.is_autocast_enabled(encoder_out.device.type):
-            encoder_out = encoder_out.to(am_weight.dtype)
-            predictor_out = predictor_out.to(lm_weight.dtype)
-        return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)
+        return (
+            self.tdt is None
+            and not has_prior
+            and exceeds_stored_bytes(encoder_out, predictor_out, self.simple_am_proj.weight)
+        )
 
     def _in_one_step(self, call: _Call) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
