@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pruned_rnnt.model.captured_passes import CapturedPasses, capturing
 from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.shape_steps import round_up
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
@@ -39,6 +40,8 @@ _MOST_GRAPHS = 160
 # Feature frames are padded to a multiple of this; large counts to a multiple of 1/64 to 1/32 of
 # their size.
 _FRAME_STEP = 16
+# Numbers of utterances, and of frames, between powers of two.
+_STEPS = 32
 _WARM_UP_FRAMES = 64
 
 
@@ -84,7 +87,8 @@ class EncoderGraphs:
             self._clock.start_batch()
         choices = encoder.draw_choices()
         batch, frames, bins = features_NTF.shape
-        shape = (_round_up(batch, 1), _round_up(frames, _FRAME_STEP), bins)
+        rows = round_up(batch, 1, steps=_STEPS)
+        shape = (rows, round_up(frames, _FRAME_STEP, steps=_STEPS), bins)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, tuple(choices.items()), dtype)
         captured = self._graphs.get((key, self._conditions()))
@@ -255,12 +259,6 @@ class _Replay(torch.autograd.Function):
         ctx.graphs.start_backward()
         captured.backward.replay()
         return None, None, None, None
-
-
-def _round_up(count: int, smallest: int) -> int:
-    """`count` or slightly more, so that only 32 results lie between powers of two."""
-    step = max(1 << max(count.bit_length() - 6, 0), smallest)
-    return -(-count // step) * step
 
 
 def graph_obstacle(encoder: Encoder) -> str:

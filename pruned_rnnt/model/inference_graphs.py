@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pruned_rnnt.model.captured_passes import capturing
 from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.shape_steps import round_up
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _CAPTURE_AT = 3
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
 _FRAME_STEP = 32
+# Numbers of utterances, and of frames, between powers of two.
+_STEPS = 8
 
 
 class _Captured(NamedTuple):
@@ -74,7 +77,8 @@ class InferenceGraphs:
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding."""
         batch, frames, bins = features_NTF.shape
-        shape = (round_up(batch, 1), round_up(frames, _FRAME_STEP), bins)
+        rows = round_up(batch, 1, steps=_STEPS)
+        shape = (rows, round_up(frames, _FRAME_STEP, steps=_STEPS), bins)
         if (
             self._failed
             or not features_NTF.is_cuda
@@ -158,9 +162,3 @@ class InferenceGraphs:
             buffer = torch.zeros(count + count // 8, dtype=dtype, device=device)
             self._buffers[name] = buffer
         return buffer[:count].view(shape)
-
-
-def round_up(count: int, smallest: int) -> int:
-    """`count` or slightly more, so that only 8 results lie between powers of two."""
-    step = max(1 << max(count.bit_length() - 4, 0), smallest)
-    return -(-count // step) * step

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model.shape_steps import round_up
+
 
 class JoinedFrames:
     """The layout of concatenated utterances.
@@ -29,8 +31,7 @@ class JoinedFrames:
         self.each = -(-frames // rate) * rate
         needed = batch * self.each + receptive_field
         # Eight lengths between powers of two, so that at most an eighth is padding.
-        step = max(1 << max(needed.bit_length() - 4, 0), rate)
-        self.total = -(-needed // step) * step
+        self.total = round_up(needed, rate, steps=8)
 
     def join(self, features_NTF: Tensor) -> Tensor:
         """(N, T, F) -> (1, 1, L, F)."""

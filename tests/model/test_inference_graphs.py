@@ -12,7 +12,8 @@ from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.encode import choose_graphs, encode_padded
 from pruned_rnnt.model import inference_graphs
 from pruned_rnnt.model.encoder import EncoderConfig
-from pruned_rnnt.model.inference_graphs import InferenceGraphs, round_up
+from pruned_rnnt.model.inference_graphs import InferenceGraphs
+from pruned_rnnt.model.shape_steps import round_up
 from pruned_rnnt.model.speech_model import SpeechModel
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
@@ -50,11 +51,11 @@ def batches(bins: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_shapes_are_few_and_padding_is_little() -> None:
-    sizes = [round_up(count, 1) for count in range(1, 1025)]
+    sizes = [round_up(count, 1, steps=8) for count in range(1, 1025)]
     assert all(size >= count for count, size in enumerate(sizes, start=1))
     assert all(size <= 1.126 * count for count, size in enumerate(sizes, start=1))
     assert len(set(sizes)) < 80
-    assert round_up(33, 32) == 64
+    assert round_up(33, 32, steps=8) == 64
 
 
 def test_without_a_gpu_the_encoder_runs_as_it_is(model: SpeechModel) -> None:
