@@ -32,7 +32,8 @@ from torch import Tensor
 from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Search, build_search
-from pruned_rnnt.decode.encode import Precision, choose_graphs, encode_padded
+from pruned_rnnt.decode.encode import Precision, encode_padded
+from pruned_rnnt.decode.encoder_passes import choose_graphs
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer

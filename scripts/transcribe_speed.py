@@ -37,7 +37,7 @@ from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encode import choose_graphs, choose_kernels
+from pruned_rnnt.decode.encoder_passes import choose_passes
 from pruned_rnnt.pretrained.load import load
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.transcribe.inputs import AudioInput
@@ -86,8 +86,7 @@ def random_recogniser(size: str, decode: DecodeConfig, device: torch.device) -> 
     model = random_model(
         size, len(tokenizer), features_NTF=features_NTF, emitting_frames=_EMITTING_FRAMES
     ).to(device)
-    choose_kernels(decode.fused_kernels, device)
-    choose_graphs(decode.cuda_graphs, model)
+    choose_passes(decode, model)
     return Recogniser(model, tokenizer, p99_duration=_LONGEST, decode=decode)
 
 

@@ -57,7 +57,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
     from pruned_rnnt.align.calibrate import calibrate, word_confidences
     from pruned_rnnt.decode.decode_set import decode_set
-    from pruned_rnnt.decode.encode import choose_graphs, choose_kernels
+    from pruned_rnnt.decode.encoder_passes import choose_passes
     from pruned_rnnt.decode.nbest import write_hypotheses
     from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
     from pruned_rnnt.decode.scoring.measured import ErrorRate, save_measurement
@@ -70,8 +70,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
 
     config = config_of_run(options)
     loaded = load_model(config)
-    choose_kernels(config.decode.fused_kernels, next(loaded.model.parameters()).device)
-    choose_graphs(config.decode.cuda_graphs, loaded.model)
+    choose_passes(config.decode, loaded.model)
     _prepare_process(loaded.model)
     data = _data_of(config, loaded.tokenizer)
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
@@ -158,7 +157,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
     """Find the times of the words of a known text."""
     from pruned_rnnt.align.align_command import run_align
     from pruned_rnnt.data.input.training_durations import read_p99_duration
-    from pruned_rnnt.decode.encode import choose_graphs, choose_kernels
+    from pruned_rnnt.decode.encoder_passes import choose_passes
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.train.run import load_model, run_config
 
@@ -173,8 +172,7 @@ def align(options: argparse.Namespace, console: Console) -> int:
             "--split, which names a set of the run's data, cannot be combined with an audio file"
         )
     loaded = load_model(config)
-    choose_kernels(config.decode.fused_kernels, next(loaded.model.parameters()).device)
-    choose_graphs(config.decode.cuda_graphs, loaded.model)
+    choose_passes(config.decode, loaded.model)
     _prepare_process(loaded.model)
     folder = options.output or config.folder / "alignments"
     split = options.split or config.decode.split

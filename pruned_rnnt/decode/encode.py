@@ -5,37 +5,15 @@ Axes: N batch, T feature frames or encoder frames, F features, E encoder width.
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.model.inference_graphs import InferenceGraphs
-from pruned_rnnt.model.kernels.available import kernel_report, set_mode
 from pruned_rnnt.model.speech_model import SpeechModel
 
-logger = logging.getLogger(__name__)
-
 Precision = Literal["float32", "bfloat16", "float16"]
-
-
-def choose_graphs(mode: str, model: SpeechModel) -> None:
-    """Apply `decode.cuda_graphs` to a model."""
-    on_gpu = next(model.parameters()).is_cuda
-    model.inference_graphs = InferenceGraphs() if mode == "auto" and on_gpu else None
-
-
-def choose_kernels(mode: str, device: torch.device) -> None:
-    """Apply `decode.fused_kernels` to this process; on a GPU, log whether fused kernels run.
-
-    Raises:
-        ValueError: the mode is not one of that setting.
-    """
-    set_mode(mode)
-    if device.type == "cuda":
-        logger.info(kernel_report(device))
 
 
 @torch.inference_mode()

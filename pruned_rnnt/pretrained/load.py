@@ -11,7 +11,7 @@ from pruned_rnnt.config import load_config
 from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encode import choose_graphs, choose_kernels
+from pruned_rnnt.decode.encoder_passes import choose_passes
 from pruned_rnnt.decode.timing.calibration import read_calibration
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.model_file import ModelFile
@@ -44,8 +44,7 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     parts, decode = _load_torch(found, settings)
     model = parts.model.to(device)
-    choose_kernels(decode.fused_kernels, next(model.parameters()).device)
-    choose_graphs(decode.cuda_graphs, model)
+    choose_passes(decode, model)
     return Recogniser(
         model,
         parts.tokenizer,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encode import Precision, choose_kernels, encode_padded
+from pruned_rnnt.decode.encode import Precision, encode_padded
+from pruned_rnnt.decode.encoder_passes import choose_kernels
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.kernels.available import set_mode
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
