@@ -1,6 +1,4 @@
-"""The pruned loss of a joiner, layer by layer: of a Joiner without storing its logits, or of any
-callable.
-"""
+"""The pruned loss, layer by layer: of a Joiner without storing its logits, or of any callable."""
 
 from __future__ import annotations
 
@@ -42,11 +40,9 @@ def band_loss(
     of choose_bounds."""
     start_NT, s_range = bounds
     if isinstance(joiner, Joiner):
-        am_NTD = projection(joiner.encoder_proj, encoder_out)
-        lm_NUD = projection(joiner.decoder_proj, predictor_out)
-        inputs, plan, _ = planned_joiner(
-            am_NTD,
-            lm_NUD,
+        planned = planned_joiner(
+            projection(joiner.encoder_proj, encoder_out),
+            projection(joiner.decoder_proj, predictor_out),
             joiner.output_linear.weight,
             joiner.output_linear.bias,
             utterances,
@@ -56,7 +52,7 @@ def band_loss(
             activation=ACTIVATIONS[joiner.activation],
             options=options,
         )
-        return joiner_loss(inputs, plan)
+        return joiner_loss(*planned)
     am_NTSE = encoder_out[:, :, None, :].expand(-1, -1, s_range, -1)
     logits = joiner(am_NTSE, gathered_band(predictor_out.contiguous(), start_NT, s_range))
     shape = (*start_NT.shape, s_range, vocab_size)

@@ -10,7 +10,7 @@ from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.common.utterances import Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
-from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
 
 
 def prune_bounds(
@@ -63,8 +63,8 @@ def prune_bounds(
     if checks.readable(validate, *lengths):
         check_band_width(lengths, s_range, kind)
     emit, blank = (x.detach().contiguous() for x in occupancy)
-    lengths = lengths_on(emit.device, lengths)
-    return Bounds(choose_bounds(emit, blank, *lengths, s_range, kind, exact), s_range)
+    nodes = OccupancyAndLengths(emit, blank, *lengths_on(emit.device, lengths))
+    return Bounds(choose_bounds(nodes, s_range, kind, exact), s_range)
 
 
 def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:
@@ -99,11 +99,10 @@ def check_bounds(
     checks.check_integers("bounds.start", start)
     if start.dim() != 2:
         raise ValueError(f"bounds.start has shape {tuple(start.shape)}; it must be (N, T)")
-    batch, device = utterances.targets.shape[0], utterances.targets.device
+    batch = utterances.targets.shape[0]
     frames = start.shape[1] if frames is None else frames
     checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
-    if start.device != device:
-        raise ValueError(f"bounds.start is on {start.device} but targets on {device}")
+    checks.check_same("bounds.start", start, "targets", utterances.targets)
     checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     if checks.readable(validate, start):
@@ -164,9 +163,8 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
     checks.check_floating("lm", lm, "(N, U+1, D)", 3)
     checks.check_same("lm", lm, "am", am)
     check_bounds_type(bounds)
-    checks.check_shape(
-        "bounds.start", bounds.start, tuple(am.shape[:2]), "(N, T) by the shape of am"
-    )
+    shape = tuple(am.shape[:2])
+    checks.check_shape("bounds.start", bounds.start, shape, "(N, T) by the shape of am")
     checks.check_same("bounds.start", bounds.start, "am", am)
     if lm.shape[0] != am.shape[0]:
         raise ValueError(f"lm has {lm.shape[0]} utterances but am {am.shape[0]}")

@@ -48,9 +48,8 @@ def ctc_loss(
     checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     utterances = checked.on_device()
     # torch's op reads padding, which may have any values.
-    used = torch.arange(targets.shape[1], device=targets.device)
-    within = used < utterances.target_lengths[:, None]
+    u = torch.arange(targets.shape[1], device=targets.device)
     unused = 0 if options.blank else vocabulary - 1
-    symbols = utterances.targets.long().masked_fill(~within, unused)
+    symbols = utterances.targets.long().masked_fill(u >= utterances.target_lengths[:, None], unused)
     texts = TargetsAndLengths(symbols, *(x.long() for x in checked.lengths))
     return reduced(ctc_losses(logits, texts, options.blank), reduction)

@@ -70,8 +70,7 @@ def rnnt_loss(
         blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
     batch = (targets, logit_lengths, target_lengths)
-    loss = loss_of_logits(logits, batch, None, options, in_place, validate)
-    return reduced(loss, reduction)
+    return reduced(loss_of_logits(logits, batch, None, options, in_place, validate), reduction)
 
 
 def rnnt_loss_pruned(

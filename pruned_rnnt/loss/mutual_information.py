@@ -57,9 +57,8 @@ def mutual_information(
             _check_boundary(boundary, rows - 1, frames)
         boundary = as_int32(boundary).to(px.device, non_blocking=True)
     dtype = torch.promote_types(torch.promote_types(px.dtype, py.dtype), torch.float32)
-    total, gx, gy = mutual_information_sums(
-        px.to(dtype).contiguous(), py.to(dtype).contiguous(), boundary, kind
-    )
+    px, py = (x.to(dtype).contiguous() for x in (px, py))
+    total, gx, gy = mutual_information_sums(px, py, boundary, kind)
     return MutualInformation(total, LatticeOccupancy(gx, gy))
 
 

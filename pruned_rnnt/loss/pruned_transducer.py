@@ -25,10 +25,11 @@ from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.loss.streamed_inputs import exceeds_stored_bytes, streamed_inputs
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import joiner_plan
+from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
-from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
 from pruned_rnnt.ops.simple.simple_loss import simple_loss
 from pruned_rnnt.ops.simple.streamed_loss import streamed_simple_loss
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
@@ -172,8 +173,7 @@ class PrunedTransducerLoss(nn.Module):
         checks.check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
         owner = (encoder_out.device, "encoder_out and predictor_out")
         sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
-        given = (targets, logit_lengths, target_lengths)
-        utterances = checks.check_batch(*given, sizes, self.options)
+        utterances = checks.check_batch(targets, logit_lengths, target_lengths, sizes, self.options)
         if utterances.host_lengths is not None and checks.readable(False):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
@@ -186,10 +186,7 @@ class PrunedTransducerLoss(nn.Module):
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
             occupancy = TdtOccupancy(emit, blank, stay, durations)
-        if each_3N is None:
-            each = tuple(x.detach() for x in (total, simple, pruned))
-        else:
-            each = each_3N.unbind()
+        each = (total, simple, pruned) if each_3N is None else each_3N.unbind()
         return TransducerLosses(
             loss=total,
             simple_loss=simple,
@@ -198,37 +195,38 @@ class PrunedTransducerLoss(nn.Module):
             bounds=Bounds(start_NT, self.s_range),
             simple_scale=scales[0],
             pruned_scale=scales[1],
-            utterances=UtteranceLosses(*each),
+            utterances=UtteranceLosses(*(x.detach() for x in each)),
         )
 
     def _composed(self, call: _Call) -> StepLosses:
         """The losses layer by layer."""
         encoder_out, predictor_out, utterances, scales, tdt = call
         layers = (self.simple_am_proj, self.simple_lm_proj)
+        of_tdt: list[Tensor] = []
         streamed = None
         # torch.compile must see each layer.
         if not torch.compiler.is_compiling() and self._is_streamed(encoder_out, predictor_out):
             streamed = streamed_inputs(encoder_out, predictor_out, *layers)
         if streamed is None:
-            given = zip(layers, (encoder_out, predictor_out), strict=True)
-            projected = [projection(layer, x) for layer, x in given]
-            dtype = torch.promote_types(projected[0].dtype, projected[1].dtype)
-            am, lm = (x.to(dtype).contiguous() for x in projected)
+            am = projection(self.simple_am_proj, encoder_out)
+            lm = projection(self.simple_lm_proj, predictor_out)
+            dtype = torch.promote_types(am.dtype, lm.dtype)
+            am, lm = (x.to(dtype).contiguous() for x in (am, lm))
         if self.tdt is not None:
             assert isinstance(self.joiner, Joiner)
             assert tdt is not None
             parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
             band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
             simple, start_NT, pruned_N = self.tdt(*parts, self.simple_options, tdt, **band)
+            simple_N, emit, blank, *of_tdt = simple
         else:
             batch, options = utterances.tensors, self.simple_options
             if streamed is None:
-                simple = simple_loss(am, lm, batch, options)
+                simple_N, emit, blank = simple_loss(am, lm, batch, options)
             else:
-                simple = streamed_simple_loss(streamed, batch, options)
-            _, emit, blank = simple
-            topology = (self.s_range, self.options.rnnt_type)
-            start_NT = choose_bounds(emit, blank, *utterances.lengths, *topology, self.exact_bounds)
+                simple_N, emit, blank = streamed_simple_loss(streamed, batch, options)
+            nodes = OccupancyAndLengths(emit, blank, *utterances.lengths)
+            start_NT = choose_bounds(nodes, self.s_range, self.options.rnnt_type, self.exact_bounds)
             pruned_N = band_loss(
                 self.joiner,
                 encoder_out,
@@ -238,18 +236,11 @@ class PrunedTransducerLoss(nn.Module):
                 vocab_size=self.vocab_size,
                 options=self.options,
             )
-        simple_N, emit, blank, *of_tdt = simple
         total_N = scales[0] * simple_N + scales[1] * pruned_N
-        return StepLosses(
-            reduced(total_N, self.reduction),
-            reduced(simple_N, self.reduction),
-            reduced(pruned_N, self.reduction),
-            emit,
-            blank,
-            start_NT,
-            torch.stack([total_N, simple_N, pruned_N]).detach(),
-            *of_tdt,
-        )
+        each = (total_N, simple_N, pruned_N)
+        total, of_simple, of_pruned = (reduced(x, self.reduction) for x in each)
+        each_3N = torch.stack(each).detach()
+        return StepLosses(total, of_simple, of_pruned, emit, blank, start_NT, each_3N, *of_tdt)
 
     def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
         """Whether am and lm of the simple loss are not stored, if their layers are plain."""
@@ -288,24 +279,22 @@ class PrunedTransducerLoss(nn.Module):
         dtype = product_dtype(*inputs.given)
         if not has_dtypes_of_step(inputs, dtype):
             return None
-        frames = encoder_out.shape[1]
         options = self.options
         if self.tdt is not None:
             options = options._replace(rnnt_type=self.tdt.band_topology)
+        frames = encoder_out.shape[1]
+        chunks = row_chunks(
+            utterances.band_rows(frames, self.s_range),
+            self.s_range,
+            logit_bytes=self.vocab_size * dtype.itemsize,
+            hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
+        )
+        sizes = (frames, self.s_range, *chunks, self.vocab_size)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
             simple=self.simple_options,
-            joiner=joiner_plan(
-                utterances.band_rows(frames, self.s_range),
-                frames=frames,
-                columns=self.s_range,
-                logit_bytes=self.vocab_size * dtype.itemsize,
-                hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
-                vocabulary=self.vocab_size,
-                activation=ACTIVATIONS[joiner.activation],
-                options=options,
-            ),
+            joiner=JoinerPlan(*sizes, ACTIVATIONS[joiner.activation], options),
             exact_bounds=self.exact_bounds,
             simple_scale=scales[0],
             pruned_scale=scales[1],

@@ -61,8 +61,7 @@ class Bounds(NamedTuple):
     @property
     def ranges(self) -> Tensor:
         """(N, T, S) int64: every kept column, as k2 writes the band."""
-        steps = torch.arange(self.s_range, device=self.start.device)
-        return self.start.long()[:, :, None] + steps
+        return self.start.long()[:, :, None] + torch.arange(self.s_range, device=self.start.device)
 
 
 class PrunedInputs(NamedTuple):

@@ -10,7 +10,6 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt import Bounds
 from pruned_rnnt.ops.joiner import fused_joiner
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from tests.loss import loss_cases as cases
 
 WIDTH = 12
@@ -180,17 +179,8 @@ def test_chunks_of_a_large_weight(monkeypatch) -> None:
     """As large as its gradient, though a chunk could be smaller."""
     monkeypatch.setattr(fused_joiner, "WORKSPACE_BYTES", 1)
     monkeypatch.setattr(fused_joiner, "_LARGE_GRADIENT_BYTES", 1)
-    plan = fused_joiner.joiner_plan(
-        600,
-        frames=100,
-        columns=3,
-        logit_bytes=80,
-        hidden_bytes=20,
-        vocabulary=40,
-        activation=0,
-        options=LossOptions(0, 0, 0, 0.0, 0.0, 0.0),
-        gradient_bytes=5000,
+    offsets, _ = fused_joiner.row_chunks(
+        600, 3, logit_bytes=80, hidden_bytes=20, gradient_bytes=5000
     )
     # Seven even chunks of at most 99 rows, the whole frames of 10,000 bytes.
-    assert plan.largest == 87
-    assert plan.rows == 600
+    assert offsets == [*range(0, 600, 87), 600]

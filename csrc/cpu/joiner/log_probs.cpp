@@ -1,6 +1,5 @@
 // log_probs: log-probabilities of blank and of the next symbol at every lattice node, and the
-// gradient of the loss by the logits. Modes, formulas and layout:
-// pruned_rnnt/ops/joiner/log_probs.py.
+// gradient of the loss by the logits. Contract: pruned_rnnt/ops/joiner/log_probs.py.
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/rows.h"
 #include "joiner_options.h"

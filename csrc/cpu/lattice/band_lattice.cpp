@@ -1,6 +1,5 @@
-// band_lattice: the recursion over a band of columns per frame (a full lattice is a band that
-// starts at 0 everywhere). The recursion and its boundary cases are stated in
-// pruned_rnnt/ops/lattice/band_lattice.py; layout in row_geometry.h.
+// band_lattice: the recursion over a band of columns per frame. Contract:
+// pruned_rnnt/ops/lattice/band_lattice.py; layout: row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, W columns of a frame (j), u = start + j.
 #include <vector>

@@ -1,6 +1,5 @@
 // lattice: the recursion in k2's layout with a begin and an end per utterance, as a wave over rows
-// of symbols (cpu/lattice/wave.h). The recursion and its boundary cases are stated in
-// pruned_rnnt/ops/lattice/lattice.py.
+// of symbols (cpu/lattice/wave.h). Contract: pruned_rnnt/ops/lattice/lattice.py.
 //
 // Axes: N utterances, U symbols, T frames; px and gx (N,U,T+1) or (N,U,T), py and gy (N,U+1,T).
 // Frames are contiguous.

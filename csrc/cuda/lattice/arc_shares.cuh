@@ -1,6 +1,4 @@
-// The shares of a node's two arcs in the paths that go on from it. They sum to 1; of the two, the
-// smaller one s is stored, so that neither loses digits: as s for the emit, as -s (sign bit set)
-// for the blank. The recursion is stated in pruned_rnnt/ops/lattice/lattice.py.
+// The shares of a node's two arcs in one number, stored as in cpu/lattice/arc_shares.h.
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"

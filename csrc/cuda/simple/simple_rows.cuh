@@ -1,6 +1,5 @@
 // Rows of the trivial joiner's gradients: exponentials times sums, less the emitted symbols.
-// Formulas: pruned_rnnt/ops/simple/simple_log_probs.py; storage of exponentials:
-// pruned_rnnt/ops/simple/simple_products.py.
+// Formulas and storage: simple_log_probs.py and simple_products.py of pruned_rnnt/ops/simple.
 //
 // Axes: N batch, T frames, U symbols, V vocabulary, V' its padded size in storage. A row of am
 // belongs to a frame and has every row of lm as a partner, and vice versa, so that both gradients

@@ -2,7 +2,7 @@
 // and which the op pruned_step_fields returns, so that pruned_rnnt/ops/step/step_ops.py fills
 // in the fields by name.
 //
-// Axes as in pruned_rnnt/ops/step/pruned_step.py; W = U+1 columns of the lattice.
+// Axes as in pruned_rnnt/ops/step/step_library.py.
 #pragma once
 
 #include "stable.h"

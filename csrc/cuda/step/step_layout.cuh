@@ -1,8 +1,7 @@
 // Where the buffers of a pruned step are in the two pieces of memory that its caller allocates for
 // it: one allocation takes the host as long as two launches.
 //
-// Axes as in pruned_rnnt/ops/step/pruned_step.py; W = U+1 columns of the lattice; C rows of a
-// chunk.
+// Axes as in pruned_rnnt/ops/step/step_library.py; C rows of a chunk.
 #pragma once
 
 #include <algorithm>

@@ -9,10 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MESSAGE = (
-    "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
-)
-
 
 class _Refuse(torch.autograd.Function):
     """The gradients, whose own backward pass raises."""
@@ -23,10 +19,13 @@ class _Refuse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        raise RuntimeError(MESSAGE)
+        raise RuntimeError(
+            "pruned_rnnt's losses have first derivatives only: this gradient cannot be "
+            "differentiated again"
+        )
 
 
-def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+def refuses_second_derivative(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
     """Decorates the backward of an autograd.Function that writes into fresh tensors by raw ops.
 
     It is not called where all incoming gradients are None (`set_materialize_grads`).
@@ -43,10 +42,9 @@ def refuses_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any
             return backward(ctx, *grad_outputs)
         with torch.no_grad():
             grads = backward(ctx, *grad_outputs)
-        each = grads if isinstance(grads, tuple) else (grads,)
         anchor = torch.zeros((), requires_grad=True)
-        refused = iter(_Refuse.apply(anchor, *[grad for grad in each if grad is not None]))  # type: ignore[no-untyped-call]
-        return tuple(None if grad is None else next(refused) for grad in each)
+        refused = iter(_Refuse.apply(anchor, *[grad for grad in grads if grad is not None]))  # type: ignore[no-untyped-call]
+        return tuple(None if grad is None else next(refused) for grad in grads)
 
     return refusing
 

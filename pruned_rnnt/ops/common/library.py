@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -65,13 +65,8 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(fallback)
     def call(*arguments: Any) -> None:
-        flat: list[Any] = []
-        for argument in arguments:
-            if isinstance(argument, tuple):
-                flat.extend(argument)
-            else:
-                flat.append(argument)
-        overload(*flat)
+        fields = (x if isinstance(x, tuple) else (x,) for x in arguments)
+        overload(*chain.from_iterable(fields))
 
     return call
 
@@ -92,12 +87,8 @@ def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
     is_output = get_origin(hint) is Annotated
     bare = get_args(hint)[0] if is_output else hint
     if hasattr(bare, "_fields"):
-        for field, field_hint in get_type_hints(bare).items():
-            yield from _declared(
-                field,
-                Annotated[field_hint, *hint.__metadata__] if is_output else field_hint,
-                outputs,
-            )
+        for field, inner in get_type_hints(bare).items():
+            yield from _declared(field, Annotated[inner, "output"] if is_output else inner, outputs)
         return
     members = (bare,) if bare in _SCHEMA_TYPES else get_args(bare)
     required = next(x for x in members if x is not type(None))
@@ -126,8 +117,7 @@ def _with_warning(fallback: Callable[..., None]) -> Callable[..., None]:
         # A compiler traces with fake tensors, which have a device too, but nothing runs there yet.
         if MISSING_KERNELS and not torch.compiler.is_compiling():
             device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
-            message = MISSING_KERNELS.pop(device, "")
-            if message:
+            if message := MISSING_KERNELS.pop(device, ""):
                 warnings.warn(message, UserWarning, stacklevel=1)
         fallback(*arguments, **named)
 

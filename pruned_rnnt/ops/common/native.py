@@ -26,7 +26,6 @@ from pruned_rnnt.ops.common.library import FALLBACKS, MISSING_KERNELS, NAMESPACE
 
 BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
-BUILD_NOTES = "build_notes.txt"
 # Ops that only call other ops and torch's kernels; of these only `scale` has a CUDA kernel of its
 # own, which saves launches.
 COMPOSED = frozenset(
@@ -62,7 +61,7 @@ def library_folders() -> list[Path]:
 
 def _build_note(device: str) -> str:
     for folder in library_folders():
-        notes = folder / BUILD_NOTES
+        notes = folder / "build_notes.txt"
         if notes.is_file():
             for line in notes.read_text().splitlines():
                 name, _, note = line.partition(": ")

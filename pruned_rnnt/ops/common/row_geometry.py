@@ -7,8 +7,7 @@ geometries; T_n and U_n are the lengths of utterance n:
     packed full  start None,  row_splits given:  u = j,  row = row_splits[n] + t (U_n+1) + j
     packed band  start (N,T), row_splits given:  u = start(n,t) + j,  row = row_splits[n] + t S + j
 start is int32, row_splits (N+1) int64 with row_splits[n] the first row of utterance n. For packed
-full rows T may be any upper bound of the lengths. A node is valid iff t < T_n and u <= U_n. A full
-lattice is a band that starts at 0 and is U+1 wide.
+full rows T may be any upper bound of the lengths. A node is valid iff t < T_n and u <= U_n.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Nodes(NamedTuple):
@@ -74,6 +74,4 @@ class LatticeRows(NamedTuple):
 def packed_splits(logit_lengths: Tensor, target_lengths: Tensor, columns: int | None) -> Tensor:
     """row_splits (N+1) int64 of packed rows, of a band of that many columns or the full lattice."""
     rows_N = logit_lengths.long() * (target_lengths.long() + 1 if columns is None else columns)
-    splits = rows_N.new_zeros((rows_N.shape[0] + 1,))
-    torch.cumsum(rows_N, 0, out=splits[1:])
-    return splits
+    return pad(rows_N.cumsum(0), (1, 0))

@@ -28,11 +28,9 @@ def as_int32(x: Tensor) -> Tensor:
 
 def lengths_on(device: torch.device, lengths: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Lengths, int32 and contiguous, on that device."""
-    frames_N, symbols_N = lengths
-    if frames_N.device.type == symbols_N.device.type == "cpu":
+    if all(x.device.type == "cpu" for x in lengths):
         # In one copy: a small copy to a GPU costs the host as much as a kernel.
-        both_2N = as_int32(torch.stack(lengths)).to(device, non_blocking=True)
-        frames_N, symbols_N = both_2N.unbind()
+        frames_N, symbols_N = as_int32(torch.stack(lengths)).to(device, non_blocking=True)
     else:
         frames_N, symbols_N = (as_int32(x).to(device, non_blocking=True) for x in lengths)
     return frames_N, symbols_N
@@ -77,5 +75,4 @@ class Utterances(NamedTuple):
         `frames` frames for each utterance."""
         if self.host_lengths is None:
             return len(self.targets) * frames * columns
-        frames_N: list[int] = self.host_lengths[0].tolist()
-        return sum(frames_N) * columns
+        return int(self.host_lengths[0].sum()) * columns

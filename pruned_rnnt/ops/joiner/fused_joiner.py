@@ -1,13 +1,11 @@
 """Joiner and loss in one: the logits of all nodes are never stored together.
 
-V' is V rounded up to a multiple of 8.
-
 logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chunks of whole frames.
 The hidden rows and logits of one chunk are in a reused workspace, and log_probs keeps three numbers
 a row. The backward pass computes each chunk again, from the last, which the workspace still holds,
 to the first; it turns the logits into gradients in place and sums the gradients of weight, bias, am
-and lm. V' because 16-bit matrix products whose width is not a multiple of 8 take more than twice
-the time.
+and lm. V' is V rounded up to a multiple of 8: 16-bit matrix products of other widths take more
+than twice the time.
 """
 
 from __future__ import annotations
@@ -83,16 +81,9 @@ def input_gradients(
     ]
     grad_lm = torch.empty_like(inputs.lm, dtype=acc)
     grads = JoinerGradients(torch.empty_like(inputs.am), grad_lm, *of_layer)
-    fused_log_probs_backward(
-        grad_loss.to(acc).contiguous(),
-        inputs,
-        *plan,
-        statistics,
-        durations,
-        kept is not None,
-        _workspace(inputs, plan) if kept is None else kept,
-        grads,
-    )
+    workspace = _workspace(inputs, plan) if kept is None else kept
+    given = (grad_loss.to(acc).contiguous(), inputs, *plan, statistics, durations)
+    fused_log_probs_backward(*given, kept is not None, workspace, grads)
     return [grad if grad is None else grad.to(inputs.am.dtype) for grad in grads]
 
 
@@ -115,21 +106,17 @@ class _FusedLoss(torch.autograd.Function):
         return *input_gradients(ctx, grad_loss, inputs, statistics, durations), *[None] * 6
 
 
-def joiner_plan(
+def row_chunks(
     rows: int,
-    *,
-    frames: int,
     columns: int,
+    *,
     logit_bytes: int,
     hidden_bytes: int,
-    vocabulary: int,
-    activation: int,
-    options: LossOptions,
     gradient_bytes: int = 0,
     host_lengths: tuple[Tensor, Tensor] | None = None,
     workspace_bytes: int | None = None,
-) -> JoinerPlan:
-    """Divides rows by the bytes that a row of logits and one of hidden take.
+) -> tuple[list[int], int]:
+    """chunk_offsets and hidden_rows of a JoinerPlan, by the bytes of a row of logits and of hidden.
 
     gradient_bytes: of the sum of the weight's gradient.
     host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
@@ -147,7 +134,7 @@ def joiner_plan(
         widths_N = (symbols_N + 1).tolist()
         offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes, most_bytes)
         hidden_rows = rows
-    return JoinerPlan(frames, columns, offsets, hidden_rows, vocabulary, activation, options)
+    return offsets, hidden_rows
 
 
 def chunk_offsets(rows: int, frame_rows: int, row_bytes: int, most_bytes: int) -> list[int]:
@@ -246,19 +233,16 @@ def planned_joiner(
     )
     if is_active and splits is None:
         splits = packed_splits(*_fitting_lengths(utterances, frames, columns), None)
-    plan = joiner_plan(
+    chunks = row_chunks(
         rows,
-        frames=frames,
-        columns=columns,
+        columns,
         logit_bytes=padded[0].shape[0] * dtype.itemsize,
         hidden_bytes=hidden * dtype.itemsize,
-        vocabulary=vocabulary,
-        activation=activation,
-        options=options,
         gradient_bytes=gradient_bytes,
         host_lengths=host_lengths if start is None else None,
         workspace_bytes=ACTIVE_WORKSPACE_BYTES if is_active else None,
     )
+    plan = JoinerPlan(frames, columns, *chunks, vocabulary, activation, options)
     inputs = JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits)
     active = None
     if is_active:

@@ -95,8 +95,7 @@ class _RowLoss(torch.autograd.Function):
         upstream = grad_loss.to(lse.dtype).contiguous()
         statistics, rows = RowStatistics(lse, gx, gy), LatticeRows(*row_tensors, *ctx.sizes)
         arguments = (statistics, targets, rows, ctx.options, ctx.in_place)
-        grad_logits = logits_gradient(upstream, logits, *arguments)
-        return grad_logits, *[None] * 9
+        return logits_gradient(upstream, logits, *arguments), *[None] * 9
 
 
 @opaque_to_compile

@@ -193,10 +193,9 @@ class _MutualInformation(torch.autograd.Function):
     def forward(
         ctx: Any, px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
     ) -> tuple[Tensor, ...]:
-        gx, gy = torch.empty_like(px), torch.empty_like(py)
-        sums = LatticeSums(px.new_empty(py.shape[:1]), gx, gy)
+        sums = LatticeSums(px.new_empty(py.shape[:1]), torch.empty_like(px), torch.empty_like(py))
         lattice(px, py, boundary, rnnt_type, split_workspace(px, *py.shape), sums)
-        ctx.save_for_backward(gx, gy)
+        ctx.save_for_backward(sums.gx, sums.gy)
         return with_occupancies(ctx, *sums)
 
     @staticmethod

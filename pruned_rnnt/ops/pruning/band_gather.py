@@ -43,8 +43,7 @@ def band_gather_backward(grad: Tensor, start: Tensor, grad_lm: Out[Tensor]) -> N
 class _BandGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lm: Tensor, start: Tensor, s_range: int) -> Tensor:
-        batch, frames = start.shape
-        out = lm.new_empty((batch, frames, s_range, lm.shape[2]))
+        out = lm.new_empty((*start.shape, s_range, lm.shape[2]))
         band_gather(lm, start, s_range, out)
         ctx.save_for_backward(start)
         ctx.rows = lm.shape[1]

@@ -116,20 +116,11 @@ def prune_bounds_exact(
     start.copy_(bounds)
 
 
-def choose_bounds(
-    gx: Tensor,
-    gy: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    s_range: int,
-    rnnt_type: int,
-    exact: bool,
-) -> Tensor:
-    """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies (N,T,U+1)."""
-    nodes = OccupancyAndLengths(gx, gy, logit_lengths, target_lengths)
-    start = torch.empty(gy.shape[:2], dtype=torch.int32, device=gy.device)
+def choose_bounds(nodes: OccupancyAndLengths, s_range: int, rnnt_type: int, exact: bool) -> Tensor:
+    """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies."""
+    start = nodes.gy.new_empty(nodes.gy.shape[:2], dtype=torch.int32)
     if exact:
-        scratch = torch.empty_like(gy, dtype=torch.int32)
+        scratch = torch.empty_like(nodes.gy, dtype=torch.int32)
         prune_bounds_exact(nodes, s_range, rnnt_type, scratch, start)
     else:
         prune_bounds(nodes, s_range, rnnt_type, False, start)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import MODIFIED, REGULAR
-from pruned_rnnt.ops.pruning.prune_bounds import choose_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
 
 # Least probability of a visit: the occupancies' rounding, divided by it, stays below the
 # difference of scores that prune_bounds.py takes for a tie.
@@ -48,4 +48,5 @@ def tdt_bounds(
     at = source[:, :, None].expand_as(leave)
     scale = visits.gather(1, source).clamp_min(_LEAST_VISITS).reciprocal()[:, :, None]
     left, stayed = (x.gather(1, at) * scale for x in (leave, stay))
-    return choose_bounds(stayed, left, *lengths, s_range, tdt_topology(durations), exact)
+    nodes = OccupancyAndLengths(stayed, left, *lengths)
+    return choose_bounds(nodes, s_range, tdt_topology(durations), exact)

@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
@@ -108,16 +109,14 @@ def _inside(
 
 def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
     """Indices (n, t, u) of entries (E,3), so many at a time that (piece, V) is small."""
-    count = max(1, _EXACT_ELEMENTS // size)
-    for begin in range(0, entries.shape[0], count):
-        yield entries[begin : begin + count].unbind(1)
+    for piece in entries.split(max(1, _EXACT_ELEMENTS // size)):
+        yield piece.unbind(1)
 
 
 def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
     """Targets (N,U+1) int64 with blank in the last column and out-of-range symbols, and a mask of
     the columns with a usable symbol."""
-    last = targets.new_full((targets.shape[0], 1), -1)
-    y = torch.cat([targets, last], dim=1).long()
+    y = pad(targets, (0, 1), value=-1).long()
     usable = (y >= 0) & (y < size) & (y != blank)
     return torch.where(usable, y, blank), usable
 

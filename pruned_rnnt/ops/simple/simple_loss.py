@@ -54,8 +54,7 @@ class SimpleState(NamedTuple):
 
 def whole_lattices(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> LatticeRows:
     """The geometry of (N,T,U+1)."""
-    _, logit_lengths, target_lengths = batch
-    return LatticeRows(logit_lengths, target_lengths, None, None, am.shape[1], lm.shape[1])
+    return LatticeRows(*batch[1:], None, None, am.shape[1], lm.shape[1])
 
 
 class RowExponentials(NamedTuple):
@@ -85,9 +84,8 @@ def row_exponentials(
         exp_rows(x, lengths, extra, row_max, row_lse, high, low)
         return row_max, row_lse, high, low
 
-    _, logit_lengths, target_lengths = batch
-    am_max, _, am_exp, am_low = exponentials(am, logit_lengths, 0, frames)
-    lm_max, lm_lse, lm_exp, lm_low = exponentials(lm, target_lengths, 1, layout.padded(width))
+    am_max, _, am_exp, am_low = exponentials(am, batch.logit_lengths, 0, frames)
+    lm_max, lm_lse, lm_exp, lm_low = exponentials(lm, batch.target_lengths, 1, layout.padded(width))
     return RowExponentials(am_max, lm_max, lm_lse, Exponentials(am_exp, am_low, lm_exp, lm_low))
 
 
@@ -107,8 +105,7 @@ def simple_scores(
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
     lm_lse = row_lse if options.scales.lm_only_scale != 0 else None
     smoothing = Smoothing(lm_lse, am_lse, log_q)
-    shape = (3, *am.shape[:2], lm.shape[1])
-    scores = NodeScores(*am.new_empty(shape, dtype=acc).unbind(0))
+    scores = NodeScores(*am.new_empty((3, *am.shape[:2], lm.shape[1]), dtype=acc).unbind(0))
     simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, options.scales, scores)
     return scores, SimpleState(exps, product, scores.logz, smoothing)
 
@@ -124,12 +121,11 @@ def simple_gradient(
     """The gradients of am and lm; in the dtype of am."""
     exps, product, _, smoothing = state
     scales, fastemit = options.scales, options.loss.fastemit_lambda
-    _, *lengths = batch
     layout = exp_layout(am.dtype, am.device)
     size, frames = am.shape[:2]
     columns, width = exps.lm_exp.shape[1:]
     weights = am.new_empty((size, frames, layout.weight_parts, columns), dtype=layout.dtype)
-    simple_weights(upstream, product, *lengths, scales.combined, fastemit, weights)
+    simple_weights(upstream, product, *batch[1:], scales.combined, fastemit, weights)
     am_sum = torch.empty_like(exps.am_exp, dtype=layout.sum_dtype)
     lm_sum = torch.empty_like(exps.lm_exp, dtype=layout.sum_dtype)
     lm_stack = None

@@ -1,7 +1,4 @@
-"""The prior of the predictor that smooths am: q, the mean of its softmax over all real positions.
-
-simple_log_probs.py uses it for smoothing.
-"""
+"""The prior that smooths am: q, the mean of the predictor's softmax over all real positions."""
 
 from __future__ import annotations
 

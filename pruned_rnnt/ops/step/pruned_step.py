@@ -1,7 +1,5 @@
 """The whole pruned loss, from encoder and predictor outputs to all gradients, as one compiled step.
 
-V' is V rounded up, R the rows of the band.
-
 A composition of layers and losses takes a hundred launches and half as many nodes of the autograd
 graph, each of which a GPU finishes before Python has started the next. The step computes the same
 numbers in one call of the CUDA library. The composition is in
@@ -121,7 +119,7 @@ class _PrunedStep(torch.autograd.Function):
         utterances: Utterances
         plan: StepPlan
         *tensors, utterances, plan = arguments
-        targets, logit_lengths, target_lengths, host_lengths = utterances
+        *targets_and_lengths, host_lengths = utterances
         wanted = dict(zip(StepInputs._fields, ctx.needs_input_grad, strict=False))
         # Under no_grad inputs are wanted that will never get a gradient.
         grads_in_forward = (
@@ -132,7 +130,6 @@ class _PrunedStep(torch.autograd.Function):
         )
         inputs = _contiguous(tensors)
         plan = plan._replace(packed=host_lengths is not None, grads_in_forward=grads_in_forward)
-        targets_and_lengths = (targets, logit_lengths, target_lengths)
         call, losses, ctx.saved_buffers = _run(inputs, targets_and_lengths, plan, wanted)
         ctx.save_for_backward(*tensors, *targets_and_lengths, losses.start)
         ctx.call, ctx.wanted = call, wanted

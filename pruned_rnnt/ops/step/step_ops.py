@@ -1,7 +1,4 @@
-"""The ops of the compiled library's pruned step, and the numbers that they take by name.
-
-W = U+1, V' = V rounded up to 16 bytes of elements.
-"""
+"""The ops of the pruned step and the numbers that they take by name; axes as in step_library.py."""
 
 from __future__ import annotations
 

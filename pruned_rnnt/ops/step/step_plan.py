@@ -90,9 +90,7 @@ def plain_parameters(layers: Iterable[nn.Module], device: torch.device) -> list[
     both parameters on that device."""
     found: list[Tensor] = []
     for layer in layers:
-        if type(layer) is not nn.Linear:
-            return None
-        if layer._forward_hooks or layer._forward_pre_hooks:
+        if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
             return None
         if layer._backward_hooks or layer._backward_pre_hooks:
             return None
