@@ -1,5 +1,7 @@
-// tdt_lattice: the recursion of token-and-duration transducers over lattices stored as rows, one
-// block for each utterance (tdt_walk.cuh). Contract: pruned_rnnt/ops/lattice/tdt_lattice.py.
+// tdt_lattice: the recursion of token-and-duration transducers over lattices stored as rows. A
+// block for each utterance walks over its steps (tdt_walk.cuh); what does not wait for other steps
+// is in kernels over the whole grid (tdt_nodes.cuh). Contract:
+// pruned_rnnt/ops/lattice/tdt_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, U symbols, R rows, K durations.
 #include <algorithm>
@@ -15,7 +17,7 @@ namespace {
 template <typename real>
 struct TdtArrays {
   const real *px, *py, *duration_logits;
-  real *shares, *rings, *total, *gx, *gy, *stay, *gd;
+  real *pairs, *rings, *total, *gx, *gy, *stay, *gd;
   int64_t rows, symbols;
   bool normalised;
   real sigma, delay_penalty;
@@ -23,16 +25,21 @@ struct TdtArrays {
 
 // More columns than threads are walked several by a thread, without copies ahead of the walk.
 constexpr int kTdtThreads = 512;
+// Of the kernels over the whole grid: a warp for each line or frame of a lattice, many for long
+// ones.
+constexpr int kTdtNodeThreads = 256;
+constexpr int64_t kTdtNodeWarps = kTdtNodeThreads / 32, kTdtMostBlocks = 1024;
 
 template <typename real>
-__device__ TdtLattice<real> tdt_lattice_of(const RowGeometry& geometry,
-                                           const TdtArrays<real>& arrays, int32_t K, int32_t n) {
+__device__ TdtLattice<real> tdt_lattice_of(const RowGeometry& geometry, const DurationTable& table,
+                                           const TdtArrays<real>& arrays, int32_t n) {
   const int64_t first = geometry.first_row_of(n);
+  const int32_t K = table.count;
   return {arrays.px + first,
           arrays.py + first,
           arrays.duration_logits + first * K,
           geometry.start == nullptr ? nullptr : geometry.start + int64_t(n) * geometry.T,
-          arrays.shares + first * 2 * K,
+          reinterpret_cast<Vector<real, 2>*>(arrays.pairs) + first * (K + 3),
           arrays.gx + first,
           arrays.gy + first,
           arrays.stay + first,
@@ -40,53 +47,81 @@ __device__ TdtLattice<real> tdt_lattice_of(const RowGeometry& geometry,
           geometry.frames_of(n),
           geometry.target_lengths[n],
           geometry.width_of(n),
+          K,
+          table.lag(),
           arrays.normalised,
           arrays.sigma,
           arrays.delay_penalty};
 }
 
-// Clears the occupancies that the walk does not write: rows that are no nodes, and all if there is
-// no path. By all threads, a warp for each frame.
-template <typename real>
-__device__ void clear_others(const TdtLattice<real>& lattice, int32_t K, int64_t rows,
-                             bool has_path) {
-  const int64_t frames = (rows + lattice.width - 1) / lattice.width;
-  for (int64_t t = threadIdx.x / 32; t < frames; t += blockDim.x / 32) {
-    const bool has_nodes = has_path && t < lattice.frames;
-    const int32_t start = has_nodes && lattice.start != nullptr ? lattice.start[t] : 0;
-    for (int32_t j = threadIdx.x % 32; j < lattice.width; j += 32) {
-      const int64_t row = t * lattice.width + j;
-      const int32_t u = start + j;
-      if (row >= rows || (has_nodes && u >= 0 && u <= lattice.symbols)) continue;
-      lattice.gx[row] = lattice.gy[row] = lattice.stay[row] = 0;
-      for (int32_t n = 0; n < K; ++n) lattice.gd[row * K + n] = 0;
+// The weights of all nodes, or their shares in the place of the weights. blockIdx.y is n.
+template <typename real, int most, bool has_betas>
+__global__ void __launch_bounds__(kTdtNodeThreads)
+    tdt_nodes_kernel(RowGeometry geometry, DurationTable table, TdtArrays<real> arrays) {
+  const TdtLattice<real> lattice = tdt_lattice_of(geometry, table, arrays, blockIdx.y);
+  const int32_t step = gridDim.x * kTdtNodeWarps;
+  for (int32_t line = blockIdx.x * kTdtNodeWarps + threadIdx.x / 32; line < lattice.frames;
+       line += step) {
+    for (int32_t column = threadIdx.x % 32; column < lattice.width; column += 32) {
+      const TdtNode node = lattice.node_at(line, column);
+      if (node.u < 0 || node.u > lattice.symbols) continue;
+      auto* const pairs = lattice.pairs_of(node.t, node.u, line);
+      if constexpr (has_betas) {
+        write_shares<real, most>(lattice, table, node, pairs);
+      } else {
+        write_weights<real, most>(lattice, node, pairs);
+      }
     }
   }
 }
 
-// Shared memory: the ring, if ring_bytes is not 0 (else it is in global memory), and inputs.
-template <typename real, int most, bool is_ahead>
-__global__ void __launch_bounds__(kTdtThreads)
-    tdt_lattice_kernel(RowGeometry geometry, DurationTable table, TdtArrays<real> arrays,
-                       int64_t ring_numbers, int32_t ring_bytes) {
-  const int32_t n = blockIdx.x;
-  const TdtLattice<real> lattice = tdt_lattice_of(geometry, arrays, table.count, n);
-  unsigned char* const shared = dynamic_shared_memory<unsigned char>();
-  void* ring = shared;
-  if (ring_bytes == 0) ring = arrays.rings + n * ring_numbers;
-  double log_p = minus_infinity<double>();
-  if (lattice.frames > 0) {
-    TdtWalk<real, most, is_ahead> walk(lattice, table, ring, int32_t(arrays.symbols) + 1,
-                                       reinterpret_cast<real*>(shared + ring_bytes));
-    log_p = walk.sums();
-    if (log_p != minus_infinity<double>()) walk.masses();
-  }
-  if (threadIdx.x == 0) arrays.total[n] = static_cast<real>(log_p);
+// The occupancies of all rows; 0 for rows that are no nodes, and for all if there is no path.
+template <typename real>
+__global__ void __launch_bounds__(kTdtNodeThreads)
+    tdt_occupancies_kernel(RowGeometry geometry, DurationTable table, TdtArrays<real> arrays) {
+  const int32_t n = blockIdx.y;
+  const TdtLattice<real> lattice = tdt_lattice_of(geometry, table, arrays, n);
+  const bool has_path = arrays.total[n] != minus_infinity<real>();
   int64_t rows = geometry.utterance_rows;
   if (geometry.row_splits != nullptr) {
     rows = min(arrays.rows, geometry.row_splits[n + 1]) - geometry.row_splits[n];
   }
-  clear_others(lattice, table.count, rows, log_p != minus_infinity<double>());
+  const int64_t frames = (rows + lattice.width - 1) / lattice.width;
+  for (int64_t t = blockIdx.x * kTdtNodeWarps + threadIdx.x / 32; t < frames;
+       t += gridDim.x * kTdtNodeWarps) {
+    const bool has_nodes = has_path && t < lattice.frames;
+    const int32_t start = has_nodes && lattice.start != nullptr ? lattice.start[t] : 0;
+    for (int32_t j = threadIdx.x % 32; j < lattice.width; j += 32) {
+      const int64_t row = t * lattice.width + j;
+      if (row >= rows) continue;
+      const int32_t u = start + j, frame = static_cast<int32_t>(t);
+      const bool is_node = has_nodes && u >= 0 && u <= lattice.symbols;
+      write_occupancies(lattice, table,
+                        is_node ? lattice.pairs_of(frame, u, lattice.line_of(frame, u)) : nullptr,
+                        row);
+    }
+  }
+}
+
+// beta of all nodes and log P, or the masses of all nodes. Shared memory: the ring, if ring_bytes
+// is not 0 (else it is in global memory, and is_ahead is false), and inputs.
+template <typename real, int most, bool is_ahead, bool has_betas>
+__global__ void __launch_bounds__(kTdtThreads)
+    tdt_walk_kernel(RowGeometry geometry, DurationTable table, TdtArrays<real> arrays,
+                    int64_t ring_numbers, int32_t ring_bytes) {
+  const int32_t n = blockIdx.x;
+  const TdtLattice<real> lattice = tdt_lattice_of(geometry, table, arrays, n);
+  unsigned char* const shared = dynamic_shared_memory<unsigned char>();
+  void* ring = shared;
+  if (!is_ahead && ring_bytes == 0) ring = arrays.rings + n * ring_numbers;
+  TdtWalk<real, most, is_ahead> walk(lattice, table, ring, int32_t(arrays.symbols) + 1,
+                                     reinterpret_cast<Vector<real, 2>*>(shared + ring_bytes));
+  if constexpr (has_betas) {
+    if (arrays.total[n] != minus_infinity<real>()) walk.masses();
+  } else {
+    const double log_p = lattice.frames > 0 ? walk.sums() : minus_infinity<double>();
+    if (threadIdx.x == 0) arrays.total[n] = static_cast<real>(log_p);
+  }
 }
 
 template <typename real, int most>
@@ -99,12 +134,24 @@ void run(const Launcher& launch, const RowGeometry& geometry, const DurationTabl
   const int64_t slots = table.ring_frames() * (columns + 1);
   int64_t ring_bytes = 2 * sizeof(double) * slots;
   if (ring_bytes > limit) ring_bytes = 0;
-  const int64_t input_bytes = kTdtAhead * 2 * most * threads * sizeof(real);
-  const bool is_ahead = columns <= threads && ring_bytes + input_bytes <= limit;
-  const auto kernel =
-      is_ahead ? tdt_lattice_kernel<real, most, true> : tdt_lattice_kernel<real, most, false>;
-  launch(kernel, geometry.N, uint32_t(threads), ring_bytes + (is_ahead ? input_bytes : 0), geometry,
-         table, arrays, 4 * slots, int32_t(ring_bytes));
+  const int64_t input_bytes = kTdtAhead * tdt_inputs(most) * threads * 2 * sizeof(real);
+  const bool is_ahead = columns <= threads && ring_bytes > 0 && ring_bytes + input_bytes <= limit;
+  const auto walk = [&](auto kernel) {
+    launch(kernel, geometry.N, uint32_t(threads), ring_bytes + (is_ahead ? input_bytes : 0),
+           geometry, table, arrays, 4 * slots, int32_t(ring_bytes));
+  };
+  const int64_t blocks = (int64_t(geometry.T) + kTdtNodeWarps - 1) / kTdtNodeWarps;
+  const dim3 grid(uint32_t(std::clamp<int64_t>(blocks, 1, kTdtMostBlocks)), uint32_t(geometry.N));
+  const auto visit_all = [&](auto kernel) {
+    launch(kernel, grid, kTdtNodeThreads, 0, geometry, table, arrays);
+  };
+  visit_all(tdt_nodes_kernel<real, most, false>);
+  walk(is_ahead ? tdt_walk_kernel<real, most, true, false>
+                : tdt_walk_kernel<real, most, false, false>);
+  visit_all(tdt_nodes_kernel<real, most, true>);
+  walk(is_ahead ? tdt_walk_kernel<real, most, true, true>
+                : tdt_walk_kernel<real, most, false, true>);
+  visit_all(tdt_occupancies_kernel<real>);
 }
 
 // Enough for the usual table, 0 to 4, which then needs fewer registers.
@@ -132,12 +179,12 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
                   "tdt_lattice: work has ", work.numel(), " elements, which are too few");
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
-    real* const shares = mutable_data_of<real>(work);
+    real* const pairs = mutable_data_of<real>(work);
     const TdtArrays<real> arrays{data_of<real>(px),
                                  data_of<real>(py),
                                  data_of<real>(durations),
-                                 shares,
-                                 shares + 2 * table.count * px.numel(),
+                                 pairs,
+                                 pairs + 2 * (table.count + 3) * px.numel(),
                                  mutable_data_of<real>(sums.total),
                                  mutable_data_of<real>(sums.gx),
                                  mutable_data_of<real>(sums.gy),

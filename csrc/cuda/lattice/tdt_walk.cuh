@@ -7,56 +7,24 @@
 //     0   4  3  2     next one (symbols).
 //         0  1  2 t
 //
-// Values of the last frames are in a ring, a slot for each frame and column. A symbol's target and
-// its source are a frame apart when both are walked, so that a ring of (longest duration + 2)
-// frames is never read and overwritten in the same step. Masses are pushed along the arcs: blanks
-// and symbols into slots of their own, each with one writer, so that sums have a fixed order.
+// The steps wait for each other, so they do only what needs the values of earlier steps: the rest
+// is in tdt_nodes.cuh. Values of the last steps are in a ring, a slot for each step and column. A
+// symbol's target and its source are (longest duration + 1) steps apart at most, so that a ring of
+// one step more is never read and overwritten in the same step. Masses are pushed along the arcs:
+// blanks and symbols into slots of their own, each with one writer, so that sums have a fixed
+// order.
 //
 // Axes: T frames, U symbols, K durations.
 #pragma once
 
 #include "cuda/common/async_copy.cuh"
-#include "cuda/common/vector_access.cuh"
-#include "cuda/lattice/tdt_sums.cuh"
-#include "row_geometry.h"
+#include "cuda/lattice/tdt_nodes.cuh"
 
 namespace pruned_rnnt::cuda {
 
-constexpr int kMostDurations = 16;
-
-struct DurationTable {
-  int32_t count, longest;
-  bool has_zero;
-  int32_t of[kMostDurations];
-
-  // Frames of the ring.
-  __host__ __device__ int32_t ring_frames() const { return longest + 2; }
-};
-
-// One utterance. shares: of the symbol and the blank of each duration, as pairs.
-template <typename real>
-struct TdtLattice {
-  const real *px, *py, *duration_logits;  // of its first row
-  const int32_t* start;                   // of its first frame; null: 0
-  real *shares, *gx, *gy, *stay, *gd;
-  int32_t frames, symbols, width;
-  bool normalised;  // duration logits are log-probabilities
-  real sigma, delay_penalty;
-
-  // -1 outside the band.
-  RNNT_DEVICE int64_t row(int32_t t, int32_t u) const {
-    const int32_t column = start == nullptr ? u : u - start[t];
-    return column >= 0 && column < width ? int64_t(t) * width + column : -1;
-  }
-  // Added to px at frame t.
-  RNNT_DEVICE real symbol_offset(int32_t t) const {
-    const real middle = static_cast<real>(frames - 1) / 2;
-    return delay_penalty * (middle - static_cast<real>(t)) - sigma;
-  }
-};
-
-// Frames of each thread's inputs in shared memory, ahead of the walk.
-constexpr int kTdtAhead = 8;
+// Steps of each thread's inputs in shared memory, ahead of the walk, and pairs of each at most.
+constexpr int kTdtAhead = 6;
+constexpr int tdt_inputs(int durations) { return durations + 2; }
 
 template <typename real, int most, bool is_ahead>
 class TdtWalk {
@@ -64,231 +32,200 @@ class TdtWalk {
   using Pair = Vector<real, 2>;
 
  public:
-  // ring: 2 doubles for each of ring_frames() * (columns + 1) slots. inputs: kTdtAhead * 2 K
-  // numbers for each thread, if is_ahead; then the block has a thread for each column.
+  // ring: 2 doubles for each of ring_frames() * (columns + 1) slots. inputs: kTdtAhead *
+  // tdt_inputs(most) pairs for each thread, if is_ahead; then the block has a thread for each
+  // column.
   RNNT_DEVICE TdtWalk(const TdtLattice<real>& lattice, const DurationTable& table, void* ring,
-                      int32_t columns, real* inputs)
+                      int32_t columns, Pair* inputs)
       : lattice_(lattice),
         table_(table),
-        betas_(static_cast<Number*>(ring)),
+        betas_(static_cast<Pair*>(ring)),
         blanks_(static_cast<double*>(ring)),
         symbols_(blanks_ + int64_t(table.ring_frames()) * (columns + 1)),
         columns_(columns),
-        lag_(table.has_zero ? 1 : 0),
         inputs_(inputs) {}
 
-  // Writes the arcs' shares of all nodes and returns log P.
+  // Writes beta of all nodes from the weights and returns log P.
   __device__ double sums() {
     __shared__ double log_p;
     if (threadIdx.x == 0) log_p = minus_infinity<double>();
-    const int32_t T = lattice_.frames, U = lattice_.symbols;
-    const auto request = [&](int32_t f) {
-      const int64_t row = f < T ? lattice_.row(T - 1 - f, threadIdx.x) : -1;
-      if (row < 0) return;
-      real* const slot = slot_of(f);
-      copy_async(slot, lattice_.px + row);
-      copy_async(slot + blockDim.x, lattice_.py + row);
-      for (int n = 0; n < table_.count; ++n) {
-        copy_async(slot + (2 + n) * blockDim.x, lattice_.duration_logits + row * table_.count + n);
-      }
-    };
-    begin(request);
-    for (int32_t k = 0; k < T + lag_ * U; ++k) {
-      for (int32_t u = threadIdx.x; u <= U; u += blockDim.x) {
-        const int32_t f = k - lag_ * (U - u), t = T - 1 - f;
-        if (f < 0 || t < 0) continue;
-        const int64_t row = lattice_.row(t, u);
-        if (is_ahead) wait_copies<kTdtAhead - 2>();
-        const Number beta = row < 0 ? Number::zero() : sum_node(f, t, u, row);
-        if (is_ahead) ahead(request, f);
-        betas_[slot(t % table_.ring_frames(), u)] = beta;
-        if (t == 0 && u == 0) log_p = beta.exact_log();
-      }
-      __syncthreads();
-    }
-    finish();
+    const int32_t K = table_.count, R = table_.ring_frames();
+    int32_t here = last_step() % R;
+    walk<-1>(
+        K + 2,
+        [&](TdtNode node, Pair* pairs, const Pair* inputs) {
+          Number beta = Number::zero();
+          if (pairs != nullptr) beta = sum_node(node, here, inputs);
+          Pair saved{};
+          beta.save(&saved.x[0], &saved.x[1]);
+          store_vector<2>(betas_[slot(here, node.u)].x, saved);
+          if (pairs != nullptr) {
+            store_vector<2>(pairs[int64_t(K + 2) * lattice_.width].x, saved);
+          }
+          if (node.t == 0 && node.u == 0) log_p = beta.exact_log();
+        },
+        [&] { here = here == 0 ? R - 1 : here - 1; });
     return log_p;
   }
 
-  // Writes the occupancies of the utterance's nodes; log P must not be -inf.
+  // Writes the masses of all nodes from the shares; log P must not be -inf.
   __device__ void masses() {
-    const int32_t T = lattice_.frames, U = lattice_.symbols, K = table_.count;
-    const int64_t slots = int64_t(table_.ring_frames()) * (columns_ + 1);
+    const int32_t R = table_.ring_frames();
+    const int64_t slots = int64_t(R) * (columns_ + 1);
     for (int64_t i = threadIdx.x; i < 2 * slots; i += blockDim.x) blanks_[i] = 0;
     __syncthreads();
     if (threadIdx.x == 0) blanks_[0] = 1;
-    const auto request = [&](int32_t t) {
-      const int64_t row = t < T ? lattice_.row(t, threadIdx.x) : -1;
-      if (row < 0) return;
-      Pair* const slot = pair_slot_of(t);
-      for (int n = 0; n < K; ++n) {
-        copy_async(slot + n * blockDim.x, pairs_of(row) + n);
-      }
-    };
-    begin(request);
-    for (int32_t k = 0; k < T + lag_ * U; ++k) {
-      for (int32_t u = threadIdx.x; u <= U; u += blockDim.x) {
-        const int32_t t = k - lag_ * u;
-        if (t < 0 || t >= T) continue;
-        const int64_t row = lattice_.row(t, u);
-        if (is_ahead) wait_copies<kTdtAhead - 2>();
-        if (row >= 0) push_node(t, u, row);
-        if (is_ahead) ahead(request, t);
-      }
-      __syncthreads();
-    }
-    finish();
+    int32_t here = 0;
+    walk<1>(
+        table_.count + 1,
+        [&](TdtNode node, Pair* pairs, const Pair* inputs) {
+          if (pairs == nullptr) return;
+          push_node(node, here, pairs, inputs);
+        },
+        [&] { here = later(here, 1); });
   }
 
  private:
-  RNNT_DEVICE int64_t slot(int32_t frame, int32_t u) const {
-    return int64_t(frame) * (columns_ + 1) + u;
+  RNNT_DEVICE int32_t last_step() const {
+    return lattice_.frames + lattice_.lag * lattice_.symbols - 1;
   }
-  // The slot of the frame `duration` behind that of slot frame.
-  RNNT_DEVICE int32_t later(int32_t frame, int32_t duration) const {
-    const int32_t sum = frame + duration;
-    return sum >= table_.ring_frames() ? sum - table_.ring_frames() : sum;
+  RNNT_DEVICE int32_t slot(int32_t step, int32_t u) const { return step * (columns_ + 1) + u; }
+  // The ring's step `distance` behind.
+  RNNT_DEVICE int32_t later(int32_t step, int32_t distance) const {
+    const int32_t sum = step + distance, R = table_.ring_frames();
+    return sum >= R ? sum - R : sum;
   }
 
-  // Number i of the inputs of a frame is i * blockDim.x behind.
-  RNNT_DEVICE real* slot_of(int32_t f) const {
-    return inputs_ + f % kTdtAhead * (2 * most * blockDim.x) + threadIdx.x;
-  }
-  template <typename Request>
-  RNNT_DEVICE void begin(Request&& request) const {
-    if (is_ahead && int32_t(threadIdx.x) <= lattice_.symbols) {
-      for (int32_t f = 0; f < kTdtAhead - 1; ++f) {
-        request(f);
-        commit_copies();
+  // Calls visit(node, its pairs, its inputs) for the nodes of each step t + lag u, upwards or
+  // downwards, and next() after each step. `count` pairs of a node are its inputs.
+  template <int direction, typename Visit, typename Next>
+  RNNT_DEVICE void walk(int32_t count, Visit&& visit, Next&& next) {
+    const int32_t T = lattice_.frames, U = lattice_.symbols, lag = lattice_.lag;
+    const int32_t last = last_step(), first = direction > 0 ? 0 : last;
+    const bool has_column = int32_t(threadIdx.x) <= U;
+    const auto request = [&](int32_t step, int32_t line, int32_t place) {
+      const int32_t u = threadIdx.x, t = step - lag * u;
+      if (t >= 0 && t < T) {
+        const Pair* const pairs = lattice_.pairs_of(t, u, line);
+        Pair* const inputs = inputs_of(place);
+        if (pairs != nullptr) {
+#pragma unroll
+          for (int i = 0; i < tdt_inputs(most); ++i) {
+            if (i >= count) break;
+            copy_async(inputs + i * blockDim.x, pairs + int64_t(i) * lattice_.width);
+          }
+        }
+      }
+      commit_copies();
+    };
+    int32_t line = first % T, line_ahead = line, place = 0, place_ahead = kTdtAhead - 1;
+    if (is_ahead) {
+      for (int32_t i = 0; i < kTdtAhead - 1; ++i) {
+        if (has_column) request(first + direction * i, line_ahead, i);
+        line_ahead = moved(line_ahead, direction, T);
       }
     }
     __syncthreads();
-  }
-  // Frame f has been read.
-  template <typename Request>
-  RNNT_DEVICE void ahead(Request&& request, int32_t f) const {
-    request(f + kTdtAhead - 1);
-    commit_copies();
-  }
-  RNNT_DEVICE void finish() const {
+    for (int32_t k = 0; k <= last; ++k) {
+      const int32_t step = first + direction * k;
+      for (int32_t u = threadIdx.x; u <= U; u += blockDim.x) {
+        const int32_t t = step - lag * u;
+        if (t < 0 || t >= T) continue;
+        Pair* const pairs = lattice_.pairs_of(t, u, line);
+        if (is_ahead) wait_copies<kTdtAhead - 2>();
+        visit(TdtNode{t, u}, pairs, is_ahead ? inputs_of(place) : pairs);
+      }
+      if (is_ahead && has_column) {
+        request(step + direction * (kTdtAhead - 1), line_ahead, place_ahead);
+      }
+      line = moved(line, direction, T);
+      line_ahead = moved(line_ahead, direction, T);
+      place = moved(place, 1, kTdtAhead);
+      place_ahead = moved(place_ahead, 1, kTdtAhead);
+      next();
+      __syncthreads();
+    }
     if (is_ahead) wait_copies<0>();
     __syncthreads();
   }
-
-  RNNT_DEVICE Pair* pair_slot_of(int32_t f) const {
-    return reinterpret_cast<Pair*>(inputs_) + f % kTdtAhead * (most * blockDim.x) + threadIdx.x;
+  // The neighbour of `index` in a circle of so many.
+  RNNT_DEVICE static int32_t moved(int32_t index, int32_t direction, int32_t count) {
+    if (direction > 0) return index + 1 == count ? 0 : index + 1;
+    return index == 0 ? count - 1 : index - 1;
   }
-  RNNT_DEVICE Pair* pairs_of(int64_t row) const {
-    return reinterpret_cast<Pair*>(lattice_.shares) + row * table_.count;
-  }
-
-  // Log-probabilities of the durations from their logits.
-  RNNT_DEVICE void normalise(real (&logits)[most]) const {
-    real largest = minus_infinity<real>(), sum = 0;
-#pragma unroll
-    for (int n = 0; n < most; ++n) largest = fmax(largest, logits[n]);
-    const bool none = largest == minus_infinity<real>();
-#pragma unroll
-    for (int n = 0; n < most; ++n) sum += exp_of(logits[n] - (none ? real(0) : largest));
-    const real normaliser = none ? real(0) : largest + log_of(sum);
-#pragma unroll
-    for (int n = 0; n < most; ++n) logits[n] -= normaliser;
+  // Pair i of the inputs is i * blockDim.x behind.
+  RNNT_DEVICE Pair* inputs_of(int32_t place) const {
+    return inputs_ + place * (tdt_inputs(most) * blockDim.x) + threadIdx.x;
   }
 
-  RNNT_DEVICE Number sum_node(int32_t f, int32_t t, int32_t u, int64_t row) {
-    const int32_t T = lattice_.frames, U = lattice_.symbols, K = table_.count;
-    const real* const inputs = is_ahead ? slot_of(f) : nullptr;
-    const real px = is_ahead ? inputs[0] : lattice_.px[row];
-    const real py = is_ahead ? inputs[blockDim.x] : lattice_.py[row];
-    real logits[most];
+  // Between a node's inputs.
+  RNNT_DEVICE auto distance() const {
+    if constexpr (is_ahead) {
+      return int32_t(blockDim.x);
+    } else {
+      return int64_t(lattice_.width);
+    }
+  }
+
+  RNNT_DEVICE Number sum_node(TdtNode node, int32_t here, const Pair* inputs) {
+    // The slots exist, whatever is in them.
+    const auto beta = [&](int32_t there, int32_t u) {
+      const Pair pair = load_vector<2>(betas_[slot(there, u)].x);
+      return Number::load(&pair.x[0], &pair.x[1]);
+    };
+    Number above[most], beside[most], arrive[2 * most];
 #pragma unroll
     for (int n = 0; n < most; ++n) {
-      logits[n] = minus_infinity<real>();
-      if (n >= K) continue;
-      logits[n] = is_ahead ? inputs[(2 + n) * blockDim.x] : lattice_.duration_logits[row * K + n];
+      above[n] = beta(later(here, table_.of[n] + lattice_.lag), node.u + 1);
+      beside[n] = beta(later(here, table_.of[n]), node.u);
     }
-    if (!lattice_.normalised) normalise(logits);
-    const Number symbol = Number::exp(to_log_zero(px + lattice_.symbol_offset(t)));
-    const Number blank = Number::exp(to_log_zero(py - lattice_.sigma));
-    const int32_t here = t % table_.ring_frames();
-    Number arrive[2 * most];
-#pragma unroll
-    for (int n = 0; n < most; ++n) {
-      arrive[2 * n] = arrive[2 * n + 1] = Number::zero();
-      if (n >= K) continue;
-      const int32_t duration = table_.of[n], target = t + duration;
-      const int32_t there = later(here, duration);
-      // Both slots exist, whatever is in them.
-      const Number above = betas_[slot(there, u + 1)], beside = betas_[slot(there, u)];
-      const bool ends = target == T && u == U;
-      const Number chosen = Number::exp(to_log_zero(logits[n]));
-      const Number symbol_and_end = symbol * chosen * above, to_end = blank * chosen;
-      const Number blank_and_end = to_end * beside;
-      if (target < T && u < U) arrive[2 * n] = symbol_and_end;
-      if (target < T && duration > 0) arrive[2 * n + 1] = blank_and_end;
-      if (ends) arrive[2 * n + 1] = to_end;
-    }
-    real shares[2 * most];
-    Number total = sum_with_shares(arrive, shares);
-    Pair* const stored = pairs_of(row);
-#pragma unroll
-    for (int n = 0; n < most; ++n) {
-      if (n < K) store_vector<2>(stored[n].x, Pair{{shares[2 * n], shares[2 * n + 1]}});
-    }
+    const auto weights =
+        TdtWeights<real, most>::template load<is_ahead>(inputs, distance(), table_.count);
+    arrivals(lattice_, table_, node, weights, above, beside, arrive);
+    Number total = sum_of(arrive);
     total.normalise();
     return total;
   }
 
-  RNNT_DEVICE void push_node(int32_t t, int32_t u, int64_t row) {
-    const int32_t T = lattice_.frames, K = table_.count;
-    const int32_t here = t % table_.ring_frames();
+  RNNT_DEVICE void push_node(TdtNode node, int32_t here, Pair* pairs, const Pair* inputs) {
+    const int32_t T = lattice_.frames, K = table_.count, u = node.u;
     double &by_blank = blanks_[slot(here, u)], &by_symbol = symbols_[slot(here, u)];
     const double mass = by_blank + by_symbol;
     // All targets are read before the first is written: they differ, so that nothing waits for a
     // sum but those that follow it.
     double to_symbol[most], to_blank[most];
     Pair shares[most];
-    double sum = 0;
 #pragma unroll
     for (int n = 0; n < most; ++n) {
-      if (n >= K) break;
-      const int32_t there = later(here, table_.of[n]);
-      to_symbol[n] = symbols_[slot(there, u + 1)];
-      to_blank[n] = blanks_[slot(there, u)];
-      shares[n] =
-          load_vector<2>((is_ahead ? pair_slot_of(t) + n * blockDim.x : pairs_of(row) + n)->x);
-      sum += static_cast<double>(shares[n].x[0]) + static_cast<double>(shares[n].x[1]);
+      to_symbol[n] = symbols_[slot(later(here, table_.of[n] + lattice_.lag), u + 1)];
+      to_blank[n] = blanks_[slot(later(here, table_.of[n]), u)];
+      shares[n] = is_ahead || n < K ? load_vector<2>(inputs[n * distance()].x) : Pair{};
     }
     by_blank = by_symbol = 0;
-    const double each = sum == 0 ? 0 : mass / sum;
-    double symbols = 0, blanks = 0, stay = 0;
+    const double each = mass + mass * static_cast<double>(inputs[K * distance()].x[0]);
+    pairs[int64_t(K) * lattice_.width].x[1] = static_cast<real>(each);
 #pragma unroll
     for (int n = 0; n < most; ++n) {
-      if (n >= K) break;
-      const double symbol = each * static_cast<double>(shares[n].x[0]);
-      const double blank = each * static_cast<double>(shares[n].x[1]);
-      symbols += symbol;
-      blanks += blank;
-      lattice_.gd[row * K + n] = static_cast<real>(symbol + blank);
       const int32_t duration = table_.of[n];
-      if (duration == 0) stay = symbol;
-      if (t + duration >= T) continue;
-      const int32_t there = later(here, duration);
-      if (u < lattice_.symbols) symbols_[slot(there, u + 1)] = to_symbol[n] + symbol;
-      if (duration > 0) blanks_[slot(there, u)] = to_blank[n] + blank;
+      const bool inside = n < K && node.t + duration < T;
+      if (inside && u < lattice_.symbols) {
+        symbols_[slot(later(here, duration + lattice_.lag), u + 1)] =
+            to_symbol[n] + each * static_cast<double>(shares[n].x[0]);
+      }
+      if (inside && duration > 0) {
+        blanks_[slot(later(here, duration), u)] =
+            to_blank[n] + each * static_cast<double>(shares[n].x[1]);
+      }
     }
-    lattice_.gx[row] = static_cast<real>(symbols);
-    lattice_.gy[row] = static_cast<real>(blanks);
-    lattice_.stay[row] = static_cast<real>(stay);
   }
 
   const TdtLattice<real>& lattice_;
   const DurationTable& table_;
   // The ring, of beta and then of masses: what blanks and symbols bring to a node.
-  Number* const betas_;
+  Pair* const betas_;
   double *const blanks_, *const symbols_;
-  const int32_t columns_, lag_;
-  real* const inputs_;
+  const int32_t columns_;
+  Pair* const inputs_;
 };
 
 }  // namespace pruned_rnnt::cuda

@@ -152,10 +152,10 @@ def log_durations(duration_logits: Tensor) -> Tensor:
 
 
 def tdt_workspace(px: Tensor, batch: int, symbols: int, durations: list[int]) -> Tensor:
-    """Memory in which kernels keep the shares of all arcs of px (R), and beta and masses of the
-    last frames of each utterance; see csrc/cuda/lattice/tdt_walk.cuh."""
+    """Memory in which kernels keep the arcs of the nodes of px (R), with beta and mass, and those
+    of the last steps of each utterance; see csrc/cuda/lattice/tdt_nodes.cuh and tdt_walk.cuh."""
     ring = 4 * (max(durations) + 2) * (symbols + 2)
-    return px.new_empty((2 * len(durations) * px.shape[0] + batch * ring,))
+    return px.new_empty((2 * (len(durations) + 3) * px.shape[0] + batch * ring,))
 
 
 @op
