@@ -174,7 +174,7 @@ def check_batch(
     check_shape("targets", targets, shape, f"(N, U) by the shape of {sizes.source}")
     lengths = check_lengths(logit_lengths, target_lengths, sizes, options.rnnt_type, validate)
     if targets.shape[1] > 0 and readable(validate, *lengths, targets):
-        _check_symbols(targets, lengths[1], sizes.vocabulary, options.blank)
+        check_symbols(targets, lengths[1], sizes.vocabulary, options.blank)
     if all(x.device.type == "cpu" for x in lengths):
         return Utterances(as_int32(targets), *lengths, lengths)
     return Utterances(as_int32(targets), *lengths_on(sizes.device, lengths), None)
@@ -245,7 +245,7 @@ def _check_paths(lengths: tuple[Tensor, Tensor], sizes: Sizes, rnnt_type: int) -
             )
 
 
-def _check_symbols(targets: Tensor, target_lengths: Tensor, vocabulary: int, blank: int) -> None:
+def check_symbols(targets: Tensor, target_lengths: Tensor, vocabulary: int, blank: int) -> None:
     u = torch.arange(targets.shape[1], device=targets.device)
     used = u < target_lengths.to(targets.device)[:, None]
     bad = used & ((targets < 0) | (targets >= vocabulary) | (targets == blank))

@@ -38,6 +38,8 @@ NAMES = [
     "tdt_packed",
     "tdt_band",
     "tdt_fused",
+    "multi_blank",
+    "multi_blank_packed",
 ]
 
 
@@ -183,6 +185,21 @@ def _tdt_fused(batch, y, lengths, device, dtype):
     )
 
 
+def _multi_blank(batch, y, lengths, device, dtype, packed=False):
+    lattices = zip(batch.frames_N, batch.symbols_N, strict=True)
+    nodes = (sum(t * (u + 1) for t, u in lattices),) if packed else (3, 8, 5)
+    # Targets are in 1..10.
+    options = {"big_blanks": {12: 2, 11: 4}, "fastemit_lambda": 0.1, "reduction": "none"}
+    return LossCall(
+        lambda x: pruned_rnnt.rnnt_loss_multi_blank(x, y, *lengths, **options),
+        [_leaf(*nodes, 13, device=device, dtype=dtype)],
+    )
+
+
+def _multi_blank_packed(*arguments):
+    return _multi_blank(*arguments, packed=True)
+
+
 _CALLS = dict(
     zip(
         NAMES,
@@ -204,6 +221,8 @@ _CALLS = dict(
             _tdt_packed,
             _tdt_band,
             _tdt_fused,
+            _multi_blank,
+            _multi_blank_packed,
         ],
         strict=True,
     )

@@ -43,8 +43,8 @@ void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logi
                  const Tensor& logit_lengths, const Tensor& target_lengths,
                  const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
                  int64_t S, std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 int64_t symbols, const Tensor& work, const Tensor& total, const Tensor& gx,
-                 const Tensor& gy, const Tensor& stay, const Tensor& gd) {
+                 bool multi_blank, int64_t symbols, const Tensor& work, const Tensor& total,
+                 const Tensor& gx, const Tensor& gy, const Tensor& stay, const Tensor& gd) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
   const int64_t K = static_cast<int64_t>(durations.size());
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
@@ -68,7 +68,8 @@ void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logi
                                          geometry.target_lengths[n],
                                          geometry.width_of(n),
                                          sigma,
-                                         delay_penalty};
+                                         delay_penalty,
+                                         multi_blank};
         mutable_data_of<real>(total)[n] = static_cast<real>(run_utterance(lattice, scratch));
       }
     });

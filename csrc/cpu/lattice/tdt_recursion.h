@@ -28,6 +28,7 @@ struct TdtUtterance {
   real *shares, *gx, *gy, *stay, *gd;
   int64_t n, frames, symbols, width;
   double sigma, delay_penalty;
+  bool multi_blank;
 
   int64_t count() const { return static_cast<int64_t>(durations.size()); }
   int64_t first_symbol(int64_t t) const { return geometry.first_symbol_of(n, t); }
@@ -77,13 +78,18 @@ struct TdtBackward {
       const real* py = lattice.py + t * width;
       const real* logits = lattice.duration_logits + t * width * K;
       const double offset = lattice.symbol_offset(t), sigma = lattice.sigma;
-      normalise_durations(logits, columns, K, log_d);
+      if (lattice.multi_blank) {
+        std::fill(log_d, log_d + columns, 0.0);
+      } else {
+        normalise_durations(logits, columns, K, log_d);
+      }
       std::fill(largest, largest + columns, minus_infinity<double>);
       int64_t zero = -1;
       for (int64_t k = 0; k < K; ++k) {
         const int64_t target = t + lattice.durations[k];
         double *symbol = scores + k * width, *blank = scores + (K + k) * width;
-        if (target >= lattice.frames) std::fill(symbol, symbol + columns, minus_infinity<double>);
+        const bool has_symbol = target < lattice.frames && (target == t || !lattice.multi_blank);
+        if (!has_symbol) std::fill(symbol, symbol + columns, minus_infinity<double>);
         if (target > lattice.frames || target == t) {
           std::fill(blank, blank + columns, minus_infinity<double>);
         }
@@ -97,7 +103,7 @@ struct TdtBackward {
           }
           continue;
         }
-        if (target < lattice.frames) {
+        if (has_symbol) {
 #pragma omp simd
           for (int64_t j = 0; j < columns; ++j) {
             symbol[j] = px[j] + offset + (logits[j * K + k] - log_d[j]) + behind[j + 1];

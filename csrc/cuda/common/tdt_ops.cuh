@@ -19,9 +19,12 @@ struct TdtSumsOf {
   View total, gx, gy, stay, gd;
 };
 
-// tdt_lattice. has_log_probs: `durations` (R,K) are normalised already.
+// What the durations (R,K) of tdt_recursion are; kBlanks: as with multi_blank.
+enum class DurationScores { kLogits, kLogProbs, kBlanks };
+
+// tdt_lattice.
 void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
-                   bool has_log_probs, const TdtRowsOf& rows, const std::vector<int64_t>& table,
+                   DurationScores scores, const TdtRowsOf& rows, const std::vector<int64_t>& table,
                    double sigma, double delay_penalty, const View& work, const TdtSumsOf& sums);
 
 void duration_gradient(const Launcher& launch, const View& grad_loss, const View& duration_logits,

@@ -160,8 +160,9 @@ constexpr int kUsualDurations = 5;
 }  // namespace
 
 void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
-                   bool has_log_probs, const TdtRowsOf& rows, const std::vector<int64_t>& table_of,
-                   double sigma, double delay_penalty, const View& work, const TdtSumsOf& sums) {
+                   DurationScores scores, const TdtRowsOf& rows,
+                   const std::vector<int64_t>& table_of, double sigma, double delay_penalty,
+                   const View& work, const TdtSumsOf& sums) {
   const RowGeometry geometry(rows.logit_lengths, rows.target_lengths, rows.start, rows.row_splits,
                              rows.T, rows.S, rows.symbols);
   if (geometry.N == 0) return;
@@ -174,6 +175,8 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
     table.longest = std::max(table.longest, table.of[n]);
     table.has_zero |= table.of[n] == 0;
   }
+  // Blanks of several durations have symbols of duration 0 alone, the first.
+  table.symbol_count = scores == DurationScores::kBlanks ? 1 : table.count;
   STD_TORCH_CHECK(work.numel() >= tdt_elements(px.numel(), geometry.N, rows.symbols, table.count,
                                                table.longest),
                   "tdt_lattice: work has ", work.numel(), " elements, which are too few");
@@ -192,7 +195,7 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
                                  mutable_data_of<real>(sums.gd),
                                  px.numel(),
                                  rows.symbols,
-                                 has_log_probs,
+                                 scores != DurationScores::kLogits,
                                  static_cast<real>(sigma),
                                  static_cast<real>(delay_penalty)};
     if (table.count <= kUsualDurations) {
@@ -207,11 +210,12 @@ void tdt_lattice(const Launcher& launch, const View& px, const View& py,
                  const View& duration_logits, const View& logit_lengths, const View& target_lengths,
                  const OptionalView& start, const OptionalView& row_splits, int64_t T, int64_t S,
                  std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 int64_t symbols, const View& work, const View& total, const View& gx,
-                 const View& gy, const View& stay, const View& gd) {
+                 bool multi_blank, int64_t symbols, const View& work, const View& total,
+                 const View& gx, const View& gy, const View& stay, const View& gd) {
   const TdtRowsOf rows{logit_lengths, target_lengths, start, row_splits, T, S, symbols};
-  tdt_recursion(launch, px, py, duration_logits, false, rows, durations, sigma, delay_penalty, work,
-                {total, gx, gy, stay, gd});
+  const auto scores = multi_blank ? DurationScores::kBlanks : DurationScores::kLogits;
+  tdt_recursion(launch, px, py, duration_logits, scores, rows, durations, sigma, delay_penalty,
+                work, {total, gx, gy, stay, gd});
 }
 
 PRUNED_RNNT_CUDA_OP(tdt_lattice)

@@ -25,6 +25,7 @@ struct DurationTable {
   int32_t count, longest;
   bool has_zero;
   int32_t of[kMostDurations];
+  int32_t symbol_count;  // symbols take this many durations, the first
 
   // Frames of the ring.
   __host__ __device__ int32_t ring_frames() const { return longest + 2; }
@@ -113,6 +114,7 @@ RNNT_DEVICE void arrivals(const TdtLattice<real>& lattice, const DurationTable& 
                           const Probability<real> (&beside)[most],
                           Probability<real> (&arrive)[2 * most]) {
   const bool last = node.u == lattice.symbols;
+  const int32_t symbol_count = last ? 0 : table.symbol_count;
 #pragma unroll
   for (int n = 0; n < most; ++n) {
     const int32_t duration = table.of[n], target = node.t + duration;
@@ -122,7 +124,7 @@ RNNT_DEVICE void arrivals(const TdtLattice<real>& lattice, const DurationTable& 
     const auto to_end = weights.blank * weights.chosen[n];
     const auto to_blank = to_end * beside[n];
     const bool ends = exists && target == lattice.frames && last;
-    arrive[2 * n] = inside && !last ? to_symbol : zero;
+    arrive[2 * n] = inside && n < symbol_count ? to_symbol : zero;
     arrive[2 * n + 1] = inside && duration > 0 ? to_blank : (ends ? to_end : zero);
   }
 }

@@ -38,8 +38,8 @@ void PrunedStep::tdt_simple_lattice(const View& gx, const View& gy, const TdtPar
   const auto flat = [](const View& x) { return range_of(x, 0, x.numel()); };
   const TdtRowsOf rows{logit_lengths, target_lengths, std::nullopt, std::nullopt, s.T,
                        s.W,           s.W - 1};
-  tdt_recursion(launch, flat(work.px), flat(work.py), work.durations, true, rows, tdt.table,
-                s.sigma, s.delay_penalty, work.lattice_work,
+  tdt_recursion(launch, flat(work.px), flat(work.py), work.durations, DurationScores::kLogProbs,
+                rows, tdt.table, s.sigma, s.delay_penalty, work.lattice_work,
                 {part_of(saved.totals, 0), flat(gx), flat(gy), flat(*tdt.stay), flat(*tdt.gd)});
   tdt_window_masses(gx, gy, *tdt.stay);
 }
@@ -88,8 +88,8 @@ void PrunedStep::tdt_chunk_durations(int64_t begin, int64_t count) const {
 
 void PrunedStep::tdt_band_lattice(const View& start, const TdtPart& tdt) const {
   const TdtRowsOf rows{logit_lengths, target_lengths, start, row_splits, s.T, s.S, s.W - 1};
-  tdt_recursion(launch, work.band_px, work.band_py, saved.durations, true, rows, tdt.table, s.sigma,
-                s.delay_penalty, work.band_work,
+  tdt_recursion(launch, work.band_px, work.band_py, saved.durations, DurationScores::kLogProbs,
+                rows, tdt.table, s.sigma, s.delay_penalty, work.band_work,
                 {part_of(saved.totals, 1), saved.gx, saved.gy, work.band_stay, saved.gd});
 }
 

@@ -23,6 +23,10 @@ however long the input is, as in lattice.py. beta is kept in float64 or as facto
 Results: total = log P, and sums of occupancies d log P / d score,
     gx(t,u)   of the symbols of all durations     gd(t,u,n) of the symbol and the blank of D[n]
     gy(t,u)   of the blanks of all durations      stay(t,u) of the symbols of duration 0
+With multi_blank (arXiv 2211.03541) the table begins with duration 0, which alone symbols take, and
+duration_logits are scores that are not normalised: 0 for the symbol, then those of the blank of
+each other duration.
+
 The gradient of -log P by z (token logits) is that of log_probs.py with gx and gy; by the duration
 logits it is sum_n gd(n) softmax(w)(n) - gd(n) (duration_gradient.py).
 Source: arXiv 2304.06795; sigma is its logit under-normalization.
@@ -49,6 +53,7 @@ class TdtOptions(NamedTuple):
     durations: list[int]
     sigma: float
     delay_penalty: float
+    multi_blank: bool = False
 
 
 class TdtSums(NamedTuple):
@@ -97,9 +102,11 @@ def _arrivals(lattice: _Lattice, beta: Tensor, at: _Diagonal, options: TdtOption
     ld = lattice.ld[:, t, u].to(beta.dtype).unbind(2)
     symbols, blanks = [], []
     for duration, ld_n in zip(options.durations, ld, strict=True):
-        stays_inside = t + duration < lattice.frames
+        has_symbol = t + duration < lattice.frames
+        if options.multi_blank and duration > 0:
+            has_symbol = torch.zeros_like(has_symbol)
         symbol = px + ld_n + beta[:, t + duration, u + 1]
-        symbols.append(symbol.masked_fill(~stays_inside, NEG_INF))
+        symbols.append(symbol.masked_fill(~has_symbol, NEG_INF))
         blank = py + ld_n + beta[:, t + duration, u]
         blanks.append(blank if duration > 0 else torch.full_like(blank, NEG_INF))
     return torch.stack(symbols + blanks)
@@ -188,7 +195,8 @@ def tdt_lattice(
     scores[(0, *at)] = (px + delay - options.sigma)[valid]
     scores[(1, *at)] = (py - options.sigma)[valid]
     ld = px.new_zeros((*shape, len(options.durations)))
-    ld[at] = log_durations(duration_logits[valid])
+    given = duration_logits[valid]
+    ld[at] = given if options.multi_blank else log_durations(given)
     symbols_N1 = rows.target_lengths[:, None]
     lattice = _Lattice(scores[0], scores[1], ld, lengths_N[:, None], symbols_N1)
     beta = _betas(lattice, options)
