@@ -50,7 +50,7 @@ ALLOWED = {
     "align": {"data", "decode", "diagnostics", "model", "transcribe"},
     "pretrained": {"config", "data", "decode", "export", "interop", "model", "train", "transcribe"},
     "finetune": {"config", "data", "decode", "export", "interop", "model", "pretrained", "train"},
-    "interop": {"config", "data", "model", "train"},
+    "interop": {"config", "data", "loss", "model", "train"},
     "report": {"align", "config", "data", "decode", "diagnostics", "model", "train"},
 }
 

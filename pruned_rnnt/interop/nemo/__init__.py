@@ -1,0 +1,1 @@
+"""Import parts of NVIDIA NeMo's transducers, and export parts for them."""
