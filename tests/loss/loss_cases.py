@@ -210,23 +210,26 @@ def assert_near_float64(
         )
 
 
-def fused_loss(
+def loss_on_device(
     function: Callable[..., Tensor],
     batch: Batch,
     tensors: Sequence[Tensor],
     bounds: Bounds | None,
     device: str,
-    lengths_on: str,
+    lengths_on: str | None = None,
     **options,
 ) -> Tensor:
-    """The loss (N,) of rnnt_loss_fused or rnnt_loss_tdt_fused of the batch on a device."""
+    """The loss (N,) of a function that takes bounds, of the batch on a device.
+
+    lengths_on: the device of the lengths, if it is another one.
+    """
     if bounds is not None:
         bounds = Bounds(bounds.start.to(device), bounds.s_range)
     return function(
         *(x.to(device) for x in tensors),
         batch.targets.to(device),
         bounds,
-        *batch.lengths(lengths_on),
+        *batch.lengths(lengths_on or device),
         reduction="none",
         **options,
     )

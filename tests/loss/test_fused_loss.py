@@ -54,7 +54,7 @@ def band_of(batch, s_range: int = 3) -> Bounds:
     return pruned_rnnt.prune_bounds(occupancy, *batch.lengths("cpu"), s_range)
 
 
-fused_loss = partial(cases.fused_loss, pruned_rnnt.rnnt_loss_fused)
+fused_loss = partial(cases.loss_on_device, pruned_rnnt.rnnt_loss_fused)
 
 
 # Lengths on the CPU give packed rows; on the losses' own device, if that is another, padded rows.
@@ -115,7 +115,7 @@ def test_dtypes(dtype, tolerance, device) -> None:
     wide = [x.double().requires_grad_() for x in tensors]
     given = [x.to(device).requires_grad_() for x in tensors]
     expected = stored_loss(batch, wide, None, "tanh")
-    loss = fused_loss(batch, given, None, device, device)
+    loss = fused_loss(batch, given, None, device)
     cases.assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
 
 
@@ -135,8 +135,8 @@ def test_autocast_runs_in_its_dtype(device) -> None:
     batch = cases.make_batch([9, 7], [4, 3], 16, 0)
     tensors = [x.detach().float().to(device).requires_grad_() for x in inputs(batch)]
     with torch.autocast(device, torch.bfloat16):
-        loss = fused_loss(batch, tensors, None, device, device)
-    by_hand = fused_loss(batch, [x.bfloat16() for x in tensors], None, device, device)
+        loss = fused_loss(batch, tensors, None, device)
+    by_hand = fused_loss(batch, [x.bfloat16() for x in tensors], None, device)
     assert torch.equal(loss, by_hand)
     for grad in torch.autograd.grad(loss.sum(), tensors):
         assert grad.dtype == torch.float32
@@ -152,7 +152,7 @@ def test_padding_has_no_effect(device) -> None:
     grads = []
     for values in (clean, dirty):
         leaves = [x.to(device).requires_grad_() for x in values]
-        loss = fused_loss(batch, leaves, None, device, device)
+        loss = fused_loss(batch, leaves, None, device)
         grads.append(torch.autograd.grad(loss.sum(), leaves))
     for a, b in zip(*grads, strict=True):
         assert torch.equal(a, b)

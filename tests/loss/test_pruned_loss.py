@@ -1,5 +1,7 @@
 """rnnt_loss_pruned against all paths inside the band, and against the full loss for wide bands."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,8 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt import Bounds
 from tests.loss import loss_cases as cases
+
+pruned_loss = partial(cases.loss_on_device, pruned_rnnt.rnnt_loss_pruned)
 
 
 @pytest.fixture(autouse=True)
@@ -70,17 +74,8 @@ def test_value_and_gradient_are_those_of_the_paths_inside(
     expected = cases.reference_losses(*rows, batch, rnnt_type, delay_penalty, bounds.start, s_range)
     band = inside_band(logits, bounds)
     given = packed_band(band, batch) if packed else band
-    loss = pruned_rnnt.rnnt_loss_pruned(
-        given.to(device),
-        batch.targets.to(device),
-        Bounds(bounds.start.to(device), s_range),
-        *batch.lengths(device),
-        blank=blank,
-        rnnt_type=rnnt_type,
-        delay_penalty=delay_penalty,
-        reduction="none",
-        **form,
-    )
+    options = {"blank": blank, "rnnt_type": rnnt_type, "delay_penalty": delay_penalty, **form}
+    loss = pruned_loss(batch, [given], bounds, device, **options)
     cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
@@ -95,14 +90,8 @@ def test_larger_bands_equal_the_plain_torch_twin(s_range, rnnt_type, device) -> 
     expected = cases.reference_losses(
         *rows, batch, rnnt_type, 0.0, bounds.start, s_range, total=cases.twin_total
     )
-    loss = pruned_rnnt.rnnt_loss_pruned(
-        inside_band(logits, bounds).to(device),
-        batch.targets.to(device),
-        Bounds(bounds.start.to(device), s_range),
-        *batch.lengths(device),
-        rnnt_type=rnnt_type,
-        reduction="none",
-    )
+    band = inside_band(logits, bounds)
+    loss = pruned_loss(batch, [band], bounds, device, rnnt_type=rnnt_type)
     cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), logits)
 
 
@@ -116,13 +105,7 @@ def test_dtypes(dtype, tolerance, device) -> None:
     losses, grads = [], []
     for wanted, place in ((torch.float64, "cpu"), (dtype, device)):
         given = band.to(place, wanted).requires_grad_()
-        loss = pruned_rnnt.rnnt_loss_pruned(
-            given,
-            batch.targets.to(place),
-            Bounds(bounds.start.to(place), 4),
-            *batch.lengths(place),
-            reduction="none",
-        )
+        loss = pruned_loss(batch, [given], bounds, place)
         losses.append(loss.cpu().double())
         (grad,) = torch.autograd.grad((loss * batch.upstream().to(loss)).sum(), given)
         assert grad.dtype == wanted

@@ -61,6 +61,11 @@ def both(module, batch, monkeypatch) -> tuple[list[Tensor], list[Tensor]]:
     return got, numbers(module, batch)
 
 
+def check_equal(got: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-10) -> None:
+    for left, right in zip(got, wanted, strict=True):
+        torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize(
     "options",
@@ -79,8 +84,7 @@ def test_equals_stored_logits(options, device, monkeypatch) -> None:
     batch = batch_of(device, torch.float64)
     if "blank" in options:
         batch[2] = torch.where(batch[2] == options["blank"] % V, 7, batch[2])
-    for left, right in zip(*both(module, batch, monkeypatch), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
+    check_equal(*both(module, batch, monkeypatch))
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)
@@ -91,8 +95,7 @@ def test_peaks_far_apart(device, monkeypatch) -> None:
         module.simple_am_proj.weight.mul_(400)
         module.simple_lm_proj.weight.mul_(400)
     batch = batch_of(device, torch.float64, scale=3.0)
-    for left, right in zip(*both(module, batch, monkeypatch), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+    check_equal(*both(module, batch, monkeypatch), tolerance=1e-9)
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)
@@ -154,8 +157,7 @@ def test_tied_layers(tied, device, monkeypatch) -> None:
     if tied == "all":
         module.joiner.output_linear.weight = module.simple_am_proj.weight
     batch = batch_of(device, torch.float64)
-    for left, right in zip(*both(module, batch, monkeypatch), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
+    check_equal(*both(module, batch, monkeypatch))
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)

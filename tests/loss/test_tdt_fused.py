@@ -60,7 +60,7 @@ def stored_loss(batch: cases.Batch, tensors, bounds: Bounds | None, **options) -
     return pruned_rnnt.rnnt_loss_tdt(*arguments, bounds=bounds, reduction="none", **options)
 
 
-fused_loss = partial(cases.fused_loss, pruned_rnnt.rnnt_loss_tdt_fused)
+fused_loss = partial(cases.loss_on_device, pruned_rnnt.rnnt_loss_tdt_fused)
 
 
 @pytest.mark.parametrize(("device", "lengths_on"), PLACES)
@@ -90,7 +90,7 @@ def test_every_table(durations) -> None:
     batch = cases.make_batch([9, 11, 4], [4, 6, 0], 13, 0)
     tensors = layers_of(batch, len(durations))
     expected = stored_loss(batch, tensors, None, durations=durations)
-    loss = fused_loss(batch, tensors, None, "cpu", "cpu", durations=durations)
+    loss = fused_loss(batch, tensors, None, "cpu", durations=durations)
     cases.assert_same_loss_and_gradients(loss, expected, batch.upstream(), *tensors)
 
 
@@ -102,7 +102,7 @@ def test_dtypes(dtype, tolerance, device) -> None:
     wide = [x.double().requires_grad_() for x in tensors]
     given = [x.to(device).requires_grad_() for x in tensors]
     expected = stored_loss(batch, wide, None)
-    loss = fused_loss(batch, given, None, device, device)
+    loss = fused_loss(batch, given, None, device)
     cases.assert_near_float64(loss, expected, batch.upstream(), given, wide, tolerance)
 
 
@@ -126,4 +126,4 @@ def test_duration_layer_must_fit_the_durations() -> None:
     batch = cases.make_batch([5, 4], [2, 1], 13, 0)
     tensors = layers_of(batch, 4)
     with pytest.raises(ValueError, match=r"duration_weight has shape \(4, 12\).* = \(5, 12\)"):
-        fused_loss(batch, tensors, None, "cpu", "cpu")
+        fused_loss(batch, tensors, None, "cpu")
