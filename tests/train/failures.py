@@ -1,12 +1,18 @@
-"""Failures for tests: out-of-memory errors of the allocator, delayed gradients."""
+"""Failures for tests: out-of-memory errors, training that stops, delayed gradients."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import tiny_experiment
 
 _MORE_THAN_ANY_MEMORY = 2**46
 
@@ -14,6 +20,12 @@ _MORE_THAN_ANY_MEMORY = 2**46
 def run_out_of_memory(device: torch.device | str) -> None:
     """Raise the error of the device's allocator."""
     torch.empty(_MORE_THAN_ANY_MEMORY, device=device)
+
+
+def check_training_stops(corpus: Path, run: Path, message: str, *overrides: str) -> None:
+    """Train, and expect that training stops with a message that matches the pattern."""
+    with pytest.raises(TrainingStopped, match=message):
+        speech_trainer(tiny_experiment(corpus, run, *overrides)).run()
 
 
 class _Identity(torch.autograd.Function):

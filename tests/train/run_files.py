@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,9 @@ class Killed(Exception):
     """Simulates the death of the process."""
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Raise Killed after this step, before the trainer saves or logs anything."""
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """Training in this context dies after the step, before it saves or logs anything."""
     record_step = StepRecorder._record
 
     def record_then_die(self: StepRecorder, report: StepReport, batches: list[Batch]) -> None:
@@ -58,4 +61,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         if self.state.counters.step == step:
             raise Killed
 
-    monkeypatch.setattr(StepRecorder, "_record", record_then_die)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepRecorder, "_record", record_then_die)
+        with pytest.raises(Killed):
+            yield

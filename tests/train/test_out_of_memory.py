@@ -17,12 +17,11 @@ from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.out_of_memory import is_out_of_memory
-from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment, tiny_overrides
-from tests.train.failures import FailInBackward, run_out_of_memory
+from tests.train.failures import FailInBackward, check_training_stops, run_out_of_memory
 
 
 def failing_at(
@@ -117,9 +116,8 @@ def test_too_many_out_of_memory_steps_stop_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing_at(monkeypatch, forward={1, 3, 4}, backward=set())
-    config = tiny_experiment(corpus, tmp_path / "run", "train.max_bad_steps=2")
-    with pytest.raises(TrainingStopped, match=r"at step 4: 2 steps in a row.*out of memory"):
-        speech_trainer(config).run()
+    message = r"at step 4: 2 steps in a row.*out of memory"
+    check_training_stops(corpus, tmp_path / "run", message, "train.max_bad_steps=2")
 
 
 def test_out_of_memory_in_the_update_stops_training(
@@ -129,8 +127,8 @@ def test_out_of_memory_in_the_update_stops_training(
         run_out_of_memory("cpu")
 
     monkeypatch.setattr(torch.optim.AdamW, "step", fail)
-    with pytest.raises(TrainingStopped, match="memory ran out in the optimiser's update"):
-        speech_trainer(tiny_experiment(corpus, tmp_path / "run")).run()
+    message = "memory ran out in the optimiser's update"
+    check_training_stops(corpus, tmp_path / "run", message)
 
 
 def test_other_errors_are_raised(
