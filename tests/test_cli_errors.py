@@ -109,45 +109,40 @@ def test_closed_output_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "message"),
     [
-        (["model.joiner_dim=0"], "model.joiner_dim is 0, needs at least 1"),
-        (["model.joiner_dim=-3"], "model.joiner_dim is -3, needs at least 1"),
-        (["model.encoder.layers=0"], "model.encoder.layers is 0, needs at least 1"),
-        (["model.encoder.dim=0"], "model.encoder.dim is 0, needs at least 1"),
-        (["model.encoder.heads=0"], "model.encoder.heads is 0, needs at least 1"),
-        (["model.encoder.feedforward_dim=-1"], "model.encoder.feedforward_dim is -1, needs at"),
-        (["model.encoder.kernel_size=-5"], "model.encoder.kernel_size is -5, needs at least 1"),
-        (["model.encoder.subsampling_channels=0"], "subsampling_channels is 0, needs at least 1"),
-        (["model.encoder.num_mel_bins=0"], "model.encoder.num_mel_bins is 0, needs at least 7"),
-        (["model.encoder.dropout=1"], "model.encoder.dropout is 1.0, needs 0 <= x < 1"),
-        (["model.predictor.dim=0"], "model.predictor.dim is 0, needs a multiple of 4"),
-        (["model.predictor.dim=-4"], "model.predictor.dim is -4, needs a multiple of 4"),
-        (["loss.s_range=0"], "loss.s_range is 0, needs at least 2"),
-        (["loss.warm_up_steps=-1"], "loss.warm_up_steps is -1, needs at least 0"),
-        (["data.max_duration=0"], "data.max_duration must be above 0 seconds, got 0.0"),
-        (["data.num_buckets=0"], "data.num_buckets is 0, needs at least 1"),
-        (["data.num_workers=-1"], "data.num_workers is -1, needs at least 0"),
-        (["data.prefetch_factor=0"], "data.prefetch_factor is 0, needs at least 1"),
-        (["data.filters.max_symbols=0"], "data.filters.max_symbols is 0, needs at least 1"),
-        (["data.augmentation.tempo=1"], "data.augmentation.tempo is 1.0, needs 0 <= x < 1"),
-        (["optimiser.learning_rate=.inf"], "optimiser.learning_rate is inf, needs > 0"),
-        (["optimiser.betas=[0.9,1.0]"], "optimiser.betas is [0.9, 1.0]"),
-        (["schedule.eden_steps=0"], "schedule.eden_steps is 0.0, needs > 0"),
-        (["train.accumulate=0"], "train.accumulate is 0, needs at least 1"),
-        (["decode.beam_size=0"], "decode.beam_size is 0, needs at least 1"),
+        ("model.joiner_dim=0", "model.joiner_dim is 0, needs at least 1"),
+        ("model.joiner_dim=-3", "model.joiner_dim is -3, needs at least 1"),
+        ("model.encoder.layers=0", "model.encoder.layers is 0, needs at least 1"),
+        ("model.encoder.dim=0", "model.encoder.dim is 0, needs at least 1"),
+        ("model.encoder.heads=0", "model.encoder.heads is 0, needs at least 1"),
+        ("model.encoder.feedforward_dim=-1", "model.encoder.feedforward_dim is -1, needs at"),
+        ("model.encoder.kernel_size=-5", "model.encoder.kernel_size is -5, needs at least 1"),
+        ("model.encoder.subsampling_channels=0", "subsampling_channels is 0, needs at least 1"),
+        ("model.encoder.num_mel_bins=0", "model.encoder.num_mel_bins is 0, needs at least 7"),
+        ("model.encoder.dropout=1", "model.encoder.dropout is 1.0, needs 0 <= x < 1"),
+        ("model.predictor.dim=0", "model.predictor.dim is 0, needs a multiple of 4"),
+        ("model.predictor.dim=-4", "model.predictor.dim is -4, needs a multiple of 4"),
+        ("loss.s_range=0", "loss.s_range is 0, needs at least 2"),
+        ("loss.warm_up_steps=-1", "loss.warm_up_steps is -1, needs at least 0"),
+        ("data.max_duration=0", "data.max_duration must be above 0 seconds, got 0.0"),
+        ("data.num_buckets=0", "data.num_buckets is 0, needs at least 1"),
+        ("data.num_workers=-1", "data.num_workers is -1, needs at least 0"),
+        ("data.prefetch_factor=0", "data.prefetch_factor is 0, needs at least 1"),
+        ("data.filters.max_symbols=0", "data.filters.max_symbols is 0, needs at least 1"),
+        ("data.augmentation.tempo=1", "data.augmentation.tempo is 1.0, needs 0 <= x < 1"),
+        ("optimiser.learning_rate=.inf", "optimiser.learning_rate is inf, needs > 0"),
+        ("optimiser.betas=[0.9,1.0]", "optimiser.betas is [0.9, 1.0]"),
+        ("schedule.eden_steps=0", "schedule.eden_steps is 0.0, needs > 0"),
+        ("train.accumulate=0", "train.accumulate is 0, needs at least 1"),
+        ("decode.beam_size=0", "decode.beam_size is 0, needs at least 1"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_invalid_sizes_are_named(
-    corpus: Path,
-    tmp_path: Path,
-    settings: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    corpus: Path, tmp_path: Path, setting: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert main(["train", *tiny_overrides(corpus, run, *settings)]) == EXIT_USAGE
+    assert main(["train", *tiny_overrides(corpus, run, setting)]) == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not run.exists()

@@ -23,13 +23,19 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mixed_audio(tmp_path_factory.mktemp("audio"))
 
 
+def write_table(audio: Path, folder: Path) -> Path:
+    """A table of all audio files and their texts."""
+    table = folder / "table.tsv"
+    table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))
+    return table
+
+
 @pytest.mark.parametrize("shar", [False, True])
 def test_prepare_resumes_after_a_kill(
     audio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shar: bool
 ) -> None:
-    table = tmp_path / "table.tsv"
-    rows = [f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)]
-    table.write_text("".join(rows) + "gone.wav\thello\n")
+    table = write_table(audio, tmp_path)
+    table.write_text(table.read_text() + "gone.wav\thello\n")
     options = ["--shard-size", "3", *(["--shar"] if shar else [])]
     whole = prepare(table, tmp_path / "whole", *options)
     made: list[int] = []
@@ -68,8 +74,7 @@ def test_prepare_resumes_after_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = tmp_path / "table.tsv"
-    table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))
+    table = write_table(audio, tmp_path)
     made: list[int] = []
 
     def full_at_the_third(shard: Shard) -> ShardResult:

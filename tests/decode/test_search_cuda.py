@@ -39,6 +39,11 @@ def assert_same(one: Hypothesis, other: Hypothesis) -> None:
     assert one.symbol_scores == pytest.approx(other.symbol_scores, rel=1e-3, abs=1e-2)
 
 
+def assert_all_same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
+
+
 @pytest.mark.parametrize("lstm", [False, True])
 @pytest.mark.parametrize("hat", [False, True])
 @pytest.mark.parametrize("max_symbols", [1, 3])
@@ -56,8 +61,7 @@ def test_greedy_matches_the_cpu(lstm: bool, hat: bool, max_symbols: int, frames:
     ]
     search = GreedySearch(model.cuda(), max_symbols_per_frame=max_symbols, silent_symbols=[UNKNOWN])
     for (encoded_NTE, lengths_N), wanted in zip(batches, expected, strict=True):
-        for one, other in zip(search(encoded_NTE.cuda(), lengths_N), wanted, strict=True):
-            assert_same(one, other)
+        assert_all_same(search(encoded_NTE.cuda(), lengths_N), wanted)
 
 
 @torch.inference_mode()
@@ -85,8 +89,7 @@ def test_beam_search_matches_the_cpu(lstm: bool, frames: int) -> None:
     for (encoded_NTE, lengths_N), wanted in zip(batches, expected, strict=True):
         found = search(encoded_NTE.cuda(), lengths_N)
         for ours, theirs in zip(found, wanted, strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                assert_same(one, other)
+            assert_all_same(ours, theirs)
 
 
 @torch.inference_mode()

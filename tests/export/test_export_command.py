@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -71,9 +72,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Utterances(NamedTuple):
+    """Audio files and their texts."""
+
+    paths: list[Path]
+    texts: list[str]
+
+
 @pytest.fixture(scope="module")
-def utterances(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[str]]:
-    """120 utterances, about 300 words, and their texts."""
+def utterances(tmp_path_factory: pytest.TempPathFactory) -> Utterances:
+    """120 utterances, about 300 words."""
     rng = np.random.default_rng(5)
     folder = tmp_path_factory.mktemp("audio")
     paths, texts = [], []
@@ -82,7 +90,7 @@ def utterances(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], li
         paths.append(folder / f"{index}.wav")
         soundfile.write(paths[-1], sing(words, rng), 16000)
         texts.append(" ".join(words))
-    return paths, texts
+    return Utterances(paths, texts)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +105,7 @@ def graphs_of(loaded: LoadedModel) -> tuple[Graph, ...]:
     return (encoder, decoder(loaded.model), joiner(loaded.model))
 
 
-def test_sherpa_onnx_gives_our_texts(
-    run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
-) -> None:
+def test_sherpa_onnx_gives_our_texts(run: Path, offline: Path, utterances: Utterances) -> None:
     paths, texts = utterances
     loaded = load_model(run_config(run))
     found = verify(loaded.model, loaded.tokenizer, graphs_of(loaded), offline, paths)
@@ -117,7 +123,7 @@ def test_sherpa_onnx_gives_our_texts(
 
 
 def test_default_windows_are_as_long_as_training_utterances(
-    run: Path, utterances: tuple[list[Path], list[str]], monkeypatch: pytest.MonkeyPatch
+    run: Path, utterances: Utterances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = []
 
@@ -126,8 +132,8 @@ def test_default_windows_are_as_long_as_training_utterances(
         return True
 
     monkeypatch.setattr("pruned_rnnt.transcribe.transcribe_command.run_transcribe", spy)
-    assert main(["transcribe", str(run), str(utterances[0][0])]) == 0
-    assert main(["transcribe", str(run), str(utterances[0][0]), "--window", "9"]) == 0
+    assert main(["transcribe", str(run), str(utterances.paths[0])]) == 0
+    assert main(["transcribe", str(run), str(utterances.paths[0]), "--window", "9"]) == 0
     cuts = PreparedFolder(Path(run_config(run).data.path)).cuts("train")
     durations = sorted(cut.duration for cut in cuts)
     assert durations[-4] <= 0.01 * windows[0] / 1.25 + 0.01
@@ -136,10 +142,7 @@ def test_default_windows_are_as_long_as_training_utterances(
 
 
 def test_sherpa_onnx_gives_our_streaming_texts(
-    run: Path,
-    utterances: tuple[list[Path], list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, utterances: Utterances, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths, texts = (values[:60] for values in utterances)
     arguments = ["export", str(run), "--streaming", "--output", str(tmp_path), "--verify"]
@@ -158,24 +161,19 @@ def test_sherpa_onnx_gives_our_streaming_texts(
     assert "## Streaming" in (tmp_path / "README.md").read_text()
 
 
-def test_verify_fails_for_another_model(
-    run: Path, offline: Path, utterances: tuple[list[Path], list[str]]
-) -> None:
+def test_verify_fails_for_another_model(run: Path, offline: Path, utterances: Utterances) -> None:
     loaded = load_model(run_config(run))
     with torch.no_grad():
         loaded.model.joiner.output_linear.bias[0] -= 0.01
-    found = verify(loaded.model, loaded.tokenizer, graphs_of(loaded), offline, utterances[0][:3])
+    found = verify(loaded.model, loaded.tokenizer, graphs_of(loaded), offline, utterances.paths[:3])
     assert found[0].differences["joiner.onnx logit"] == pytest.approx(0.01, rel=0.01)
     assert not found[0].exact
 
 
 def test_torch_file_round_trip(
-    run: Path,
-    utterances: tuple[list[Path], list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, utterances: Utterances, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = utterances[0][:6]
+    paths = utterances.paths[:6]
     assert main(["export", str(run), "--format", "torch", "--output", str(tmp_path / "out")]) == 0
     recogniser = pruned_rnnt.load(tmp_path / "out")
     assert read_p99_duration(run) == recogniser.p99_duration

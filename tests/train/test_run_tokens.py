@@ -9,7 +9,7 @@ import pytest
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from tests.tiny_corpus import tiny_overrides
 
 
@@ -24,6 +24,13 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy, which the test may change."""
     return shutil.copytree(trained, tmp_path / "run")
+
+
+def copy_with_tokens(corpus: Path, folder: Path, tokenizer: Tokenizer) -> Path:
+    """The prepared data with another tokenizer."""
+    shutil.copytree(corpus, folder)
+    tokenizer.save(folder / "tokens")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -44,10 +51,8 @@ def test_data_with_other_tokens_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(corpus, other)
     tokenizer = train_tokenizer([text], TokenizerConfig(kind="word"))
-    tokenizer.save(other / "tokens")
+    other = copy_with_tokens(corpus, tmp_path / "other", tokenizer)
     before = {path.name: path.read_bytes() for path in (run / "tokens").iterdir()}
     capsys.readouterr()
     settings = tiny_overrides(other, run, "train.steps=2")
@@ -82,9 +87,7 @@ def test_run_of_another_model_is_not_continued(
     assert f"{run} holds a run of another model" in line
     shutil.rmtree(run / "tokens")
     other = train_tokenizer(["red"], TokenizerConfig(kind="char"))
-    data = run.parent / "other"
-    shutil.copytree(corpus, data)
-    other.save(data / "tokens")
+    data = copy_with_tokens(corpus, run.parent / "other", other)
     assert main(["train", *tiny_overrides(data, run, "train.steps=1")]) == EXIT_USAGE
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"holds a run with 6 symbols, and the data have {len(other)}" in line
