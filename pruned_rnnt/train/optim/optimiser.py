@@ -68,18 +68,11 @@ def build_optimiser(
     parameters: list[Any] = [
         group.options(config.name) for group in groups or trained_parameters(model)
     ]
+    of_adam: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
     if config.name == "scaled_adam":
-        return ScaledAdam(
-            parameters,
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            clip_scale=config.clip_scale,
-        )
+        return ScaledAdam(parameters, clip_scale=config.clip_scale, **of_adam)
     if config.name == "paper_scaled_adam":
-        return PaperScaledAdam(
-            parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps
-        )
+        return PaperScaledAdam(parameters, **of_adam)
     by_decay = []
     for options in parameters:
         matrices = [p for p in options["params"] if p.dim() >= 2]
@@ -88,14 +81,8 @@ def build_optimiser(
         by_decay.append({**options, "params": vectors, "weight_decay": 0.0})
     ordered = [parameter for options in by_decay for parameter in options["params"]]
     fused = all(p.is_cuda for p in ordered)
-    optimiser = (FusedAdamW if fused else torch.optim.AdamW)(
-        by_decay,
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        # The fused update allocates no memory.
-        fused=fused,
-    )
+    # The fused update allocates no memory.
+    optimiser = (FusedAdamW if fused else torch.optim.AdamW)(by_decay, fused=fused, **of_adam)
     moments = {
         index: {
             "step": torch.tensor(0.0),
