@@ -19,11 +19,12 @@ from pruned_rnnt.data.prepare.corpus_options import (
     add_corpus_arguments,
     add_number_arguments,
     build_config,
-    train_options,
 )
-from pruned_rnnt.data.prepare.corpus_recipe import add_source_arguments, corpus_folder
-from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import options_for_json
+from pruned_rnnt.data.prepare.corpus_recipe import (
+    add_source_arguments,
+    corpus_folder,
+    corpus_report,
+)
 from pruned_rnnt.data.prepare.splits import NamedSplits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
@@ -103,12 +104,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     counts = {"test": options.test_speakers, "dev": options.dev_speakers}
     held_out = hold_out_speakers(speakers, ages, counts, options.seed)
     entries = SpeakerSplits(parts=parts, held_out=held_out, ages=ages, speakers=options.speakers)
-    report = PrepareReport(
-        recipe=NAME,
-        options=options_for_json(options),
-        details={"parts": sorted(parts)},
-        train_options=train_options(options),
-    )
+    report = corpus_report(NAME, options, parts=sorted(parts))
     build_corpus(options.output, entries, NamedSplits(), config, report, console)
 
 

@@ -183,15 +183,6 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
     )
 
 
-def train_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """Settings that training on the result needs."""
-    if options.features != "waveform":
-        return ()
-    # With --shar the output of the commands is already in the tar files.
-    commands = getattr(options, "allow_commands", False) and not options.shar
-    return ("data.features=waveform", *(("data.allow_commands=true",) if commands else ()))
-
-
 def _speeds(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(speed) for speed in text.split(","))

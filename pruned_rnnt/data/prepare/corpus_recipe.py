@@ -18,11 +18,7 @@ from rich.console import Console
 from pruned_rnnt.data.audio.recordings import last_line
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.corpus_options import (
-    add_corpus_arguments,
-    build_config,
-    train_options,
-)
+from pruned_rnnt.data.prepare.corpus_options import add_corpus_arguments, build_config
 from pruned_rnnt.data.prepare.manifest_source import paired_entries
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import options_for_json
@@ -109,18 +105,32 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
             f"{folder} has none of the parts {', '.join(sorted(known))}; "
             f"recipes/{recipe.name}/README.md describes the folder that --source needs"
         )
-    report = PrepareReport(
-        recipe=recipe.name,
-        options=options_for_json(options),
-        details={"parts": sorted(known & manifests.keys())},
-        train_options=train_options(options),
-    )
+    report = corpus_report(recipe.name, options, parts=sorted(known & manifests.keys()))
     entries = _Entries(recipe, manifests, folder)
     plan: NamedSplits | SplitPlan = NamedSplits()
     if recipe.dev_share > 0:
         shares = {"dev_share": recipe.dev_share, "test_share": 0.0}
         plan = plan_splits(entries, **shares, max_held_out=_MAX_DEV, seed=options.seed)
     build_corpus(options.output, entries, plan, config, report, console)
+
+
+def corpus_report(name: str, options: argparse.Namespace, **details: Any) -> PrepareReport:
+    """The report of a recipe of recorded speech; details: further values of the recipe."""
+    return PrepareReport(
+        recipe=name,
+        options=options_for_json(options),
+        details=details,
+        train_options=_train_options(options),
+    )
+
+
+def _train_options(options: argparse.Namespace) -> tuple[str, ...]:
+    """Settings that training on the result needs."""
+    if options.features != "waveform":
+        return ()
+    # With --shar the output of the commands is already in the tar files.
+    commands = getattr(options, "allow_commands", False) and not options.shar
+    return ("data.features=waveform", *(("data.allow_commands=true",) if commands else ()))
 
 
 def add_source_arguments(

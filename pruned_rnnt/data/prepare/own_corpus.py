@@ -15,12 +15,10 @@ from pruned_rnnt.data.prepare.corpus_options import (
     add_corpus_arguments,
     add_number_arguments,
     build_config,
-    train_options,
 )
+from pruned_rnnt.data.prepare.corpus_recipe import corpus_report
 from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import open_source
-from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
@@ -95,12 +93,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             max_held_out=options.held_out_most,
             seed=options.seed,
         )
-    report = PrepareReport(
-        recipe="own",
-        options=options_for_json(options),
-        details={"kind": kind, "splits_by": plan.describe()},
-        train_options=train_options(options),
-    )
+    report = corpus_report("own", options, kind=kind, splits_by=plan.describe())
     note = f"from {options.source} ({kind})"
     build_corpus(
         options.output,
