@@ -5,6 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+ALIGN_HELP = """\
+  pruned-rnnt align RUN --split test --format ctm
+  pruned-rnnt align RUN talk.wav --text "the words of the talk"
+Times are those of the CTC head, corrected by RUN/calibration.json if there is one
+(pruned-rnnt decode RUN decode.split=dev --calibrate). Utterances without an alignment
+are listed with the reason; the exit code is then 1.
+
+"""
+
 
 def add_align_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the audio file and the options."""

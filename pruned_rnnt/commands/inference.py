@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pruned_rnnt.align.arguments import add_align_arguments
+from pruned_rnnt.align.arguments import ALIGN_HELP, add_align_arguments
 from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.commands.command import (
@@ -21,7 +21,8 @@ from pruned_rnnt.commands.command import (
     config_of_run,
     split_arguments,
 )
-from pruned_rnnt.export.arguments import add_export_arguments
+from pruned_rnnt.decode.arguments import DECODE_HELP, add_decode_arguments
+from pruned_rnnt.export.arguments import EXPORT_HELP, add_export_arguments
 from pruned_rnnt.transcribe.arguments import add_transcribe_arguments
 from pruned_rnnt.usage_errors import UsageError
 
@@ -34,23 +35,10 @@ if TYPE_CHECKING:
     from pruned_rnnt.train.experiment import ExperimentConfig
 
 
-_DECODE_HELP = "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n" + OVERRIDES_HELP
-
-
 def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(parsers, decode, _DECODE_HELP)
+    parser = add_command(parsers, decode, DECODE_HELP + OVERRIDES_HELP)
     add_run_arguments(parser)
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="also fit word times and confidences to this set, such as decode.split=dev, and store "
-        "them in RUN/calibration.json for all commands",
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="ID[,ID...]",
-        help="only draw these utterances of the set, into RUN/results/plots",
-    )
+    add_decode_arguments(parser)
 
 
 def decode(options: argparse.Namespace, console: Console) -> int:
@@ -139,17 +127,8 @@ def _data_of(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
     return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)
 
 
-_ALIGN_HELP = (
-    "  pruned-rnnt align RUN --split test --format ctm\n"
-    '  pruned-rnnt align RUN talk.wav --text "the words of the talk"\n'
-    "Times are those of the CTC head, corrected by RUN/calibration.json if there is one\n"
-    "(pruned-rnnt decode RUN decode.split=dev --calibrate). Utterances without an alignment\n"
-    "are listed with the reason; the exit code is then 1.\n\n" + OVERRIDES_HELP
-)
-
-
 def add_align(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(parsers, align, _ALIGN_HELP)
+    parser = add_command(parsers, align, ALIGN_HELP + OVERRIDES_HELP)
     add_align_arguments(parser)
 
 
@@ -191,17 +170,8 @@ def align(options: argparse.Namespace, console: Console) -> int:
     return 0 if done else EXIT_FAILED
 
 
-_EXPORT_HELP = (
-    "Writes RUN/export/FORMAT with a README. The format onnx needs\n"
-    "pip install 'pruned_rnnt[export]'.\n"
-    "decode.checkpoint and decode.use_average choose the parameters. The README is a model card:\n"
-    "it has the error rates that `pruned-rnnt decode` measured with these parameters, and the\n"
-    "values of card.license, card.data and the other settings of card.\n\n" + OVERRIDES_HELP
-)
-
-
 def add_export(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(parsers, export, _EXPORT_HELP)
+    parser = add_command(parsers, export, EXPORT_HELP + OVERRIDES_HELP)
     add_run_arguments(parser)
     add_export_arguments(parser)
 

@@ -61,18 +61,14 @@ _TRAIN_HELP = (
 
 def add_train(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, train, _TRAIN_HELP)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="CONFIG",
-        help="the settings that differ from the defaults",
-    )
-    _add_allow_changes(parser)
+    _add_config_arguments(parser, "the settings that differ from the defaults")
     add_dry_run_arguments(parser)
     parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
 
 
-def _add_allow_changes(parser: argparse.ArgumentParser) -> None:
+def _add_config_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """--config, whose file has `what`, and --allow-changes."""
+    parser.add_argument("--config", type=Path, metavar="CONFIG", help=what)
     parser.add_argument(
         "--allow-changes",
         action="store_true",
@@ -152,13 +148,7 @@ def add_finetune(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, finetune, _FINETUNE_HELP + OVERRIDES_HELP)
     parser.add_argument("source", metavar="SOURCE", help="trained model to start from")
     parser.add_argument("data", metavar="DATA", help="prepared folder to train on")
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="CONFIG",
-        help="settings that differ from those of the source",
-    )
-    _add_allow_changes(parser)
+    _add_config_arguments(parser, "settings that differ from those of the source")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
 
 
@@ -238,15 +228,10 @@ def add_import_icefall(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model that icefall's Zipformer recipe trained."""
-    from pruned_rnnt.interop.icefall.imported_run import (
-        check_is_new,
-        print_import,
-        read_run,
-        save_run,
-    )
+    from pruned_rnnt.interop.icefall import imported_run
 
-    check_is_new(options.output)
-    run = read_run(
+    imported_run.check_is_new(options.output)
+    run = imported_run.read_run(
         options.checkpoint,
         options.tokens,
         options.output,
@@ -254,6 +239,6 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
         trust=options.trust,
         overrides=options.overrides,
     )
-    save_run(run, options.output)
-    print_import(run)
+    imported_run.save_run(run, options.output)
+    imported_run.print_import(run)
     return 0

@@ -5,6 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+EXPORT_HELP = """\
+Writes RUN/export/FORMAT with a README. The format onnx needs
+pip install 'pruned_rnnt[export]'.
+decode.checkpoint and decode.use_average choose the parameters. The README is a model card:
+it has the error rates that `pruned-rnnt decode` measured with these parameters, and the
+values of card.license, card.data and the other settings of card.
+
+"""
+
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all arguments except the run and its settings."""
@@ -19,20 +28,17 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="export for streams of audio, transcribed chunk by chunk (causal models only)",
     )
-    parser.add_argument(
-        "--chunk",
-        type=int,
-        default=0,
-        metavar="N",
-        help="with --streaming: encoder frames (40 ms) in a chunk (default: as trained)",
-    )
-    parser.add_argument(
-        "--left",
-        type=int,
-        default=0,
-        metavar="N",
-        help="with --streaming: encoder frames of left context (default: as trained)",
-    )
+    for option, what in (
+        ("--chunk", "encoder frames (40 ms) in a chunk"),
+        ("--left", "encoder frames of left context"),
+    ):
+        parser.add_argument(
+            option,
+            type=int,
+            default=0,
+            metavar="N",
+            help=f"with --streaming: {what} (default: as trained)",
+        )
     parser.add_argument("--int8", action="store_true", help="also write int8 files")
     parser.add_argument("--fp16", action="store_true", help="also write half-precision files")
     parser.add_argument(
