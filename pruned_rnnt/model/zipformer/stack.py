@@ -6,6 +6,8 @@ rate, E encoder width.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -65,15 +67,13 @@ class Stacks(nn.Module):
         outputs: list[Tensor] = []
         new_states: list[LayerState] = []
         done = 0
-        for index, (rate, stack) in enumerate(zip(config.downsampling, self.encoders, strict=True)):
+        for index, stack in enumerate(self.encoders):
             x_NTE = _to_width(x_NTE, config.dims[index])
-            masks = (channel_masks[index], layer_masks[done : done + config.layers[index]])
-            of_stack = None if states is None else states[done : done + config.layers[index]]
-            done += config.layers[index]
-            if rate == 1:
-                x_NTE, of_layers = stack(x_NTE, frames[rate], *masks, of_stack)
-            else:
-                x_NTE, of_layers = stack(x_NTE, lengths_N, frames[rate], *masks, of_stack)
+            own = slice(done, done + config.layers[index])
+            done = own.stop
+            of_stack = None if states is None else states[own]
+            inputs = StackInputs(frames, channel_masks[index], layer_masks[own], of_stack)
+            x_NTE, of_layers = stack(x_NTE, inputs)
             outputs.append(x_NTE)
             new_states += of_layers
         pieces, width = [], 0
@@ -124,6 +124,20 @@ class Stacks(nn.Module):
         return [masks[of_stack] for of_stack in channels]
 
 
+class StackInputs(NamedTuple):
+    """What a stack needs besides x.
+
+    frames: by rate.
+    mask_N1E: masks channels before and after each layer.
+    layer_masks, states: of each layer of the stack.
+    """
+
+    frames: dict[int, Frames]
+    mask_N1E: Tensor | None
+    layer_masks: list[LayerMasks]
+    states: tuple[LayerState, ...] | None
+
+
 class Stack(nn.Module):
     """Layers of one width at one rate.
 
@@ -143,6 +157,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.clock = clock
+        self.rate = rate
         begin, end = warm_up
         each = (end - begin) / num_layers
         skips = [
@@ -156,22 +171,16 @@ class Stack(nn.Module):
         ]
         self.layers = nn.ModuleList(ZipformerLayer(clock, config, causal, skip) for skip in skips)
 
-    def forward(
-        self,
-        x_NTE: Tensor,
-        frames: Frames,
-        mask_N1E: Tensor | None,
-        layer_masks: list[LayerMasks],
-        states: tuple[LayerState, ...] | None,
-    ) -> tuple[Tensor, list[LayerState]]:
-        """(N, T, E) -> (N, T, E); `mask_N1E` masks channels before and after each layer."""
+    def forward(self, x_NTE: Tensor, inputs: StackInputs) -> tuple[Tensor, list[LayerState]]:
+        """(N, T, E) -> (N, T, E), at the rate of the stack."""
+        frames, mask_N1E = inputs.frames[self.rate], inputs.mask_N1E
         if self.training:
             frames = _with_dropped_positions(frames, self.clock.dropout_rate(_POSITION_DROPOUT))
         x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         new_states = []
         for index, layer in enumerate(self.layers):
-            past = None if states is None else states[index]
-            x_NTE, state = layer(x_NTE, frames, past, layer_masks[index], mask_N1E)
+            past = None if inputs.states is None else inputs.states[index]
+            x_NTE, state = layer(x_NTE, frames, past, inputs.layer_masks[index], mask_N1E)
             if state is not None:
                 new_states.append(state)
         return x_NTE, new_states
@@ -187,19 +196,10 @@ class DownsampledStack(nn.Module):
         self.encoder = stack
         self.out_combiner = Bypass(clock, dim)
 
-    def forward(
-        self,
-        x_NTE: Tensor,
-        lengths_N: Tensor,
-        frames: Frames,
-        mask_N1E: Tensor | None,
-        layer_masks: list[LayerMasks],
-        states: tuple[LayerState, ...] | None,
-    ) -> tuple[Tensor, list[LayerState]]:
-        """(N, T, E) -> (N, T, E); `lengths_N` is before downsampling, `frames` after it."""
-        slow_NTE, new_states = self.encoder(
-            self.downsample(x_NTE, lengths_N), frames, mask_N1E, layer_masks, states
-        )
+    def forward(self, x_NTE: Tensor, inputs: StackInputs) -> tuple[Tensor, list[LayerState]]:
+        """(N, T, E) -> (N, T, E), before downsampling and after upsampling."""
+        slow_NTE = self.downsample(x_NTE, inputs.frames[1].lengths_N)
+        slow_NTE, new_states = self.encoder(slow_NTE, inputs)
         return self.out_combiner(x_NTE, slow_NTE, rate=self.rate), new_states
 
 
