@@ -109,9 +109,7 @@ class Conformer(Encoder):
     receptive_field = RECEPTIVE_FIELD
 
     def __init__(self, config: ConformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.chunking = (config.chunk_size, config.left_chunks)
+        super().__init__(config, chunking=(config.chunk_size, config.left_chunks))
         self.subsampling = ConvSubsampling(
             config.num_mel_bins, config.subsampling_channels, config.dim
         )

@@ -46,12 +46,18 @@ class Encoder(nn.Module):
     Attributes:
         receptive_field: feature frames that one encoder frame needs.
         output_dim: E.
+        chunking: chunk and left context of a causal encoder in evaluation mode, in its own units.
         clock: evaluates the encoder's training schedules; None for an encoder without any.
     """
 
     config: EncoderConfig
     receptive_field: int
     clock: Clock | None = None
+
+    def __init__(self, config: EncoderConfig, chunking: tuple[Any, Any]) -> None:
+        super().__init__()
+        self.config = config
+        self.chunking = chunking
 
     @property
     def output_dim(self) -> int:

@@ -59,9 +59,7 @@ class Zipformer(Encoder):
     receptive_field = RECEPTIVE_FIELD
 
     def __init__(self, config: ZipformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.chunking = (config.chunk_size, config.left_context)
+        super().__init__(config, chunking=(config.chunk_size, config.left_context))
         self.clock = Clock(
             speed=REFERENCE_WARM_UP / config.warm_up_steps, dropout_scale=config.dropout_scale
         )
