@@ -1,4 +1,4 @@
-"""The CUDA graphs of a forward and a backward pass, and how one is captured.
+"""The CUDA graphs of a forward and a backward pass, their buffers, and how one is captured.
 
 Axes: N batch, T feature frames, F mel bins, E encoder width.
 """
@@ -6,6 +6,7 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,6 +50,24 @@ class CapturedPasses:
             target_NTF[batch:, :frames].copy_(features_NTF[:more])
             lengths_N = torch.cat((feature_lengths, feature_lengths[:more]))
         self.lengths_N.copy_(lengths_N, non_blocking=True)
+
+
+class SharedBuffers:
+    """Inputs and outputs that graphs of several shapes share, as only one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[str, Tensor] = {}
+
+    def part(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The first elements of a buffer that grows; graphs keep the smaller buffers they use."""
+        count = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != dtype:
+            # An eighth more, as batches of a run differ little in their number of frames.
+            buffer = torch.zeros(count + count // 8, dtype=dtype, device=self._device)
+            self._buffers[name] = buffer
+        return buffer[:count].view(shape)
 
 
 @contextmanager

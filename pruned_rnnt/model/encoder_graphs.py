@@ -18,7 +18,6 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 from __future__ import annotations
 
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.captured_passes import CapturedPasses, capturing
+from pruned_rnnt.model.captured_passes import CapturedPasses, SharedBuffers, capturing
 from pruned_rnnt.model.encoder import Encoder
-from pruned_rnnt.model.shape_steps import round_up
+from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
@@ -37,11 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Batches of speech with bucketing take 50 to 80 shapes; the least recently used is dropped first.
 _MOST_GRAPHS = 160
-# Feature frames are padded to a multiple of this; large counts to a multiple of 1/64 to 1/32 of
-# their size.
-_FRAME_STEP = 16
-# Numbers of utterances, and of frames, between powers of two.
-_STEPS = 32
+# At most 1/32 of a large count is padding.
+_PADDING = BatchPadding(frame_step=16, steps=32)
 _WARM_UP_FRAMES = 64
 
 
@@ -64,7 +60,7 @@ class EncoderGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: OrderedDict[Any, CapturedPasses] = OrderedDict()
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers = SharedBuffers(device)
         sizes = [p.numel() for p in self._parameters]
         self._flat_grad = torch.zeros(sum(sizes), device=device)
         self._grads = [
@@ -86,9 +82,7 @@ class EncoderGraphs:
         if self._clock is not None:
             self._clock.start_batch()
         choices = encoder.draw_choices()
-        batch, frames, bins = features_NTF.shape
-        rows = round_up(batch, 1, steps=_STEPS)
-        shape = (rows, round_up(frames, _FRAME_STEP, steps=_STEPS), bins)
+        shape = _PADDING.shape_of(features_NTF)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, tuple(choices.items()), dtype)
         captured = self._graphs.get((key, self._conditions()))
@@ -100,7 +94,7 @@ class EncoderGraphs:
         captured.fill(features_NTF, feature_lengths)
         self._recorder.refresh(captured.program)
         encoded_NTE: Tensor = _Replay.apply(  # type: ignore[no-untyped-call]
-            self._anchor, self, captured, batch
+            self._anchor, self, captured, features_NTF.size(0)
         )
         return encoded_NTE, encoder.output_lengths(feature_lengths)
 
@@ -156,13 +150,13 @@ class EncoderGraphs:
             self._warm_up(bins, choices)
         assert self._output_dtype is not None
         device = self._flat_grad.device
-        features_NTF = self._buffer("features", shape, torch.float32)
+        features_NTF = self._buffers.part("features", shape, torch.float32)
         # Small and different for each graph, because a copy to it may still be under way.
         lengths_N = torch.full((batch,), frames, dtype=torch.int64, device=device)
         count = int(self._encoder.output_lengths(torch.tensor(frames)))
         output = (batch, count, self._encoder.output_dim)
-        encoded_NTE = self._buffer("encoded", output, self._output_dtype)
-        grad_NTE = self._buffer("grad", output, self._output_dtype)
+        encoded_NTE = self._buffers.part("encoded", output, self._output_dtype)
+        grad_NTE = self._buffers.part("grad", output, self._output_dtype)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with self._recording():
             with capturing(forward, self._pool, self._stream):
@@ -225,17 +219,6 @@ class EncoderGraphs:
         ]
         totals, grads = zip(*pairs, strict=True)
         torch._foreach_add_(totals, grads)
-
-    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The first elements of a buffer that grows; graphs keep the smaller buffers they use."""
-        count = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < count:
-            # An eighth more, as batches of a run differ little in their number of frames.
-            device = self._flat_grad.device
-            buffer = torch.zeros(count + count // 8, dtype=dtype, device=device)
-            self._buffers[name] = buffer
-        return buffer[:count].view(shape)
 
 
 class _Replay(torch.autograd.Function):

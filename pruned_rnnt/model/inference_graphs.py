@@ -14,16 +14,15 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.captured_passes import capturing
+from pruned_rnnt.model.captured_passes import SharedBuffers, capturing
 from pruned_rnnt.model.encoder import Encoder
-from pruned_rnnt.model.shape_steps import round_up
+from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,7 @@ _MOST_GRAPHS = 24
 _CAPTURE_AT = 3
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
-_FRAME_STEP = 32
-# Numbers of utterances, and of frames, between powers of two.
-_STEPS = 8
+_PADDING = BatchPadding(frame_step=32, steps=8)
 
 
 class _Captured(NamedTuple):
@@ -55,14 +52,13 @@ class InferenceGraphs:
 
     def __init__(self) -> None:
         self._counts: Counter[Any] = Counter()
-        self._buffers: dict[str, Tensor] = {}
         self._failed = False
         self.clear()
 
     def clear(self) -> None:
         """Drop all graphs and buffers, so that their memory can be released."""
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
-        self._buffers.clear()
+        self._buffers: SharedBuffers | None = None
         # A pool that lost its last graph cannot be used again.
         self._pool: Any = None
         self._address = 0
@@ -76,9 +72,8 @@ class InferenceGraphs:
         self, encoder: Encoder, features_NTF: Tensor, feature_lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding."""
-        batch, frames, bins = features_NTF.shape
-        rows = round_up(batch, 1, steps=_STEPS)
-        shape = (rows, round_up(frames, _FRAME_STEP, steps=_STEPS), bins)
+        batch, frames, _ = features_NTF.shape
+        shape = _PADDING.shape_of(features_NTF)
         if (
             self._failed
             or not features_NTF.is_cuda
@@ -91,7 +86,7 @@ class InferenceGraphs:
             self.clear()
             self._address = address
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        key = (shape, dtype, getattr(encoder, "chunking", None))
+        key = (shape, dtype, encoder.chunking)
         if key not in self._graphs and not self._capture(key, encoder):
             return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         self._graphs.move_to_end(key)
@@ -134,7 +129,9 @@ class InferenceGraphs:
         device = next(encoder.parameters()).device
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        features_NTF = self._buffer("features", shape, torch.float32, device).zero_()
+        if self._buffers is None:
+            self._buffers = SharedBuffers(device)
+        features_NTF = self._buffers.part("features", shape, torch.float32).zero_()
         lengths_N = torch.full((batch,), frames, dtype=torch.int64, device=device)
         stream = torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
@@ -145,20 +142,9 @@ class InferenceGraphs:
             with torch.cuda.stream(stream):
                 example_NTE, _ = encoder(features_NTF, lengths_N)
             torch.cuda.current_stream(device).wait_stream(stream)
-            encoded_NTE = self._buffer("encoded", example_NTE.shape, example_NTE.dtype, device)
+            encoded_NTE = self._buffers.part("encoded", example_NTE.shape, example_NTE.dtype)
             del example_NTE
             with capturing(graph, self._pool, stream):
                 result_NTE, _ = encoder(features_NTF, lengths_N)
                 encoded_NTE.copy_(result_NTE)
         return _Captured(graph, features_NTF, lengths_N, encoded_NTE)
-
-    def _buffer(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """The first elements of a buffer that grows; graphs keep the smaller buffers they use."""
-        count = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < count or buffer.dtype != dtype:
-            buffer = torch.zeros(count + count // 8, dtype=dtype, device=device)
-            self._buffers[name] = buffer
-        return buffer[:count].view(shape)

@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class BatchPadding(NamedTuple):
+    """How the features of batches are padded to few shapes.
+
+    frame_step: numbers of feature frames are multiples of it.
+    steps: numbers of utterances, and of frames, between powers of two.
+    """
+
+    frame_step: int
+    steps: int
+
+    def shape_of(self, features_NTF: Tensor) -> tuple[int, int, int]:
+        """The padded shape of a batch."""
+        batch, frames, bins = features_NTF.shape
+        rows = round_up(batch, 1, steps=self.steps)
+        return rows, round_up(frames, self.frame_step, steps=self.steps), bins
+
 
 def round_up(count: int, smallest: int, *, steps: int) -> int:
     """`count` or slightly more, so that only `steps` results lie between powers of two.
