@@ -34,7 +34,7 @@ ZIPFORMER_KERNELS = {
     "softmax._forward_kernel",
     "stream._add_kernel",
     "stream._bypass_kernel",
-    "swoosh._forward_kernel",
+    "swoosh._swoosh_kernel",
 }
 
 

@@ -23,8 +23,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
-from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
+from pruned_rnnt.model.kernels.launch import Kernel, divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.rows import own_tile, row_tiles
 from pruned_rnnt.model.kernels.sums import sums_of_parts
 
 _TILE = 2048
@@ -36,8 +36,7 @@ _SUMMED = 256
 def _gate_kernel(
     x_ptr, real_ptr, out_ptr, rows, E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
 ):
-    channel = tl.arange(0, BLOCK_E)
-    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
+    row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     real = tl.load(real_ptr + row, mask=row < rows, other=0)
     place = row[:, None] * (2 * E) + channel[None, :]
     value = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -58,8 +57,7 @@ def _gate_backward_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    channel = tl.arange(0, BLOCK_E)
-    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
+    row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     real = tl.load(real_ptr + row, mask=row < rows, other=0)
     place = row[:, None] * (2 * E) + channel[None, :]
     value = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -76,40 +74,24 @@ def _gate_backward_kernel(
 def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
     """(N, T, 2 E) -> (N, T, E); `real_NT1` is bool; both contiguous."""
     out = x_NTC.new_empty((*x_NTC.shape[:-1], x_NTC.size(-1) // 2))
-    width = out.size(-1)
-    rows = out.numel() // width
-    tiles = row_tiles(rows, width, _TILE)
-    _gate_kernel(
-        (tiles.number,),
-        x_NTC,
-        real_NT1.view(torch.uint8),
-        out,
-        rows,
-        width,
-        tiles.rows,
-        tiles.channels,
-    )
+    _launch_gate(_gate_kernel, x_NTC, real_NT1, out)
     return out
 
 
 def gate_backward(x_NTC: Tensor, real_NT1: Tensor, grad_NTE: Tensor) -> Tensor:
     """The gradient of x."""
     grad_x = torch.empty_like(x_NTC)
-    width = grad_NTE.size(-1)
-    rows = grad_NTE.numel() // width
-    tiles = row_tiles(rows, width, _TILE)
-    _gate_backward_kernel(
-        (tiles.number,),
-        x_NTC,
-        real_NT1.view(torch.uint8),
-        grad_NTE,
-        grad_x,
-        rows,
-        width,
-        tiles.rows,
-        tiles.channels,
-    )
+    _launch_gate(_gate_backward_kernel, x_NTC, real_NT1, grad_NTE, grad_x)
     return grad_x
+
+
+def _launch_gate(gate_kernel: Kernel, x_NTC: Tensor, real_NT1: Tensor, *others: Tensor) -> None:
+    """Launch a kernel of the gate on all rows; the first of the others is (N, T, E)."""
+    width = others[0].size(-1)
+    rows = others[0].numel() // width
+    tiles = row_tiles(rows, width, _TILE)
+    real = real_NT1.view(torch.uint8)
+    gate_kernel((tiles.number,), x_NTC, real, *others, rows, width, tiles.rows, tiles.channels)
 
 
 @kernel("frames", "out_frames", "shift")

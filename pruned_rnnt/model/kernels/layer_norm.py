@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import kernel
-from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
+from pruned_rnnt.model.kernels.rows import load_channels, row_tiles, rows_of_turn
 
 _TILE = 2048
 
@@ -43,7 +43,7 @@ def _layer_norm_backward_kernel(
     BLOCK_E: tl.constexpr,
 ):
     channel = tl.arange(0, BLOCK_E)
-    weight = tl.load(weight_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
+    weight = load_channels(weight_ptr, channel, E)
     of_weight = tl.zeros((BLOCK_E,), dtype=tl.float32)
     of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
     for turn in range(turns):

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import kernel
-from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
+from pruned_rnnt.model.kernels.rows import load_channels, own_tile, row_tiles, rows_of_turn
 
 _TILE = 4096
 
@@ -37,12 +37,10 @@ def _norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    channel = tl.arange(0, BLOCK_E)
-    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
+    row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     place = row[:, None] * E + channel[None, :]
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)
-    centred = tl.where(inside, x - bias[None, :], 0.0)
+    centred = tl.where(inside, x - load_channels(bias_ptr, channel, E), 0.0)
     mean_square = tl.sum(centred * centred, axis=1) / E
     factor = tl.exp(tl.load(log_scale_ptr).to(tl.float32)) / tl.sqrt(mean_square)
     tl.store(factor_ptr + row, factor, mask=row < rows)
@@ -67,7 +65,7 @@ def _norm_backward_kernel(
     BLOCK_E: tl.constexpr,
 ):
     channel = tl.arange(0, BLOCK_E)
-    bias = tl.load(bias_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
+    bias = load_channels(bias_ptr, channel, E)
     scale = tl.exp(tl.load(log_scale_ptr).to(tl.float32))
     of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
     of_scale = tl.zeros((BLOCK_R,), dtype=tl.float32)

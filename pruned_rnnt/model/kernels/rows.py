@@ -80,3 +80,17 @@ def rows_of_turn(turn, rows, channel, C: tl.constexpr, BLOCK_R: tl.constexpr):
     tile = turn * tl.num_programs(0) + tl.program_id(0)
     row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     return row, (row < rows)[:, None] & (channel < C)[None, :]
+
+
+@triton.jit
+def own_tile(rows, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Rows (R,) and channels (C,) of a program that takes one tile, and a mask of the tile."""
+    channel = tl.arange(0, BLOCK_C)
+    row, inside = rows_of_turn(0, rows, channel, C, BLOCK_R)
+    return row, channel, inside
+
+
+@triton.jit
+def load_channels(ptr, channel, C: tl.constexpr):
+    """A parameter of the channels, (1, C), in float32; 0 beyond the last one."""
+    return tl.load(ptr + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]

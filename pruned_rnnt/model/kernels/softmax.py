@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -30,6 +31,17 @@ from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 _ROWS = 16
 # Sides in a number of 32 bits.
 _PACKED = 16
+
+
+@triton.jit
+def _own_row(frames, seen, BLOCK_S: tl.constexpr):
+    """The program's pair of sequence and head, its frame, its row, the columns, and a mask."""
+    frame = tl.program_id(0)
+    pair = tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, BLOCK_S)
+    inside = column < seen
+    row = pair * frames + frame
+    return pair, frame, row, column, inside
 
 
 @kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
@@ -52,11 +64,7 @@ def _forward_kernel(
     PACKED: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    frame = tl.program_id(0)
-    pair = tl.program_id(1).to(tl.int64)
-    column = tl.arange(0, BLOCK_S)
-    inside = column < seen
-    row = pair * frames + frame
+    pair, frame, row, column, inside = _own_row(frames, seen, BLOCK_S)
     score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0)
     # The sum is rounded to the dtype of the scores, as in plain torch.
     if HAS_DISTANCE:
@@ -104,11 +112,7 @@ def _backward_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    frame = tl.program_id(0)
-    pair = tl.program_id(1).to(tl.int64)
-    column = tl.arange(0, BLOCK_S)
-    inside = column < seen
-    row = pair * frames + frame
+    pair, frame, row, column, inside = _own_row(frames, seen, BLOCK_S)
     weight = tl.load(weights_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
     sequence = pair // heads

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel
-from pruned_rnnt.model.kernels.rows import row_tiles, rows_of_turn
+from pruned_rnnt.model.kernels.rows import load_channels, own_tile, row_tiles, rows_of_turn
 
 _TILE = 4096
 
@@ -151,14 +151,13 @@ def _bypass_kernel(
     if HAS_SWITCHES:
         switch = tl.load(first_switch_ptr) + tl.load(second_switch_ptr)
         rows = tl.where(switch > 0.0, rows, 0)
-    channel = tl.arange(0, BLOCK_E)
-    row, inside = rows_of_turn(0, rows, channel, E, BLOCK_R)
+    row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     place = row[:, None] * E + channel[None, :]
     sequence = row // frames
     slow = sequence * slow_frames + (row - sequence * frames) // RATE
     before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
     after = tl.load(after_ptr + slow[:, None] * E + channel[None, :], mask=inside, other=0.0)
-    scale = tl.load(scale_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
+    scale = load_channels(scale_ptr, channel, E)
     if HAS_KEEP:
         keep = tl.load(keep_ptr + sequence, mask=row < rows, other=0.0).to(tl.float32)
         scale = scale * keep[:, None]
@@ -188,7 +187,7 @@ def _bypass_backward_kernel(
 ):
     """A program takes every num_programs-th tile of slow rows, with the RATE frames of each."""
     channel = tl.arange(0, BLOCK_E)
-    scale = tl.load(scale_ptr + channel, mask=channel < E, other=0.0).to(tl.float32)[None, :]
+    scale = load_channels(scale_ptr, channel, E)
     of_scale = tl.zeros((BLOCK_E,), dtype=tl.float32)
     for turn in range(turns):
         slow, inside = rows_of_turn(turn, slow_rows, channel, E, BLOCK_R)

@@ -31,35 +31,7 @@ def _softplus(x):
 
 
 @kernel("frames", "mask_stride")
-def _forward_kernel(
-    x_ptr,
-    mask_ptr,
-    out_ptr,
-    count,
-    frames,
-    mask_stride,
-    channels: tl.constexpr,
-    SHIFT: tl.constexpr,
-    OFFSET: tl.constexpr,
-    SLOPE: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    place = row[:, None] * channels + channel[None, :]
-    inside = (channel < channels)[None, :] & (place < count)
-    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    value = _softplus(x - SHIFT) - SLOPE * x - OFFSET
-    if HAS_MASK:
-        of_mask = (row // frames)[:, None] * mask_stride + channel[None, :]
-        value *= tl.load(mask_ptr + of_mask, mask=inside, other=0.0)
-    tl.store(out_ptr + place, value.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@kernel("frames", "mask_stride")
-def _backward_kernel(
+def _swoosh_kernel(
     x_ptr,
     mask_ptr,
     grad_ptr,
@@ -73,27 +45,32 @@ def _backward_kernel(
     OFFSET: tl.constexpr,
     SLOPE: tl.constexpr,
     HAS_MASK: tl.constexpr,
+    HAS_GRAD: tl.constexpr,
     HAS_HIDDEN: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
+    """swoosh(x) * mask if HAS_HIDDEN; the gradient of x if HAS_GRAD."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     place = row[:, None] * channels + channel[None, :]
     inside = (channel < channels)[None, :] & (place < count)
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_GRAD:
+        grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_MASK:
         of_mask = (row // frames)[:, None] * mask_stride + channel[None, :]
         mask = tl.load(mask_ptr + of_mask, mask=inside, other=0.0)
-        grad *= mask
     if HAS_HIDDEN:
         value = _softplus(x - SHIFT) - SLOPE * x - OFFSET
         if HAS_MASK:
             value *= mask
         tl.store(hidden_ptr + place, value.to(hidden_ptr.dtype.element_ty), mask=inside)
-    grad_x = grad * (tl.sigmoid(x - SHIFT) - SLOPE)
-    tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    if HAS_GRAD:
+        if HAS_MASK:
+            grad *= mask
+        grad_x = grad * (tl.sigmoid(x - SHIFT) - SLOPE)
+        tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
 
 
 def swoosh_forward(
@@ -111,8 +88,7 @@ def swoosh_forward(
         constants: shift, offset and slope.
     """
     out = torch.empty_like(x, dtype=dtype)
-    grid, sizes, blocks = _tiles(x, mask_N1C)
-    _forward_kernel(grid, x, mask_N1C, out, *sizes, *constants, mask_N1C is not None, *blocks)
+    _launch(x, mask_N1C, constants, hidden=out)
     return out
 
 
@@ -131,27 +107,20 @@ def swoosh_backward(
     """
     grad_x = torch.empty_like(x)
     hidden = None if hidden_dtype is None else torch.empty_like(x, dtype=hidden_dtype)
-    grid, sizes, blocks = _tiles(x, mask_N1C)
-    _backward_kernel(
-        grid,
-        x,
-        mask_N1C,
-        grad,
-        hidden,
-        grad_x,
-        *sizes,
-        *constants,
-        mask_N1C is not None,
-        hidden is not None,
-        *blocks,
-    )
+    _launch(x, mask_N1C, constants, grad=grad, hidden=hidden, grad_x=grad_x)
     return grad_x, hidden
 
 
-def _tiles(
-    x: Tensor, mask_N1C: Tensor | None
-) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
-    """The grid; elements, frames, stride of the mask, channels; rows and channels of a tile."""
+def _launch(
+    x: Tensor,
+    mask_N1C: Tensor | None,
+    constants: tuple[float, float, float],
+    *,
+    grad: Tensor | None = None,
+    hidden: Tensor | None = None,
+    grad_x: Tensor | None = None,
+) -> None:
+    """Write swoosh(x) * mask to `hidden`, and the gradient of x, given `grad`, to `grad_x`."""
     count = x.numel()
     # Without a mask, rows may be any equal parts of the memory.
     channels = _FLAT if mask_N1C is None else x.size(-1)
@@ -161,5 +130,21 @@ def _tiles(
         frames, mask_stride = rows // x.size(0), mask_N1C.stride(0)
     block_c = min(power_of_two(channels), _FLAT)
     block_r = max(_TILE // block_c, 1)
-    grid = (divide_up(rows, block_r), divide_up(channels, block_c))
-    return grid, (count, frames, mask_stride, channels), (block_r, block_c)
+    _swoosh_kernel(
+        (divide_up(rows, block_r), divide_up(channels, block_c)),
+        x,
+        mask_N1C,
+        grad,
+        hidden,
+        grad_x,
+        count,
+        frames,
+        mask_stride,
+        channels,
+        *constants,
+        mask_N1C is not None,
+        grad is not None,
+        hidden is not None,
+        block_r,
+        block_c,
+    )
