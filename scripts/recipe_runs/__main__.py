@@ -19,29 +19,17 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from scripts.documented_parser import documented_parser
-from scripts.recipe_runs.plan import Plan, read_plan
+from scripts.recipe_runs.plan import Plan, Run, read_plan
 
 # The part of --seconds that steps are planned for; the rest is for starting and validating.
 _PLANNED_SHARE = 0.88
 _GRACE_SECONDS = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A variant with a seed. settings: all that differ from the configuration."""
-
-    variant: str
-    seed: int
-    folder: Path
-    config: str
-    settings: tuple[str, ...]
 
 
 def train(run: Run, seconds: float | None) -> float:

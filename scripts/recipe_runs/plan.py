@@ -40,6 +40,17 @@ class Plan:
     variants: Mapping[str, Variant] = field(default_factory=lambda: {"base": Variant()})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A variant with a seed. settings: all that differ from the configuration."""
+
+    variant: str
+    seed: int
+    folder: Path
+    config: str
+    settings: tuple[str, ...]
+
+
 def read_plan(path: Path) -> Plan:
     """Reads a plan from YAML.
 
