@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.data.input.batch import Batch, pad_features, pad_targets
+from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import SummedGradients
 from pruned_rnnt.train.engine.step_report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.padded_batch import padded_batch
 from tests.tiny_corpus import tiny_experiment
 from tests.train.failures import FailInBackward, SlowGradient, run_out_of_memory
 from tests.train.processes import run_ranks
@@ -53,13 +54,9 @@ def merged(batches: list[Batch]) -> Batch:
             features.append(row[:length])
         for row, length in zip(batch.targets_NU, batch.target_lengths_N, strict=True):
             targets.append(row[:length].tolist())
-    features_NTF, feature_lengths_N = pad_features(features, -20.0)
-    targets_NU, target_lengths_N = pad_targets(targets)
-    return Batch(
-        features_NTF=features_NTF,
-        feature_lengths_N=feature_lengths_N,
-        targets_NU=targets_NU,
-        target_lengths_N=target_lengths_N,
+    return padded_batch(
+        features,
+        targets,
         texts=tuple(text for batch in batches for text in batch.texts),
         ids=tuple(name for batch in batches for name in batch.ids),
         durations=tuple(seconds for batch in batches for seconds in batch.durations),

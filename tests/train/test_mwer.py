@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.config import configs_folder, load_config
-from pruned_rnnt.data.input.batch import Batch, pad_features, pad_targets
+from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.model_config import LossConfig
@@ -24,6 +24,7 @@ from pruned_rnnt.train.tasks.mwer import MinimumWordError, MwerConfig, expected_
 from pruned_rnnt.train.tasks.mwer_candidates import candidates_of, errors_of, references_of
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.lattice_paths import joiner_log_probs, log_total
+from tests.padded_batch import padded_batch
 from tests.tiny_corpus import tiny_experiment
 from tests.tiny_models import tiny_model
 
@@ -40,13 +41,9 @@ def make_batch(tokenizer: Tokenizer, texts: tuple[str, ...] = TEXTS) -> Batch:
     generator = torch.Generator().manual_seed(3)
     frames = [28 - 4 * n for n in range(len(texts))]
     rows = [torch.randn(count, 80, generator=generator) for count in frames]
-    features_NTF, feature_lengths_N = pad_features(rows, -20.0)
-    targets_NU, target_lengths_N = pad_targets([tokenizer.encode(text) for text in texts])
-    return Batch(
-        features_NTF=features_NTF,
-        feature_lengths_N=feature_lengths_N,
-        targets_NU=targets_NU,
-        target_lengths_N=target_lengths_N,
+    return padded_batch(
+        rows,
+        [tokenizer.encode(text) for text in texts],
         texts=texts,
         ids=tuple(f"utterance-{n}" for n in range(len(texts))),
         durations=tuple(0.01 * count for count in frames),
