@@ -17,11 +17,7 @@ from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds, tdt_topology
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
-from pruned_rnnt.ops.simple.simple_tdt import (
-    SimpleTdtInputs,
-    SimpleTdtResults,
-    simple_tdt_loss,
-)
+from pruned_rnnt.ops.simple.simple_tdt import SimpleTdtInputs, SimpleTdtResults, simple_tdt_loss
 
 
 class TdtHead(nn.Module):

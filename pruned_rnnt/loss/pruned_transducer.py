@@ -244,12 +244,9 @@ class PrunedTransducerLoss(nn.Module):
 
     def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
         """Whether am and lm of the simple loss are not stored, if their layers are plain."""
-        has_prior = self.simple_options.scales.am_only_scale != 0
-        return (
-            self.tdt is None
-            and not has_prior
-            and exceeds_stored_bytes(encoder_out, predictor_out, self.simple_am_proj.weight)
-        )
+        if self.tdt is not None or self.simple_options.scales.am_only_scale != 0:
+            return False
+        return exceeds_stored_bytes(encoder_out, predictor_out, self.simple_am_proj.weight)
 
     def _in_one_step(self, call: _Call) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
@@ -263,9 +260,8 @@ class PrunedTransducerLoss(nn.Module):
         is_plain = tdt is not None and tdt.is_plain
         if torch.compiler.is_compiling() or has_prior or is_plain:
             return None
-        if self._is_streamed(encoder_out, predictor_out):
-            return None
-        if min(encoder_out.numel(), predictor_out.numel()) == 0:
+        is_empty = min(encoder_out.numel(), predictor_out.numel()) == 0
+        if is_empty or self._is_streamed(encoder_out, predictor_out):
             return None
         simple = (self.simple_am_proj, self.simple_lm_proj)
         joined = (joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear)

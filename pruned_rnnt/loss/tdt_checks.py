@@ -8,13 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import (
-    check_finite,
-    check_floating,
-    check_same,
-    check_shape,
-    readable,
-)
+from pruned_rnnt.loss.checks import check_finite, check_floating, check_same, check_shape, readable
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions

@@ -24,12 +24,7 @@ from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.scale import scale
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.step.step_library import (
-    StepBuffers,
-    forward,
-    layers_backward,
-    rows_backward,
-)
+from pruned_rnnt.ops.step.step_library import StepBuffers, forward, layers_backward, rows_backward
 from pruned_rnnt.ops.step.step_ops import StepCall
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
