@@ -145,9 +145,7 @@ struct SavedBuffers {
       bias[layer] = arena.take(s.type, {s.outputs_of(layer)});
     }
     totals = arena.take(s.acc, {2, s.N});
-    lse = arena.take(s.acc, {s.rows});
-    gx = arena.take(s.acc, {s.rows});
-    gy = arena.take(s.acc, {s.rows});
+    for (View* const view : {&lse, &gx, &gy}) *view = arena.take(s.acc, {s.rows});
     for (View* const view : {&durations, &gd}) *view = arena.take(s.acc, {s.rows, s.K});
     if (s.packed) {
       logit_lengths = arena.take(ScalarType::Int, {s.N});
