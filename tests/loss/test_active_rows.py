@@ -131,7 +131,7 @@ def test_rows_left_out_are_a_small_part_of_every_frame_and_symbol(
         for skips in (False, True)
     ]
     exact, found = (gradients(loss, torch.ones(2), *tensors) for loss in losses)
-    ((statistics, rows, listed),) = seen
+    ((statistics, rows, (listed, _)),) = seen
     count = int(listed.places[-1])
     assert 0 < count < 0.6 * statistics.gx.numel()
     nodes = rows.nodes(0, statistics.gx.numel())
@@ -152,12 +152,15 @@ def test_chunks_begin_at_frames() -> None:
     total = int(splits[-1])
     occupancy = (torch.rand(total) > 0.4).double()
     zeros = torch.zeros(total, dtype=torch.float64)
-    found = active_rows.active_rows(RowStatistics(zeros, occupancy, zeros), rows, 0.0, chunk_rows=5)
+    statistics = RowStatistics(zeros, occupancy, zeros)
+    found, block_ends = active_rows.active_rows(statistics, rows, 0.0, chunk_rows=5, blocks=3)
     count = int(occupancy.sum())
     assert found.listed[:count].tolist() == occupancy.nonzero()[:, 0].tolist()
     assert found.begins[0] == 0
     assert found.begins[-1] == count
     assert len(found.begins) == -(-total // 5) + 1
+    sizes = found.begins.diff().tolist()
+    assert block_ends.tolist() == [[size // 3, 2 * size // 3, size] for size in sizes]
     for place, n, t in zip(*(x.tolist() for x in found[2:]), strict=True):
         if place == count:
             assert (n, t) == (2, 0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
-from pruned_rnnt.ops.joiner.active_rows import active_rows
+from pruned_rnnt.ops.joiner.active_rows import ROWS_OF_BLOCK, active_rows
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, RowStatistics
 from tests.ops.native_batches import Batch, Call
@@ -28,7 +28,13 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
     for active_share in (0.5, 0.0):
         gx, gy = torch.rand(2, total, dtype=acc) * (torch.rand(total) < active_share)
         statistics = RowStatistics(torch.randn(total, dtype=acc), gx, gy)
-        active = active_rows(statistics, rows, 0.3, chunk_rows=max(3, total // 2))
+        chunk_rows = max(3, total // 2)
+        active, block_ends = active_rows(statistics, rows, 0.3, chunk_rows, blocks=5)
+        counts = torch.empty(-(-total // ROWS_OF_BLOCK), dtype=torch.int32)
+        inputs = (gx, gy, *rows, 0.3, 0.25, chunk_rows, counts)
+        # The list is shorter than its room.
+        lists = tuple(torch.full_like(x, -7) for x in (*active, block_ends))
+        yield Call("list_active_rows", inputs, lists)
         room = total // 2 + batch.symbols + 3
         for chunk in range(active.begins.shape[0] - 1):
             at = (*rows, *active, chunk)
@@ -45,4 +51,5 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
                     options = (vocabulary, 0, normalization, 0.3, clamp)
                     inputs = (upstream, *statistics, batch.targets, *at, *options)
                     logits = torch.randn(room, columns).to(dtype)
-                    yield Call("active_log_probs_backward", inputs, (logits,))
+                    sums = torch.randn(1, columns, dtype=acc)
+                    yield Call("active_log_probs_backward", inputs, (logits, sums))

@@ -24,8 +24,8 @@ using real = acc_type<scalar>;
 constexpr int kWidth = 16 / sizeof(scalar);
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Enough to fill the device; their warps take rows in turn.
-constexpr int64_t kMostBlocks = 2048;
+// Enough to fill a large device.
+constexpr int64_t kMostBlocks = 1056;
 
 // Chunk k of the active rows.
 struct ActiveChunk {
@@ -49,14 +49,26 @@ uint32_t blocks_of(int64_t rows) {
   return uint32_t(std::min<int64_t>((rows + kWarps - 1) / kWarps, kMostBlocks));
 }
 
-// Calls work(row of the chunk, row of the lattice) for each row of the chunk, by a warp.
-template <typename Work>
-RNNT_DEVICE void for_rows(const ActiveChunk& chunk, Work&& work) {
-  const int32_t begin = chunk.begin(), end = chunk.end();
-  const int32_t first = begin + int32_t(blockIdx.x) * kWarps + int32_t(threadIdx.x / 32);
-  for (int32_t place = first; place < end; place += int32_t(gridDim.x) * kWarps) {
-    work(place - begin, chunk.listed[place]);
+// The rows of the chunk that a warp takes, about as many as every other warp: it prepares 32 at a
+// time, one in each lane, and then computes one after the other.
+struct WarpRows {
+  RNNT_DEVICE explicit WarpRows(const ActiveChunk& chunk) {
+    const int32_t rows = chunk.end() - chunk.begin(), warps = int32_t(gridDim.x) * kWarps;
+    const int32_t each = (rows + warps - 1) / warps;
+    begin = min(rows, (int32_t(blockIdx.x) * kWarps + int32_t(threadIdx.x / 32)) * each);
+    end = min(rows, begin + each);
   }
+  // The row of the lattice that this lane prepares, of those from `first` on.
+  RNNT_DEVICE int32_t row_of_lane(const ActiveChunk& chunk, int32_t first) const {
+    return chunk.listed[chunk.begin() + min(first + int32_t(threadIdx.x % 32), end - 1)];
+  }
+
+  int32_t begin, end;
+};
+
+template <typename value>
+RNNT_DEVICE value from_lane(value x, int lane) {
+  return __shfl_sync(kAllLanes, x, lane);
 }
 
 // Hidden rows are followed by 1 and zeros: the row of the output layer's bias.
@@ -66,35 +78,92 @@ __global__ void __launch_bounds__(kThreads)
                               const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
                               scalar* __restrict__ hidden) {
   const int lane = threadIdx.x % 32;
-  for_rows(chunk, [&](int32_t place, int32_t row) {
-    const RowCursor node(geometry, row);
-    scalar* target = hidden + int64_t(place) * pitch;
-    write_hidden_row<activation, kWidth>(am.row(node.n(), node.t()), lm.row(node.n(), node.u()), D,
-                                         lane, target);
-    for (int32_t d = D + lane; d < pitch; d += 32) {
-      target[d] = static_cast<scalar>(d == D ? 1.0f : 0.0f);
+  const WarpRows rows(chunk);
+  for (int32_t first = rows.begin; first < rows.end; first += 32) {
+    const RowCursor node(geometry, rows.row_of_lane(chunk, first));
+    const int32_t frame = node.n() * am.rows + node.t(), position = node.n() * lm.rows + node.u();
+    const int count = min(32, rows.end - first);
+    for (int i = 0; i < count; ++i) {
+      scalar* target = hidden + int64_t(first + i) * pitch;
+      write_hidden_row<activation, kWidth>(am.data + from_lane(frame, i) * am.pitch,
+                                           lm.data + from_lane(position, i) * lm.pitch, D, lane,
+                                           target);
+      for (int32_t d = D + lane; d < pitch; d += 32) {
+        target[d] = static_cast<scalar>(d == D ? 1.0f : 0.0f);
+      }
     }
-  });
+  }
 }
 
-// The gradient replaces the logits.
-__global__ void __launch_bounds__(kThreads)
+// Vectors of a row that a lane has; the lanes of a warp have a segment of the columns, which
+// blockIdx.y numbers.
+constexpr int kHeld = 2;
+constexpr int32_t kSegment = kHeld * 32 * kWidth;
+
+// The gradient replaces the logits, and is summed over the rows of this block.
+__global__ void __launch_bounds__(kThreads, 3)
     active_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, ActiveChunk chunk,
                                      GradientInputs<real> in, int32_t pitch,
-                                     scalar* __restrict__ logits) {
+                                     scalar* __restrict__ logits, real* __restrict__ sums) {
   const int lane = threadIdx.x % 32;
-  for_rows(chunk, [&](int32_t place, int32_t row) {
-    const RowCursor node(geometry, row);
-    const RowGradient<real> unit(in, row, node, symbols);
-    scalar* x = logits + int64_t(place) * pitch;
-    if (!unit.used) {
-      for (int32_t v = lane * kWidth; v < pitch; v += 32 * kWidth) store_zeros<kWidth>(x + v);
-    } else if (unit.plain()) {
-      write_gradient<true, 32, kWidth>(unit, x, symbols.V, pitch, lane, x);
-    } else {
-      write_gradient<false, 32, kWidth>(unit, x, symbols.V, pitch, lane, x);
+  const int32_t segment = int32_t(blockIdx.y) * kSegment;
+  const auto column = [&](int k) { return segment + (k * 32 + lane) * kWidth; };
+  using Vectors = Vector<scalar, kWidth>[kHeld];
+  const auto load = [&](int32_t place, Vectors& x) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (column(k) < pitch)
+        x[k] = load_vector<kWidth>(logits + int64_t(place) * pitch + column(k));
     }
-  });
+  };
+  const WarpRows rows(chunk);
+  real sum[kHeld][kWidth] = {};
+  Vectors x, next = {};
+  if (rows.begin < rows.end) load(rows.begin, next);
+  for (int32_t first = rows.begin; first < rows.end; first += 32) {
+    const int32_t row = rows.row_of_lane(chunk, first);
+    const RowGradient<real> of_lane(in, row, RowCursor(geometry, row), symbols);
+    const int count = min(32, rows.end - first);
+    for (int i = 0; i < count; ++i) {
+      const int32_t place = first + i;
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) x[k] = next[k];
+      // The next row is on its way while this one is computed.
+      load(min(place + 1, rows.end - 1), next);
+      const RowGradient<real> unit = of_lane.from_lane(i);
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        if (column(k) >= pitch) break;
+        Vector<scalar, kWidth> result{};
+        if (unit.used) {
+          result = unit.plain() ? gradient_of<true>(unit, x[k], column(k), symbols.V)
+                                : gradient_of<false>(unit, x[k], column(k), symbols.V);
+        }
+#pragma unroll
+        for (int v = 0; v < kWidth; ++v) sum[k][v] += static_cast<real>(result.x[v]);
+        store_vector<kWidth>(logits + int64_t(place) * pitch + column(k), result);
+      }
+    }
+  }
+  __shared__ real of_warps[kWarps][kSegment];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+#pragma unroll
+    for (int v = 0; v < kWidth; ++v) {
+      // A column of vectors after the other: no bank is met twice.
+      of_warps[threadIdx.x / 32][(k * kWidth + v) * 32 + lane] = sum[k][v];
+    }
+  }
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < kSegment; i += kThreads) {
+    const int32_t k = i / (kWidth * 32), v = i / 32 % kWidth;
+    const int32_t c = segment + (k * 32 + i % 32) * kWidth + v;
+    if (c >= pitch) continue;
+    real total = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += of_warps[warp][i];
+    sums[int64_t(blockIdx.x) * pitch + c] += total;
+  }
 }
 
 // The first blocks have a warp for each frame and each piece of 32 vectors of D; then follows a
@@ -212,15 +281,19 @@ void active_log_probs_backward(const Launcher& launch, const View& grad_loss, co
                                int64_t S, const View& listed, const View& places,
                                const View& begins, const View& utterances, const View& frames,
                                int64_t k, int64_t vocabulary, int64_t blank, int64_t mode,
-                               double fastemit_lambda, double clamp, const View& logits) {
+                               double fastemit_lambda, double clamp, const View& logits,
+                               const View& sums) {
   check_rows(logits, logits.stride(0), "active_log_probs_backward");
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              targets.size(1));
   const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
-  launch(active_log_probs_backward_kernel, blocks_of(logits.size(0)), kThreads, 0, geometry,
-         SymbolTable(targets, vocabulary, blank),
-         ActiveChunk(listed, places, begins, utterances, frames, k), in, int32_t(logits.stride(0)),
-         mutable_data_of<scalar>(logits));
+  const int32_t pitch = int32_t(logits.stride(0));
+  STD_TORCH_CHECK(sums.size(1) == pitch, "active_log_probs_backward sums all columns of logits");
+  launch(active_log_probs_backward_kernel,
+         dim3(uint32_t(sums.size(0)), uint32_t((pitch + kSegment - 1) / kSegment)), kThreads, 0,
+         geometry, SymbolTable(targets, vocabulary, blank),
+         ActiveChunk(listed, places, begins, utterances, frames, k), in, pitch,
+         mutable_data_of<scalar>(logits), mutable_data_of<real>(sums));
 }
 
 void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden,

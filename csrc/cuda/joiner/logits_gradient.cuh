@@ -40,15 +40,29 @@ struct RowGradient {
                           const SymbolTable& symbols)
       : emit(in.emit_factor * in.emit_occupancy[row]),
         stay(in.blank_occupancy[row]),
+        clamp(in.clamp),
+        blank(symbols.blank),
         is_hat(in.mode == LogitMode::kHat) {
     used = node.valid() && emit + stay != 0;
     if (!used) return;
     lse = in.lse[row];
-    clamp = in.clamp;
     upstream = in.grad_loss[node.n()];
-    blank = symbols.blank;
     target = symbols.emitted_from(node);
     weight = is_hat ? emit : (in.mode == LogitMode::kLogProbs ? real(0) : emit + stay);
+  }
+
+  // The row that another lane has prepared.
+  RNNT_DEVICE RowGradient from_lane(int lane) const {
+    RowGradient row = *this;
+    const auto take = [lane](auto& x) { x = __shfl_sync(kAllLanes, x, lane); };
+    take(row.lse);
+    take(row.emit);
+    take(row.stay);
+    take(row.weight);
+    take(row.upstream);
+    take(row.target);
+    row.used = __shfl_sync(kAllLanes, int(used), lane) != 0;
+    return row;
   }
 
   // Whether most elements of the gradient are a factor times their probability.

@@ -33,7 +33,12 @@ COMPOSED = frozenset(
 )
 # Ops that are called where they have CUDA kernels only: their fallbacks state what those compute.
 CUDA_ONLY = frozenset(
-    ["active_joiner_rows", "active_joiner_rows_backward", "active_log_probs_backward"]
+    [
+        "active_joiner_rows",
+        "active_joiner_rows_backward",
+        "active_log_probs_backward",
+        "list_active_rows",
+    ]
 )
 
 logger = logging.getLogger("pruned_rnnt")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import (
     can_multiply_first_rows,
@@ -24,6 +25,7 @@ from pruned_rnnt.ops.common.matrix_products import (
     row_block_products,
 )
 from pruned_rnnt.ops.common.native import has_native_kernel
+from pruned_rnnt.ops.common.needed_chunks import needed_chunks
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.active_rows import (
     ActiveRows,
@@ -48,6 +50,9 @@ FEWEST_ROWS = 1 << 16
 CHUNK_BYTES = 176 << 20
 # Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
 _BIAS_COLUMNS = 8
+# Parts of the rows whose gradients of the bias are summed in parallel: three blocks on each
+# multiprocessor of a large device.
+_BIAS_PARTS = 396
 # Tiles of 128 x 256 elements that fill a device, about.
 _TILES = 264
 
@@ -89,15 +94,15 @@ def _logits(
     layer: Tensor,
     rows: LatticeRows,
     active: ActiveRows,
-    sizes: Tensor,
     chunk: int,
+    size: Tensor,
     activation: int,
     hidden: Tensor,
 ) -> Tensor:
-    """Logits (C,V') of the rows of a chunk, of `sizes` (K,) rows each, by the layer of
+    """Logits (C,V') of the rows of a chunk, of which there are `size` (1,), by the layer of
     _weight_and_bias; hidden (C,D+8) holds their hidden rows afterwards."""
     active_joiner_rows(inputs.am, inputs.lm, rows, active, chunk, activation, hidden)
-    return multiply_first_rows(hidden, layer.t(), sizes[chunk : chunk + 1])
+    return multiply_first_rows(hidden, layer.t(), size)
 
 
 def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> RowLogProbs:
@@ -114,11 +119,11 @@ def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> 
     every = all_rows(inputs.row_splits[-1], plan.rows, chunk_rows)
     sizes_K, layer = every.begins.diff(), _weight_and_bias(inputs)
     hidden = am.new_empty((chunk_rows, am.shape[2] + _BIAS_COLUMNS))
-    for chunk, begin in enumerate(range(0, plan.rows, chunk_rows)):
-        end = min(begin + chunk_rows, plan.rows)
-        padded = _logits(inputs, layer, rows, every, sizes_K, chunk, plan.activation, hidden)
-        logits = padded[: end - begin, : plan.vocabulary]
-        blank, normalization = plan.options.blank, plan.options.normalization
+    blank, normalization, *_ = plan.options
+    for chunk in needed_chunks(inputs.row_splits[-1], chunk_rows, sizes_K.shape[0]):
+        begin, size = chunk * chunk_rows, sizes_K[chunk : chunk + 1]
+        padded = _logits(inputs, layer, rows, every, chunk, size, plan.activation, hidden)
+        logits = padded[: plan.rows - begin, : plan.vocabulary]
         log_probs(logits, inputs.targets, rows, begin, blank, normalization, scores)
     return scores
 
@@ -132,40 +137,42 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """The gradients of am, lm, weight and bias, in their dtype."""
     am, lm, weight, bias, *_ = inputs
-    rows, scoring = plan.lattice_rows(inputs), plan.options.of_gradient
-    active = active_rows(
-        statistics, rows, plan.options.fastemit_lambda, chunk_rows=active_plan.chunk_rows
-    )
-    sizes_K, layer, width = active.begins.diff(), _weight_and_bias(inputs), am.shape[2]
+    rows, (_, _, fastemit_lambda, _) = plan.lattice_rows(inputs), plan.options.of_gradient
+    chunk_rows, blocks = active_plan.chunk_rows, _blocks(weight)
+    active, block_ends_KG = active_rows(statistics, rows, fastemit_lambda, chunk_rows, blocks)
+    layer, width = _weight_and_bias(inputs), am.shape[2]
     # A chunk ends with the frame in which it becomes full.
-    longest = min(active_plan.chunk_rows + plan.columns, plan.rows)
+    longest = min(chunk_rows + plan.columns, plan.rows)
     hidden = am.new_empty((longest, width + _BIAS_COLUMNS))
-    block_ends_KG = _block_ends(sizes_K, weight)
     acc, grad_am = statistics.lse.dtype, torch.zeros_like(am)
-    grad_lm, grad_weight, grad_bias = (torch.zeros_like(x, dtype=acc) for x in (lm, weight, bias))
-    for chunk in range(sizes_K.shape[0]):
-        logits = _logits(inputs, layer, rows, active, sizes_K, chunk, plan.activation, hidden)
-        at = (rows, active, chunk)
-        targets, vocabulary = inputs.targets, plan.vocabulary
-        active_log_probs_backward(grad_loss, statistics, targets, *at, vocabulary, *scoring, logits)
-        ends_G = block_ends_KG[chunk]
-        grad_weight += row_block_products(logits, hidden[:, :width], ends_G).sum(0, dtype=acc)
-        # The column of ones gives the sums over rows.
-        grad_bias += row_block_products(logits, hidden[:, width:], ends_G)[..., 0].sum(0, dtype=acc)
-        grad_hidden = multiply_first_rows(logits, weight, sizes_K[chunk : chunk + 1])
+    grad_lm = torch.zeros_like(lm, dtype=acc)
+    grad_weight = torch.empty_like(weight, dtype=acc)
+    bias_sums = bias.new_zeros((_BIAS_PARTS, bias.shape[0]), dtype=acc)
+    scoring = (plan.vocabulary, *plan.options.of_gradient)
+    for chunk in needed_chunks(active.places[-1], chunk_rows, block_ends_KG.shape[0]):
+        at, ends_G = (rows, active, chunk), block_ends_KG[chunk]
+        size = ends_G[-1:]
+        logits = _logits(inputs, layer, *at, size, plan.activation, hidden)
+        given = (grad_loss, statistics, inputs.targets, *at, *scoring)
+        active_log_probs_backward(*given, logits, bias_sums)
+        column_sums(
+            row_block_products(logits, hidden[:, :width], ends_G).flatten(1),
+            grad_weight.flatten(),
+            add=chunk > 0,
+        )
+        grad_hidden = multiply_first_rows(logits, weight, size)
         active_joiner_rows_backward(grad_hidden, hidden, *at, plan.activation, grad_am, grad_lm)
         # Before the next chunk needs room for its own.
         del logits, grad_hidden
-    return tuple(x.to(am.dtype) for x in (grad_am, grad_lm, grad_weight, grad_bias))
+    grads = (grad_am, grad_lm, grad_weight, bias_sums.sum(0))
+    return tuple(x.to(am.dtype) for x in grads)
 
 
-def _block_ends(sizes_K: Tensor, weight: Tensor) -> Tensor:
-    """The ends (K,G) int32 of G blocks of rows of each chunk: the products over many rows have few
-    elements, so that blocks of rows are multiplied in parallel."""
+def _blocks(weight: Tensor) -> int:
+    """The number of blocks of rows that are multiplied in parallel: the products over many rows
+    have few elements."""
     tiles = -(-weight.shape[0] // 128) * -(-weight.shape[1] // 256)
-    blocks = max(1, min(16, _TILES // tiles))
-    parts_G = torch.arange(1, blocks + 1, device=sizes_K.device)
-    return torch.div(sizes_K.long()[:, None] * parts_G, blocks, rounding_mode="floor").int()
+    return max(1, min(16, _TILES // tiles))
 
 
 class ActiveLoss(torch.autograd.Function):

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.library import Out, op
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, Nodes
@@ -31,6 +32,8 @@ from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
 
 # The most that the rows left out have of the occupancy of a frame or a symbol position.
 LEFT_OUT = 2.0**-10
+# Rows that a block of the kernel lists (csrc/cuda/joiner/list_active_rows.cu).
+ROWS_OF_BLOCK = 4096
 
 
 class ActiveRows(NamedTuple):
@@ -48,32 +51,72 @@ class ActiveRows(NamedTuple):
     chunk_frames: Tensor
 
 
-def active_rows(
-    statistics: RowStatistics, rows: LatticeRows, fastemit_lambda: float, chunk_rows: int
-) -> ActiveRows:
-    """The active rows of a whole lattice in chunks of at most chunk_rows + S - 1 rows."""
-    occupancy = torch.add(statistics.gy, statistics.gx, alpha=1 + fastemit_lambda)
-    count = occupancy.shape[0]
-    numbers = torch.arange(count, dtype=torch.int32, device=occupancy.device)
-    active = occupancy > LEFT_OUT / max(rows.frames, rows.columns)
+@op
+def list_active_rows(
+    gx: Tensor,
+    gy: Tensor,
+    rows: LatticeRows,
+    fastemit_lambda: float,
+    least: float,
+    chunk_rows: int,
+    counts: Out[Tensor],
+    active: Out[ActiveRows],
+    block_ends: Out[Tensor],
+) -> None:
+    """gx, gy (R) float32 of a whole lattice -> the rows whose occupancy is above `least`, in K
+    chunks; block_ends (K,G) int32: where G even blocks of the rows of each chunk end. counts
+    (ceil(R / ROWS_OF_BLOCK)) int32 is workspace."""
+    count, device = gx.shape[0], gx.device
+    is_active = torch.add(gy, gx, alpha=1 + fastemit_lambda) > least
     if rows.row_splits is not None:
         # There may be fewer rows than room for them.
-        active &= numbers < rows.row_splits[-1]
-    places = numbers.new_zeros(count + 1)
-    torch.cumsum(active, 0, dtype=torch.int32, out=places[1:])
-    # Inactive rows write behind the list.
-    slots = torch.where(active, places[:-1], count).long()
-    listed = numbers.new_zeros(count + 1).scatter_(0, slots, numbers)
-    chunks = -(-count // chunk_rows)
-    wanted = torch.arange(chunks + 1, device=active.device) * chunk_rows
-    at = listed[wanted.clamp(max=count)].long()
+        is_active &= torch.arange(count, device=device) < rows.row_splits[-1]
+    active.places[0] = 0
+    torch.cumsum(is_active, 0, dtype=torch.int32, out=active.places[1:])
+    total, listed = active.places[-1], is_active.nonzero()[:, 0]
+    active.listed[: len(listed)] = listed
+    chunks, blocks = block_ends.shape
+    wanted = torch.arange(chunks + 1, device=device) * chunk_rows
+    at = pad(listed, (0, 1))[wanted.clamp(max=len(listed))]
     nodes = rows.nodes_of(at)
-    is_end = wanted >= places[-1]
+    is_end = wanted >= total
     # Of a whole lattice, at - u is the first row of the frame.
-    begins = torch.where(is_end, places[-1], places[at - nodes.u])
-    utterances = torch.where(is_end, rows.logit_lengths.shape[0], nodes.n)
-    frames = torch.where(is_end, 0, nodes.t)
-    return ActiveRows(listed, places, begins, utterances.int(), frames.int())
+    active.begins.copy_(torch.where(is_end, total, active.places[at - nodes.u]))
+    active.chunk_utterances.copy_(torch.where(is_end, rows.logit_lengths.shape[0], nodes.n))
+    active.chunk_frames.copy_(torch.where(is_end, 0, nodes.t))
+    parts = torch.arange(1, blocks + 1, device=device)
+    block_ends.copy_(active.begins.diff().long()[:, None] * parts // blocks)
+
+
+def active_rows(
+    statistics: RowStatistics,
+    rows: LatticeRows,
+    fastemit_lambda: float,
+    chunk_rows: int,
+    blocks: int,
+) -> tuple[ActiveRows, Tensor]:
+    """The active rows of a whole lattice in chunks of at most chunk_rows + S - 1 rows, and
+    block_ends (K,blocks)."""
+    count = statistics.gx.shape[0]
+    chunks = -(-count // chunk_rows)
+
+    def numbers(*shape: int) -> Tensor:
+        return statistics.gx.new_empty(shape, dtype=torch.int32)
+
+    active = ActiveRows(numbers(count), numbers(count + 1), *numbers(3, chunks + 1).unbind(0))
+    block_ends = numbers(chunks, blocks)
+    list_active_rows(
+        statistics.gx,
+        statistics.gy,
+        rows,
+        fastemit_lambda,
+        LEFT_OUT / max(rows.frames, rows.columns),
+        chunk_rows,
+        numbers(-(-count // ROWS_OF_BLOCK)),
+        active,
+        block_ends,
+    )
+    return active, block_ends
 
 
 def all_rows(total: Tensor, count: int, chunk_rows: int) -> ActiveRows:
@@ -125,9 +168,11 @@ def active_log_probs_backward(
     fastemit_lambda: float,
     clamp: float,
     logits: Out[Tensor],
+    sums: Out[Tensor],
 ) -> None:
     """log_probs_backward for the rows of the chunk: the gradient replaces logits (C,V'), of whose
-    columns those from `vocabulary` on are written 0. Rows behind the chunk keep what they have."""
+    columns those from `vocabulary` on are written 0. Rows behind the chunk keep what they have.
+    sums (P,V') acc: the gradients of P parts of the rows are added to a row of it each."""
     count, listed, nodes = _chunk(rows, active, chunk)
     y = rows.symbols_after(nodes, targets, vocabulary, blank)
     here = RowStatistics(*(x[listed] for x in statistics))
@@ -135,6 +180,7 @@ def active_log_probs_backward(
     unit = unit_gradient(z, here, y, blank, normalization, fastemit_lambda, clamp)
     logits[:count, :vocabulary] = unit * grad_loss[nodes.n][:, None]
     logits[:count, vocabulary:] = 0
+    sums[0] += logits[:count].sum(0, dtype=sums.dtype)
 
 
 @op
