@@ -66,31 +66,22 @@ struct WarpRows {
   int32_t begin, end;
 };
 
-template <typename value>
-RNNT_DEVICE value from_lane(value x, int lane) {
-  return __shfl_sync(kAllLanes, x, lane);
-}
-
 // Hidden rows are followed by 1 and zeros: the row of the output layer's bias.
 template <Activation activation>
 __global__ void __launch_bounds__(kThreads)
     active_joiner_rows_kernel(RowGeometry geometry, ActiveChunk chunk, int32_t D, int32_t pitch,
                               const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
                               scalar* __restrict__ hidden) {
-  const int lane = threadIdx.x % 32;
   const WarpRows rows(chunk);
   for (int32_t first = rows.begin; first < rows.end; first += 32) {
     const RowCursor node(geometry, rows.row_of_lane(chunk, first));
-    const int32_t frame = node.n() * am.rows + node.t(), position = node.n() * lm.rows + node.u();
     const int count = min(32, rows.end - first);
-    for (int i = 0; i < count; ++i) {
-      scalar* target = hidden + int64_t(first + i) * pitch;
-      write_hidden_row<activation, kWidth>(am.data + from_lane(frame, i) * am.pitch,
-                                           lm.data + from_lane(position, i) * lm.pitch, D, lane,
-                                           target);
-      for (int32_t d = D + lane; d < pitch; d += 32) {
-        target[d] = static_cast<scalar>(d == D ? 1.0f : 0.0f);
-      }
+    scalar* target = hidden + int64_t(first) * pitch;
+    write_hidden_rows<activation, kWidth>(am, lm, am.row(node.n(), node.t()),
+                                          lm.row(node.n(), node.u()), count, D, target, pitch);
+    for (int32_t i = threadIdx.x % 32; i < count * (pitch - D); i += 32) {
+      const int32_t row = i / (pitch - D), column = i - row * (pitch - D);
+      target[int64_t(row) * pitch + D + column] = static_cast<scalar>(column == 0 ? 1.0f : 0.0f);
     }
   }
 }
@@ -166,84 +157,126 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 }
 
-// The first blocks have a warp for each frame and each piece of 32 vectors of D; then follows a
-// block for each (n,u) and piece.
+// Sums of the gradient that reaches the joiner's input through rows of the chunk, for 8 elements of
+// D from d on.
+template <Activation activation>
+struct RowSums {
+  const scalar *grad, *hidden;
+  int64_t grad_pitch, hidden_pitch;
+  int32_t d, D;
+  real sum[kWidth] = {};
+
+  // Adds the rows place_of(i) for i = begin, begin + step, ..
+  template <typename PlaceOf>
+  RNNT_DEVICE void add(int32_t begin, int32_t end, int32_t step, PlaceOf&& place_of) {
+    constexpr int ahead = 4;
+    if (d >= D) return;
+    for (int32_t i = begin; i < end; i += ahead * step) {
+      Vector<scalar, kWidth> g[ahead], h[ahead];
+#pragma unroll
+      for (int k = 0; k < ahead; ++k) {
+        g[k] = h[k] = Vector<scalar, kWidth>{};
+        if (i + k * step >= end) continue;
+        const int64_t place = place_of(i + k * step);
+        g[k] = load_vector<kWidth>(grad + place * grad_pitch + d);
+        h[k] = load_vector<kWidth>(hidden + place * hidden_pitch + d);
+      }
+#pragma unroll
+      for (int k = 0; k < ahead; ++k) {
+#pragma unroll
+        for (int v = 0; v < kWidth; ++v) {
+          sum[v] += through_activation<activation>(static_cast<real>(g[k].x[v]),
+                                                   static_cast<real>(h[k].x[v]));
+        }
+      }
+    }
+  }
+};
+
+// Of the blocks of an utterance, the first have a warp for each frame and each piece of 32 vectors
+// of D; then follows a block for each u and piece. Its rows are still in the cache when they are
+// read again.
 struct ActiveSizes {
-  int64_t frame_blocks, grad_pitch, hidden_pitch;
+  uint32_t blocks, frame_blocks;  // of an utterance
+  int64_t grad_pitch, hidden_pitch;
   int32_t frames, columns, pieces, D;
 };
 
 template <Activation activation>
 RNNT_DEVICE void active_frame(const RowGeometry& geometry, const ActiveChunk& chunk,
-                              const ActiveSizes& sizes, const scalar* grad, const scalar* hidden,
+                              const ActiveSizes& sizes, int32_t n, uint32_t block,
+                              const scalar* grad, const scalar* hidden,
                               const FrameGradients<scalar>& grad_am) {
-  const int64_t warp = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int64_t frame = warp / sizes.pieces;
-  const int32_t piece = int32_t(warp - frame * sizes.pieces);
+  const int32_t warp = int32_t(block * kWarps + threadIdx.x / 32);
+  const int32_t t = warp / sizes.pieces, piece = warp - t * sizes.pieces;
   const int32_t d = (piece * 32 + threadIdx.x % 32) * kWidth;
-  const int32_t n = int32_t(frame / sizes.frames), t = int32_t(frame - int64_t(n) * sizes.frames);
-  if (n >= geometry.N || t >= geometry.frames_of(n) || d >= sizes.D) return;
+  if (t >= geometry.frames_of(n) || d >= sizes.D) return;
   const int64_t W = geometry.width_of(n), row = geometry.first_row_of(n) + t * W;
   const int32_t first = chunk.begin(), begin = chunk.places[row], end = chunk.places[row + W];
   if (begin < first || begin >= chunk.end() || begin == end) return;
-  real sum[kWidth] = {};
-#pragma unroll 4
-  for (int64_t place = begin - first; place < end - first; ++place) {
-    add_row<activation, kWidth>(grad + place * sizes.grad_pitch,
-                                hidden + place * sizes.hidden_pitch, d, sum);
-  }
-  grad_am.template store<kWidth>(frame * grad_am.pitch + d, sum);
+  RowSums<activation> rows{grad, hidden, sizes.grad_pitch, sizes.hidden_pitch, d, sizes.D};
+  rows.add(begin - first, end - first, 1, [](int32_t place) { return place; });
+  grad_am.template store<kWidth>((int64_t(n) * sizes.frames + t) * grad_am.pitch + d, rows.sum);
 }
 
 template <Activation activation>
 __device__ void active_position(const RowGeometry& geometry, const ActiveChunk& chunk,
-                                const ActiveSizes& sizes, const scalar* grad, const scalar* hidden,
-                                real* grad_lm) {
-  const int64_t task = blockIdx.x - sizes.frame_blocks;
-  const int64_t position = task / sizes.pieces;
-  const int32_t piece = int32_t(task - position * sizes.pieces), D = sizes.D;
-  const int32_t n = int32_t(position / sizes.columns);
-  const int32_t u = int32_t(position - int64_t(n) * sizes.columns);
-  if (n < chunk.utterances[0] || n > chunk.utterances[1] || u > geometry.target_lengths[n]) return;
+                                const ActiveSizes& sizes, int32_t n, int32_t task,
+                                const scalar* grad, const scalar* hidden, real* grad_lm) {
+  const int32_t u = task / sizes.pieces, piece = task - u * sizes.pieces;
+  if (u > geometry.target_lengths[n]) return;
   const int32_t frames = geometry.frames_of(n);
   const int32_t t_begin = n == chunk.utterances[0] ? chunk.frames[0] : 0;
   const int32_t t_end = n == chunk.utterances[1] ? min(chunk.frames[1], frames) : frames;
   if (t_begin >= t_end) return;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int32_t d = (piece * 32 + lane) * kWidth, first = chunk.begin();
+  const int32_t first = chunk.begin(), d = (piece * 32 + lane) * kWidth;
   const int64_t W = geometry.width_of(n), base = geometry.first_row_of(n) + u;
-  real sum[kWidth] = {};
-  // Every lane looks for the place of one frame.
-  for (int32_t from = t_begin + warp * 32; from < t_end; from += kThreads) {
-    int32_t place = -1;
-    if (from + lane < t_end) {
-      const int64_t row = base + (from + lane) * W;
+  RowSums<activation> rows{grad, hidden, sizes.grad_pitch, sizes.hidden_pitch, d, sizes.D};
+  // Every thread looks for the place of one frame; the warps share those that were found.
+  __shared__ int32_t found[kThreads], counts[kWarps];
+  for (int32_t from = t_begin; from < t_end; from += kThreads) {
+    const int32_t t = from + int32_t(threadIdx.x);
+    int32_t place = 0;
+    bool is_active = false;
+    if (t < t_end) {
+      const int64_t row = base + t * W;
       place = chunk.places[row];
-      if (chunk.places[row + 1] == place) place = -1;
+      is_active = chunk.places[row + 1] != place;
     }
-    for (unsigned left = __ballot_sync(kAllLanes, place >= 0); left != 0; left &= left - 1) {
-      const int64_t at = __shfl_sync(kAllLanes, place, __ffs(left) - 1) - first;
-      if (d < D) {
-        add_row<activation, kWidth>(grad + at * sizes.grad_pitch, hidden + at * sizes.hidden_pitch,
-                                    d, sum);
-      }
+    const unsigned actives = __ballot_sync(kAllLanes, is_active);
+    if (lane == 0) counts[warp] = __popc(actives);
+    __syncthreads();
+    int32_t before = 0, total = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      before += i < warp ? counts[i] : 0;
+      total += counts[i];
     }
+    if (is_active) found[before + __popc(actives & ((1u << lane) - 1))] = place - first;
+    __syncthreads();
+    rows.add(warp, total, kWarps, [&](int32_t i) { return found[i]; });
+    __syncthreads();
   }
-  add_warp_sums<kWarps>(sum, piece, D, grad_lm + position * D);
+  add_warp_sums<kWarps>(rows.sum, piece, sizes.D,
+                        grad_lm + (int64_t(n) * sizes.columns + u) * sizes.D);
 }
 
 template <Activation activation>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     active_joiner_backward_kernel(RowGeometry geometry, ActiveChunk chunk, ActiveSizes sizes,
                                   const scalar* __restrict__ grad,
                                   const scalar* __restrict__ hidden, FrameGradients<scalar> grad_am,
                                   real* __restrict__ grad_lm) {
-  if (chunk.begin() == chunk.end()) return;
-  if (blockIdx.x < sizes.frame_blocks) {
-    active_frame<activation>(geometry, chunk, sizes, grad, hidden, grad_am);
+  const int32_t n = int32_t(blockIdx.x / sizes.blocks);
+  const uint32_t block = blockIdx.x - uint32_t(n) * sizes.blocks;
+  if (chunk.begin() == chunk.end() || n < chunk.utterances[0] || n > chunk.utterances[1]) return;
+  if (block < sizes.frame_blocks) {
+    active_frame<activation>(geometry, chunk, sizes, n, block, grad, hidden, grad_am);
   } else {
-    active_position<activation>(geometry, chunk, sizes, grad, hidden, grad_lm);
+    const int32_t task = int32_t(block - sizes.frame_blocks);
+    active_position<activation>(geometry, chunk, sizes, n, task, grad, hidden, grad_lm);
   }
 }
 
@@ -310,19 +343,20 @@ void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden
   const int64_t D = grad_lm.size(2), columns = grad_lm.size(1);
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
   ActiveSizes sizes{0,
+                    0,
                     grad_hidden.stride(0),
                     hidden.stride(0),
                     int32_t(grad_am.size(1)),
                     int32_t(columns),
                     int32_t((D / kWidth + 31) / 32),
                     int32_t(D)};
-  const int64_t frame_warps = int64_t{geometry.N} * sizes.frames * sizes.pieces;
-  sizes.frame_blocks = (frame_warps + kWarps - 1) / kWarps;
-  const int64_t blocks = sizes.frame_blocks + int64_t{geometry.N} * columns * sizes.pieces;
+  sizes.frame_blocks = uint32_t((sizes.frames * sizes.pieces + kWarps - 1) / kWarps);
+  sizes.blocks = sizes.frame_blocks + uint32_t(columns * sizes.pieces);
   const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), row_pitch(grad_am), false};
   dispatch_activation(activation, [&](auto kind) {
-    launch(active_joiner_backward_kernel<decltype(kind)::value>, uint32_t(blocks), kThreads, 0,
-           geometry, ActiveChunk(listed, places, begins, utterances, frames, k), sizes,
+    launch(active_joiner_backward_kernel<decltype(kind)::value>,
+           uint32_t(geometry.N) * sizes.blocks, kThreads, 0, geometry,
+           ActiveChunk(listed, places, begins, utterances, frames, k), sizes,
            data_of<scalar>(grad_hidden), data_of<scalar>(hidden), frame_gradients,
            mutable_data_of<real>(grad_lm));
   });

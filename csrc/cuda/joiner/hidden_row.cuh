@@ -1,4 +1,4 @@
-// A hidden row of the joiner, act(am(n,t) + lm(n,u)), by the lanes of a warp, and its gradient.
+// Hidden rows of the joiner, act(am(n,t) + lm(n,u)), by the lanes of a warp, and their gradient.
 //
 // Axes: N batch, T frames, U symbols, D joiner dim.
 #pragma once
@@ -15,30 +15,56 @@ struct PitchedInput {
   explicit PitchedInput(const View& view)
       : data(data_of<scalar>(view)), pitch(row_pitch(view)), rows(int32_t(view.size(1))) {}
 
-  RNNT_DEVICE const scalar* row(int32_t n, int32_t i) const {
-    return data + (int64_t(n) * rows + i) * pitch;
-  }
+  // Of all utterances' rows.
+  RNNT_DEVICE int32_t row(int32_t n, int32_t i) const { return n * rows + i; }
 
   const scalar* __restrict__ data;
   int64_t pitch;
   int32_t rows;
 };
 
+// `count` hidden rows, at most 32, by a warp. Lane i knows the frame and the position of row i, as
+// rows of all utterances' am and lm; frame -1: a row of zeros. Neighbouring rows usually have the
+// same frame, which is read once.
 template <Activation activation, int width, typename scalar>
-RNNT_DEVICE void write_hidden_row(const scalar* a, const scalar* b, int32_t D, int lane,
-                                  scalar* hidden) {
+RNNT_DEVICE void write_hidden_rows(const PitchedInput<scalar>& am, const PitchedInput<scalar>& lm,
+                                   int32_t frame, int32_t position, int count, int32_t D,
+                                   scalar* hidden, int64_t pitch) {
   using real = acc_type<scalar>;
-#pragma unroll 2
-  for (int32_t d = lane * width; d < D; d += 32 * width) {
-    const Vector<scalar, width> x = load_vector<width>(a + d);
-    const Vector<scalar, width> y = load_vector<width>(b + d);
-    Vector<scalar, width> result;
+  constexpr int ahead = 4;
+  for (int32_t segment = 0; segment < D; segment += 32 * width) {
+    const int32_t d = segment + int32_t(threadIdx.x % 32) * width;
+    Vector<scalar, width> a{};
+    int32_t frame_of_a = -1;
+    for (int first = 0; first < count; first += ahead) {
+      int32_t frames[ahead];
+      Vector<scalar, width> b[ahead];
 #pragma unroll
-    for (int k = 0; k < width; ++k) {
-      const real sum = static_cast<real>(x.x[k]) + static_cast<real>(y.x[k]);
-      result.x[k] = static_cast<scalar>(activated<activation, scalar>(sum));
+      for (int i = 0; i < ahead; ++i) {
+        const int lane = min(first + i, count - 1);
+        frames[i] = __shfl_sync(kAllLanes, frame, lane);
+        const int64_t row = __shfl_sync(kAllLanes, position, lane);
+        b[i] = Vector<scalar, width>{};
+        if (frames[i] >= 0 && d < D) b[i] = load_vector<width>(lm.data + row * lm.pitch + d);
+      }
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        if (first + i >= count || d >= D) break;
+        if (frames[i] >= 0 && frames[i] != frame_of_a) {
+          frame_of_a = frames[i];
+          a = load_vector<width>(am.data + frame_of_a * am.pitch + d);
+        }
+        Vector<scalar, width> result{};
+        if (frames[i] >= 0) {
+#pragma unroll
+          for (int k = 0; k < width; ++k) {
+            const real sum = static_cast<real>(a.x[k]) + static_cast<real>(b[i].x[k]);
+            result.x[k] = static_cast<scalar>(activated<activation, scalar>(sum));
+          }
+        }
+        store_vector<width>(hidden + (first + i) * pitch + d, result);
+      }
     }
-    store_vector<width>(hidden + d, result);
   }
 }
 

@@ -12,29 +12,24 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// A warp computes a row. The warps of a block take adjacent rows, rows_each times.
+// Warps that fill a large device, about.
+constexpr int64_t kManyWarps = 8448;
+
+// A warp computes rows_each adjacent rows, at most 32.
 template <typename scalar, Activation activation, int width>
 __global__ void __launch_bounds__(kThreads)
     joiner_rows_kernel(RowGeometry geometry, int64_t row_begin, int64_t rows, int32_t rows_each,
                        int32_t D, const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
                        scalar* __restrict__ hidden) {
-  const int lane = threadIdx.x % 32;
-  int64_t row = int64_t(blockIdx.x) * kWarps * rows_each + threadIdx.x / 32;
-  if (row >= rows) return;
-  RowCursor node(geometry, row_begin + row);
-  for (int i = 0; i < rows_each; ++i) {
-    scalar* target = hidden + row * D;
-    if (node.valid() && node.t() < am.rows) {
-      const scalar* a = am.row(node.n(), node.t());
-      const scalar* b = lm.row(node.n(), node.u());
-      write_hidden_row<activation, width>(a, b, D, lane, target);
-    } else {
-      for (int32_t d = lane * width; d < D; d += 32 * width) store_zeros<width>(target + d);
-    }
-    row += kWarps;
-    if (row >= rows) return;
-    node.advance(kWarps);
-  }
+  const int64_t first = (int64_t(blockIdx.x) * kWarps + threadIdx.x / 32) * rows_each;
+  if (first >= rows) return;
+  const int count = int(min(int64_t(rows_each), rows - first));
+  const int lane = min(int(threadIdx.x % 32), count - 1);
+  const RowCursor node(geometry, row_begin + first + lane);
+  const bool exists = node.valid() && node.t() < am.rows;
+  write_hidden_rows<activation, width>(am, lm, exists ? am.row(node.n(), node.t()) : -1,
+                                       exists ? lm.row(node.n(), node.u()) : 0, count, D,
+                                       hidden + first * D, D);
 }
 
 }  // namespace
@@ -53,7 +48,7 @@ void joiner_rows(const Launcher& launch, const View& am, const View& lm, const V
     for (const View* input : {&am, &lm}) {
       widest = std::min(widest, widest_vector<scalar>(input->data_ptr(), row_pitch(*input)));
     }
-    const int32_t rows_each = rows > 16384 ? 4 : 1;
+    const int32_t rows_each = int32_t(std::clamp<int64_t>(rows / kManyWarps, 1, 32));
     const int64_t blocks = (rows + kWarps * rows_each - 1) / (kWarps * rows_each);
     dispatch_width<scalar>(widest, [&](auto width) {
       dispatch_activation(activation, [&](auto kind) {
