@@ -1,0 +1,58 @@
+// fused_log_probs: hidden rows, logits and log-probabilities of one chunk of rows after the other.
+// Contract: pruned_rnnt/ops/joiner/fused_log_probs.py, whose loop calls the same kernels: from here
+// a launch takes the host a few microseconds, so that chunks may be small enough for the cache.
+#include <vector>
+
+#include "cuda/common/ops.cuh"
+
+namespace pruned_rnnt::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The first K columns of rows `pitch` elements apart.
+template <typename scalar>
+__global__ void __launch_bounds__(kThreads)
+    widen_columns_kernel(const scalar* __restrict__ x, int64_t pitch, int64_t rows, int32_t K,
+                         acc_type<scalar>* __restrict__ out) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < rows * K) out[i] = static_cast<acc_type<scalar>>(x[i / K * pitch + i % K]);
+}
+
+}  // namespace
+
+void fused_log_probs(const Launcher& launch, const View& am, const View& lm, const View& weight,
+                     const View& bias, const View& targets, const View& logit_lengths,
+                     const View& target_lengths, const OptionalView& start,
+                     const OptionalView& row_splits, int64_t T, int64_t S,
+                     std::vector<int64_t> chunk_offsets, int64_t, int64_t V, int64_t activation,
+                     int64_t blank, int64_t mode, int64_t, double, double, double,
+                     const View& hidden, const View& logits, const View& px, const View& py,
+                     const View& lse, const OptionalView& duration_logits) {
+  const int64_t D = hidden.size(1), columns = logits.size(1);
+  const auto first_of = [](const View& rows, int64_t count, int64_t columns) {
+    return View(rows.data_ptr(), rows.scalar_type(), 2, {count, columns}, {rows.stride(0), 1});
+  };
+  for (size_t chunk = 1; chunk < chunk_offsets.size(); ++chunk) {
+    const int64_t begin = chunk_offsets[chunk - 1], count = chunk_offsets[chunk] - begin;
+    if (count == 0) continue;
+    joiner_rows(launch, am, lm, logit_lengths, target_lengths, start, row_splits, T, S, begin,
+                activation, first_of(hidden, count, D));
+    launch.blas().multiply_add_bias(matrix_of(logits), bias, matrix_of(hidden),
+                                    matrix_of(weight).t(), count, columns, D);
+    log_probs(launch, first_of(logits, count, V), targets, logit_lengths, target_lengths, start,
+              row_splits, T, S, begin, blank, mode, px, py, lse);
+    if (!duration_logits.has_value()) continue;
+    const int64_t K = duration_logits->size(1);
+    dispatch_floating(logits.scalar_type(), "fused_log_probs", [&](auto zero) {
+      using scalar = decltype(zero);
+      launch(widen_columns_kernel<scalar>, uint32_t((count * K + kThreads - 1) / kThreads),
+             kThreads, 0, data_of<scalar>(logits) + V, columns, count, int32_t(K),
+             mutable_data_of<acc_type<scalar>>(*duration_logits) + begin * K);
+    });
+  }
+}
+
+PRUNED_RNNT_CUDA_OP(fused_log_probs)
+
+}  // namespace pruned_rnnt::cuda
