@@ -111,7 +111,7 @@ def test_equals_the_pass_over_all_rows(
 def test_rows_left_out_are_a_small_part_of_every_frame_and_symbol(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Most rows are left out, at most 2^-10 of the occupancy of each frame and position, and the
+    """Most rows are left out, at most 2^-11 of the occupancy of each frame and position, and the
     gradients are wrong by less."""
     seen: list[tuple[RowStatistics, LatticeRows, Any]] = []
 
@@ -133,16 +133,16 @@ def test_rows_left_out_are_a_small_part_of_every_frame_and_symbol(
     exact, found = (gradients(loss, torch.ones(2), *tensors) for loss in losses)
     ((statistics, rows, (listed, _)),) = seen
     count = int(listed.places[-1])
-    assert 0 < count < 0.6 * statistics.gx.numel()
+    assert 0 < count < 0.5 * statistics.gx.numel()
     nodes = rows.nodes(0, statistics.gx.numel())
     left_out = torch.ones_like(nodes.valid)
     left_out[listed.listed[:count].long()] = False
     for index, leaving in ((nodes.t, statistics.gy), (nodes.u, statistics.gx)):
         lost = torch.zeros(2, 301, dtype=torch.float64)
         lost.index_put_((nodes.n, index), (leaving * left_out).double(), accumulate=True)
-        assert 0 < float(lost.max()) <= 2.0**-10
+        assert 2.0**-14 < float(lost.max()) <= 2.0**-11
     for got, want in zip(found, exact, strict=True):
-        assert 0 < float((got - want).norm()) <= 2.0**-10 * float(want.norm())
+        assert 0 < float((got - want).norm()) <= 2.0**-11 * float(want.norm())
 
 
 def test_chunks_begin_at_frames() -> None:

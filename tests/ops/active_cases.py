@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.joiner.active_rows import ROWS_OF_BLOCK, active_rows
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, RowStatistics
 from tests.ops.native_batches import Batch, Call
+
+
+def list_workspace(rows: LatticeRows, count: int) -> tuple[Tensor, Tensor]:
+    """Of list_active_rows for so many rows."""
+    limits = torch.empty(rows.logit_lengths.shape[0], rows.frames + rows.columns)
+    shape = (-(-count // ROWS_OF_BLOCK), ROWS_OF_BLOCK // 32 + 1)
+    return limits, torch.empty(shape, dtype=torch.int32)
 
 
 def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) -> Iterator[Call]:
@@ -30,8 +38,7 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
         statistics = RowStatistics(torch.randn(total, dtype=acc), gx, gy)
         chunk_rows = max(3, total // 2)
         active, block_ends = active_rows(statistics, rows, 0.3, chunk_rows, blocks=5)
-        counts = torch.empty(-(-total // ROWS_OF_BLOCK), dtype=torch.int32)
-        inputs = (gx, gy, *rows, 0.3, 0.25, chunk_rows, counts)
+        inputs = (gx, gy, *rows, 0.3, 0.4, chunk_rows, *list_workspace(rows, total))
         # The list is shorter than its room.
         lists = tuple(torch.full_like(x, -7) for x in (*active, block_ends))
         yield Call("list_active_rows", inputs, lists)

@@ -1,11 +1,12 @@
 // list_active_rows: the rows of a whole lattice whose occupancy matters, in order, and where their
 // chunks begin. Contract and picture: pruned_rnnt/ops/joiner/active_rows.py.
 //
-//   launch 1  active rows of each block of rows
-//   launch 2  rows before each block, then places and list of its rows
-//   launch 3  the beginnings of the chunks, a thread for each
+//   launch 1  limits of frames and positions, a warp for each
+//   launch 2  bits of active rows, and how many each block of rows has
+//   launch 3  rows before each block, then places and list of its rows
+//   launch 4  the beginnings of the chunks, a thread for each
 //
-// Axes: N batch, R rows, K chunks, G blocks of the rows of a chunk.
+// Axes: N batch, T frames, S columns, R rows, K chunks, G blocks of the rows of a chunk.
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
 #include "row_geometry.h"
@@ -18,71 +19,128 @@ constexpr int kWarps = kThreads / 32;
 // Rows of a block are ROWS_OF_BLOCK of active_rows.py; its warps have adjacent groups of 32 rows.
 constexpr int kGroups = 16;
 constexpr int64_t kBlockRows = kWarps * kGroups * 32;
+// As _LIMITS of active_rows.py.
+constexpr int kLimits = 16;
 
 struct Occupancies {
   const float *emit, *blank;
-  float emit_factor, least;
-  int64_t rows;
-  const int64_t* packed_rows;  // there may be fewer than `rows`; null: not
+  float emit_factor;
 
-  RNNT_DEVICE int64_t used_rows() const {
-    return packed_rows == nullptr ? rows : min(rows, *packed_rows);
-  }
-  RNNT_DEVICE bool active(int64_t row, int64_t used) const {
-    return row < used && fmaf(emit_factor, emit[row], blank[row]) > least;
+  RNNT_DEVICE float operator[](int64_t row) const {
+    return fmaf(emit_factor, emit[row], blank[row]);
   }
 };
 
-// Active rows of each group of 32 rows of this warp, a bit for each.
-RNNT_DEVICE void active_groups(const Occupancies& in, int64_t first, unsigned (&bits)[kGroups]) {
-  const int64_t used = in.used_rows(), row = first + threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    bits[i] = __ballot_sync(kAllLanes, in.active(row + i * 32, used));
+// Of the T frames and then the S positions of each utterance.
+struct Limits {
+  float* data;
+  int32_t T, S;
+  float left_out;
+
+  RNNT_DEVICE float* of(int64_t n) const { return data + n * (T + S); }
+  RNNT_DEVICE float of_node(const RowCursor& node) const {
+    const float* const limits = of(node.n());
+    return fminf(limits[node.t()], limits[T + node.u()]);
   }
+};
+
+__global__ void __launch_bounds__(kThreads)
+    limits_kernel(RowGeometry geometry, Occupancies in, Limits limits) {
+  const int64_t warp = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int32_t lines = limits.T + limits.S, n = int32_t(warp / lines);
+  const int32_t line = int32_t(warp - int64_t(n) * lines);
+  if (n >= geometry.N) return;
+  const int32_t W = geometry.width_of(n), frames = geometry.frames_of(n);
+  const bool is_frame = line < limits.T;
+  if (is_frame ? line >= frames : line - limits.T >= W) return;
+  const int64_t first = geometry.first_row_of(n) + (is_frame ? int64_t(line) * W : line - limits.T);
+  const int32_t rows = is_frame ? W : frames, step = is_frame ? 1 : W;
+  const float least = limits.left_out / float(max(limits.T, limits.S));
+  float lost[kLimits] = {};
+  for (int32_t i = threadIdx.x % 32; i < rows; i += 32) {
+    const float occupancy = in[first + int64_t(i) * step];
+    float limit = limits.left_out;
+#pragma unroll
+    for (int k = 0; k < kLimits; ++k) {
+      lost[k] += occupancy <= fmaxf(limit, least) ? occupancy : 0.0f;
+      limit *= 0.5f;
+    }
+  }
+  float largest = least, limit = limits.left_out;
+#pragma unroll
+  for (int k = 0; k < kLimits; ++k) {
+    if (sum_lanes<32>(lost[k]) <= limits.left_out) largest = fmaxf(largest, limit);
+    limit *= 0.5f;
+  }
+  if (threadIdx.x % 32 == 0) limits.of(n)[line] = largest;
 }
+
+// Of each block of rows: a bit for each active row, and their number.
+struct Found {
+  int32_t* data;
+
+  RNNT_DEVICE int32_t& count(int64_t block) const {
+    return data[block * (kBlockRows / 32 + 1) + kBlockRows / 32];
+  }
+  // The groups of this warp.
+  RNNT_DEVICE int32_t* groups() const {
+    return data + blockIdx.x * (kBlockRows / 32 + 1) + threadIdx.x / 32 * kGroups;
+  }
+};
 
 RNNT_DEVICE int64_t first_of_warp() {
   return (int64_t(blockIdx.x) * kWarps + threadIdx.x / 32) * kGroups * 32;
 }
 
-RNNT_DEVICE int32_t count_bits(const unsigned (&bits)[kGroups]) {
-  int32_t count = 0;
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) count += __popc(bits[i]);
-  return count;
-}
-
+// packed_rows: null, or how many rows there are, which may be fewer than R.
 __global__ void __launch_bounds__(kThreads)
-    count_active_kernel(Occupancies in, int32_t* __restrict__ counts) {
+    find_active_kernel(RowGeometry geometry, Occupancies in, Limits limits, int64_t R,
+                       const int64_t* packed_rows, Found found) {
   __shared__ int32_t warps[kWarps];
-  unsigned bits[kGroups];
-  active_groups(in, first_of_warp(), bits);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = count_bits(bits);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t rows = packed_rows == nullptr ? R : min(R, *packed_rows);
+  int64_t row = first_of_warp() + lane;
+  RowCursor node(geometry, min(row, rows - 1));
+  int32_t count = 0;
+  for (int i = 0; i < kGroups; ++i) {
+    const bool is_active = row < rows && node.valid() && in[row] > limits.of_node(node);
+    const unsigned bits = __ballot_sync(kAllLanes, is_active);
+    if (lane == 0) found.groups()[i] = int32_t(bits);
+    count += __popc(bits);
+    row += 32;
+    if (row < rows) node.advance(32);
+  }
+  if (lane == 0) warps[warp] = count;
   __syncthreads();
   if (threadIdx.x > 0) return;
   int32_t total = 0;
-  for (const int32_t count : warps) total += count;
-  counts[blockIdx.x] = total;
+  for (const int32_t of_warp : warps) total += of_warp;
+  found.count(blockIdx.x) = total;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    list_active_kernel(Occupancies in, const int32_t* __restrict__ counts,
-                       int32_t* __restrict__ listed, int32_t* __restrict__ places) {
+    list_active_kernel(int64_t R, Found found, int32_t* __restrict__ listed,
+                       int32_t* __restrict__ places) {
   // Active rows before this block, in parts, and those of its warps.
   __shared__ int32_t before[kWarps], warps[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int32_t earlier = 0;
   for (int32_t block = threadIdx.x; block < int32_t(blockIdx.x); block += kThreads) {
-    earlier += counts[block];
+    earlier += found.count(block);
   }
   earlier = sum_lanes<32>(earlier);
   const int64_t first = first_of_warp();
   unsigned bits[kGroups];
-  active_groups(in, first, bits);
+  int32_t count = 0;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    // The last block may have nothing but the end of `places`.
+    bits[i] = first + i * 32 < R ? unsigned(found.groups()[i]) : 0;
+    count += __popc(bits[i]);
+  }
   if (lane == 0) {
     before[warp] = earlier;
-    warps[warp] = count_bits(bits);
+    warps[warp] = count;
   }
   __syncthreads();
   int32_t place = 0;
@@ -91,10 +149,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const int64_t row = first + i * 32 + lane;
-    if (row <= in.rows) {
+    if (row <= R) {
       const int32_t at = place + __popc(bits[i] & ((1u << lane) - 1));
       places[row] = at;
-      if (bits[i] >> lane & 1) listed[at] = int32_t(row);
+      if (((bits[i] >> lane) & 1) != 0) listed[at] = int32_t(row);
     }
     place += __popc(bits[i]);
   }
@@ -144,26 +202,27 @@ __global__ void chunk_begins_kernel(RowGeometry geometry, Chunks chunks,
 void list_active_rows(const Launcher& launch, const View& gx, const View& gy,
                       const View& logit_lengths, const View& target_lengths,
                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                      int64_t S, double fastemit_lambda, double least, int64_t chunk_rows,
-                      const View& counts, const View& listed, const View& places,
+                      int64_t S, double fastemit_lambda, double left_out, int64_t chunk_rows,
+                      const View& limits, const View& found, const View& listed, const View& places,
                       const View& begins, const View& utterances, const View& frames,
                       const View& block_ends) {
   const int64_t R = gx.numel();
   const uint32_t blocks = uint32_t((R + kBlockRows - 1) / kBlockRows);
-  STD_TORCH_CHECK(gx.scalar_type() == ScalarType::Float && blocks == counts.numel(),
-                  "list_active_rows takes float32 and a count for each ", kBlockRows, " rows");
-  const Occupancies in{
-      data_of<float>(gx),
-      data_of<float>(gy),
-      float(1 + fastemit_lambda),
-      float(least),
-      R,
-      row_splits.has_value() ? data_of<int64_t>(*row_splits) + row_splits->numel() - 1 : nullptr};
-  launch(count_active_kernel, blocks, kThreads, 0, in, mutable_data_of<int32_t>(counts));
+  STD_TORCH_CHECK(gx.scalar_type() == ScalarType::Float && blocks == found.size(0) &&
+                      found.size(1) == kBlockRows / 32 + 1,
+                  "list_active_rows takes float32, and blocks of ", kBlockRows, " rows");
+  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const Occupancies in{data_of<float>(gx), data_of<float>(gy), float(1 + fastemit_lambda)};
+  const Limits of_lines{mutable_data_of<float>(limits), int32_t(T), int32_t(S), float(left_out)};
+  launch(limits_kernel, uint32_t((geometry.N * (T + S) + kWarps - 1) / kWarps), kThreads, 0,
+         geometry, in, of_lines);
+  const Found bits{mutable_data_of<int32_t>(found)};
+  launch(find_active_kernel, blocks, kThreads, 0, geometry, in, of_lines, R,
+         row_splits.has_value() ? data_of<int64_t>(*row_splits) + row_splits->numel() - 1 : nullptr,
+         bits);
   // One more row: its place is the number of active rows.
-  launch(list_active_kernel, uint32_t((R + kBlockRows) / kBlockRows), kThreads, 0, in,
-         data_of<int32_t>(counts), mutable_data_of<int32_t>(listed),
-         mutable_data_of<int32_t>(places));
+  launch(list_active_kernel, uint32_t((R + kBlockRows) / kBlockRows), kThreads, 0, R, bits,
+         mutable_data_of<int32_t>(listed), mutable_data_of<int32_t>(places));
   const Chunks chunks{mutable_data_of<int32_t>(begins),
                       mutable_data_of<int32_t>(utterances),
                       mutable_data_of<int32_t>(frames),
@@ -171,8 +230,7 @@ void list_active_rows(const Launcher& launch, const View& gx, const View& gy,
                       int32_t(block_ends.size(0)),
                       int32_t(block_ends.size(1)),
                       chunk_rows};
-  launch(chunk_begins_kernel, uint32_t(chunks.K / 32 + 1), 32, 0,
-         RowGeometry(logit_lengths, target_lengths, start, row_splits, T, S), chunks,
+  launch(chunk_begins_kernel, uint32_t(chunks.K / 32 + 1), 32, 0, geometry, chunks,
          data_of<int32_t>(listed), data_of<int32_t>(places), R);
 }
 

@@ -1,11 +1,12 @@
 """The backward pass of the exact loss over its active rows: those whose occupancy matters.
 
-Most nodes of a lattice have next to no occupancy, because no likely path visits them, and their
-share of every gradient is proportional to it. A row is active if its occupancy, (1 +
-fastemit_lambda) gx + gy, exceeds 2^-10 / max(T, S). Every path leaves each frame and each symbol
-position once, so that the occupancies by which paths leave one sum to 1, and the rows left out have
-at most 2^-10 of it: less than half of a unit in the last place of bfloat16, in which the gradients
-of logits are.
+Most nodes of a lattice have next to no occupancy, (1 + fastemit_lambda) gx + gy, because no likely
+path visits them, and their share of every gradient is proportional to it. Every path leaves each
+frame and each symbol position once, so that the occupancies by which paths leave one sum to 1. Of
+these, the rows left out have at most 2^-11: a quarter of a unit in the last place of bfloat16, in
+which the gradients of logits are. Each frame and each position has a limit, the largest LEFT_OUT
+2^-i for which all its rows up to the limit have no more than that together; a row is active if its
+occupancy exceeds one of its two limits.
 
 How many rows are active is known to the device only. They are listed in order and divided into
 chunks, of whole frames, that begin near multiples of a fixed number of rows; there are as many
@@ -31,7 +32,9 @@ from pruned_rnnt.ops.joiner.joiner_rows import activated, add_gradients
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
 
 # The most that the rows left out have of the occupancy of a frame or a symbol position.
-LEFT_OUT = 2.0**-10
+LEFT_OUT = 2.0**-11
+# Limits to choose from.
+_LIMITS = 16
 # Rows that a block of the kernel lists (csrc/cuda/joiner/list_active_rows.cu).
 ROWS_OF_BLOCK = 4096
 
@@ -57,20 +60,26 @@ def list_active_rows(
     gy: Tensor,
     rows: LatticeRows,
     fastemit_lambda: float,
-    least: float,
+    left_out: float,
     chunk_rows: int,
-    counts: Out[Tensor],
+    limits: Out[Tensor],
+    found: Out[Tensor],
     active: Out[ActiveRows],
     block_ends: Out[Tensor],
 ) -> None:
-    """gx, gy (R) float32 of a whole lattice -> the rows whose occupancy is above `least`, in K
-    chunks; block_ends (K,G) int32: where G even blocks of the rows of each chunk end. counts
-    (ceil(R / ROWS_OF_BLOCK)) int32 is workspace."""
+    """gx, gy (R) float32 of a whole lattice -> its active rows, without which each frame and each
+    position loses at most left_out, in K chunks; block_ends (K,G) int32: where G even blocks of the
+    rows of each chunk end. Workspace: limits (N,T+S) float32, found (ceil(R / ROWS_OF_BLOCK),
+    ROWS_OF_BLOCK / 32 + 1) int32."""
     count, device = gx.shape[0], gx.device
-    is_active = torch.add(gy, gx, alpha=1 + fastemit_lambda) > least
-    if rows.row_splits is not None:
-        # There may be fewer rows than room for them.
-        is_active &= torch.arange(count, device=device) < rows.row_splits[-1]
+    n, t, u, valid = rows.nodes(0, count)
+    n, t, u = (x[valid] for x in (n, t, u))
+    occupancy = torch.add(gy, gx, alpha=1 + fastemit_lambda)
+    shape = (rows.logit_lengths.shape[0], rows.frames, rows.columns)
+    occupancy_NTS = occupancy.new_zeros(shape).index_put_((n, t, u), occupancy[valid])
+    limits_NT1, limits_N1S = (_limits(occupancy_NTS, left_out, dim) for dim in (2, 1))
+    is_active = torch.zeros_like(valid)
+    is_active[valid] = (occupancy_NTS > torch.minimum(limits_NT1, limits_N1S))[n, t, u]
     active.places[0] = 0
     torch.cumsum(is_active, 0, dtype=torch.int32, out=active.places[1:])
     total, listed = active.places[-1], is_active.nonzero()[:, 0]
@@ -86,6 +95,18 @@ def list_active_rows(
     active.chunk_frames.copy_(torch.where(is_end, 0, nodes.t))
     parts = torch.arange(1, blocks + 1, device=device)
     block_ends.copy_(active.begins.diff().long()[:, None] * parts // blocks)
+
+
+def _limits(occupancy_NTS: Tensor, left_out: float, dim: int) -> Tensor:
+    """Of each frame (dim 2) or position (dim 1); that dimension becomes 1."""
+    least = left_out / max(occupancy_NTS.shape[1:])
+    limits = torch.full_like(occupancy_NTS.sum(dim, keepdim=True), least)
+    # The sums grow with the limit: the last that fits is the largest.
+    for i in reversed(range(_LIMITS)):
+        limit = max(left_out * 2.0**-i, least)
+        lost = occupancy_NTS.masked_fill(occupancy_NTS > limit, 0).sum(dim, keepdim=True)
+        limits.masked_fill_(lost <= left_out, limit)
+    return limits
 
 
 def active_rows(
@@ -110,9 +131,10 @@ def active_rows(
         statistics.gy,
         rows,
         fastemit_lambda,
-        LEFT_OUT / max(rows.frames, rows.columns),
+        LEFT_OUT,
         chunk_rows,
-        numbers(-(-count // ROWS_OF_BLOCK)),
+        statistics.gx.new_empty(rows.logit_lengths.shape[0], rows.frames + rows.columns),
+        numbers(-(-count // ROWS_OF_BLOCK), ROWS_OF_BLOCK // 32 + 1),
         active,
         block_ends,
     )
