@@ -20,6 +20,7 @@ from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.fast_beam import FastBeamSearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
+from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
 from pruned_rnnt.decode.search.tdt_beam import DEFAULT_ROUNDS, TdtBeamSearch
 from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
@@ -98,7 +99,7 @@ def build_search(
             scorers=build_scorers(fusion, tokenizer, language_model),
         )
     if config.method == "ctc_greedy" or (config.method == "greedy" and isinstance(model, CtcModel)):
-        return _one_best(CtcGreedySearch(model, silent_symbols=silent))
+        return _OneBest(CtcGreedySearch(model, silent_symbols=silent))
     transducer = as_transducer(model, f"decode.method={config.method}")
     if transducer.loss_config.durations and config.method not in ("greedy", "modified_beam"):
         raise ValueError(
@@ -133,16 +134,33 @@ def build_search(
     if config.method == "fast_beam_search":
         return FastBeamSearch(transducer, config.fast_beam, silent_symbols=silent)
     if config.method == "non_autoregressive":
-        return _one_best(
+        return _OneBest(
             NonAutoregressiveSearch(
                 transducer, refinements=config.refinements, silent_symbols=silent
             )
         )
-    return _one_best(new_greedy_search(transducer, silent, config.max_symbols_per_frame))
+    return _OneBest(new_greedy_search(transducer, silent, config.max_symbols_per_frame))
 
 
-def _one_best(search: Callable[[Tensor, Tensor], list[Hypothesis]]) -> Search:
-    return lambda encoded_NTE, lengths: [[best] for best in search(encoded_NTE, lengths)]
+class _OneBest(DeviceSearch[list[list[Hypothesis]]]):
+    """The results of a search that finds one hypothesis, in lists."""
+
+    def __init__(self, search: DeviceSearch[list[Hypothesis]]) -> None:
+        self._search = search
+
+    def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[list[Hypothesis]]]:
+        found = self._search.launch(encoded_NTE, lengths)
+        return found.map(lambda hypotheses: [[best] for best in hypotheses])
+
+
+def launch_search(
+    search: Search, encoded_NTE: Tensor, lengths: Tensor
+) -> Pending[list[list[Hypothesis]]]:
+    """Launch a search; those that need the host in between wait for their results here."""
+    if isinstance(search, DeviceSearch):
+        return search.launch(encoded_NTE, lengths)
+    found = search(encoded_NTE, lengths)
+    return Pending((), lambda _: found)
 
 
 def search_batch(model: SpeechModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:

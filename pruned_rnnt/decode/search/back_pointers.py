@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.pending import Pending
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,15 @@ def trace_hypotheses(
     kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]
 ) -> list[list[Hypothesis]]:
     """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
-    scores = score_NK.tolist()
-    symbols_NKT = torch.full((*kept_NK.shape, 1), -1).numpy()
-    added_NKT = torch.zeros(*kept_NK.shape, 1).numpy()
+    return pending_trace(kept_NK, score_NK, steps).result()
+
+
+def pending_trace(
+    kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]
+) -> Pending[list[list[Hypothesis]]]:
+    """The same, without waiting for the device."""
+    symbols_NKT = torch.full((*kept_NK.shape, 1), -1)
+    added_NKT = torch.zeros(*kept_NK.shape, 1)
     if steps:
         rows = [kept_NK]
         for step in reversed(steps[1:]):
@@ -37,21 +44,28 @@ def trace_hypotheses(
         row_NKT = torch.stack(rows[::-1], dim=-1)
         symbol_NBT = torch.stack([step.symbol_NB for step in steps], dim=-1)
         added_NBT = torch.stack([step.added_NB for step in steps], dim=-1)
-        symbols_NKT = symbol_NBT.gather(1, row_NKT).cpu().numpy()
-        added_NKT = added_NBT.gather(1, row_NKT).cpu().numpy()
+        symbols_NKT = symbol_NBT.gather(1, row_NKT)
+        added_NKT = added_NBT.gather(1, row_NKT)
+    return Pending([score_NK, symbols_NKT, added_NKT], _hypotheses)
+
+
+def _hypotheses(tensors: Sequence[Tensor]) -> list[list[Hypothesis]]:
+    """The hypotheses of scores (N, K), and of symbols and the scores that they added (N, K, T)."""
+    score_NK, symbols_NKT, added_NKT = tensors
+    scores, symbols, added = score_NK.tolist(), symbols_NKT.numpy(), added_NKT.numpy()
     results: list[list[Hypothesis]] = []
     for n, scores_K in enumerate(scores):
         results.append([])
         for k, score in enumerate(scores_K):
             if score == -torch.inf:
                 continue
-            (frames,) = (symbols_NKT[n, k] >= 0).nonzero()
+            (frames,) = (symbols[n, k] >= 0).nonzero()
             results[n].append(
                 Hypothesis(
-                    symbols=tuple(symbols_NKT[n, k, frames].tolist()),
+                    symbols=tuple(symbols[n, k, frames].tolist()),
                     frames=tuple(frames.tolist()),
                     score=score,
-                    symbol_scores=tuple(added_NKT[n, k, frames].tolist()),
+                    symbol_scores=tuple(added[n, k, frames].tolist()),
                 )
             )
     return results

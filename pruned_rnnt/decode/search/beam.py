@@ -17,11 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
+from pruned_rnnt.decode.search.back_pointers import BeamStep, pending_trace
 from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.search.host_beam import HostBeam
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
@@ -59,7 +60,7 @@ class _Beam(NamedTuple):
         return _Beam(score_NB, hash_NB, length_NB, predictor, tuple(scorers))
 
 
-class ModifiedBeamSearch:
+class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
     """Finds the best sequences of each utterance, best first.
 
     The score of a hypothesis is the log-probability of all of its paths that stayed in the beam,
@@ -115,13 +116,7 @@ class ModifiedBeamSearch:
         self._graphs: dict[int, FrameGraph] = {}
 
     @torch.inference_mode()
-    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
-        """Decode whole utterances.
-
-        Args:
-            encoded_NTE: (N, T, E) output of `model.encode`.
-            lengths: (N,) integer encoder frames.
-        """
+    def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[list[Hypothesis]]]:
         if self._silent_V.device != encoded_NTE.device:
             self._silent_V = self._silent_V.to(encoded_NTE.device)
             self._graphs.clear()
@@ -131,7 +126,7 @@ class ModifiedBeamSearch:
         context_size = self.model.predictor.context_size
         divisor_NB = beam.length_NB + context_size if self.length_norm else None
         kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
-        return trace_hypotheses(kept_NK, score_NK, steps)
+        return pending_trace(kept_NK, score_NK, steps)
 
     def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, list[BeamStep]]:
         """Search all frames; synchronises with the device only if a scorer does.

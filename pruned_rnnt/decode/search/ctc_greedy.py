@@ -10,15 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.search_arguments import check_ctc_head, silent_mask
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
 
 
-class CtcGreedySearch:
+class CtcGreedySearch(SearchByFrames):
     """The most probable path; a run of frames with one symbol emits it in its first frame.
 
     Args:
@@ -34,13 +33,6 @@ class CtcGreedySearch:
         check_ctc_head(model)
         self.model = model
         self._silent_V = silent_mask(model.vocab_size, silent_symbols)
-
-    @torch.inference_mode()
-    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
-        """Decode whole utterances: (N, T, E) output of `model.encode` and (N,) lengths."""
-        start = self.start(encoded_NTE.size(0), encoded_NTE.device)
-        found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of_frames([found])
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: the symbol of the frame before, here blank."""

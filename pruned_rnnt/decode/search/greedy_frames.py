@@ -5,14 +5,16 @@ Axes: N batch, T encoder frames, M maximum symbols per frame, S = T * M.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.rows import Rows
 
 
@@ -47,48 +49,51 @@ def hypotheses_of_frames(parts: Sequence[GreedyFrames]) -> list[Hypothesis]:
 
     Frames count from the first one of the first part. Copies the results from the device.
     """
-    most = parts[0].symbols_NTM.size(2)
-    scores = torch.stack([part.score_N for part in parts]).sum(dim=0).tolist()
-    symbols_NS, symbol_scores_NS = (
-        torch.cat(found, dim=1).flatten(1).cpu().numpy()
-        for found in (
-            [part.symbols_NTM for part in parts],
-            [part.scores_NTM for part in parts],
-        )
-    )
-    durations_NS = None
+    return pending_hypotheses(parts).result()
+
+
+def pending_hypotheses(parts: Sequence[GreedyFrames]) -> Pending[list[Hypothesis]]:
+    """The same, without waiting for the device."""
+    score_N = torch.stack([part.score_N for part in parts]).sum(dim=0)
+    symbols_NTM = torch.cat([part.symbols_NTM for part in parts], dim=1)
+    scores_NTM = torch.cat([part.scores_NTM for part in parts], dim=1)
     durations = [part.durations_NTM for part in parts if part.durations_NTM is not None]
-    if durations:
-        durations_NS = torch.cat(durations, dim=1).flatten(1).cpu().numpy()
-    hypotheses = []
-    for n, score in enumerate(scores):
-        (steps,) = (symbols_NS[n] >= 0).nonzero()
-        hypotheses.append(
-            Hypothesis(
-                symbols=tuple(symbols_NS[n, steps].tolist()),
-                frames=tuple((steps // most).tolist()),
-                score=score,
-                symbol_scores=tuple(symbol_scores_NS[n, steps].tolist()),
-                durations=() if durations_NS is None else tuple(durations_NS[n, steps].tolist()),
-            )
+    tensors = [score_N, symbols_NTM, scores_NTM]
+    return Pending([*tensors, torch.cat(durations, dim=1)] if durations else tensors, _hypotheses)
+
+
+def _hypotheses(tensors: Sequence[Tensor]) -> list[Hypothesis]:
+    """The hypotheses of scores (N,), and symbols, their scores and durations (N, T, M)."""
+    score_N, symbols_NTM, *of_symbols = tensors
+    batch, _, most = symbols_NTM.shape
+    symbols_NS = symbols_NTM.flatten(1).numpy()
+    emits_NS = symbols_NS >= 0
+    # All symbols of the batch, one utterance after the other.
+    _, steps = emits_NS.nonzero()
+    symbols = symbols_NS[emits_NS].tolist()
+    frames = (steps // most).tolist()
+    symbol_scores, *durations = (each.flatten(1).numpy()[emits_NS].tolist() for each in of_symbols)
+    ends = np.cumsum(emits_NS.sum(axis=1)).tolist()
+    return [
+        Hypothesis(
+            symbols=tuple(symbols[begin:end]),
+            frames=tuple(frames[begin:end]),
+            score=score,
+            symbol_scores=tuple(symbol_scores[begin:end]),
+            durations=tuple(durations[0][begin:end]) if durations else (),
         )
-    return hypotheses
+        for score, begin, end in zip(score_N.tolist(), [0, *ends[: batch - 1]], ends, strict=True)
+    ]
 
 
-class SearchByFrames(ABC):
+class SearchByFrames(DeviceSearch[list[Hypothesis]]):
     """A search that can stop after any frame and continue from its state."""
 
     @torch.inference_mode()
-    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
-        """Decode whole utterances.
-
-        Args:
-            encoded_NTE: (N, T, E) output of `model.encode`.
-            lengths: (N,) integer encoder frames.
-        """
+    def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[Hypothesis]]:
         start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return hypotheses_of_frames([found])
+        return pending_hypotheses([found])
 
     @abstractmethod
     def start(self, streams: int, device: torch.device) -> Rows:

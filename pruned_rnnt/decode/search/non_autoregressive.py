@@ -14,13 +14,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, pending_hypotheses
 from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.search_arguments import silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 
-class NonAutoregressiveSearch:
+class NonAutoregressiveSearch(DeviceSearch[list[Hypothesis]]):
     """Decides all frames in one pass, and again with the predictor's output for the symbols found.
 
     A refinement gives each frame the predictor's output after the symbols that the pass before
@@ -50,8 +51,7 @@ class NonAutoregressiveSearch:
         self._silent_V = silent_mask(model.vocab_size, silent)
 
     @torch.inference_mode()
-    def __call__(self, encoded_NTE: Tensor, lengths: Tensor) -> list[Hypothesis]:
-        """Decode whole utterances: (N, T, E) output of `model.encode` and (N,) lengths."""
+    def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[Hypothesis]]:
         joiner, device = self.model.joiner, encoded_NTE.device
         self._silent_V = self._silent_V.to(device)
         am_NTD = joiner.encoder_proj(encoded_NTE)
@@ -62,7 +62,7 @@ class NonAutoregressiveSearch:
         for _ in range(self.refinements):
             lm_NTD = self._predicted(symbols_NT)
             symbols_NT, scores_NT = self._decide(am_NTD, lm_NTD, alive_NT)
-        return hypotheses_of_frames([GreedyFrames(symbols_NT[:, :, None], scores_NT[:, :, None])])
+        return pending_hypotheses([GreedyFrames(symbols_NT[:, :, None], scores_NT[:, :, None])])
 
     def _decide(self, am_NTD: Tensor, lm_NTD: Tensor, alive_NT: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T): the symbol that each frame emits, or -1; and its log-probability or blank's."""

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.host_copy import HostCopy
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.batch_copies import BatchCopies
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import gradients_of
-from pruned_rnnt.train.engine.host_copy import HostCopy
 from pruned_rnnt.train.engine.log import PER_UTTERANCE
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
 from pruned_rnnt.train.engine.step_report import LaunchedStep, StepReport
@@ -211,11 +211,11 @@ class Stepper:
             sums = [] if passes.sums_K is None else passes.sums_K.tolist()
             verdict = _Verdict(_out_of_memory(passes), math.nan, sums)
             return lambda: verdict
-        copy = HostCopy(values_K)
+        copy = HostCopy([values_K])
         if self.reads_late:
             self._step_optimiser(values_K[0].isfinite() & (values_K[2:4].sum() == 0))
         else:
-            verdict = self._judge(copy.values(), passes)
+            verdict = self._judge(copy, passes)
             if verdict.problem:
                 self.gradients.start()
             else:
@@ -225,7 +225,7 @@ class Stepper:
             return lambda: verdict
 
         def judge() -> _Verdict:
-            verdict = self._judge(copy.values(), passes)
+            verdict = self._judge(copy, passes)
             if verdict.problem:
                 assert isinstance(self.optimiser, ConditionalOptimiser)
                 self.optimiser.take_back()
@@ -233,8 +233,9 @@ class Stepper:
 
         return judge
 
-    def _judge(self, values: list[float], passes: _Passes) -> _Verdict:
-        gradient_norm, scale, failed, bad_losses, *sums = values
+    def _judge(self, copy: HostCopy, passes: _Passes) -> _Verdict:
+        (values_K,) = copy.tensors()
+        gradient_norm, scale, failed, bad_losses, *sums = values_K.tolist()
         problem = ""
         if failed:
             problem = _out_of_memory(passes)
