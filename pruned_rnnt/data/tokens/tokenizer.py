@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +47,7 @@ class Tokenizer:
         """`model`: a serialised SentencePiece model whose ids 0, 1, 2 are the special symbols."""
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._model = model
+        self._size = int(self._processor.get_piece_size())
         special = [self._processor.id_to_piece(i) for i in range(min(3, len(self)))]
         wanted = [BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_SYMBOL]
         if special != wanted:
@@ -82,7 +84,7 @@ class Tokenizer:
         unfinished.replace(folder / "tokens.model")
 
     def __len__(self) -> int:
-        return int(self._processor.get_piece_size())
+        return self._size
 
     def __getstate__(self) -> bytes:
         return self._model
@@ -90,9 +92,9 @@ class Tokenizer:
     def __setstate__(self, model: bytes) -> None:
         Tokenizer.__init__(self, model)
 
-    @property
+    @cached_property
     def symbols(self) -> list[str]:
-        """All symbols, in the order of their ids."""
+        """All symbols, in the order of their ids; not to be changed."""
         return [self._processor.id_to_piece(i) for i in range(len(self))]
 
     @property
@@ -114,11 +116,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, without blank and sos/eos; `<unk>` becomes the word `<unk>`."""
-        size = len(self)
-        for index in ids:
-            if not 0 <= index < size:
-                raise ValueError(f"ids must lie in [0, {size}), got {index}")
-        return " ".join(str(self._processor.decode(list(ids))).split())
+        (text,) = self.decode_all([ids])
+        return text
+
+    def decode_all(self, all_ids: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of many sequences, as `decode`, in a fraction of the time of single calls."""
+        for ids in all_ids:
+            if ids and not (min(ids) >= 0 and max(ids) < self._size):
+                wrong = next(index for index in ids if not 0 <= index < self._size)
+                raise ValueError(f"ids must lie in [0, {self._size}), got {wrong}")
+        if not all_ids:
+            return []
+        # One thread: others would take longer to start than to decode.
+        texts = self._processor.decode([list(ids) for ids in all_ids], num_threads=1)
+        return [" ".join(str(text).split()) for text in texts]
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
