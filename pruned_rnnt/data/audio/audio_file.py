@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.ffmpeg_audio import open_with_ffmpeg
-from pruned_rnnt.data.audio.waveform import FloatArray
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 # Formats that libsndfile cannot read.
@@ -31,6 +31,10 @@ class AudioFile(Protocol):
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
         """(S, C) float32 blocks of about `size` samples, none empty."""
+
+    def pcm16(self, most: int) -> Pcm16Array | None:
+        """The (S,) samples as they are stored; None, and nothing read, for files of other than one
+        channel of 16-bit integers, without samples, or with more than `most`."""
 
 
 @contextmanager
@@ -87,6 +91,13 @@ class _SoundFile:
             if not len(block_SC):
                 return
             yield block_SC
+
+    def pcm16(self, most: int) -> Pcm16Array | None:
+        file = self._file
+        if file.subtype != "PCM_16" or file.channels != 1 or not 0 < file.frames <= most:
+            return None
+        samples_S: Pcm16Array = file.read(file.frames, dtype="int16")
+        return samples_S
 
 
 @contextmanager

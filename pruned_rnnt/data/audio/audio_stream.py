@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_file import open_audio
+from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
 from pruned_rnnt.data.audio.load_audio import mono
-from pruned_rnnt.data.audio.waveform import FloatArray, resample
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
 _SHIFT = SAMPLING_RATE // 100
 # The 25 ms window of a frame is centred on its 10 ms, and ends this many samples after their start.
@@ -34,14 +34,29 @@ def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray
         FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`.
     """
     with open_audio(path) as file:
-        stream = ResampledStream(file.sampling_rate, SAMPLING_RATE)
-        empty = True
-        for block_SC in file.blocks(max(1, round(seconds * file.sampling_rate))):
-            empty = False
-            yield stream.accept(mono(block_SC, path))
-        if empty:
-            raise ValueError(f"{path} has no samples")
-        yield stream.finish()
+        yield from _blocks(file, path, seconds)
+
+
+def short_or_blocks(path: Path | str, most: int) -> Iterator[Pcm16Array | FloatArray]:
+    """The same; but the samples (S,) of a file of 16-bit integers with one channel at 16 kHz, at
+    most `most`, are one block as they are stored."""
+    with open_audio(path) as file:
+        stored_S = file.pcm16(most) if file.sampling_rate == SAMPLING_RATE else None
+        if stored_S is not None and len(stored_S):
+            yield stored_S
+        else:
+            yield from _blocks(file, path, 10.0)
+
+
+def _blocks(file: AudioFile, path: Path | str, seconds: float) -> Iterator[FloatArray]:
+    stream = ResampledStream(file.sampling_rate, SAMPLING_RATE)
+    empty = True
+    for block_SC in file.blocks(max(1, round(seconds * file.sampling_rate))):
+        empty = False
+        yield stream.accept(mono(block_SC, path))
+    if empty:
+        raise ValueError(f"{path} has no samples")
+    yield stream.finish()
 
 
 def feature_pieces(blocks: Iterable[FloatArray]) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from lhotse import Fbank, FbankConfig
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio.waveform import FloatArray
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 
 SAMPLING_RATE = 16000
 FEATURE_DIM = 80
@@ -43,6 +43,11 @@ def frame_count(samples: int) -> int:
     return (max(samples, MIN_SAMPLES) + _SHIFT // 2) // _SHIFT
 
 
+def most_samples(frames: int) -> int:
+    """The most samples of which `frame_count` is at most `frames`."""
+    return (frames + 1) * _SHIFT - _SHIFT // 2 - 1
+
+
 def audio_features(samples_S: FloatArray) -> Tensor:
     """(T, F) float32 log-mel energies, as in training; at least one frame."""
     samples_S = np.pad(samples_S, (0, max(0, MIN_SAMPLES - len(samples_S))))
@@ -50,26 +55,46 @@ def audio_features(samples_S: FloatArray) -> Tensor:
     return features_NTF[0]
 
 
-def batch_features(samples: Sequence[FloatArray], device: torch.device) -> tuple[Tensor, Tensor]:
+def batch_features(
+    samples: Sequence[FloatArray | Pcm16Array], device: torch.device, frames: int = 0
+) -> tuple[Tensor, Tensor]:
     """The features of N recordings (S,), computed together on a device.
+
+    Args:
+        frames: the least T.
 
     Returns:
         (N, T, F) float32 on the device, as `audio_features` within rounding; undefined beyond the
         (N,) int64 frames of each, which are on the CPU.
     """
     lengths_N = torch.tensor([frame_count(len(samples_S)) for samples_S in samples])
-    size = int(lengths_N.max() - 1) * _SHIFT + _WINDOW
-    padded_NS = np.zeros((len(samples), size), dtype=np.float32)
-    for row_S, samples_S in zip(padded_NS, samples, strict=True):
+    frames = max(frames, int(lengths_N.max()))
+    waves_NS = _padded(samples, (frames - 1) * _SHIFT + _WINDOW, pinned=device.type == "cuda")
+    waves_NS = waves_NS.to(device, non_blocking=True)
+    rows = max(1, _MOST_FRAMES // frames)
+    features = [
+        # Exact: the factor is a power of two.
+        _layer(device)(part_NS.float().mul_(2**-15) if part_NS.dtype == torch.int16 else part_NS)
+        for part_NS in waves_NS.split(rows)
+    ]
+    features_NTF = features[0] if len(features) == 1 else torch.cat(features)
+    return features_NTF[:, :frames], lengths_N
+
+
+def _padded(samples: Sequence[FloatArray | Pcm16Array], size: int, *, pinned: bool) -> Tensor:
+    """Recordings (S,) as rows (N, size): integers if all are, which halves the bytes to transfer.
+
+    Windows that exceed a recording see it mirrored, as the layer does at the end of a row.
+    """
+    are_integers = all(samples_S.dtype == np.int16 for samples_S in samples)
+    dtype = torch.int16 if are_integers else torch.float32
+    padded_NS = torch.empty((len(samples), size), dtype=dtype, pin_memory=pinned)
+    for row_S, samples_S in zip(padded_NS.numpy(), samples, strict=True):
         count = max(len(samples_S), MIN_SAMPLES)
         row_S[: len(samples_S)] = samples_S
-        # Windows that exceed the recording see it mirrored, as the layer does at the end of a row.
+        row_S[len(samples_S) :] = 0
+        if samples_S.dtype == np.int16 and not are_integers:
+            row_S[: len(samples_S)] *= 2**-15
         end = frame_count(count) * _SHIFT + (_WINDOW - _SHIFT) // 2
         row_S[count:end] = row_S[count - max(0, end - count) : count][::-1]
-    waves_NS = torch.from_numpy(padded_NS)
-    if device.type == "cuda":
-        waves_NS = waves_NS.pin_memory().to(device, non_blocking=True)
-    rows = max(1, _MOST_FRAMES // (size // _SHIFT))
-    features = [_layer(device)(part_NS) for part_NS in waves_NS.split(rows)]
-    features_NTF = features[0] if len(features) == 1 else torch.cat(features)
-    return features_NTF[:, : int(lengths_N.max())], lengths_N
+    return padded_NS

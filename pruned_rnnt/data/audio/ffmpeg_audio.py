@@ -38,6 +38,9 @@ class _DecodedFile:
                 samples_SC = np.frombuffer(whole, dtype=">f4").reshape(-1, self.channels)
                 yield samples_SC.astype(np.float32)
 
+    def pcm16(self, most: int) -> None:
+        """ffmpeg's output is float32."""
+
 
 @contextmanager
 def open_with_ffmpeg(path: Path) -> Iterator[_DecodedFile]:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import scipy.signal
 
 FloatArray = npt.NDArray[np.float32]
+# Integers of 16 bits: 2**15 times the samples.
+Pcm16Array = npt.NDArray[np.int16]
 
 
 def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> FloatArray:
