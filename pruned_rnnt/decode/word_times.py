@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FRAME_SECONDS
@@ -20,8 +20,7 @@ _TAIL_SECONDS = 0.2
 _PAUSE_SECONDS = 0.15
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedToken:
+class TimedToken(NamedTuple):
     """A symbol, and the start and end of its frame, or of its frames, in seconds.
 
     Symbols of one frame share its 40 ms in equal parts, so that times never decrease.
@@ -44,8 +43,7 @@ class TimedToken:
         return _probability(self.log_prob)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedWord:
+class TimedWord(NamedTuple):
     """A word with its start and end in seconds.
 
     confidence: with a calibration, the probability that the word is right; without one, the
@@ -66,6 +64,7 @@ def timed_tokens(
     head: HeadPath | None = None,
     *,
     durations: Sequence[int] = (),
+    begin: float = 0.0,
 ) -> tuple[TimedToken, ...]:
     """The tokens of a path.
 
@@ -76,28 +75,29 @@ def timed_tokens(
         head: the path of the CTC head through the same symbols, whose frames are then used.
         durations: frames by which each symbol advances, of a model with durations: the symbol lasts
             until the frame on which it lands. Not used with a head.
+        begin: seconds at the first frame.
     """
     frames = frames if head is None else head.frames
     lasting = durations if durations and head is None else [1] * len(frames)
     tokens = []
+    last = -1
     for position, (symbol, frame) in enumerate(zip(symbols, frames, strict=True)):
-        first, last = position, position
-        while first > 0 and frames[first - 1] == frame:
-            first -= 1
-        while last + 1 < len(frames) and frames[last + 1] == frame:
-            last += 1
+        if position > last:  # the first symbol of a frame
+            first = last = position
+            while last + 1 < len(frames) and frames[last + 1] == frame:
+                last += 1
         share, index = last - first + 1, position - first
         end = frame + (index + 1) / share
         if position == last:
             end = frame + max(lasting[position], 1)
         tokens.append(
             TimedToken(
-                symbol=symbol,
-                token=names[symbol],
-                start=_seconds(frame + index / share),
-                end=_seconds(end),
-                log_prob=log_probs[position],
-                head_log_prob=None if head is None else head.log_probs[position],
+                symbol,
+                names[symbol],
+                _seconds(frame + index / share, begin),
+                _seconds(end, begin),
+                log_probs[position],
+                None if head is None else head.log_probs[position],
             )
         )
     return tuple(tokens)
@@ -123,9 +123,9 @@ def timed_words(
     parts = [tokens[first:stop] for first, stop in word_spans([t.token for t in tokens])]
     times = calibration.times if calibration is not None else None
     spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times)
+    texts = tokenizer.decode_all([[token.symbol for token in part] for part in parts])
     words = []
-    for part, (start, end) in zip(parts, spans, strict=True):
-        word = tokenizer.decode([token.symbol for token in part])
+    for word, part, (start, end) in zip(texts, parts, spans, strict=True):
         if not word:
             continue
         start = min(max(start, begin), seconds)
@@ -186,8 +186,9 @@ def worst_scores(tokens: Sequence[TimedToken]) -> tuple[float, float | None]:
     return min(token.log_prob for token in tokens), min(heads) if heads else None
 
 
-def _seconds(frame: float) -> float:
-    return round(frame * FRAME_SECONDS, 4)
+def _seconds(frame: float, begin: float) -> float:
+    seconds = round(frame * FRAME_SECONDS, 4)
+    return round(begin + seconds, 4) if begin else seconds
 
 
 def _probability(log_prob: float) -> float:

@@ -32,5 +32,15 @@ def round_up(count: int, smallest: int, *, steps: int) -> int:
         steps: a power of two; at most 1 / steps of a result is padding where steps are larger than
             `smallest`.
     """
-    step = max(1 << max(count.bit_length() - steps.bit_length(), 0), smallest)
+    step = _step(count, smallest, steps)
     return -(-count // step) * step
+
+
+def round_down(count: int, smallest: int, *, steps: int) -> int:
+    """The largest result of `round_up` that is at most `count`."""
+    step = _step(count, smallest, steps)
+    return count // step * step
+
+
+def _step(count: int, smallest: int, steps: int) -> int:
+    return max(1 << max(count.bit_length() - steps.bit_length(), 0), smallest)

@@ -10,7 +10,7 @@ H context size, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
 from pruned_rnnt.optional_packages import require
+from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.usage_errors import ExportError
@@ -76,10 +77,17 @@ class OnnxRecogniser(AudioRecogniser):
             self._joiner = _session(folder, "joiner", threads)
             self._context_size = int(_metadata(self._decoder)["context_size"])
 
-    def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
-        return [self._best_path(features_TF) for features_TF in segments]
+    def _best_paths(
+        self, batch: BatchInput, with_heads: bool
+    ) -> Generator[None, None, list[tuple[Hypothesis, HeadPath | None]]]:
+        yield from ()
+        lengths = batch.lengths_N.tolist()
+        return [
+            (self._best_path(features_TF[:length]), None)
+            for features_TF, length in zip(batch.features_NTF, lengths, strict=True)
+        ]
 
-    def _best_path(self, features_TF: Tensor) -> tuple[Hypothesis, HeadPath | None]:
+    def _best_path(self, features_TF: Tensor) -> Hypothesis:
         encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
         symbols_T, scores_T = search(encoded_TJ)
@@ -87,7 +95,7 @@ class OnnxRecogniser(AudioRecogniser):
             torch.from_numpy(symbols_T)[None, :, None], torch.from_numpy(scores_T)[None, :, None]
         )
         (found,) = hypotheses_of_frames([frames])
-        return found, None
+        return found
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:
         """Encoder output (T', J); features that are too short repeat their last frame."""

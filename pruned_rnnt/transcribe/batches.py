@@ -1,66 +1,65 @@
 """Decode the segments of many recordings together; results in the order of the recordings.
 
-Segments wait until there is audio for a few batches. Batches then have segments of similar length,
+Segments wait until there is audio for some batches. Batches then have segments of similar length,
 because padding takes as long as audio. A recording is done when all of its segments are decoded,
 and no later one is returned before it.
 
-Axes: N batch, T feature frames, F mel bins.
+On a GPU, a batch is launched before the results of the one before are read, so that the GPU
+computes while the host makes texts and collects the next batch.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from pruned_rnnt.data.audio.features import batch_features, frame_count
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.host_copy import HostCopy
+from pruned_rnnt.model.shape_steps import round_down
 from pruned_rnnt.out_of_memory import is_out_of_memory
-from pruned_rnnt.transcribe.joined_path import JoinedPath
+from pruned_rnnt.transcribe.batch_input import BatchInput, batch_input, part_frames
+from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import Segment
-from pruned_rnnt.transcribe.silence import is_digital_silence
+from pruned_rnnt.transcribe.transcription import DecodedSegment, RecordingPath
 
 logger = logging.getLogger(__name__)
 
-# Features (T, F) of segments -> the best path through each, and that of the CTC head.
-BestPaths = Callable[[Sequence[Tensor]], list[tuple[Hypothesis, HeadPath | None]]]
-# Segments wait for this many batches: more audio to choose from means less padding.
-_BATCHES_WAITING = 2
+# The best path through each utterance, and that of the CTC head, if there is one.
+BestPaths = list[tuple[Hypothesis, HeadPath | None]]
+# Segments wait for so many batches: more audio to choose from means less padding. At first, fewer:
+# a GPU that has nothing to do should not wait. Every decoding doubles them.
+_FIRST_BATCHES, _MOST_BATCHES = 0.5, 4
+# Numbers of utterances in a batch, between powers of two.
+_STEPS = 8
 
 
-@dataclass
-class RecordingPath:
-    """What is known of one recording.
+class BatchDecoder(NamedTuple):
+    """Decodes batches.
 
-    error: why it could not be read or decoded.
-    frames: feature frames; known at the end.
-    waiting: segments that are not decoded yet.
+    best_paths: called with a batch and whether the paths of the CTC head are needed; makes the best
+        paths, and yields before it waits for the device.
+    device: where it decodes.
+    least_frames: feature frames that it needs.
     """
 
-    path: JoinedPath
-    error: Exception | None = None
-    frames: int = 0
-    waiting: int = 0
+    best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
+    device: torch.device
+    least_frames: int
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A segment that is not decoded yet, or a recording without features."""
+class _Waiting(NamedTuple):
+    """A segment that is not decoded yet; number: in its recording."""
 
     recording: RecordingPath
+    number: int
     part: Segment | WholeRecording
-
-    @property
-    def frames(self) -> int:
-        if isinstance(self.part, WholeRecording):
-            return frame_count(len(self.part.samples_S))
-        return len(self.part.features_TF)
+    frames: int
 
 
 class SegmentBatches:
@@ -68,16 +67,19 @@ class SegmentBatches:
 
     Args:
         most_frames: feature frames of a batch, with padding; 0: each segment by itself, at once.
-        device: where segments are decoded, and the features of whole recordings computed.
+        with_words: whether words are wanted.
     """
 
-    def __init__(self, best_paths: BestPaths, most_frames: float, device: torch.device) -> None:
-        self._best_paths = best_paths
+    def __init__(self, decoder: BatchDecoder, most_frames: float, *, with_words: bool) -> None:
+        self._decoder = decoder
         self._most_frames = most_frames
-        self._device = device
+        self._with_words = with_words
         self._recordings: deque[RecordingPath] = deque()
         self._waiting: list[_Waiting] = []
         self._frames = 0
+        self._batches_waiting: float = _FIRST_BATCHES
+        # Batches that were launched, in this order.
+        self._launched: list[Generator[None]] = []
 
     def start(self, path: JoinedPath) -> RecordingPath:
         """The next recording."""
@@ -87,100 +89,119 @@ class SegmentBatches:
 
     def add(self, recording: RecordingPath, part: Segment | WholeRecording) -> None:
         """Add the next segment of the newest recording; may decode those that wait."""
-        recording.waiting += 1
-        self._waiting.append(_Waiting(recording, part))
-        self._frames += self._waiting[-1].frames
-        if self._frames >= _BATCHES_WAITING * self._most_frames:
-            self.decode()
+        frames = part_frames(part)
+        self._waiting.append(_Waiting(recording, recording.add(), part, frames))
+        self._frames += frames
+        if self._frames >= self._batches_waiting * self._most_frames:
+            self._launch_waiting()
+            self._batches_waiting = min(2 * self._batches_waiting, _MOST_BATCHES)
 
-    def done(self) -> Iterator[RecordingPath]:
-        """Yield the recordings that are decoded, in order, up to the first one that waits.
+    def done(self) -> list[RecordingPath]:
+        """The recordings that are decoded, in order, up to the first one that waits.
 
-        The newest recording must have ended.
+        The newest recording must have ended. No recording is returned twice.
         """
+        done = []
         while self._recordings and not self._recordings[0].waiting:
-            yield self._recordings.popleft()
+            done.append(self._recordings.popleft())
+        return done
 
-    def decode(self) -> None:
+    def finish(self) -> None:
         """Decode all segments that wait."""
-        waiting = self._waiting
+        self._launch_waiting()
+        self._wait()
+
+    def _launch_waiting(self) -> None:
+        """Divide the segments that wait into batches, the shortest first, and launch these."""
+        waiting = sorted(self._waiting, key=lambda item: item.frames)
         self._waiting, self._frames = [], 0
-        order = sorted(range(len(waiting)), key=lambda i: waiting[i].frames)
-        found: dict[int, tuple[Segment, Hypothesis, HeadPath | None]] = {}
-        for batch in self._batches(order, waiting):
-            self._decode_batch(batch, waiting, found)
-        for index, item in enumerate(waiting):
-            item.recording.waiting -= 1
-            if index in found:
-                segment, hypothesis, head = found[index]
-                item.recording.path.append(hypothesis, head, segment)
+        while waiting:
+            count = 1
+            while count < len(waiting) and (count + 1) * waiting[count].frames <= self._most_frames:
+                count += 1
+            if count < len(waiting):
+                count = round_down(count, 1, steps=_STEPS)
+            self._launch(waiting[:count])
+            del waiting[:count]
 
-    def _batches(self, order: Iterable[int], waiting: Sequence[_Waiting]) -> Iterator[list[int]]:
-        """Divide segments, shortest first, into batches of limited size."""
-        batch: list[int] = []
-        for index in order:
-            if batch and (len(batch) + 1) * waiting[index].frames > self._most_frames:
-                yield batch
-                batch = []
-            batch.append(index)
-        if batch:
-            yield batch
+    def _launch(self, batch: Sequence[_Waiting]) -> None:
+        """Launch a batch, then go on with those launched before."""
+        new = self._decode(batch)
+        has_begun = _go_on(new)
+        self._go_on()
+        if has_begun:
+            self._launched.append(new)
+        if self._decoder.device.type == "cpu":
+            self._wait()
 
-    def _decode_batch(
-        self,
-        batch: Sequence[int],
-        waiting: Sequence[_Waiting],
-        found: dict[int, tuple[Segment, Hypothesis, HeadPath | None]],
-    ) -> None:
-        """Find the paths of some segments.
+    def _go_on(self) -> None:
+        """Go on with each batch that was launched, up to where it waits for the device again."""
+        self._launched = [batch for batch in self._launched if _go_on(batch)]
+
+    def _wait(self) -> None:
+        """Wait for the batches that were launched."""
+        while self._launched:
+            self._go_on()
+
+    def _decode(self, batch: Sequence[_Waiting]) -> Generator[None]:
+        """Decode some segments; yields before it waits for the device.
 
         Where the memory is too small for all together, halves are decoded one after the other.
         """
-        batch = [index for index in batch if waiting[index].recording.error is None]
+        usable = [item for item in batch if item.recording.error is None]
+        for item in batch:
+            if item.recording.error is not None:
+                item.recording.decoded(item.number, None)
+        if not usable:
+            return
+        best: list[DecodedSegment | None] | None = None
         try:
-            segments = self._segments(batch, waiting)
-            best = (
-                self._best_paths([segment.features_TF for segment in segments.values()])
-                if segments
-                else []
-            )
+            best = yield from self._best_paths(usable)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if len(batch) == 1:
-                waiting[batch[0]].recording.error = error
-                return
-            best = None  # outside of this block, the error no longer holds its tensors
+            if len(usable) == 1:
+                usable[0].recording.error = error
+                best = [None]
+            # Outside of this block, the error no longer holds its tensors.
         if best is None:
             logger.warning(
                 "%d segments do not fit in memory together: decode.batch_seconds is too large",
-                len(batch),
+                len(usable),
             )
-            self._decode_batch(batch[: len(batch) // 2], waiting, found)
-            self._decode_batch(batch[len(batch) // 2 :], waiting, found)
+            yield from self._decode(usable[: len(usable) // 2])
+            yield from self._decode(usable[len(usable) // 2 :])
             return
-        for (index, segment), (hypothesis, head) in zip(segments.items(), best, strict=True):
-            found[index] = (segment, hypothesis, head)
+        for item, segment in zip(usable, best, strict=True):
+            item.recording.decoded(item.number, segment)
 
-    def _segments(self, batch: Sequence[int], waiting: Sequence[_Waiting]) -> dict[int, Segment]:
-        """Segments with features, by index; whole recordings of digital silence are left out."""
-        segments: dict[int, Segment] = {}
-        whole: dict[int, WholeRecording] = {}
-        for index in batch:
-            part = waiting[index].part
-            if isinstance(part, WholeRecording):
-                whole[index] = part
-            else:
-                segments[index] = part._replace(features_TF=part.features_TF.to(self._device))
-        if whole:
-            features_NTF, lengths_N = batch_features(
-                [recording.samples_S for recording in whole.values()], self._device
-            )
-            frame_T = torch.arange(features_NTF.size(1), device=features_NTF.device)
-            beyond_NT = frame_T >= lengths_N.to(features_NTF.device)[:, None]
-            silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view_as(beyond_NT)
-            is_silent = (silent_NT | beyond_NT).all(dim=1).tolist()
-            for n, index in enumerate(whole):
-                if not is_silent[n]:
-                    segments[index] = Segment(features_NTF[n, : int(lengths_N[n])], 0, 0)
-        return segments
+    def _best_paths(
+        self, batch: Sequence[_Waiting]
+    ) -> Generator[None, None, list[DecodedSegment | None]]:
+        """The best path of each segment; None for digital silence."""
+        parts = [item.part for item in batch]
+        found = batch_input(parts, self._decoder.device, self._decoder.least_frames)
+        copy = HostCopy([found.is_silent_N])
+        # Segments of a long recording are joined by the times of their words.
+        with_heads = self._with_words or any(isinstance(part, Segment) for part in parts)
+        best = yield from self._decoder.best_paths(found, with_heads)
+        is_silent_N = copy.tensors()[0].tolist()
+        return [
+            None if silent else DecodedSegment(hypothesis, head, _place(item))
+            for silent, (hypothesis, head), item in zip(is_silent_N, best, batch, strict=True)
+        ]
+
+
+def _go_on(batch: Generator[None]) -> bool:
+    """Go on with a batch up to where it waits for the device; False if it is decoded."""
+    try:
+        next(batch)
+    except StopIteration:
+        return False
+    return True
+
+
+def _place(item: _Waiting) -> SegmentPlace:
+    if isinstance(item.part, WholeRecording):
+        return SegmentPlace(0, 0, item.frames)
+    return SegmentPlace(item.part.begin, item.part.overlap, item.frames)

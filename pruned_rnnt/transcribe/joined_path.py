@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
@@ -19,77 +19,118 @@ from pruned_rnnt.decode.word_times import (
     word_spans,
 )
 from pruned_rnnt.transcribe.join import TimedUnit, join
-from pruned_rnnt.transcribe.segments import Segment
+
+
+class SegmentPlace(NamedTuple):
+    """Where a segment is in its recording, in feature frames.
+
+    overlap: how many of its first frames are also the last ones of the segment before.
+    """
+
+    begin: int
+    overlap: int
+    frames: int
 
 
 class JoinedPath:
     """Collects the paths of segments, in order; overlapping ones are joined.
 
-    score: sum of the scores of all segments.
+    Times are computed only if they are needed: for words, or where segments overlap.
+
+    Args:
+        with_words: whether `words` is wanted.
+
+    Attributes:
+        score: sum of the scores of all segments.
     """
 
-    def __init__(self, tokenizer: Tokenizer, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, calibration: Calibration | None = None, *, with_words: bool
+    ) -> None:
         self.score = 0.0
         self._tokenizer = tokenizer
         self._calibration = calibration
-        self._names = tokenizer.symbols
-        self._has_words = any(name.startswith(WORD_START) for name in self._names)
+        self._with_words = with_words
         self._symbols: list[int] = []
         self._words: list[TimedWord] = []
-        # The path since the last pause; where its audio begins and ends, in seconds.
+        # The path since the last pause: that of one segment, or tokens. Where its audio begins and
+        # ends, in seconds.
+        self._single: tuple[Hypothesis, HeadPath | None] | None = None
         self._tokens: list[TimedToken] = []
         self._begin = self._end = 0.0
 
-    def append(self, found: Hypothesis, head: HeadPath | None, segment: Segment) -> None:
+    def append(self, found: Hypothesis, head: HeadPath | None, place: SegmentPlace) -> None:
         """Add the path of the next segment, and that of the CTC head through its symbols."""
-        begin = segment.begin * FEATURE_SECONDS
-        tokens = [
-            replace(token, start=round(begin + token.start, 4), end=round(begin + token.end, 4))
-            for token in timed_tokens(
-                self._names,
+        begin = place.begin * FEATURE_SECONDS
+        self.score += found.score
+        if place.overlap:
+            self._join(self._timed(found, head, begin), begin)
+        else:
+            self._finish_words()
+            self._begin = begin
+            self._single = (found, head)
+        self._end = begin + place.frames * FEATURE_SECONDS
+
+    @property
+    def symbols(self) -> list[int]:
+        """The symbols of the whole path."""
+        return [*self._symbols, *self._last_symbols()]
+
+    @property
+    def words(self) -> tuple[TimedWord, ...]:
+        """All words, if they are wanted."""
+        self._finish_words()
+        return tuple(self._words)
+
+    def _join(self, tokens: list[TimedToken], begin: float) -> None:
+        """Append tokens whose first ones may be of words that the path has, too."""
+        self._make_tokens()
+        place = join(self._units(self._tokens), self._units(tokens), begin, self._end)
+        del self._tokens[place.keep :], tokens[: place.skip]
+        # The windows may place the word at which they are joined at different times.
+        earliest = self._tokens[-1].end if self._tokens else 0.0
+        self._tokens += [
+            t._replace(start=max(t.start, earliest), end=max(t.end, earliest)) for t in tokens
+        ]
+
+    def _finish_words(self) -> None:
+        """Make words of the path since the last pause, if they are wanted."""
+        self._symbols += self._last_symbols()
+        if self._with_words:
+            self._make_tokens()
+            self._words += timed_words(
+                self._tokenizer, self._tokens, self._end, self._calibration, self._begin
+            )
+        self._single, self._tokens = None, []
+
+    def _last_symbols(self) -> Sequence[int]:
+        """The symbols since the last pause."""
+        if self._single is not None:
+            return self._single[0].symbols
+        return [token.symbol for token in self._tokens]
+
+    def _make_tokens(self) -> None:
+        if self._single is not None:
+            self._tokens = self._timed(*self._single, self._begin)
+            self._single = None
+
+    def _timed(self, found: Hypothesis, head: HeadPath | None, begin: float) -> list[TimedToken]:
+        return list(
+            timed_tokens(
+                self._tokenizer.symbols,
                 found.symbols,
                 found.frames,
                 found.symbol_scores,
                 head,
                 durations=found.durations,
+                begin=begin,
             )
-        ]
-        self.score += found.score
-        if segment.overlap:
-            place = join(self._units(self._tokens), self._units(tokens), begin, self._end)
-            del self._tokens[place.keep :], tokens[: place.skip]
-            # The windows may place the word at which they are joined at different times.
-            earliest = self._tokens[-1].end if self._tokens else 0.0
-            tokens = [
-                replace(t, start=max(t.start, earliest), end=max(t.end, earliest)) for t in tokens
-            ]
-        else:
-            self._finish_words()
-            self._begin = begin
-        self._tokens += tokens
-        self._end = begin + len(segment.features_TF) * FEATURE_SECONDS
-
-    @property
-    def text(self) -> str:
-        return self._tokenizer.decode([*self._symbols, *(t.symbol for t in self._tokens)])
-
-    @property
-    def words(self) -> tuple[TimedWord, ...]:
-        self._finish_words()
-        return tuple(self._words)
-
-    def _finish_words(self) -> None:
-        """Make words of the path since the last pause."""
-        self._words += timed_words(
-            self._tokenizer, self._tokens, self._end, self._calibration, self._begin
         )
-        self._symbols += [token.symbol for token in self._tokens]
-        self._tokens = []
 
     def _units(self, tokens: Sequence[TimedToken]) -> list[TimedUnit]:
         """The words of a path, or its symbols if the model has no words."""
         spans = [(place, place + 1) for place in range(len(tokens))]
-        if self._has_words:
+        if any(name.startswith(WORD_START) for name in self._tokenizer.symbols):
             spans = word_spans([token.token for token in tokens])
         return [
             TimedUnit(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import overload
 
 import torch
@@ -18,40 +17,22 @@ from torch import Tensor
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
+from pruned_rnnt.decode.decode_set import build_search, launch_search
+from pruned_rnnt.decode.encode import encode_padded
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
-from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.decode.timing.head_paths import launch_head_paths
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.transcribe.batches import RecordingPath, SegmentBatches
+from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
 from pruned_rnnt.transcribe.joined_path import JoinedPath
 from pruned_rnnt.transcribe.read_ahead import read_ahead
 from pruned_rnnt.transcribe.recordings import Audio, AudioList, RecordingReader, WholeRecording
-from pruned_rnnt.transcribe.segments import Segment, SegmentConfig, Segmenter, SpeechDetector
+from pruned_rnnt.transcribe.segments import Segment, SegmentConfig, SpeechDetector
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
-from pruned_rnnt.transcribe.windows import encode_segments
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transcription:
-    """The text of a recording.
-
-    score: natural log-probability of the path, or the sum of those of all segments.
-    seconds: length of the audio.
-    """
-
-    text: str
-    words: tuple[TimedWord, ...]
-    score: float
-    seconds: float
-
-    def __str__(self) -> str:
-        return self.text
-
+from pruned_rnnt.transcribe.transcription import Transcription, transcriptions
 
 # Of audio that a GPU decodes together: enough to keep it busy, in a few GiB of memory.
 _BATCH_SECONDS = 600.0
@@ -98,8 +79,12 @@ class AudioRecogniser(ABC):
         self._new_detector()
 
     @abstractmethod
-    def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
-        """The best path through each segment (T, F), and that of the CTC head, if it has one."""
+    def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        """Make the best path of each utterance; yield before waiting for the device.
+
+        Args:
+            with_heads: whether the paths of the CTC head are needed, if the model has one.
+        """
 
     @overload
     def transcribe(
@@ -108,6 +93,7 @@ class AudioRecogniser(ABC):
         *,
         sampling_rate: int = ...,
         on_seconds: Callable[[float], None] | None = ...,
+        words: bool = ...,
     ) -> Transcription: ...
 
     @overload
@@ -117,6 +103,7 @@ class AudioRecogniser(ABC):
         *,
         sampling_rate: int = ...,
         on_seconds: Callable[[float], None] | None = ...,
+        words: bool = ...,
     ) -> list[Transcription]: ...
 
     def transcribe(
@@ -125,6 +112,7 @@ class AudioRecogniser(ABC):
         *,
         sampling_rate: int = SAMPLING_RATE,
         on_seconds: Callable[[float], None] | None = None,
+        words: bool = True,
     ) -> Transcription | list[Transcription]:
         """Transcribe an audio file (any that `open_audio` reads), samples, or a list of these.
 
@@ -134,6 +122,7 @@ class AudioRecogniser(ABC):
             audio: a path; or (S,) samples of one channel in [-1, 1]; or a list or tuple of these.
             sampling_rate: of samples, in Hz; files have their own.
             on_seconds: called with the seconds read so far of the file or samples.
+            words: whether times and confidences of words are wanted; texts alone take less time.
 
         Returns:
             One transcription, or a list of them for a list.
@@ -145,7 +134,7 @@ class AudioRecogniser(ABC):
         recordings = audio if isinstance(audio, list | tuple) else [audio]
         found = []
         for each in self.transcribe_each(
-            recordings, sampling_rate=sampling_rate, on_seconds=on_seconds
+            recordings, sampling_rate=sampling_rate, on_seconds=on_seconds, words=words
         ):
             if isinstance(each, Exception):
                 raise each
@@ -159,6 +148,7 @@ class AudioRecogniser(ABC):
         *,
         sampling_rate: int = SAMPLING_RATE,
         on_seconds: Callable[[float], None] | None = None,
+        words: bool = True,
     ) -> Iterator[Transcription | Exception]:
         """Transcribe any number of recordings, in constant memory.
 
@@ -168,7 +158,8 @@ class AudioRecogniser(ABC):
         Args:
             audio: taken one by one, as late as possible; each as for `transcribe`, or (T, F)
                 features.
-            sampling_rate, on_seconds: as for `transcribe`; with on_seconds, no threads read ahead.
+            sampling_rate, on_seconds, words: as for `transcribe`; with on_seconds, no threads read
+                ahead.
 
         Yields:
             The transcription of each recording, in order, or the error for which it has none:
@@ -177,7 +168,7 @@ class AudioRecogniser(ABC):
         with closing(
             self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
         ) as recordings:
-            yield from self._transcribe(recordings)
+            yield from self._transcribe(recordings, words)
 
     def recordings(
         self,
@@ -189,12 +180,7 @@ class AudioRecogniser(ABC):
         """Read recordings as `transcribe_each` does, and yield each with its segments."""
         lengths = self._segments.lengths(self.p99_duration)
         readers = (
-            RecordingReader(
-                each,
-                sampling_rate,
-                Segmenter(lengths, self._new_detector()),
-                on_seconds=on_seconds,
-            )
+            RecordingReader(each, sampling_rate, lengths, self._new_detector, on_seconds=on_seconds)
             for each in audio
         )
         if not self.batch_seconds or on_seconds is not None:
@@ -206,14 +192,19 @@ class AudioRecogniser(ABC):
         )
 
     def _transcribe(
-        self, recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]]
+        self,
+        recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]],
+        with_words: bool,
     ) -> Iterator[Transcription | Exception]:
         """The same for readers, each with its segments."""
+        decoder = BatchDecoder(self._best_paths, self._device, self._least_frames)
         batches = SegmentBatches(
-            self._best_paths, self.batch_seconds / FEATURE_SECONDS, self._device
+            decoder, self.batch_seconds / FEATURE_SECONDS, with_words=with_words
         )
         for reader, parts in recordings:
-            recording = batches.start(JoinedPath(self.tokenizer, self._calibration))
+            recording = batches.start(
+                JoinedPath(self.tokenizer, self._calibration, with_words=with_words)
+            )
             remaining = iter(parts)
             while True:
                 try:
@@ -225,9 +216,9 @@ class AudioRecogniser(ABC):
                     break
                 batches.add(recording, part)
             recording.frames = reader.frames
-            yield from map(_result, batches.done())
-        batches.decode()
-        yield from map(_result, batches.done())
+            yield from transcriptions(batches.done(), self.tokenizer)
+        batches.finish()
+        yield from transcriptions(batches.done(), self.tokenizer)
 
     def transcribe_features(self, features_TF: Tensor) -> Transcription:
         """Transcribe log-mel features (T, F).
@@ -246,22 +237,15 @@ class AudioRecogniser(ABC):
         return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
 
     @property
+    def _least_frames(self) -> int:
+        """Feature frames that a segment needs."""
+        return 1 if self.model is None else self.model.encoder.receptive_field
+
+    @property
     def _device(self) -> torch.device:
         """Where segments are decoded."""
         parameters = () if self.model is None else self.model.parameters()
         return next((each.device for each in parameters), torch.device("cpu"))
-
-
-def _result(recording: RecordingPath) -> Transcription | Exception:
-    if recording.error is not None:
-        return recording.error
-    path = recording.path
-    return Transcription(
-        text=path.text,
-        words=path.words,
-        score=path.score,
-        seconds=round(recording.frames * FEATURE_SECONDS, 2),
-    )
 
 
 class Recogniser(AudioRecogniser):
@@ -303,8 +287,16 @@ class Recogniser(AudioRecogniser):
             self.batch_seconds = _BATCH_SECONDS
         self._search = build_search(model, decode, tokenizer, language_model)
 
-    def _best_paths(self, segments: Sequence[Tensor]) -> list[tuple[Hypothesis, HeadPath | None]]:
-        encoded_NTE, lengths = encode_segments(self.model, segments, self._precision)
-        best = [hypotheses[0] for hypotheses in self._search(encoded_NTE, lengths)]
-        heads = head_paths(self.model, encoded_NTE, lengths, [each.symbols for each in best])
-        return list(zip(best, heads, strict=True))
+    def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        encoded_NTE, lengths = encode_padded(
+            self.model, batch.features_NTF, batch.lengths_N, self._precision
+        )
+        search = launch_search(self._search, encoded_NTE, lengths)
+        yield
+        best = [hypotheses[0] for hypotheses in search.result()]
+        if not with_heads or self.model.ctc_head is None:
+            return [(hypothesis, None) for hypothesis in best]
+        symbols = [hypothesis.symbols for hypothesis in best]
+        heads = launch_head_paths(self.model, encoded_NTE, lengths, symbols)
+        yield
+        return list(zip(best, heads.result(), strict=True))

@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_stream import FeatureStream, audio_blocks
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, frame_count
-from pruned_rnnt.data.audio.waveform import FloatArray, resample
+from pruned_rnnt.data.audio.audio_stream import FeatureStream, short_or_blocks
+from pruned_rnnt.data.audio.features import SAMPLING_RATE, frame_count, most_samples
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.transcribe.segments import AudioPiece, Segment, Segmenter
+from pruned_rnnt.transcribe.segments import (
+    AudioPiece,
+    Segment,
+    Segmenter,
+    SegmentLengths,
+    SpeechDetector,
+)
 
 # A file, or (S,) samples.
 Audio = Path | str | FloatArray
@@ -27,7 +33,7 @@ AudioList = list[Any] | tuple[Audio, ...]
 class WholeRecording(NamedTuple):
     """(S,) samples at 16 kHz of a recording that need not be cut; without features yet."""
 
-    samples_S: FloatArray
+    samples_S: FloatArray | Pcm16Array
 
 
 class RecordingReader:
@@ -38,7 +44,8 @@ class RecordingReader:
     Args:
         audio: a file; or (S,) samples of one channel; or (T, F) features.
         sampling_rate: of samples, in Hz.
-        segmenter: cuts the recording.
+        lengths: of segments.
+        new_detector: makes the detector of speech for a recording that is cut.
         on_seconds: called with the seconds read so far.
 
     Attributes:
@@ -54,35 +61,41 @@ class RecordingReader:
         self,
         audio: Audio | Tensor,
         sampling_rate: int,
-        segmenter: Segmenter,
+        lengths: SegmentLengths,
+        new_detector: Callable[[], SpeechDetector],
         *,
         on_seconds: Callable[[float], None] | None = None,
     ) -> None:
         self.frames = 0
         self._audio = audio
         self._sampling_rate = sampling_rate
-        self._segmenter = segmenter
+        self._lengths = lengths
+        self._new_detector = new_detector
         self._on_seconds = on_seconds
 
     def __iter__(self) -> Iterator[Segment | WholeRecording]:
         if isinstance(self._audio, Tensor):
             piece = AudioPiece(np.zeros(0, dtype=np.float32), self._audio)
-            yield from self._segmenter(self._counted([piece]))
+            yield from self._segmenter()(self._counted([piece]))
             return
-        blocks = _blocks(self._audio, self._sampling_rate)
-        begin: list[FloatArray] = []
+        longest = self._lengths.longest
+        blocks = _blocks(self._audio, self._sampling_rate, most_samples(longest))
+        begin = []
         for block_S in blocks:
             begin.append(block_S)
             self.frames = frame_count(sum(map(len, begin)))
-            if self.frames > self._segmenter.lengths.longest:
+            if self.frames > longest:
                 break
         else:
             if self._on_seconds is not None:
                 self._on_seconds(self.frames * FEATURE_SECONDS)
-            yield WholeRecording(np.concatenate(begin))
+            yield WholeRecording(begin[0] if len(begin) == 1 else np.concatenate(begin))
             return
         self.frames = 0
-        yield from self._segmenter(self._counted(_pieces(chain(begin, blocks))))
+        yield from self._segmenter()(self._counted(_pieces(chain(begin, blocks))))
+
+    def _segmenter(self) -> Segmenter:
+        return Segmenter(self._lengths, self._new_detector())
 
     def _counted(self, pieces: Iterable[AudioPiece]) -> Iterator[AudioPiece]:
         """The pieces, whose frames are counted and reported."""
@@ -93,10 +106,13 @@ class RecordingReader:
                 self._on_seconds(self.frames * FEATURE_SECONDS)
 
 
-def _blocks(audio: Audio, sampling_rate: int) -> Iterator[FloatArray]:
-    """The sample blocks (S,) at 16 kHz of a file, or of samples at a rate in Hz."""
+def _blocks(audio: Audio, sampling_rate: int, most: int) -> Iterator[Any]:
+    """The sample blocks (S,) at 16 kHz of a file, or of samples at a rate in Hz.
+
+    Files of at most `most` samples may be one block of integers, see `short_or_blocks`.
+    """
     if isinstance(audio, str | Path):
-        return audio_blocks(audio)
+        return short_or_blocks(audio, most)
     return iter([_samples(audio, sampling_rate)])
 
 

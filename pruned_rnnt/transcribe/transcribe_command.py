@@ -14,8 +14,9 @@ from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
-from pruned_rnnt.transcribe.recogniser import AudioRecogniser, Transcription
+from pruned_rnnt.transcribe.recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.transcribe.transcription import Transcription
 from pruned_rnnt.transcribe.transcripts import transcript
 from pruned_rnnt.usage_errors import UsageError
 
@@ -47,22 +48,31 @@ def run_transcribe(
         console: shows a progress bar for each file.
     """
     done = True
-    results = _transcriptions(recogniser, [item.path for item in inputs], console)
-    for (path, short_name), result in zip(inputs, results, strict=True):
+    words = options.times or options.format != "text"
+    results = _transcriptions(recogniser, [item.path for item in inputs], words, console)
+    for item, result in zip(inputs, results, strict=True):
         if isinstance(result, Exception):
-            print(f"pruned-rnnt transcribe: {_reason(path, result)}", file=sys.stderr)
+            print(f"pruned-rnnt transcribe: {_reason(item.path, result)}", file=sys.stderr)
             done = False
             continue
-        name = short_name if options.format == "ctm" else str(path)
-        text = transcript(result, name, options.format, options.times)
-        if options.output is None:
-            print(text, end="", flush=True)
-            continue
-        target = options.output / f"{short_name}.{_SUFFIXES.get(options.format, options.format)}"
+        write_transcript(result, item, options)
+    return done
+
+
+def write_transcript(result: Transcription, item: AudioInput, options: argparse.Namespace) -> None:
+    """Print the transcript of a file, or write it to the folder `options.output`."""
+    name = item.name if options.format == "ctm" else str(item.path)
+    text = transcript(result, name, options.format, options.times)
+    if options.output is None:
+        print(text, end="", flush=True)
+        return
+    target = options.output / f"{item.name}.{_SUFFIXES.get(options.format, options.format)}"
+    try:
+        target.write_text(text, encoding="utf-8")
+    except FileNotFoundError:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-        print(f"wrote {target}")
-    return done
+    print(f"wrote {target}")
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -75,20 +85,22 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def _transcriptions(
-    recogniser: AudioRecogniser, paths: Sequence[Path], console: Console | None
+    recogniser: AudioRecogniser, paths: Sequence[Path], words: bool, console: Console | None
 ) -> Iterator[Transcription | Exception]:
     """Transcribe files under a progress bar: of all files, or in seconds if one takes long."""
     if recogniser.batch_seconds and len(paths) > 1:
         with progress_bar(console, "transcribing, files", len(paths)) as bar:
-            for number, result in enumerate(recogniser.transcribe_each(paths), start=1):
+            results = recogniser.transcribe_each(paths, words=words)
+            for number, result in enumerate(results, start=1):
                 bar.show(number)
                 yield result
         return
     for number, path in enumerate(paths, start=1):
         name = f"{number}/{len(paths)} {path.name}, seconds"
         with progress_bar(console, name, seconds_in_header(path)) as bar:
-            results = list(recogniser.transcribe_each([path], on_seconds=bar.show))
-        yield from results
+            found = recogniser.transcribe_each([path], on_seconds=bar.show, words=words)
+            done = list(found)
+        yield from done
 
 
 def take_settings(options: argparse.Namespace) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pruned_rnnt.decode.ctm import ctm_text
 from pruned_rnnt.decode.word_times import TimedWord
-from pruned_rnnt.transcribe.recogniser import Transcription
+from pruned_rnnt.transcribe.transcription import Transcription
 
 # A subtitle ends at a pause, or before it becomes too long to read.
 _PAUSE_SECONDS = 0.8

@@ -5,7 +5,7 @@ Axes: T feature frames (10 ms), T' encoder frames (40 ms), F mel bins, E encoder
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,20 +166,9 @@ def encode_features(
 
     Features shorter than the receptive field of a frame are padded with their last one.
     """
-    return encode_segments(model, [features_TF], precision)[0]
-
-
-def encode_segments(
-    model: SpeechModel, segments: Sequence[Tensor], precision: Precision = "float32"
-) -> tuple[Tensor, Tensor]:
-    """Features (T, F) of N utterances, as in `encode_features` -> (N, T', E) and (N,) lengths."""
-    shortest = model.encoder.receptive_field
-    padded = [
-        each
-        if len(each) >= shortest
-        else nn.functional.pad(each[None], (0, 0, 0, shortest - len(each)), "replicate")[0]
-        for each in segments
-    ]
-    lengths = torch.tensor([len(each) for each in padded])
-    features_NTF = nn.utils.rnn.pad_sequence(padded, batch_first=True)
-    return encode_padded(model, features_NTF, lengths, precision)
+    missing = max(0, model.encoder.receptive_field - len(features_TF))
+    features_NTF = features_TF[None]
+    if missing:
+        features_NTF = nn.functional.pad(features_NTF, (0, 0, 0, missing), "replicate")
+    lengths = torch.tensor([features_NTF.size(1)])
+    return encode_padded(model, features_NTF, lengths, precision)[0]

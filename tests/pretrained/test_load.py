@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.optional_packages import MissingPackageError
 from pruned_rnnt.pretrained.found_model import NoModelError, find_model
+from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.usage_errors import ExportError
@@ -124,10 +124,10 @@ def test_segments_that_do_not_fit_in_memory_together_are_split(
     recogniser = Recogniser(model, tokenizer, decode=DecodeConfig(batch_seconds=60.0))
     best_paths = recogniser._best_paths
 
-    def limited(segments: Sequence[torch.Tensor]) -> Any:
-        if len(segments) > limit:
+    def limited(batch: BatchInput, with_heads: bool) -> Any:
+        if len(batch.features_NTF) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return best_paths(segments)
+        return best_paths(batch, with_heads)
 
     monkeypatch.setattr(recogniser, "_best_paths", limited)
     limit = 2

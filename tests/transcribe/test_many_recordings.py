@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,12 @@ from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.transcribe.batches import BestPaths
 from pruned_rnnt.transcribe.read_ahead import read_ahead
-from pruned_rnnt.transcribe.recogniser import Recogniser, Transcription
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.transcribe.transcription import Transcription
 from tests.transcribe.random_model import save_random_model, sound
 
 
@@ -89,10 +92,10 @@ def test_a_recording_that_does_not_fit_in_memory_is_an_error_of_its_own(
     recogniser = Recogniser(*load_model(model), decode=DecodeConfig(batch_seconds=60.0))
     best_paths = recogniser._best_paths
 
-    def limited(segments: list) -> list:
-        if max(map(len, segments)) > 300:
+    def limited(batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        if batch.lengths_N.max() > 300:
             raise MemoryError
-        return best_paths(segments)
+        return best_paths(batch, with_heads)
 
     monkeypatch.setattr(recogniser, "_best_paths", limited)
     found = list(recogniser.transcribe_each([sound(2.0), sound(4.0), sound(1.0)]))

@@ -70,14 +70,14 @@ def test_other_files_are_transcribed_if_one_runs_out_of_memory(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    blocks = recordings.audio_blocks
+    blocks = recordings.short_or_blocks
 
-    def failing(path: Path) -> object:
+    def failing(path: Path, most: int) -> object:
         if path.name == "b.wav":
             raise error
-        return blocks(path)
+        return blocks(path, most)
 
-    monkeypatch.setattr(recordings, "audio_blocks", failing)
+    monkeypatch.setattr(recordings, "short_or_blocks", failing)
     assert main(["transcribe", str(model), str(folder)]) == EXIT_FAILED
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from pruned_rnnt.decode.word_times import TimedWord
-from pruned_rnnt.transcribe.recogniser import Transcription
+from pruned_rnnt.transcribe.transcription import Transcription
 from pruned_rnnt.transcribe.transcripts import subtitles, transcript
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
+from pruned_rnnt.decode.search.pending import Pending
+from pruned_rnnt.host_copy import to_device
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
 
@@ -29,7 +31,6 @@ class HeadPath(NamedTuple):
     log_probs: tuple[float, ...]
 
 
-@torch.inference_mode()
 def head_paths(
     model: SpeechModel, encoded_NTE: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]
 ) -> list[HeadPath | None]:
@@ -42,25 +43,41 @@ def head_paths(
         encoded_NTE, lengths: (N, T, E) output of `model.encode` and (N,) its frames.
         texts: the ids of N texts, without blanks.
     """
+    return launch_head_paths(model, encoded_NTE, lengths, texts).result()
+
+
+@torch.inference_mode()
+def launch_head_paths(
+    model: SpeechModel, encoded_NTE: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]
+) -> Pending[list[HeadPath | None]]:
+    """The same, without waiting for the device."""
     longest = max((len(text) for text in texts), default=0)
     cells = encoded_NTE.size(0) * encoded_NTE.size(1) * (2 * longest + 1)
     if model.ctc_head is None or longest == 0 or cells > _MAX_CELLS:
-        return [None] * len(texts)
+        return Pending((), lambda _: [None] * len(texts))
     device = encoded_NTE.device
     targets_NU = torch.tensor([[*text, *[BLANK] * (longest - len(text))] for text in texts])
     counts_N = torch.tensor([len(text) for text in texts])
     best = ctc_alignment(
         ctc_log_probs(model, encoded_NTE),
-        lengths.to(device),
-        targets_NU.to(device),
-        counts_N.to(device),
+        to_device(lengths, device),
+        to_device(targets_NU, device),
+        to_device(counts_N, device),
         blank=BLANK,
     )
-    frames, log_probs = best.frames_NU.tolist(), best.log_probs_NU.tolist()
-    has_path = (best.score_N > -torch.inf).tolist()
+    counts = [len(text) for text in texts]
+    return Pending(
+        [best.frames_NU, best.log_probs_NU, best.score_N], lambda found: _paths(counts, *found)
+    )
+
+
+def _paths(
+    counts: Sequence[int], frames_NU: Tensor, log_probs_NU: Tensor, score_N: Tensor
+) -> list[HeadPath | None]:
+    """The paths of utterances with these numbers of symbols."""
+    frames, log_probs = frames_NU.tolist(), log_probs_NU.tolist()
+    has_path = (score_N > -torch.inf).tolist()
     return [
-        HeadPath(tuple(frames[n][: len(text)]), tuple(log_probs[n][: len(text)]))
-        if has_path[n]
-        else None
-        for n, text in enumerate(texts)
+        HeadPath(tuple(frames[n][:count]), tuple(log_probs[n][:count])) if has_path[n] else None
+        for n, count in enumerate(counts)
     ]

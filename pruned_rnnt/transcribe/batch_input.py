@@ -1,0 +1,90 @@
+"""The features of segments and whole recordings as one batch on the device.
+
+Nothing here waits for the device.
+
+Axes: N batch, T feature frames, F mel bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.data.audio.features import batch_features, frame_count
+from pruned_rnnt.host_copy import to_device
+from pruned_rnnt.model.shape_steps import round_up
+from pruned_rnnt.transcribe.recordings import WholeRecording
+from pruned_rnnt.transcribe.segments import Segment
+from pruned_rnnt.transcribe.silence import is_digital_silence
+
+# On a GPU, numbers of frames between powers of two: 1.5 % of a batch is padding on average.
+_FRAME_STEP, _STEPS = 32, 32
+
+
+class BatchInput(NamedTuple):
+    """A batch on the device.
+
+    features_NTF: float32, zeros beyond the lengths.
+    lengths_N: int64 frames of each utterance.
+    is_silent_N: bool: a whole recording of digital silence.
+    """
+
+    features_NTF: Tensor
+    lengths_N: Tensor
+    is_silent_N: Tensor
+
+
+def part_frames(part: Segment | WholeRecording) -> int:
+    """Feature frames of a part of a recording."""
+    if isinstance(part, WholeRecording):
+        return frame_count(len(part.samples_S))
+    return len(part.features_TF)
+
+
+def batch_input(
+    parts: Sequence[Segment | WholeRecording], device: torch.device, least_frames: int = 1
+) -> BatchInput:
+    """The batch of `parts`, in their order.
+
+    Args:
+        least_frames: shorter ones are padded to this length with their last frame.
+    """
+    lengths = [max(part_frames(part), least_frames) for part in parts]
+    frames = max(lengths)
+    if device.type == "cuda":
+        frames = round_up(frames, _FRAME_STEP, steps=_STEPS)
+    whole = [n for n, part in enumerate(parts) if isinstance(part, WholeRecording)]
+    others = [n for n, part in enumerate(parts) if isinstance(part, Segment)]
+    found = []
+    if whole:
+        samples = [part.samples_S for part in parts if isinstance(part, WholeRecording)]
+        found.append(batch_features(samples, device, frames)[0])
+    if others:
+        segments = [part.features_TF for part in parts if isinstance(part, Segment)]
+        found.append(_padded(segments, frames, device))
+    features_NTF = torch.cat(found) if len(found) > 1 else found[0]
+    if len(found) > 1:
+        order_N = torch.tensor([*whole, *others]).argsort()
+        features_NTF = features_NTF[to_device(order_N, device)]
+    for n, part in enumerate(parts):
+        own = part_frames(part)
+        if own < least_frames:
+            features_NTF[n, own:least_frames] = features_NTF[n, own - 1]
+    lengths_N = to_device(torch.tensor(lengths), device)
+    frame_T = torch.arange(frames, device=device)
+    beyond_NT = frame_T >= lengths_N[:, None]
+    features_NTF = features_NTF.masked_fill(beyond_NT[:, :, None], 0.0)
+    silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view_as(beyond_NT)
+    is_whole_N = torch.tensor([isinstance(part, WholeRecording) for part in parts])
+    is_silent_N = (silent_NT | beyond_NT).all(dim=1) & to_device(is_whole_N, device)
+    return BatchInput(features_NTF, lengths_N, is_silent_N)
+
+
+def _padded(segments: Sequence[Tensor], frames: int, device: torch.device) -> Tensor:
+    """Features (T, F) of segments, padded with zeros to (N, `frames`, F) on the device."""
+    longest = max(segments, key=len)
+    padded = [nn.functional.pad(longest, (0, 0, 0, frames - len(longest))), *segments]
+    return to_device(nn.utils.rnn.pad_sequence(padded, batch_first=True)[1:], device)
