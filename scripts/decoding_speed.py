@@ -45,11 +45,21 @@ from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.model.zipformer.config import ZipformerConfig
+from pruned_rnnt.model.zipformer.config import SIZES as PAPER_SIZES
+from pruned_rnnt.model.zipformer.config import zipformer_config
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.documented_parser import documented_parser
 
 METHODS = ("greedy", "modified_beam", "hotwords", "ngram", "lm")
+# The paper's, and one of 290 million parameters.
+SIZES = {
+    **PAPER_SIZES,
+    "xlarge": zipformer_config(
+        "large",
+        dims=(256, 384, 704, 1088, 704, 384),
+        feedforward_dims=(768, 1152, 2176, 2880, 2176, 1152),
+    ),
+}
 FRAMES_PER_SECOND = 100
 # A measurement ends after this time, even if --repeat is larger.
 _ENOUGH_SECONDS = 10.0
@@ -79,16 +89,15 @@ def random_model(
     features_NTF: Tensor | None = None,
     emitting_frames: float = _EMITTING_FRAMES,
 ) -> TransducerModel:
-    """A Zipformer transducer of one of the paper's sizes that emits a symbol now and then.
+    """A Zipformer transducer with random parameters that emits a symbol now and then.
 
     Args:
+        size: one of `SIZES`.
         features_NTF: one utterance, in which the fraction `emitting_frames` of frames emits a
             symbol; default: noise.
     """
     torch.manual_seed(0)
-    config = ModelConfig(
-        encoder=ZipformerConfig(size=size), predictor=PredictorConfig(dim=512), joiner_dim=512
-    )
+    config = ModelConfig(encoder=SIZES[size], predictor=PredictorConfig(dim=512), joiner_dim=512)
     model = TransducerModel(config, vocab_size).eval()
     # Clear decisions, as trained models make.
     model.joiner.encoder_proj.weight *= 10
@@ -229,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     options = documented_parser("scripts.decoding_speed", __doc__)
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     options.add_argument("run", type=Path, nargs="?", help="a run; else random parameters")
-    options.add_argument("--size", default="medium", choices=("small", "medium", "large"))
+    options.add_argument("--size", default="medium", choices=SIZES)
     options.add_argument("--vocab-size", type=int, default=500)
     options.add_argument("--devices", nargs="+", default=devices, help="default: all available")
     options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)

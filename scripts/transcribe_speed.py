@@ -3,13 +3,14 @@
     python -m scripts.transcribe_speed RUN                          a trained model
     python -m scripts.transcribe_speed --size medium                a Zipformer, random parameters
     python -m scripts.transcribe_speed --size medium decode.precision=bfloat16 \\
-        decode.batch_seconds=3840 --files 4096 --keep
+        --batch-seconds 1920 3840 --seconds 15 15 --files 768 --keep
 
-Makes wav files of 15 to 30 s (16 kHz, 16 bits) of noise whose level changes like that of speech,
-and transcribes them to text files as the command does: reading, features, encoder, search, texts
-and writing are all counted; loading the model and a first pass over some of the files, which
-captures CUDA graphs, are not. Random models emit about 2.5 symbols a second. The row also has the
-speed of reading alone, with the threads that the command uses. Times are medians of the repeats.
+Makes wav files (16 kHz, 16 bits) of noise whose level changes like that of speech, and transcribes
+them to text files as the command does: reading, features, encoder, search, texts and writing are
+all counted, loading the model is not. Random models emit 2.5 symbols a second. The first pass over
+the files, which compiles kernels and captures CUDA graphs, is reported by itself; the speed is the
+median of the later ones. The row also has the speed of reading alone, with the threads that the
+command uses, and the seconds of each stage of a pass in which no stage overlaps with another one.
 """
 
 from __future__ import annotations
@@ -24,31 +25,38 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing, redirect_stdout
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
 import torch
+from torch import Tensor
 
 from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.config import load_config
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
 from pruned_rnnt.data.audio.waveform import FloatArray
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encoder_passes import choose_passes
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.search.greedy import GreedySearch
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.pretrained.load import load
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.transcribe.inputs import AudioInput
 from pruned_rnnt.transcribe.recogniser import AudioRecogniser, Recogniser
 from pruned_rnnt.transcribe.transcribe_command import run_transcribe
 from scripts.benchmark.results import FOLDER, commit, machine
-from scripts.decoding_speed import random_model
+from scripts.decoding_speed import SIZES, random_model
 from scripts.documented_parser import documented_parser
+from scripts.transcribe_stages import timed_stages
 
-_SHORTEST, _LONGEST = 15.0, 30.0
-_EMITTING_FRAMES = 0.1
+_SYMBOLS_PER_SECOND = 2.5
+_SECONDS = 20.0
+_VOCABULARY = 500
 _METHODS = ("greedy", "modified_beam")
 
 
@@ -60,15 +68,17 @@ def noise(seconds: float, rng: np.random.Generator) -> FloatArray:
     return samples_S
 
 
-def make_files(folder: Path, count: int) -> tuple[list[AudioInput], float]:
-    """Write files of 15 to 30 s; returns them and their seconds in total."""
+def make_files(
+    folder: Path, count: int, shortest: float, longest: float
+) -> tuple[list[AudioInput], float]:
+    """Write files of `shortest` to `longest` seconds; returns them and their seconds in total."""
     rng = np.random.default_rng(0)
     # Cut from one stretch of noise, which takes long to make.
-    stretch_S = noise(4 * _LONGEST, rng)
+    stretch_S = noise(4 * longest, rng)
     inputs: list[AudioInput] = []
     total = 0
     for index in range(count):
-        size = int(SAMPLING_RATE * rng.uniform(_SHORTEST, _LONGEST))
+        size = int(SAMPLING_RATE * rng.uniform(shortest, longest))
         begin = int(rng.integers(len(stretch_S) - size))
         path = folder / f"{index:06d}.wav"
         soundfile.write(path, stretch_S[begin : begin + size], SAMPLING_RATE, subtype="PCM_16")
@@ -77,23 +87,40 @@ def make_files(folder: Path, count: int) -> tuple[list[AudioInput], float]:
     return inputs, total / SAMPLING_RATE
 
 
+@torch.inference_mode()
+def emit_symbols(model: TransducerModel, features_NTF: Tensor) -> None:
+    """Set the bias of blank so that greedy search emits 2.5 symbols a second for features."""
+    frames_N = torch.tensor([features_NTF.size(1)])
+    encoded_NTE, lengths_N = model.encode(features_NTF, frames_N)
+    wanted = _SYMBOLS_PER_SECOND * features_NTF.size(1) * FEATURE_SECONDS
+    bias = model.joiner.output_linear.bias
+    search = GreedySearch(model, silent_symbols=[UNKNOWN_ID])
+    step = 8.0
+    for _ in range(12):
+        (found,) = search(encoded_NTE, lengths_N)
+        bias[0] += step if len(found.symbols) > wanted else -step
+        step /= 2
+
+
 def random_recogniser(size: str, decode: DecodeConfig, device: torch.device) -> Recogniser:
-    """A recogniser with a Zipformer of one of the paper's sizes and 500 symbols."""
-    names = " ".join(f"word{index}" for index in range(497))
+    """A recogniser with a Zipformer of a size of `decoding_speed` and 500 symbols."""
+    names = " ".join(f"word{index}" for index in range(_VOCABULARY - 3))
     tokenizer = train_tokenizer([names], TokenizerConfig(kind="word"))
     rng = np.random.default_rng(1)
-    features_NTF, _ = batch_features([noise(20.0, rng)], torch.device("cpu"))
-    model = random_model(
-        size, len(tokenizer), features_NTF=features_NTF, emitting_frames=_EMITTING_FRAMES
-    ).to(device)
+    features_NTF, _ = batch_features([noise(_SECONDS, rng)], torch.device("cpu"))
+    model = random_model(size, len(tokenizer), features_NTF=features_NTF)
+    emit_symbols(model, features_NTF)
+    model.to(device)
     choose_passes(decode, model)
-    return Recogniser(model, tokenizer, p99_duration=_LONGEST, decode=decode)
+    return Recogniser(model, tokenizer, decode=decode)
 
 
-def transcribe(recogniser: AudioRecogniser, inputs: Sequence[AudioInput]) -> tuple[float, int]:
-    """Seconds, and words in the texts."""
+def transcribe(
+    recogniser: AudioRecogniser, inputs: Sequence[AudioInput], kind: str
+) -> tuple[float, int]:
+    """Seconds of a pass, and words in the transcripts; kind: their format."""
     with tempfile.TemporaryDirectory() as folder:
-        options = argparse.Namespace(format="text", output=Path(folder), times=False)
+        options = argparse.Namespace(format=kind, output=Path(folder), times=False)
         begin = time.perf_counter()
         with redirect_stdout(io.StringIO()):
             done = run_transcribe(recogniser, inputs, options)
@@ -114,20 +141,27 @@ def read(recogniser: AudioRecogniser, inputs: Sequence[AudioInput]) -> float:
 
 
 def measure(
-    recogniser: AudioRecogniser, inputs: Sequence[AudioInput], audio_seconds: float, repeats: int
+    recogniser: AudioRecogniser, inputs: Sequence[AudioInput], audio_seconds: float, options: Any
 ) -> dict[str, Any]:
     """The measured part of a row."""
-    # Some batches of each shape, so that graphs are captured.
-    transcribe(recogniser, inputs[: max(1, len(inputs) // 4)])
-    found = [transcribe(recogniser, inputs) for _ in range(repeats)]
-    elapsed = statistics.median(seconds for seconds, _ in found)
+    first, words = transcribe(recogniser, inputs, options.format)
+    later = [transcribe(recogniser, inputs, options.format)[0] for _ in range(options.repeats)]
+    reading = read(recogniser, inputs)
+    with timed_stages(torch.device(options.device)) as stages:
+        transcribe(recogniser, inputs, options.format)
     return {
         "files": len(inputs),
         "audio_seconds": round(audio_seconds, 1),
-        "words_per_second": round(found[0][1] / audio_seconds, 2),
-        "times_real_time": round(audio_seconds / elapsed, 1),
-        "reading_times_real_time": round(audio_seconds / read(recogniser, inputs), 1),
-        "repeats": repeats,
+        "words_per_second": round(words / audio_seconds, 2),
+        "first_times_real_time": round(audio_seconds / first, 1),
+        "times_real_time": round(audio_seconds / statistics.median(later), 1),
+        "reading_times_real_time": round(audio_seconds / reading, 1),
+        "later_seconds": [round(seconds, 3) for seconds in later],
+        "stage_seconds": {
+            "reading": round(reading, 3),
+            **{stage: round(seconds, 3) for stage, seconds in stages.items()},
+        },
+        "repeats": options.repeats,
     }
 
 
@@ -135,11 +169,35 @@ def parser() -> argparse.ArgumentParser:
     options = documented_parser("scripts.transcribe_speed", __doc__)
     options.add_argument("model", nargs="?", help="as for pruned-rnnt transcribe; else random")
     options.add_argument("settings", nargs="*", metavar="decode.key=value")
-    options.add_argument("--size", default="medium", choices=("small", "medium", "large"))
+    options.add_argument("--size", default="medium", choices=SIZES)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--methods", nargs="+", default=_METHODS, choices=_METHODS)
     options.add_argument("--files", type=int, default=1024, metavar="N")
-    options.add_argument("--repeats", type=int, default=3, metavar="N")
+    options.add_argument(
+        "--seconds",
+        type=float,
+        nargs=2,
+        default=(15.0, 30.0),
+        metavar=("SHORTEST", "LONGEST"),
+        help="of the files (default: %(default)s)",
+    )
+    options.add_argument(
+        "--batch-seconds",
+        type=float,
+        nargs="+",
+        default=[None],
+        metavar="SECONDS",
+        help="decode.batch_seconds; several are measured one after the other",
+    )
+    options.add_argument(
+        "--format",
+        default="text",
+        choices=("text", "jsonl"),
+        help="of the transcripts: text, or jsonl with word times (default: %(default)s)",
+    )
+    options.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="passes after the first one"
+    )
     options.add_argument("--keep", action="store_true", help="append to results/transcribe.jsonl")
     return options
 
@@ -151,24 +209,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.model is not None and options.model.startswith("decode."):
         settings.insert(0, options.model)
         options.model = None
-    device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as folder:
-        inputs, audio_seconds = make_files(Path(folder), options.files)
-        for method in options.methods:
-            chosen = [*settings, f"decode.method={method}"]
-            if options.model is None:
-                config = load_config(ExperimentConfig, None, chosen).decode
-                recogniser: AudioRecogniser = random_recogniser(options.size, config, device)
-            else:
-                recogniser = load(options.model, options.device, settings=chosen)
+        inputs, audio_seconds = make_files(Path(folder), options.files, *options.seconds)
+        for method, batch_seconds in product(options.methods, options.batch_seconds):
+            chosen = [*settings]
+            if batch_seconds is not None:
+                chosen.append(f"decode.batch_seconds={batch_seconds:g}")
+            recogniser = _recogniser(options, [*chosen, f"decode.method={method}"])
             assert recogniser.model is not None
             row = {
                 "machine": machine(options.device),
                 "method": method,
-                "settings": sorted(settings),
+                "settings": sorted(chosen),
+                "format": options.format,
                 "batch_seconds": recogniser.batch_seconds,
                 "parameters": sum(p.numel() for p in recogniser.model.parameters()),
-                **measure(recogniser, inputs, audio_seconds, options.repeats),
+                **measure(recogniser, inputs, audio_seconds, options),
                 "load": round(os.getloadavg()[0], 1),
                 "torch": torch.__version__,
                 "commit": commit(),
@@ -179,6 +235,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.keep:
                 with (FOLDER / "transcribe.jsonl").open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
+
+
+def _recogniser(options: argparse.Namespace, settings: Sequence[str]) -> AudioRecogniser:
+    if options.model is not None:
+        return load(options.model, options.device, settings=settings)
+    config = load_config(ExperimentConfig, None, settings).decode
+    return random_recogniser(options.size, config, torch.device(options.device))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 import soundfile
+import torch
 
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
+from pruned_rnnt.decode.search.greedy import greedy_search
 from scripts import transcribe_speed
+from tests.tiny_models import tiny_conformer, tiny_model
 from tests.transcribe.random_model import save_random_model
 
 
 def test_files_are_wav_of_15_to_30_seconds(tmp_path: Path) -> None:
-    inputs, seconds = transcribe_speed.make_files(tmp_path, 3)
+    inputs, seconds = transcribe_speed.make_files(tmp_path, 3, 15.0, 30.0)
     lengths = [soundfile.info(item.path).duration for item in inputs]
     assert sum(lengths) == pytest.approx(seconds)
     assert all(15 <= length <= 30 for length in lengths)
@@ -22,12 +26,10 @@ def test_files_are_wav_of_15_to_30_seconds(tmp_path: Path) -> None:
 def test_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(transcribe_speed, "_SHORTEST", 1.0)
-    monkeypatch.setattr(transcribe_speed, "_LONGEST", 2.0)
     monkeypatch.setattr(transcribe_speed, "FOLDER", tmp_path)
     model = save_random_model(tmp_path / "model")
-    options = ["--device", "cpu", "--files", "6", "--repeats", "1", "--keep"]
-    transcribe_speed.main([str(model), "decode.batch_seconds=4", *options])
+    options = ["--device", "cpu", "--files", "6", "--seconds", "1", "2", "--repeats", "1", "--keep"]
+    transcribe_speed.main([str(model), "--batch-seconds", "4", *options])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["method"] for row in rows] == ["greedy", "modified_beam"]
     kept = (tmp_path / "transcribe.jsonl").read_text().splitlines()
@@ -38,4 +40,21 @@ def test_rows(
         assert row["batch_seconds"] == 4
         assert row["settings"] == ["decode.batch_seconds=4"]
         assert 0 < row["times_real_time"] < row["reading_times_real_time"]
+        assert row["first_times_real_time"] > 0
         assert row["words_per_second"] > 0
+        stages = row["stage_seconds"]
+        assert list(stages)[:4] == ["reading", "features", "encoder", "search"]
+        assert stages["alignment"] == 0
+        assert min(stages["encoder"], stages["search"]) > 0
+
+
+def test_random_models_emit_as_often_as_trained_ones() -> None:
+    features_NTF = torch.randn(1, 1000, 80)
+    model = tiny_model(tiny_conformer(), 20, kind="full").eval()
+    with torch.no_grad():
+        model.joiner.encoder_proj.weight *= 10
+    transcribe_speed.emit_symbols(model, features_NTF)
+    (found,) = greedy_search(
+        model, *model.encode(features_NTF, torch.tensor([1000])), silent_symbols=[UNKNOWN_ID]
+    )
+    assert 15 <= len(found.symbols) <= 35
