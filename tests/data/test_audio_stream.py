@@ -15,6 +15,7 @@ from pruned_rnnt.data.audio.audio_stream import (
     ResampledStream,
     audio_blocks,
     feature_pieces,
+    short_or_blocks,
 )
 from pruned_rnnt.data.audio.features import audio_features, batch_features
 from pruned_rnnt.data.audio.load_audio import read_audio
@@ -94,6 +95,40 @@ def test_files_that_are_not_audio_are_refused_in_blocks(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
     with pytest.raises(ValueError, match="no samples"):
         list(audio_blocks(tmp_path / "empty.wav"))
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "channels", "subtype"),
+    [
+        ("a.wav", 16000, 1, "PCM_16"),
+        ("a.flac", 16000, 1, "PCM_16"),
+        ("a.wav", 16000, 1, "PCM_24"),
+        ("a.wav", 16000, 2, "PCM_16"),
+        ("a.wav", 8000, 1, "PCM_16"),
+    ],
+)
+def test_short_files_of_integers_stay_integers(
+    name: str, rate: int, channels: int, subtype: str, tmp_path: Path
+) -> None:
+    samples = sound(4000 * channels).reshape(-1, channels)
+    samples[:2] = [-1.0], [1.0]
+    soundfile.write(tmp_path / name, samples, rate, subtype=subtype)
+    expected = read_audio(tmp_path / name)
+    stored = np.concatenate(list(short_or_blocks(tmp_path / name, most=4000)))
+    are_integers = (rate, channels, subtype) == (16000, 1, "PCM_16")
+    assert stored.dtype == (np.int16 if are_integers else np.float32)
+    as_floats = stored * np.float32(2**-15) if are_integers else stored
+    assert np.array_equal(as_floats, expected)
+    longer = np.concatenate(list(short_or_blocks(tmp_path / name, most=3999)))
+    assert longer.dtype == np.float32
+    cpu = torch.device("cpu")
+    features, lengths = batch_features([stored, sound(9000)], cpu)
+    alone, _ = batch_features([as_floats, sound(9000)], cpu)
+    integers, _ = batch_features([stored, stored], cpu, frames=100)
+    for n in range(2):
+        assert torch.equal(features[n, : lengths[n]], alone[n, : lengths[n]])
+    assert integers.size(1) == 100
+    torch.testing.assert_close(integers[1, : lengths[0]], alone[0, : lengths[0]])
 
 
 def check_batch_features(device: torch.device) -> None:

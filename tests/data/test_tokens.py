@@ -32,6 +32,16 @@ def test_round_trip(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_many_sequences_are_decoded_in_one_call(kind: str) -> None:
+    tokenizer = make(kind)
+    sequences = [[], *map(tokenizer.encode, TEXTS), [0, 1], [UNKNOWN_ID], ()]
+    assert tokenizer.decode_all(sequences) == [tokenizer.decode(ids) for ids in sequences]
+    assert tokenizer.decode_all([]) == []
+    with pytest.raises(ValueError, match=rf"\[0, {len(tokenizer)}\), got 1000"):
+        tokenizer.decode_all([[3], [4, 1000]])
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_special_symbols_come_first_and_no_text_encodes_to_them(kind: str) -> None:
     tokenizer = make(kind)
     assert tokenizer.symbols[:3] == ["<blk>", "<sos/eos>", "<unk>"]

@@ -22,6 +22,14 @@ def test_symbols_of_one_frame_share_it() -> None:
     assert [token.confidence for token in tokens] == pytest.approx(expected, abs=1e-4)
 
 
+def test_times_count_from_the_beginning() -> None:
+    path = (["a", "b"], [0, 1, 1], [2, 2, 9], [-0.1] * 3)
+    for begin in (0.0, 12.34):
+        tokens = timed_tokens(*path, begin=begin)
+        assert [round(token.start - begin, 4) for token in tokens] == [0.08, 0.1, 0.36]
+        assert [round(token.end - begin, 4) for token in tokens] == [0.1, 0.12, 0.4]
+
+
 def test_words_last_from_their_first_symbol_to_the_next_word() -> None:
     tokenizer = train_tokenizer(["one two", "two one"], TokenizerConfig(kind="char"))
     symbols = tokenizer.encode("one two")

@@ -14,7 +14,7 @@ from pruned_rnnt.decode.encoder_passes import choose_graphs
 from pruned_rnnt.model import inference_graphs
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
-from pruned_rnnt.model.shape_steps import round_up
+from pruned_rnnt.model.shape_steps import round_down, round_up
 from pruned_rnnt.model.speech_model import SpeechModel
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
@@ -57,6 +57,8 @@ def test_shapes_are_few_and_padding_is_little() -> None:
     assert all(size <= 1.126 * count for count, size in enumerate(sizes, start=1))
     assert len(set(sizes)) < 80
     assert round_up(33, 32, steps=8) == 64
+    below = [round_down(count, 1, steps=8) for count in range(1, 1025)]
+    assert below == [max(size for size in sizes if size <= count) for count in range(1, 1025)]
 
 
 def test_without_a_gpu_the_encoder_runs_as_it_is(model: SpeechModel) -> None:

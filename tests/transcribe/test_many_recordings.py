@@ -12,19 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.transcribe import batches
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BestPaths
+from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
+from pruned_rnnt.transcribe.joined_path import JoinedPath
 from pruned_rnnt.transcribe.read_ahead import read_ahead
 from pruned_rnnt.transcribe.recogniser import Recogniser
+from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcription import Transcription
+from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 from tests.transcribe.random_model import save_random_model, sound
 
 
@@ -100,6 +107,65 @@ def test_a_recording_that_does_not_fit_in_memory_is_an_error_of_its_own(
     monkeypatch.setattr(recogniser, "_best_paths", limited)
     found = list(recogniser.transcribe_each([sound(2.0), sound(4.0), sound(1.0)]))
     assert [type(each) for each in found] == [Transcription, MemoryError, Transcription]
+
+
+def test_words_are_made_only_if_asked_for(folder: Path) -> None:
+    tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
+    model = tiny_model(tiny_conformer(causal=True), len(tokenizer), kind="full", ctc_scale=0.3)
+    paths = sorted(folder.iterdir())
+    for batch_seconds in (0.0, 6.0):
+        recogniser = Recogniser(
+            model,
+            tokenizer,
+            segments=SegmentConfig(window=2.0),
+            decode=DecodeConfig(batch_seconds=batch_seconds),
+        )
+        with_words = list(recogniser.transcribe_each(paths))
+        without = list(recogniser.transcribe_each(paths, words=False))
+        for one, other in zip(with_words, without, strict=True):
+            if isinstance(one, Transcription):
+                assert isinstance(other, Transcription)
+                assert (other.text, other.seconds, other.words) == (one.text, one.seconds, ())
+                assert bool(one.words) == bool(one.text)
+
+
+def test_a_batch_is_launched_before_the_results_of_the_one_before_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def best_paths(batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        name = str(len(batch.lengths_N))
+        done.append(f"launch {name}")
+        yield
+        done.append(f"align {name}")
+        yield
+        done.append(f"read {name}")
+        found = Hypothesis(symbols=(3,), frames=(0,), score=-1.0, symbol_scores=(-1.0,))
+        return [(found, None)] * len(batch.lengths_N)
+
+    def fake_input(parts: list[WholeRecording], *_: object) -> BatchInput:
+        count = len(parts)
+        return BatchInput(torch.zeros(count, 1, 80), torch.ones(count), torch.zeros(count).bool())
+
+    monkeypatch.setattr(batches, "batch_input", fake_input)
+    tokenizer = train_tokenizer(["one two"], TokenizerConfig(kind="word"))
+    collected = SegmentBatches(
+        BatchDecoder(best_paths, torch.device("cuda"), 1), most_frames=800, with_words=False
+    )
+    for _ in range(1 + 2 + 4 + 8 + 3):  # 400 frames each
+        recording = collected.start(JoinedPath(tokenizer, with_words=False))
+        collected.add(recording, WholeRecording(np.zeros(64000, np.float32)))
+    assert done[:5] == ["launch 1", "launch 2", "align 1", "launch 2", "read 1"]
+    assert len(collected.done()) > 8
+    collected.finish()
+    assert done[-2:] == ["align 1", "read 1"]
+    launches = [step for step in done if step.startswith("launch")]
+    assert launches == ["launch 1", *["launch 2"] * 8, "launch 1"]
+    for number, _ in enumerate(launches[:-1]):
+        reads = [place for place, step in enumerate(done) if step.startswith("read")]
+        begins = [place for place, step in enumerate(done) if step.startswith("launch")]
+        assert begins[number + 1] < reads[number]
 
 
 class Source:
@@ -184,3 +250,23 @@ def test_many_files_on_a_gpu_have_the_texts_of_the_cpu(model: Path, folder: Path
         if isinstance(one, Transcription):
             assert isinstance(other, Transcription)
             assert other.seconds == one.seconds
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["greedy", "modified_beam"])
+@pytest.mark.parametrize("is_zipformer", [False, True])
+def test_nothing_that_launches_a_batch_waits_for_the_gpu(method: str, is_zipformer: bool) -> None:
+    tokenizer = train_tokenizer(["one two three"], TokenizerConfig(kind="char"))
+    encoder = tiny_zipformer(causal=False) if is_zipformer else tiny_conformer()
+    model = tiny_model(encoder, len(tokenizer), kind="full", ctc_scale=0.3).to("cuda")
+    decode = DecodeConfig(method=method, batch_seconds=40.0)
+    recogniser = Recogniser(model, tokenizer, decode=decode)
+    recordings = [sound(4.0) for _ in range(40)]
+    for words in (False, True):
+        expected = list(recogniser.transcribe_each(recordings, words=words))  # captures graphs
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = list(recogniser.transcribe_each(recordings, words=words))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert list(map(str, found)) == list(map(str, expected))
