@@ -107,7 +107,11 @@ def decoding() -> str:
 
 
 def _factor(row: Row | None) -> str:
-    return "-" if row is None else f"{row['times_real_time']:,.0f}x"
+    return _times(None if row is None else row["times_real_time"])
+
+
+def _times(real_time: float | None) -> str:
+    return "-" if real_time is None else f"{real_time:,.0f}x"
 
 
 def transcribe() -> str:
@@ -118,13 +122,16 @@ def transcribe() -> str:
             f"{row['parameters'] / 1e6:.0f} M",
             " ".join(row["settings"]) or "defaults",
             row["method"],
+            row.get("format", "text"),
             f"{row['files']:,}",
-            f"{row['times_real_time']:,.0f}x",
-            f"{row['reading_times_real_time']:,.0f}x",
+            _times(row.get("first_times_real_time")),
+            _times(row["times_real_time"]),
+            _times(row["reading_times_real_time"]),
         ]
         for row in rows
     ]
-    header = ["machine", "parameters", "settings", "search", "files", "real time", "reading alone"]
+    header = ["machine", "parameters", "settings", "search", "transcripts", "files"]
+    header += ["first pass", "later passes", "reading alone"]
     return markdown(header, lines) + provenance(rows)
 
 
