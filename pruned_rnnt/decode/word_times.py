@@ -56,6 +56,15 @@ class TimedWord(NamedTuple):
     confidence: float
 
 
+class WordPart(NamedTuple):
+    """A word as its symbols; other fields as of `TimedWord`."""
+
+    symbols: tuple[int, ...]
+    start: float
+    end: float
+    confidence: float
+
+
 def timed_tokens(
     names: Sequence[str],
     symbols: Sequence[int],
@@ -120,24 +129,41 @@ def timed_words(
         calibration: of the model whose path it is.
         begin: start of the audio, before which no word starts.
     """
+    parts = word_parts(tokens, seconds, calibration, begin)
+    return words_of_parts(parts, tokenizer.decode_all([part.symbols for part in parts]))
+
+
+def word_parts(
+    tokens: Sequence[TimedToken],
+    seconds: float = math.inf,
+    calibration: Calibration | None = None,
+    begin: float = 0.0,
+) -> list[WordPart]:
+    """The words of a path before their symbols are decoded; arguments as for `timed_words`."""
     parts = [tokens[first:stop] for first, stop in word_spans([t.token for t in tokens])]
     times = calibration.times if calibration is not None else None
     spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times)
-    texts = tokenizer.decode_all([[token.symbol for token in part] for part in parts])
-    words = []
-    for word, part, (start, end) in zip(texts, parts, spans, strict=True):
-        if not word:
-            continue
+    found = []
+    for part, (start, end) in zip(parts, spans, strict=True):
         start = min(max(start, begin), seconds)
-        words.append(
-            TimedWord(
-                word=word,
-                start=round(start, 4),
-                end=round(min(max(end, start), max(seconds, start)), 4),
-                confidence=_confidence(part, calibration),
+        found.append(
+            WordPart(
+                tuple(token.symbol for token in part),
+                round(start, 4),
+                round(min(max(end, start), max(seconds, start)), 4),
+                _confidence(part, calibration),
             )
         )
-    return tuple(words)
+    return found
+
+
+def words_of_parts(parts: Sequence[WordPart], texts: Sequence[str]) -> tuple[TimedWord, ...]:
+    """The words with the texts of their symbols; those without text are left out."""
+    return tuple(
+        TimedWord(text, part.start, part.end, part.confidence)
+        for part, text in zip(parts, texts, strict=True)
+        if text
+    )
 
 
 def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:

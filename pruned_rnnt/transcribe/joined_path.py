@@ -13,9 +13,9 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import (
     WORD_START,
     TimedToken,
-    TimedWord,
+    WordPart,
     timed_tokens,
-    timed_words,
+    word_parts,
     word_spans,
 )
 from pruned_rnnt.transcribe.join import TimedUnit, join
@@ -38,7 +38,7 @@ class JoinedPath:
     Times are computed only if they are needed: for words, or where segments overlap.
 
     Args:
-        with_words: whether `words` is wanted.
+        with_words: whether words are wanted.
 
     Attributes:
         score: sum of the scores of all segments.
@@ -52,7 +52,7 @@ class JoinedPath:
         self._calibration = calibration
         self._with_words = with_words
         self._symbols: list[int] = []
-        self._words: list[TimedWord] = []
+        self._parts: list[WordPart] = []
         # The path since the last pause: that of one segment, or tokens. Where its audio begins and
         # ends, in seconds.
         self._single: tuple[Hypothesis, HeadPath | None] | None = None
@@ -76,11 +76,10 @@ class JoinedPath:
         """The symbols of the whole path."""
         return [*self._symbols, *self._last_symbols()]
 
-    @property
-    def words(self) -> tuple[TimedWord, ...]:
-        """All words, if they are wanted."""
+    def word_parts(self) -> list[WordPart]:
+        """All words, if they are wanted, at the end of the recording."""
         self._finish_words()
-        return tuple(self._words)
+        return self._parts
 
     def _join(self, tokens: list[TimedToken], begin: float) -> None:
         """Append tokens whose first ones may be of words that the path has, too."""
@@ -98,9 +97,7 @@ class JoinedPath:
         self._symbols += self._last_symbols()
         if self._with_words:
             self._make_tokens()
-            self._words += timed_words(
-                self._tokenizer, self._tokens, self._end, self._calibration, self._begin
-            )
+            self._parts += word_parts(self._tokens, self._end, self._calibration, self._begin)
         self._single, self._tokens = None, []
 
     def _last_symbols(self) -> Sequence[int]:

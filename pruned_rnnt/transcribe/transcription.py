@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
-from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.decode.word_times import TimedWord, words_of_parts
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
 
 
@@ -78,14 +79,20 @@ def transcriptions(
     recordings: Sequence[RecordingPath], tokenizer: Tokenizer
 ) -> list[Transcription | Exception]:
     """The transcription of each recording whose segments are decoded, or its error."""
-    texts = tokenizer.decode_all([recording.path.symbols for recording in recordings])
+    parts = [recording.path.word_parts() for recording in recordings]
+    symbols = [recording.path.symbols for recording in recordings]
+    symbols_of_words = [part.symbols for own in parts for part in own]
+    # One call for all takes the least time.
+    decoded = iter(tokenizer.decode_all([*symbols, *symbols_of_words]))
+    texts = list(islice(decoded, len(recordings)))
+    words = [words_of_parts(own, list(islice(decoded, len(own)))) for own in parts]
     return [
         recording.error
         or Transcription(
             text=text,
-            words=recording.path.words,
+            words=own,
             score=recording.path.score,
             seconds=round(recording.frames * FEATURE_SECONDS, 2),
         )
-        for text, recording in zip(texts, recordings, strict=True)
+        for recording, text, own in zip(recordings, texts, words, strict=True)
     ]

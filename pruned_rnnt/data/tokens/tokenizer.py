@@ -24,6 +24,8 @@ BLANK_ID = 0
 SOS_EOS_ID = 1
 UNKNOWN_ID = 2
 
+# A call for many sequences starts a thread, which takes as long as so many single calls.
+_LEAST_TOGETHER = 64
 TOKENIZER_KINDS = ("unigram", "bpe", "char", "word")
 
 
@@ -125,10 +127,10 @@ class Tokenizer:
             if ids and not (min(ids) >= 0 and max(ids) < self._size):
                 wrong = next(index for index in ids if not 0 <= index < self._size)
                 raise ValueError(f"ids must lie in [0, {self._size}), got {wrong}")
-        if not all_ids:
-            return []
-        # One thread: others would take longer to start than to decode.
-        texts = self._processor.decode([list(ids) for ids in all_ids], num_threads=1)
+        if len(all_ids) < _LEAST_TOGETHER:
+            texts = [self._processor.decode(list(ids)) for ids in all_ids]
+        else:
+            texts = self._processor.decode([list(ids) for ids in all_ids], num_threads=1)
         return [" ".join(str(text).split()) for text in texts]
 
 
