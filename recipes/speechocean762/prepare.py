@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_corpus_arguments(
         parser,
         output=f"data/{NAME}",
-        tokenizer=TokenizerConfig(kind="bpe", vocab_size=200),
+        tokenizer=TokenizerConfig(kind="char", vocab_size=200),
         text=TextConfig(case="lower"),
     )
     parser.add_argument(
