@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     active_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, ActiveChunk chunk,
                                      GradientInputs<real> in, int32_t pitch,
                                      scalar* __restrict__ logits, real* __restrict__ sums) {
+  if (chunk.begin() == chunk.end()) return;
   const int lane = threadIdx.x % 32;
   const int32_t segment = int32_t(blockIdx.y) * kSegment;
   const auto column = [&](int k) { return segment + (k * 32 + lane) * kWidth; };

@@ -47,7 +47,7 @@ from pruned_rnnt.ops.joiner.row_loss import run_recursion
 # Lattices of fewer rows have so little work that more launches would take longer.
 FEWEST_ROWS = 1 << 16
 # The most that the hidden rows, logits and their gradients of a chunk may take, about.
-CHUNK_BYTES = 176 << 20
+CHUNK_BYTES = 160 << 20
 # Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
 _BIAS_COLUMNS = 8
 # Parts of the rows whose gradients of the bias are summed in parallel: three blocks on each
