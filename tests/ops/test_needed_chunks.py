@@ -23,6 +23,8 @@ def test_all_chunks_come_until_the_total_has_arrived(monkeypatch: pytest.MonkeyP
 @pytest.mark.gpu
 def test_nothing_waits_and_graphs_compute_all_chunks() -> None:
     total = torch.tensor(11, dtype=torch.int32, device="cuda")
+    # The first call allocates pinned memory, which may wait.
+    assert list(needed_chunks(total, 10, 4))[:2] == [0, 1]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
