@@ -28,6 +28,7 @@ struct Summed {
   bool add;
 
   __device__ bool is_one_part() const { return parts == 1; }
+  __device__ bool has_aligned_sums() const { return reinterpret_cast<uintptr_t>(sums) % 16 == 0; }
 };
 
 template <typename scalar>
@@ -36,6 +37,23 @@ using SummedList = std::array<Summed<scalar>, kMostColumnSums>;
 template <typename scalar>
 RNNT_DEVICE void store_sum(const Summed<scalar>& matrix, int64_t column, acc_type<scalar> sum) {
   matrix.sums[column] = matrix.add ? matrix.sums[column] + sum : sum;
+}
+
+// The sums of `width` columns, in accesses of 16 bytes.
+template <int width, typename scalar>
+RNNT_DEVICE void store_sums(const Summed<scalar>& matrix, int64_t column,
+                            const acc_type<scalar> (&sum)[width]) {
+  using real = acc_type<scalar>;
+  constexpr int part = std::min<int>(width, 16 / sizeof(real));
+#pragma unroll
+  for (int begin = 0; begin < width; begin += part) {
+    real* const address = matrix.sums + column + begin;
+    Vector<real, part> total{};
+    if (matrix.add) total = load_vector<part>(static_cast<const real*>(address));
+#pragma unroll
+    for (int k = 0; k < part; ++k) total.x[k] += sum[begin + k];
+    store_vector<part>(address, total);
+  }
 }
 
 template <bool whole, typename scalar, int width>
@@ -110,6 +128,11 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
   if (group > 0) return;
+  // A matrix of few rows has many columns.
+  if (matrix.is_one_part() && c + width <= matrix.kept && matrix.has_aligned_sums()) {
+    store_sums<width>(matrix, c, sum);
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < width; ++k) {
     if (c + k >= (matrix.is_one_part() ? matrix.kept : matrix.columns)) break;

@@ -45,8 +45,9 @@ struct ActiveChunk {
   const int32_t *begins, *utterances, *frames;
 };
 
+// A warp has four rows or more.
 uint32_t blocks_of(int64_t rows) {
-  return uint32_t(std::min<int64_t>((rows + kWarps - 1) / kWarps, kMostBlocks));
+  return uint32_t(std::clamp<int64_t>(rows / (4 * kWarps), 1, kMostBlocks));
 }
 
 // The rows of the chunk that a warp takes, about as many as every other warp: it prepares 32 at a
@@ -194,7 +195,7 @@ struct RowSums {
   }
 };
 
-// Of the blocks of an utterance, the first have a warp for each frame and each piece of 32 vectors
+// Of the tasks of an utterance, the first have a warp for each frame and each piece of 32 vectors
 // of D; then follows a block for each u and piece. Its rows are still in the cache when they are
 // read again.
 struct ActiveSizes {
@@ -226,6 +227,8 @@ __device__ void active_position(const RowGeometry& geometry, const ActiveChunk& 
                                 const scalar* grad, const scalar* hidden, real* grad_lm) {
   const int32_t u = task / sizes.pieces, piece = task - u * sizes.pieces;
   if (u > geometry.target_lengths[n]) return;
+  // The block's last task has read the shared memory.
+  __syncthreads();
   const int32_t frames = geometry.frames_of(n);
   const int32_t t_begin = n == chunk.utterances[0] ? chunk.frames[0] : 0;
   const int32_t t_end = n == chunk.utterances[1] ? min(chunk.frames[1], frames) : frames;
@@ -264,20 +267,25 @@ __device__ void active_position(const RowGeometry& geometry, const ActiveChunk& 
                         grad_lm + (int64_t(n) * sizes.columns + u) * sizes.D);
 }
 
+// Blocks take the tasks of the chunk's utterances in turn.
 template <Activation activation>
 __global__ void __launch_bounds__(kThreads, 3)
     active_joiner_backward_kernel(RowGeometry geometry, ActiveChunk chunk, ActiveSizes sizes,
                                   const scalar* __restrict__ grad,
                                   const scalar* __restrict__ hidden, FrameGradients<scalar> grad_am,
                                   real* __restrict__ grad_lm) {
-  const int32_t n = int32_t(blockIdx.x / sizes.blocks);
-  const uint32_t block = blockIdx.x - uint32_t(n) * sizes.blocks;
-  if (chunk.begin() == chunk.end() || n < chunk.utterances[0] || n > chunk.utterances[1]) return;
-  if (block < sizes.frame_blocks) {
-    active_frame<activation>(geometry, chunk, sizes, n, block, grad, hidden, grad_am);
-  } else {
-    const int32_t task = int32_t(block - sizes.frame_blocks);
-    active_position<activation>(geometry, chunk, sizes, n, task, grad, hidden, grad_lm);
+  if (chunk.begin() == chunk.end()) return;
+  const int32_t first = chunk.utterances[0], last = min(chunk.utterances[1], geometry.N - 1);
+  const uint32_t tasks = uint32_t(last - first + 1) * sizes.blocks;
+  for (uint32_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const uint32_t utterance = task / sizes.blocks, block = task - utterance * sizes.blocks;
+    const int32_t n = first + int32_t(utterance);
+    if (block < sizes.frame_blocks) {
+      active_frame<activation>(geometry, chunk, sizes, n, block, grad, hidden, grad_am);
+    } else {
+      const int32_t position = int32_t(block - sizes.frame_blocks);
+      active_position<activation>(geometry, chunk, sizes, n, position, grad, hidden, grad_lm);
+    }
   }
 }
 
@@ -353,10 +361,11 @@ void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden
                     int32_t(D)};
   sizes.frame_blocks = uint32_t((sizes.frames * sizes.pieces + kWarps - 1) / kWarps);
   sizes.blocks = sizes.frame_blocks + uint32_t(columns * sizes.pieces);
+  const uint32_t blocks =
+      uint32_t(std::min<int64_t>(kMostBlocks, int64_t{geometry.N} * sizes.blocks));
   const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), row_pitch(grad_am), false};
   dispatch_activation(activation, [&](auto kind) {
-    launch(active_joiner_backward_kernel<decltype(kind)::value>,
-           uint32_t(geometry.N) * sizes.blocks, kThreads, 0, geometry,
+    launch(active_joiner_backward_kernel<decltype(kind)::value>, blocks, kThreads, 0, geometry,
            ActiveChunk(listed, places, begins, utterances, frames, k), sizes,
            data_of<scalar>(grad_hidden), data_of<scalar>(hidden), frame_gradients,
            mutable_data_of<real>(grad_lm));

@@ -45,7 +45,9 @@ RNNT_DEVICE void write_hidden_rows(const PitchedInput<scalar>& am, const Pitched
         frames[i] = __shfl_sync(kAllLanes, frame, lane);
         const int64_t row = __shfl_sync(kAllLanes, position, lane);
         b[i] = Vector<scalar, width>{};
-        if (frames[i] >= 0 && d < D) b[i] = load_vector<width>(lm.data + row * lm.pitch + d);
+        if (first + i < count && frames[i] >= 0 && d < D) {
+          b[i] = load_vector<width>(lm.data + row * lm.pitch + d);
+        }
       }
 #pragma unroll
       for (int i = 0; i < ahead; ++i) {

@@ -48,7 +48,7 @@ void joiner_rows(const Launcher& launch, const View& am, const View& lm, const V
     for (const View* input : {&am, &lm}) {
       widest = std::min(widest, widest_vector<scalar>(input->data_ptr(), row_pitch(*input)));
     }
-    const int32_t rows_each = int32_t(std::clamp<int64_t>(rows / kManyWarps, 1, 32));
+    const int32_t rows_each = int32_t(std::clamp<int64_t>(rows / kManyWarps, 4, 32));
     const int64_t blocks = (rows + kWarps * rows_each - 1) / (kWarps * rows_each);
     dispatch_width<scalar>(widest, [&](auto width) {
       dispatch_activation(activation, [&](auto kind) {

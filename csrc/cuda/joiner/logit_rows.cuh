@@ -70,7 +70,7 @@ template <typename Work>
 void dispatch_lanes(int64_t V, int width, int64_t rows, Work&& work) {
   const int64_t vectors = (V + width - 1) / width;
   if (vectors <= 64) return work(std::integral_constant<int, 8>());
-  if (vectors <= 1024 || rows > 8192) return work(std::integral_constant<int, 32>());
+  if (vectors <= 1024 || rows > 4096) return work(std::integral_constant<int, 32>());
   return work(std::integral_constant<int, kRowThreads>());
 }
 

@@ -50,9 +50,9 @@ FEWEST_ROWS = 1 << 16
 CHUNK_BYTES = 160 << 20
 # Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
 _BIAS_COLUMNS = 8
-# Parts of the rows whose gradients of the bias are summed in parallel: three blocks on each
-# multiprocessor of a large device.
-_BIAS_PARTS = 396
+# Columns times parts of the rows whose gradients of the bias are summed in parallel: three blocks,
+# of 512 columns, on each multiprocessor of a large device.
+_BIAS_SUMS = 396 * 512
 # Tiles of 128 x 256 elements that fill a device, about.
 _TILES = 264
 
@@ -147,7 +147,9 @@ def _gradients(
     acc, grad_am = statistics.lse.dtype, torch.zeros_like(am)
     grad_lm = torch.zeros_like(lm, dtype=acc)
     grad_weight = torch.empty_like(weight, dtype=acc)
-    bias_sums = bias.new_zeros((_BIAS_PARTS, bias.shape[0]), dtype=acc)
+    grad_bias = torch.empty_like(bias, dtype=acc)
+    parts = max(1, _BIAS_SUMS // max(512, len(bias)))
+    bias_sums = grad_bias.new_zeros((parts, len(bias)))
     scoring = (plan.vocabulary, *plan.options.of_gradient)
     for chunk in needed_chunks(active.places[-1], chunk_rows, block_ends_KG.shape[0]):
         at, ends_G = (rows, active, chunk), block_ends_KG[chunk]
@@ -164,8 +166,8 @@ def _gradients(
         active_joiner_rows_backward(grad_hidden, hidden, *at, plan.activation, grad_am, grad_lm)
         # Before the next chunk needs room for its own.
         del logits, grad_hidden
-    grads = (grad_am, grad_lm, grad_weight, bias_sums.sum(0))
-    return tuple(x.to(am.dtype) for x in grads)
+    column_sums(bias_sums, grad_bias, add=False)
+    return tuple(x.to(am.dtype) for x in (grad_am, grad_lm, grad_weight, grad_bias))
 
 
 def _blocks(weight: Tensor) -> int:
