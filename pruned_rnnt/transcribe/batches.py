@@ -20,7 +20,7 @@ import torch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.host_copy import HostCopy
-from pruned_rnnt.model.shape_steps import round_down
+from pruned_rnnt.model.shape_steps import round_down, round_up
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.batch_input import BatchInput, batch_input, part_frames
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 BestPaths = list[tuple[Hypothesis, HeadPath | None]]
 # Segments wait for so many batches: more audio to choose from means less padding. At first, fewer:
 # a GPU that has nothing to do should not wait. Every decoding doubles them.
-_FIRST_BATCHES, _MOST_BATCHES = 0.5, 4
-# Numbers of utterances in a batch, between powers of two.
-_STEPS = 8
+_FIRST_BATCHES, _MOST_BATCHES = 0.5, 8
+# Numbers of frames and of utterances between powers of two, as of `InferenceGraphs`.
+_FRAME_STEP, _STEPS = 32, 8
 
 
 class BatchDecoder(NamedTuple):
@@ -116,13 +116,24 @@ class SegmentBatches:
         waiting = sorted(self._waiting, key=lambda item: item.frames)
         self._waiting, self._frames = [], 0
         while waiting:
-            count = 1
-            while count < len(waiting) and (count + 1) * waiting[count].frames <= self._most_frames:
-                count += 1
-            if count < len(waiting):
-                count = round_down(count, 1, steps=_STEPS)
+            count = self._next_count(waiting)
             self._launch(waiting[:count])
             del waiting[:count]
+
+    def _next_count(self, waiting: Sequence[_Waiting]) -> int:
+        """How many of these segments, shortest first, are the next batch.
+
+        Few numbers of frames occur, and one number of segments for each, except at the end: a new
+        shape has to be captured as a CUDA graph, or makes new plans.
+        """
+        count = 1
+        while count < len(waiting):
+            frames = round_up(waiting[count].frames, _FRAME_STEP, steps=_STEPS)
+            most = round_down(max(1, int(self._most_frames // frames)), 1, steps=_STEPS)
+            if count >= most:
+                break
+            count += 1
+        return count
 
     def _launch(self, batch: Sequence[_Waiting]) -> None:
         """Launch a batch, then go on with those launched before."""
