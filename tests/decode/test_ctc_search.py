@@ -17,6 +17,7 @@ from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
+from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from tests.decode.ctc_paths import BLANK, all_sequences, best_path, collapsed, scored_paths
 from tests.decode.search_model import encoded, make_model
@@ -207,6 +208,33 @@ def test_alignment_is_the_best_of_all_paths(
         expected = [probs[n, t, s].item() for t, s in zip(times, symbols, strict=True)]
         assert found.log_probs_NU[n, : counts[n]].tolist() == pytest.approx(expected)
     assert [n for n in range(6) if found.score_N[n] == -torch.inf] == [3, 5]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("frames", "symbols"), [(1, 1), (5, 3), (40, 17), (376, 40), (1500, 150), (33, 31)]
+)
+def test_alignment_on_a_gpu_equals_that_of_the_cpu(frames: int, symbols: int) -> None:
+    generator = torch.Generator().manual_seed(7)
+    probs = torch.randn(9, frames, 30, generator=generator).log_softmax(2)
+    targets = torch.randint(1, 4, (9, symbols), generator=generator)  # many repetitions
+    lengths = torch.randint(0, frames + 1, (9,), generator=generator)
+    counts = torch.randint(0, symbols + 1, (9,), generator=generator)
+    lengths[0], counts[0] = frames, min(symbols, (frames + 1) // 2)
+    expected = ctc_alignment(probs, lengths, targets, counts)
+    inputs = [each.cuda() for each in (probs, lengths, targets, counts)]
+    for mode in available.MODES:
+        available.set_mode(mode)
+        try:
+            found = ctc_alignment(*inputs)
+        finally:
+            available.set_mode("auto")
+        assert torch.equal(found.score_N.cpu(), expected.score_N)
+        for n in range(9):
+            if expected.score_N[n] > -torch.inf:
+                own = slice(0, int(counts[n]))
+                assert torch.equal(found.frames_NU[n, own].cpu(), expected.frames_NU[n, own])
+                assert torch.equal(found.log_probs_NU[n, own].cpu(), expected.log_probs_NU[n, own])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ between and after the symbols.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pruned_rnnt.model.kernels.available import use_kernels
+
+_Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+_FirstFrames = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Frames whose log-probabilities are gathered at once on the CPU.
 _GATHERED = 256
 
@@ -59,23 +64,41 @@ def ctc_alignment(
     skips_NS = labels_NS != blank
     skips_NS[:, :2] = False
     skips_NS[:, 2:] &= labels_NS[:, 2:] != labels_NS[:, :-2]
-    forward = _forward_on_cpu if device.type == "cpu" else _forward
+    forward, first_frames = _functions(log_probs_NTV)
     steps_NTS, score_NS = forward(log_probs_NTV, lengths_N, labels_NS, skips_NS)
     ends_N2 = (2 * target_lengths_N.long())[:, None] - torch.arange(2, device=device)
     end_scores_N2 = score_NS.gather(1, ends_N2.clamp(min=0)).masked_fill(ends_N2 < 0, -torch.inf)
     score_N, last_N = end_scores_N2.max(dim=1)
-    state_N1 = ends_N2.gather(1, last_N[:, None]).clamp(min=0)
-    states = [state_N1]
-    for t in range(frames - 1, 0, -1):
-        states.append(states[-1] - steps_NTS[:, t].gather(1, states[-1]))
-    states_NT = torch.cat(states[::-1], dim=1)
-    frame_NT = torch.arange(frames, device=device).expand(batch, -1)
-    # Frames beyond the end, in which the path stays, are later than the first one of a state.
-    first_NS = torch.full(labels_NS.shape, frames, device=device)
-    first_NS = first_NS.scatter_reduce(1, states_NT, frame_NT, "amin")
+    state_N = ends_N2.gather(1, last_N[:, None])[:, 0].clamp(min=0)
+    first_NS = first_frames(steps_NTS, lengths_N, state_N)
     frames_NU = torch.where(first_NS < frames, first_NS, 0)[:, 1::2]
     log_probs_NU = log_probs_NTV[torch.arange(batch, device=device)[:, None], frames_NU, targets_NU]
     return CtcAlignment(frames_NU, log_probs_NU, score_N)
+
+
+def _functions(log_probs_NTV: Tensor) -> tuple[_Forward, _FirstFrames]:
+    """The functions for a device: kernels, or plain torch or numpy."""
+    if use_kernels(log_probs_NTV):
+        from pruned_rnnt.decode.search import ctc_alignment_kernels as kernels
+
+        return kernels.forward, kernels.first_frames
+    return _forward_on_cpu if log_probs_NTV.device.type == "cpu" else _forward, _first_frames
+
+
+def _first_frames(steps_NTS: Tensor, lengths_N: Tensor, last_N: Tensor) -> Tensor:
+    """The first frame of each state (N, S) on the paths that end in the states last_N, or T.
+
+    steps_NTS: as of `_forward`, 0 beyond the (N,) lengths.
+    """
+    batch, frames, states = steps_NTS.shape
+    path = [last_N[:, None]]
+    for t in range(frames - 1, 0, -1):
+        path.append(path[-1] - steps_NTS[:, t].gather(1, path[-1]))
+    path_NT = torch.cat(path[::-1], dim=1)
+    frame_NT = torch.arange(frames, device=steps_NTS.device).expand(batch, -1)
+    # Frames beyond the end, in which the path stays, are later than the first one of a state.
+    first_NS = torch.full((batch, states), frames, device=steps_NTS.device)
+    return first_NS.scatter_reduce(1, path_NT, frame_NT, "amin")
 
 
 def _forward(
