@@ -1,16 +1,17 @@
 """Read recordings ahead in threads, in constant memory.
 
-Decoders and resamplers run outside of Python's lock, so that a few threads keep a GPU busy.
+Decoders and resamplers run outside of Python's lock, so that a few threads keep a GPU busy. The
+thread that uses the recordings launches kernels and needs this lock all the time; what is exchanged
+for every recording is therefore little: two queues that are implemented in C.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from queue import Empty, Full, Queue
-from threading import Event
+from queue import Empty, SimpleQueue
+from threading import Event, Semaphore, Thread
 from typing import Any, Generic, NamedTuple, TypeVar
 
 _Part = TypeVar("_Part")
@@ -33,27 +34,26 @@ class _Reading(Generic[_Part]):
     def __init__(self, parts: Iterable[_Part], stop: Event) -> None:
         self._parts = parts
         self._stop = stop
-        self._queue: Queue[_Part | _End] = Queue(_MOST_PARTS)
+        self._queue: SimpleQueue[_Part | _End] = SimpleQueue()
+        self._places = Semaphore(_MOST_PARTS)
 
     def run(self) -> None:
         """Read the recording, in a thread."""
         try:
             for part in self._parts:
-                if not self._put(part):
+                if not self._wait_for_place():
                     return
+                self._queue.put(part)
         except BaseException as error:  # raised again where the parts are used
-            self._put(_End(error))
+            self._queue.put(_End(error))
         else:
-            self._put(_End(None))
+            self._queue.put(_End(None))
 
-    def _put(self, part: _Part | _End) -> bool:
-        """Hand over a part; False if nobody wants it any more."""
+    def _wait_for_place(self) -> bool:
+        """Wait until few parts wait; False if nobody wants more of them."""
         while not self._stop.is_set():
-            try:
-                self._queue.put(part, timeout=_PATIENCE)
-            except Full:
-                continue
-            return True
+            if self._places.acquire(timeout=_PATIENCE):
+                return True
         return False
 
     def __iter__(self) -> Iterator[_Part]:
@@ -66,6 +66,7 @@ class _Reading(Generic[_Part]):
                 if part.error is not None:
                     raise part.error
                 return
+            self._places.release()
             yield part
 
 
@@ -83,17 +84,33 @@ def read_ahead(
     """
     stop = Event()
     waiting: deque[tuple[_Recording, _Reading[Any]]] = deque()
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="audio")
+    tasks: SimpleQueue[_Reading[Any] | None] = SimpleQueue()
+    workers = [
+        Thread(target=_read, args=(tasks, stop), name=f"audio_{number}", daemon=True)
+        for number in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
     source = iter(recordings)
     try:
         while True:
             for recording in islice(source, recordings_ahead - len(waiting)):
                 reading: _Reading[Any] = _Reading(recording, stop)
-                executor.submit(reading.run)
+                tasks.put(reading)
                 waiting.append((recording, reading))
             if not waiting:
                 return
             yield waiting.popleft()
     finally:
         stop.set()
-        executor.shutdown(wait=True, cancel_futures=True)
+        for _ in workers:
+            tasks.put(None)
+        for worker in workers:
+            worker.join()
+
+
+def _read(tasks: SimpleQueue[_Reading[Any] | None], stop: Event) -> None:
+    """Read one recording after the other, in a thread."""
+    while (reading := tasks.get()) is not None:
+        if not stop.is_set():
+            reading.run()

@@ -18,6 +18,7 @@ from torch import Tensor
 from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
 from pruned_rnnt.data.audio.load_audio import mono
+from pruned_rnnt.data.audio.short_wav import short_wav
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
 _SHIFT = SAMPLING_RATE // 100
@@ -40,6 +41,10 @@ def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray
 def short_or_blocks(path: Path | str, most: int) -> Iterator[Pcm16Array | FloatArray]:
     """The same; but the samples (S,) of a file of 16-bit integers with one channel at 16 kHz, at
     most `most`, are one block as they are stored."""
+    of_wav_S = short_wav(path, SAMPLING_RATE, most)
+    if of_wav_S is not None:
+        yield of_wav_S
+        return
     with open_audio(path) as file:
         stored_S = file.pcm16(most) if file.sampling_rate == SAMPLING_RATE else None
         if stored_S is not None and len(stored_S):
