@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 # The best path through each utterance, and that of the CTC head, if there is one.
 BestPaths = list[tuple[Hypothesis, HeadPath | None]]
-# Segments wait for so many batches: more audio to choose from means less padding. At first, fewer:
-# a GPU that has nothing to do should not wait. Every decoding doubles them.
+# Segments wait for so many batches: more audio to choose from means less padding. At first, fewer
+# (or a smaller batch): a GPU that has nothing to do should not wait. Each time doubles them.
 _FIRST_BATCHES, _MOST_BATCHES = 0.5, 8
 # Numbers of frames and of utterances between powers of two, as of `InferenceGraphs`.
 _FRAME_STEP, _STEPS = 32, 8
@@ -78,6 +78,7 @@ class SegmentBatches:
         self._waiting: list[_Waiting] = []
         self._frames = 0
         self._batches_waiting: float = _FIRST_BATCHES
+        self._longest_first = False
         # Batches that were launched, in this order.
         self._launched: list[Generator[None]] = []
 
@@ -93,7 +94,7 @@ class SegmentBatches:
         self._waiting.append(_Waiting(recording, recording.add(), part, frames))
         self._frames += frames
         if self._frames >= self._batches_waiting * self._most_frames:
-            self._launch_waiting()
+            self._launch_batches(to_the_end=False)
             self._batches_waiting = min(2 * self._batches_waiting, _MOST_BATCHES)
 
     def done(self) -> list[RecordingPath]:
@@ -108,32 +109,41 @@ class SegmentBatches:
 
     def finish(self) -> None:
         """Decode all segments that wait."""
-        self._launch_waiting()
+        self._launch_batches(to_the_end=True)
         self._wait()
 
-    def _launch_waiting(self) -> None:
-        """Divide the segments that wait into batches, the shortest first, and launch these."""
-        waiting = sorted(self._waiting, key=lambda item: item.frames)
-        self._waiting, self._frames = [], 0
+    def _launch_batches(self, *, to_the_end: bool) -> None:
+        """Divide the segments that wait into full batches of similar lengths, and launch these.
+
+        Those left over wait for the next time, which begins at their end of the lengths.
+        """
+        waiting = sorted(self._waiting, key=lambda item: item.frames, reverse=self._longest_first)
+        self._longest_first = not self._longest_first
         while waiting:
-            count = self._next_count(waiting)
+            count, is_full = self._next_batch(waiting)
+            if not (is_full or to_the_end):
+                break
             self._launch(waiting[:count])
             del waiting[:count]
+        self._waiting = waiting
+        self._frames = sum(item.frames for item in waiting)
 
-    def _next_count(self, waiting: Sequence[_Waiting]) -> int:
-        """How many of these segments, shortest first, are the next batch.
+    def _next_batch(self, waiting: Sequence[_Waiting]) -> tuple[int, bool]:
+        """How many of these segments, sorted by length, are the next batch, and if it is full.
 
-        Few numbers of frames occur, and one number of segments for each, except at the end: a new
-        shape has to be captured as a CUDA graph, or makes new plans.
+        Few numbers of frames occur, and one number of segments for each: a new shape has to be
+        captured as a CUDA graph, or needs new plans.
         """
-        count = 1
-        while count < len(waiting):
-            frames = round_up(waiting[count].frames, _FRAME_STEP, steps=_STEPS)
-            most = round_down(max(1, int(self._most_frames // frames)), 1, steps=_STEPS)
+        count, most = 0, 1
+        limit = self._most_frames * min(1, self._batches_waiting)
+        for item in waiting:
+            frames = max(item.frames, waiting[0].frames)
+            padded = round_up(frames, _FRAME_STEP, steps=_STEPS)
+            most = round_down(max(1, int(limit // padded)), 1, steps=_STEPS)
             if count >= most:
                 break
             count += 1
-        return count
+        return count, count >= most
 
     def _launch(self, batch: Sequence[_Waiting]) -> None:
         """Launch a batch, then go on with those launched before."""

@@ -153,10 +153,10 @@ def test_a_batch_is_launched_before_the_results_of_the_one_before_are_read(
     collected = SegmentBatches(
         BatchDecoder(best_paths, torch.device("cuda"), 1), most_frames=900, with_words=False
     )
-    for _ in range(2 + 3 + 5 + 9 + 1):  # 400 frames each, with padding 416
+    for _ in range(20):  # 400 frames each, with padding 416
         recording = collected.start(JoinedPath(tokenizer, with_words=False))
         collected.add(recording, WholeRecording(np.zeros(64000, np.float32)))
-    assert done[:5] == ["launch 2", "launch 2", "align 2", "launch 1", "read 2"]
+    assert done[:5] == ["launch 1", "launch 1", "align 1", "launch 2", "read 1"]
     early = collected.done()
     collected.finish()
     assert len(early) >= 10
@@ -164,8 +164,41 @@ def test_a_batch_is_launched_before_the_results_of_the_one_before_are_read(
     launches = [place for place, step in enumerate(done) if step.startswith("launch")]
     reads = [place for place, step in enumerate(done) if step.startswith("read")]
     sizes = [int(done[place].split()[1]) for place in launches]
-    assert sizes == [2, 2, 1, 2, 2, 1, 2, 2, 2, 2, 1, 1]
+    assert sizes == [1, 1, *[2] * 9]
     assert all(after < read for after, read in zip(launches[1:], reads, strict=False))
+
+
+def test_segments_of_all_lengths_are_decoded_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(0).integers(100, 400, 400)
+
+    def best_paths(batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        yield
+        found = Hypothesis(symbols=(3,), frames=(0,), score=-1.0, symbol_scores=(-1.0,))
+        return [(found, None)] * len(batch.lengths_N)
+
+    def fake_input(parts: list[WholeRecording], *_: object) -> BatchInput:
+        count = len(parts)
+        longest = max(len(part.samples_S) for part in parts) / 160
+        full.append(count * longest > 0.7 * 2000)
+        assert count * longest <= 2000
+        return BatchInput(torch.zeros(count, 1, 80), torch.ones(count), torch.zeros(count).bool())
+
+    full: list[bool] = []
+    monkeypatch.setattr(batches, "batch_input", fake_input)
+    tokenizer = train_tokenizer(["one two"], TokenizerConfig(kind="word"))
+    collected = SegmentBatches(
+        BatchDecoder(best_paths, torch.device("cuda"), 1), most_frames=2000, with_words=False
+    )
+    done = 0
+    for number, length in enumerate(lengths, start=1):
+        recording = collected.start(JoinedPath(tokenizer, with_words=False))
+        collected.add(recording, WholeRecording(np.zeros(160 * length, np.float32)))
+        done += len(collected.done())
+        # Two times eight batches, and those that were launched last.
+        assert number - done < 2.5 * 8 * 2000 / lengths.mean()
+    assert all(full[1:])
+    collected.finish()
+    assert done + len(collected.done()) == len(lengths)
 
 
 class Source:
