@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     import torch
 
     from pruned_rnnt import diagnostics
-    from pruned_rnnt.transcribe.recogniser import AudioRecogniser
+    from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
     from pruned_rnnt.transcribe.segments import SegmentConfig
 
 __all__ = [

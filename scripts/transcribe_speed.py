@@ -46,8 +46,9 @@ from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.pretrained.load import load
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.inputs import AudioInput
-from pruned_rnnt.transcribe.recogniser import AudioRecogniser, Recogniser
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.transcribe_command import run_transcribe
 from scripts.benchmark.results import FOLDER, commit, machine
 from scripts.decoding_speed import SIZES, random_model

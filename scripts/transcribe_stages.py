@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from pruned_rnnt.transcribe import batches, recogniser, transcribe_command
+from pruned_rnnt.transcribe import audio_recogniser, batches, recogniser, transcribe_command
 from pruned_rnnt.transcribe.transcription import RecordingPath
 
 # Stage, and where the function that it consists of is looked up. `text`: from symbols on the host
@@ -25,7 +25,7 @@ _STAGES: tuple[tuple[str, Any, str], ...] = (
     ("search", recogniser, "launch_search"),
     ("alignment", recogniser, "launch_head_paths"),
     ("text", RecordingPath, "decoded"),
-    ("text", recogniser, "transcriptions"),
+    ("text", audio_recogniser, "transcriptions"),
     ("files", transcribe_command, "write_transcript"),
 )
 

@@ -24,7 +24,8 @@ from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model, run_config, set_chunks
 from pruned_rnnt.train.tasks.lm_task import load_language_model
-from pruned_rnnt.transcribe.recogniser import AudioRecogniser, Recogniser
+from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.usage_errors import UsageError
 

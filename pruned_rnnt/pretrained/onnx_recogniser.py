@@ -28,8 +28,8 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
 from pruned_rnnt.optional_packages import require
+from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.usage_errors import ExportError
 

@@ -1,251 +1,24 @@
-"""Transcribe files in Python: `pruned_rnnt.load(path).transcribe("a.wav").text`.
-
-Axes: S samples, T feature frames, F mel bins.
-"""
+"""Transcribe with a torch model."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
-from typing import overload
+from collections.abc import Generator
 
-import torch
-from torch import Tensor
-
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search, launch_search
 from pruned_rnnt.decode.encode import encode_padded
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import launch_head_paths
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
-from pruned_rnnt.transcribe.joined_path import JoinedPath
-from pruned_rnnt.transcribe.read_ahead import read_ahead
-from pruned_rnnt.transcribe.recordings import Audio, AudioList, RecordingReader, WholeRecording
-from pruned_rnnt.transcribe.segments import Segment, SegmentConfig, SpeechDetector
-from pruned_rnnt.transcribe.speech_energy import EnergyDetector
-from pruned_rnnt.transcribe.speech_silero import SileroDetector
-from pruned_rnnt.transcribe.transcription import Transcription, transcriptions
+from pruned_rnnt.transcribe.batches import BestPaths
+from pruned_rnnt.transcribe.segments import SegmentConfig
 
 # Of audio that a GPU decodes together: enough to keep it busy, in a few GiB of memory.
 _BATCH_SECONDS = 600.0
-# Threads that read files; more would wait for Python's lock.
-_MOST_THREADS = 8
-# One recording is read ahead for this much audio of a batch, and at least a few.
-_SECONDS_AHEAD, _LEAST_AHEAD = 5.0, 16
-
-
-class AudioRecogniser(ABC):
-    """Transcribes audio of any length; memory grows with the transcripts only.
-
-    Audio longer than `segments.window` is cut at pauses. Where there is no pause within this
-    length, overlapping windows are transcribed and joined at words that both contain.
-
-    Attributes:
-        model: the torch model in evaluation mode; None if another library runs it.
-        tokenizer: converts between texts and the ids of symbols.
-        p99_duration: 99th percentile of the training utterances' durations in seconds; None if
-            unknown.
-        sampling_rate: 16000, the rate in Hz that the model works at.
-        batch_seconds: of audio, with padding, in the segments that are decoded together; 0: each
-            segment by itself.
-
-    Raises:
-        MissingPackageError: a package that `segments.detector` needs is not installed.
-    """
-
-    model: SpeechModel | None = None
-    sampling_rate = SAMPLING_RATE
-    batch_seconds = 0.0
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        p99_duration: float | None = None,
-        calibration: Calibration | None = None,
-        segments: SegmentConfig | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.p99_duration = p99_duration
-        self._calibration = calibration
-        self._segments = segments or SegmentConfig()
-        self._new_detector()
-
-    @abstractmethod
-    def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
-        """Make the best path of each utterance; yield before waiting for the device.
-
-        Args:
-            with_heads: whether the paths of the CTC head are needed, if the model has one.
-        """
-
-    @overload
-    def transcribe(
-        self,
-        audio: Audio,
-        *,
-        sampling_rate: int = ...,
-        on_seconds: Callable[[float], None] | None = ...,
-        words: bool = ...,
-    ) -> Transcription: ...
-
-    @overload
-    def transcribe(
-        self,
-        audio: AudioList,
-        *,
-        sampling_rate: int = ...,
-        on_seconds: Callable[[float], None] | None = ...,
-        words: bool = ...,
-    ) -> list[Transcription]: ...
-
-    def transcribe(
-        self,
-        audio: Audio | AudioList,
-        *,
-        sampling_rate: int = SAMPLING_RATE,
-        on_seconds: Callable[[float], None] | None = None,
-        words: bool = True,
-    ) -> Transcription | list[Transcription]:
-        """Transcribe an audio file (any that `open_audio` reads), samples, or a list of these.
-
-        Audio with nothing but digital silence gives an empty text.
-
-        Args:
-            audio: a path; or (S,) samples of one channel in [-1, 1]; or a list or tuple of these.
-            sampling_rate: of samples, in Hz; files have their own.
-            on_seconds: called with the seconds read so far of the file or samples.
-            words: whether times and confidences of words are wanted; texts alone take less time.
-
-        Returns:
-            One transcription, or a list of them for a list.
-
-        Raises:
-            FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`;
-                ValueError also for samples of another shape.
-        """
-        recordings = audio if isinstance(audio, list | tuple) else [audio]
-        found = []
-        for each in self.transcribe_each(
-            recordings, sampling_rate=sampling_rate, on_seconds=on_seconds, words=words
-        ):
-            if isinstance(each, Exception):
-                raise each
-            found.append(each)
-        return found if recordings is audio else found[0]
-
-    @torch.inference_mode()
-    def transcribe_each(
-        self,
-        audio: Iterable[Audio | Tensor],
-        *,
-        sampling_rate: int = SAMPLING_RATE,
-        on_seconds: Callable[[float], None] | None = None,
-        words: bool = True,
-    ) -> Iterator[Transcription | Exception]:
-        """Transcribe any number of recordings, in constant memory.
-
-        With `batch_seconds`, segments of several recordings are decoded together, and threads read
-        the next recordings meanwhile.
-
-        Args:
-            audio: taken one by one, as late as possible; each as for `transcribe`, or (T, F)
-                features.
-            sampling_rate, on_seconds, words: as for `transcribe`; with on_seconds, no threads read
-                ahead.
-
-        Yields:
-            The transcription of each recording, in order, or the error for which it has none:
-            those of `transcribe`, and MemoryError or RuntimeError if the memory was too small.
-        """
-        with closing(
-            self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
-        ) as recordings:
-            yield from self._transcribe(recordings, words)
-
-    def recordings(
-        self,
-        audio: Iterable[Audio | Tensor],
-        *,
-        sampling_rate: int = SAMPLING_RATE,
-        on_seconds: Callable[[float], None] | None = None,
-    ) -> Generator[tuple[RecordingReader, Iterable[Segment | WholeRecording]], None, None]:
-        """Read recordings as `transcribe_each` does, and yield each with its segments."""
-        lengths = self._segments.lengths(self.p99_duration)
-        readers = (
-            RecordingReader(each, sampling_rate, lengths, self._new_detector, on_seconds=on_seconds)
-            for each in audio
-        )
-        if not self.batch_seconds or on_seconds is not None:
-            return ((reader, reader) for reader in readers)
-        return read_ahead(
-            readers,
-            threads=min(_MOST_THREADS, os.cpu_count() or 1),
-            recordings_ahead=max(_LEAST_AHEAD, round(self.batch_seconds / _SECONDS_AHEAD)),
-        )
-
-    def _transcribe(
-        self,
-        recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]],
-        with_words: bool,
-    ) -> Iterator[Transcription | Exception]:
-        """The same for readers, each with its segments."""
-        decoder = BatchDecoder(self._best_paths, self._device, self._least_frames)
-        batches = SegmentBatches(
-            decoder, self.batch_seconds / FEATURE_SECONDS, with_words=with_words
-        )
-        for reader, parts in recordings:
-            recording = batches.start(
-                JoinedPath(self.tokenizer, self._calibration, with_words=with_words)
-            )
-            remaining = iter(parts)
-            while True:
-                try:
-                    part = next(remaining, None)
-                except Exception as error:
-                    recording.error = error
-                    break
-                if part is None:
-                    break
-                batches.add(recording, part)
-            recording.frames = reader.frames
-            yield from transcriptions(batches.done(), self.tokenizer)
-        batches.finish()
-        yield from transcriptions(batches.done(), self.tokenizer)
-
-    def transcribe_features(self, features_TF: Tensor) -> Transcription:
-        """Transcribe log-mel features (T, F).
-
-        Raises:
-            ValueError: the detector is `silero`, which needs samples.
-        """
-        if self._segments.detector == "silero":
-            raise ValueError("the detector silero needs samples: call transcribe, or use energy")
-        (found,) = self.transcribe_each([features_TF])
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _new_detector(self) -> SpeechDetector:
-        return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
-
-    @property
-    def _least_frames(self) -> int:
-        """Feature frames that a segment needs."""
-        return 1 if self.model is None else self.model.encoder.receptive_field
-
-    @property
-    def _device(self) -> torch.device:
-        """Where segments are decoded."""
-        parameters = () if self.model is None else self.model.parameters()
-        return next((each.device for each in parameters), torch.device("cpu"))
 
 
 class Recogniser(AudioRecogniser):
@@ -283,7 +56,7 @@ class Recogniser(AudioRecogniser):
         self._precision = decode.precision
         if decode.batch_seconds is not None:
             self.batch_seconds = decode.batch_seconds
-        elif next(model.parameters()).device.type != "cpu":
+        elif self._device.type != "cpu":
             self.batch_seconds = _BATCH_SECONDS
         self._search = build_search(model, decode, tokenizer, language_model)
 

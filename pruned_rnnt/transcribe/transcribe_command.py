@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from pruned_rnnt.data.audio.audio_file import seconds_in_header
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.progress import progress_bar
+from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
-from pruned_rnnt.transcribe.recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcription import Transcription
 from pruned_rnnt.transcribe.transcripts import transcript

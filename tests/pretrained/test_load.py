@@ -54,7 +54,7 @@ def model(tokenizer: Tokenizer) -> SpeechModel:
     return make_model(tokenizer)
 
 
-def texts(recogniser: pruned_rnnt.transcribe.recogniser.AudioRecogniser) -> list[str]:
+def texts(recogniser: pruned_rnnt.transcribe.audio_recogniser.AudioRecogniser) -> list[str]:
     return [result.text for result in recogniser.transcribe([sound(SECONDS), sound(2.0)])]
 
 
