@@ -31,7 +31,8 @@ class DecodeConfig:
         shapes that occur several times are captured. `off` launches each kernel by itself. Results
         differ by rounding. Validations of a training use train.cuda_graphs.
     batch_seconds: of audio that transcription decodes together, with padding: segments of long
-        audio and of several recordings. null: 600 on a GPU, and on a CPU each segment by itself.
+        audio and of several recordings. null: 600 to 3840 on a GPU, by its memory, and on a CPU
+        each segment by itself.
     split: split of the prepared data.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+import torch
+
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search, launch_search
@@ -17,8 +19,9 @@ from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.batches import BestPaths
 from pruned_rnnt.transcribe.segments import SegmentConfig
 
-# Of audio that a GPU decodes together: enough to keep it busy, in a few GiB of memory.
-_BATCH_SECONDS = 600.0
+# Of audio that a GPU decodes together: by its memory, within bounds. 66 million parameters in
+# bfloat16 need 2.5 GiB for 1000 s. A search takes as many steps for one utterance as for many.
+_SECONDS_PER_GIB, _LEAST_SECONDS, _MOST_SECONDS = 40.0, 600.0, 3840.0
 
 
 class Recogniser(AudioRecogniser):
@@ -56,8 +59,8 @@ class Recogniser(AudioRecogniser):
         self._precision = decode.precision
         if decode.batch_seconds is not None:
             self.batch_seconds = decode.batch_seconds
-        elif self._device.type != "cpu":
-            self.batch_seconds = _BATCH_SECONDS
+        else:
+            self.batch_seconds = _batch_seconds(self._device)
         self._search = build_search(model, decode, tokenizer, language_model)
 
     def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
@@ -73,3 +76,13 @@ class Recogniser(AudioRecogniser):
         heads = launch_head_paths(self.model, encoded_NTE, lengths, symbols)
         yield
         return list(zip(best, heads.result(), strict=True))
+
+
+def _batch_seconds(device: torch.device) -> float:
+    """The default of decode.batch_seconds."""
+    if device.type == "cpu":
+        return 0.0
+    if device.type != "cuda":
+        return _LEAST_SECONDS
+    memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+    return min(max(_LEAST_SECONDS, round(_SECONDS_PER_GIB * memory)), _MOST_SECONDS)
