@@ -55,7 +55,7 @@ def prepare_encoder(model: SpeechModel, config: TrainConfig) -> None:
 def graph_report(model: SpeechModel, config: TrainConfig) -> str:
     """A line for the log: whether the encoder runs as CUDA graphs, and if not, why not."""
     if model.encoder_graphs is not None:
-        return "CUDA graphs of the encoder: used"
+        return "CUDA graphs of the encoder: used; a batch of a new size takes longer once"
     if config.cuda_graphs == "off":
         return "CUDA graphs of the encoder: off"
     reason = "it is compiled" if config.compile_encoder else graph_obstacle(model.encoder)
