@@ -24,11 +24,13 @@ from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 _SHIFT = SAMPLING_RATE // 100
 # The 25 ms window of a frame is centred on its 10 ms, and ends this many samples after their start.
 _WINDOW_END = _SHIFT // 2 + SAMPLING_RATE // 80
+# Of a file in memory, unless asked for otherwise.
+_BLOCK_SECONDS = 10.0
 # Half the length of scipy's resampling filter, in samples of the lower of the two rates.
 _FILTER_HALF_LENGTH = 10
 
 
-def audio_blocks(path: Path | str, seconds: float = 10.0) -> Iterator[FloatArray]:
+def audio_blocks(path: Path | str, seconds: float = _BLOCK_SECONDS) -> Iterator[FloatArray]:
     """Yields blocks of a file's samples at 16 kHz, channels averaged; one block is in memory.
 
     Raises:
@@ -50,7 +52,7 @@ def short_or_blocks(path: Path | str, most: int) -> Iterator[Pcm16Array | FloatA
         if stored_S is not None and len(stored_S):
             yield stored_S
         else:
-            yield from _blocks(file, path, 10.0)
+            yield from _blocks(file, path, _BLOCK_SECONDS)
 
 
 def _blocks(file: AudioFile, path: Path | str, seconds: float) -> Iterator[FloatArray]:
