@@ -35,7 +35,7 @@ _MOST_GRAPHS = 24
 _CAPTURE_AT = 3
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
-_PADDING = BatchPadding(frame_step=32, steps=8)
+GRAPH_PADDING = BatchPadding(frame_step=32, steps=8)
 
 
 class _Captured(NamedTuple):
@@ -73,7 +73,7 @@ class InferenceGraphs:
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding."""
         batch, frames, _ = features_NTF.shape
-        shape = _PADDING.shape_of(features_NTF)
+        shape = GRAPH_PADDING.shape_of(features_NTF)
         if (
             self._failed
             or not features_NTF.is_cuda

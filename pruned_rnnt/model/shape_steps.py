@@ -20,8 +20,15 @@ class BatchPadding(NamedTuple):
     def shape_of(self, features_NTF: Tensor) -> tuple[int, int, int]:
         """The padded shape of a batch."""
         batch, frames, bins = features_NTF.shape
-        rows = round_up(batch, 1, steps=self.steps)
-        return rows, round_up(frames, self.frame_step, steps=self.steps), bins
+        return round_up(batch, 1, steps=self.steps), self.frames_of(frames), bins
+
+    def frames_of(self, frames: int) -> int:
+        """The padded number of feature frames."""
+        return round_up(frames, self.frame_step, steps=self.steps)
+
+    def most_rows(self, rows: int) -> int:
+        """The largest padded number of utterances that is at most `rows`."""
+        return round_down(rows, 1, steps=self.steps)
 
 
 def round_up(count: int, smallest: int, *, steps: int) -> int:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import batch_features, frame_count
 from pruned_rnnt.host_copy import to_device
-from pruned_rnnt.model.shape_steps import round_up
+from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import Segment
 from pruned_rnnt.transcribe.silence import is_digital_silence
 
 # On a GPU, numbers of frames between powers of two: 1.5 % of a batch is padding on average.
-_FRAME_STEP, _STEPS = 32, 32
+_PADDING = BatchPadding(frame_step=32, steps=32)
 
 
 class BatchInput(NamedTuple):
@@ -55,7 +55,7 @@ def batch_input(
     lengths = [max(part_frames(part), least_frames) for part in parts]
     frames = max(lengths)
     if device.type == "cuda":
-        frames = round_up(frames, _FRAME_STEP, steps=_STEPS)
+        frames = _PADDING.frames_of(frames)
     whole = [n for n, part in enumerate(parts) if isinstance(part, WholeRecording)]
     others = [n for n, part in enumerate(parts) if isinstance(part, Segment)]
     found = []

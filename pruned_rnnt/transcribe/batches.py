@@ -20,7 +20,7 @@ import torch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.host_copy import HostCopy
-from pruned_rnnt.model.shape_steps import round_down, round_up
+from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.batch_input import BatchInput, batch_input, part_frames
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
@@ -35,8 +35,6 @@ BestPaths = list[tuple[Hypothesis, HeadPath | None]]
 # Segments wait for so many batches: more audio to choose from means less padding. At first, fewer
 # (or a smaller batch): a GPU that has nothing to do should not wait. Each time doubles them.
 _FIRST_BATCHES, _MOST_BATCHES = 0.5, 8
-# Numbers of frames and of utterances between powers of two, as of `InferenceGraphs`.
-_FRAME_STEP, _STEPS = 32, 8
 
 
 class BatchDecoder(NamedTuple):
@@ -138,8 +136,8 @@ class SegmentBatches:
         limit = self._most_frames * min(1, self._batches_waiting)
         for item in waiting:
             frames = max(item.frames, waiting[0].frames)
-            padded = round_up(frames, _FRAME_STEP, steps=_STEPS)
-            most = round_down(max(1, int(limit // padded)), 1, steps=_STEPS)
+            padded = GRAPH_PADDING.frames_of(frames)
+            most = GRAPH_PADDING.most_rows(max(1, int(limit // padded)))
             if count >= most:
                 break
             count += 1
