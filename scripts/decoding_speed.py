@@ -38,32 +38,18 @@ from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
-from pruned_rnnt.decode.search.rows import start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.kernels.available import MODES, kernel_report, set_mode
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
-from pruned_rnnt.model.model_config import ModelConfig
-from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.model.zipformer.config import SIZES as PAPER_SIZES
-from pruned_rnnt.model.zipformer.config import zipformer_config
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.documented_parser import documented_parser
+from scripts.random_zipformer import SIZES, random_model
 
 METHODS = ("greedy", "modified_beam", "hotwords", "ngram", "lm")
-# The paper's, and one of 290 million parameters.
-SIZES = {
-    **PAPER_SIZES,
-    "xlarge": zipformer_config(
-        "large",
-        dims=(256, 384, 704, 1088, 704, 384),
-        feedforward_dims=(768, 1152, 2176, 2880, 2176, 1152),
-    ),
-}
 FRAMES_PER_SECOND = 100
 # A measurement ends after this time, even if --repeat is larger.
 _ENOUGH_SECONDS = 10.0
-_EMITTING_FRAMES = 0.2
 # Small, so that random language models do not change the results.
 _LM_SCALE = 0.01
 _PHRASES, _PHRASE_SYMBOLS = 100, 5
@@ -80,36 +66,6 @@ _COLUMNS = {
     "real_time_factor": "real-time factor",
     "times_real_time": "times real time",
 }
-
-
-@torch.no_grad()
-def random_model(
-    size: str,
-    vocab_size: int,
-    features_NTF: Tensor | None = None,
-    emitting_frames: float = _EMITTING_FRAMES,
-) -> TransducerModel:
-    """A Zipformer transducer with random parameters that emits a symbol now and then.
-
-    Args:
-        size: one of `SIZES`.
-        features_NTF: one utterance, in which the fraction `emitting_frames` of frames emits a
-            symbol; default: noise.
-    """
-    torch.manual_seed(0)
-    config = ModelConfig(encoder=SIZES[size], predictor=PredictorConfig(dim=512), joiner_dim=512)
-    model = TransducerModel(config, vocab_size).eval()
-    # Clear decisions, as trained models make.
-    model.joiner.encoder_proj.weight *= 10
-    model.joiner.output_linear.weight *= 10
-    if features_NTF is None:
-        features_NTF = torch.randn(1, 1000, 80)
-    encoded_NTE, _ = model.encode(features_NTF, torch.tensor([features_NTF.size(1)]))
-    lm_ND, *_ = start_predictor(model, 1, encoded_NTE.device)
-    logits_TV = model.joiner(model.joiner.encoder_proj(encoded_NTE[0]), lm_ND)
-    lead_T = logits_TV[:, 1:].amax(dim=1) - logits_TV[:, 0]
-    model.joiner.output_linear.bias[0] += lead_T.quantile(1 - emitting_frames)
-    return model
 
 
 def make_search(method: str, model: TransducerModel) -> Search:

@@ -51,8 +51,8 @@ from pruned_rnnt.transcribe.inputs import AudioInput
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.transcribe_command import run_transcribe
 from scripts.benchmark.results import FOLDER, commit, machine
-from scripts.decoding_speed import SIZES, random_model
 from scripts.documented_parser import documented_parser
+from scripts.random_zipformer import SIZES, random_model
 from scripts.transcribe_stages import timed_stages
 
 _SYMBOLS_PER_SECOND = 2.5
@@ -104,7 +104,7 @@ def emit_symbols(model: TransducerModel, features_NTF: Tensor) -> None:
 
 
 def random_recogniser(size: str, decode: DecodeConfig, device: torch.device) -> Recogniser:
-    """A recogniser with a Zipformer of a size of `decoding_speed` and 500 symbols."""
+    """A recogniser with a Zipformer of a size of `random_zipformer` and 500 symbols."""
     names = " ".join(f"word{index}" for index in range(_VOCABULARY - 3))
     tokenizer = train_tokenizer([names], TokenizerConfig(kind="word"))
     rng = np.random.default_rng(1)
