@@ -1,16 +1,17 @@
 """Whole files in, text out: how many times faster than real time `pruned-rnnt transcribe` is.
 
-    python -m scripts.transcribe_speed RUN                          a trained model
+    python -m scripts.transcribe_speed RUN --recordings FOLDER      a trained model, its speech
     python -m scripts.transcribe_speed --size medium                a Zipformer, random parameters
     python -m scripts.transcribe_speed --size medium decode.precision=bfloat16 \\
         --batch-seconds 1920 3840 --seconds 15 15 --files 768 --keep
 
-Makes wav files (16 kHz, 16 bits) of noise whose level changes like that of speech, and transcribes
-them to text files as the command does: reading, features, encoder, search, texts and writing are
-all counted, loading the model is not. Random models emit 2.5 symbols a second. The first pass over
-the files, which compiles kernels and captures CUDA graphs, is reported by itself; the speed is the
-median of the later ones. The row also has the speed of reading alone, with the threads that the
-command uses, and the seconds of each stage of a pass in which no stage overlaps with another one.
+Makes wav files (16 kHz, 16 bits) of noise whose level changes like that of speech, or of recordings
+joined until they are long enough, and transcribes them to text files as the command does: reading,
+features, encoder, search, texts and writing are all counted, loading the model is not. Random
+models emit 2.5 symbols a second. The first pass over the files, which compiles kernels and captures
+CUDA graphs, is reported by itself; the speed is the median of the later ones. The row also has the
+speed of reading alone, with the threads that the command uses, and the seconds of each stage of a
+pass in which no stage overlaps with another one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from torch import Tensor
 from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.config import load_config
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
+from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -69,13 +71,32 @@ def noise(seconds: float, rng: np.random.Generator) -> FloatArray:
     return samples_S
 
 
+def joined(recordings: Path) -> FloatArray:
+    """(S,) at 16 kHz: all wav and flac files below a folder one after the other, shuffled."""
+    paths = sorted(path for path in recordings.rglob("*") if path.suffix in {".wav", ".flac"})
+    if not paths:
+        raise ValueError(f"--recordings needs a folder with wav or flac files, got {recordings}")
+    np.random.default_rng(0).shuffle(paths)  # type: ignore[arg-type]
+    return np.concatenate([read_audio(path) for path in paths])
+
+
 def make_files(
-    folder: Path, count: int, shortest: float, longest: float
+    folder: Path, count: int, seconds: tuple[float, float], recordings: Path | None = None
 ) -> tuple[list[AudioInput], float]:
-    """Write files of `shortest` to `longest` seconds; returns them and their seconds in total."""
+    """Write files cut from noise or from recordings; returns them and their seconds in total.
+
+    Args:
+        seconds: of the shortest and of the longest file.
+    """
+    shortest, longest = seconds
     rng = np.random.default_rng(0)
-    # Cut from one stretch of noise, which takes long to make.
-    stretch_S = noise(4 * longest, rng)
+    # Cut from one stretch, because noise takes long to make.
+    stretch_S = noise(4 * longest, rng) if recordings is None else joined(recordings)
+    if len(stretch_S) <= SAMPLING_RATE * longest:
+        raise ValueError(
+            f"--recordings has {len(stretch_S) / SAMPLING_RATE:.1f} s of speech, needs more than "
+            f"the longest file (--seconds), {longest:.1f} s"
+        )
     inputs: list[AudioInput] = []
     total = 0
     for index in range(count):
@@ -173,6 +194,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--size", default="medium", choices=SIZES)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--methods", nargs="+", default=_METHODS, choices=_METHODS)
+    options.add_argument(
+        "--recordings", type=Path, metavar="FOLDER", help="wav or flac files instead of noise"
+    )
     options.add_argument("--files", type=int, default=1024, metavar="N")
     options.add_argument(
         "--seconds",
@@ -211,7 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings.insert(0, options.model)
         options.model = None
     with tempfile.TemporaryDirectory() as folder:
-        inputs, audio_seconds = make_files(Path(folder), options.files, *options.seconds)
+        inputs, audio_seconds = make_files(
+            Path(folder), options.files, tuple(options.seconds), options.recordings
+        )
         for method, batch_seconds in product(options.methods, options.batch_seconds):
             chosen = [*settings]
             if batch_seconds is not None:
@@ -220,6 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             assert recogniser.model is not None
             row = {
                 "machine": machine(options.device),
+                "model": "random" if options.model is None else "trained",
+                "audio": "noise" if options.recordings is None else "speech",
                 "method": method,
                 "settings": sorted(chosen),
                 "format": options.format,

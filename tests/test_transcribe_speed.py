@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -17,10 +18,27 @@ from tests.transcribe.random_model import save_random_model
 
 
 def test_files_are_wav_of_15_to_30_seconds(tmp_path: Path) -> None:
-    inputs, seconds = transcribe_speed.make_files(tmp_path, 3, 15.0, 30.0)
+    inputs, seconds = transcribe_speed.make_files(tmp_path, 3, (15.0, 30.0))
     lengths = [soundfile.info(item.path).duration for item in inputs]
     assert sum(lengths) == pytest.approx(seconds)
     assert all(15 <= length <= 30 for length in lengths)
+
+
+def test_recordings_are_joined_and_cut(tmp_path: Path) -> None:
+    recordings, made = tmp_path / "recordings", tmp_path / "made"
+    recordings.mkdir()
+    made.mkdir()
+    for level in (0.25, 0.5):
+        samples_S = np.full(16_000, level, dtype=np.float32)
+        soundfile.write(recordings / f"{level}.wav", samples_S, 16_000, subtype="FLOAT")
+    inputs, seconds = transcribe_speed.make_files(made, 2, (1.5, 1.5), recordings)
+    assert seconds == 3
+    for item in inputs:
+        assert set(np.unique(soundfile.read(item.path)[0])) == {0.25, 0.5}
+    with pytest.raises(ValueError, match=r"has 2\.0 s of speech, needs more than .*, 2\.5 s"):
+        transcribe_speed.make_files(made, 2, (1.5, 2.5), recordings)
+    with pytest.raises(ValueError, match="--recordings needs a folder with wav or flac files"):
+        transcribe_speed.make_files(made, 2, (1.5, 2.5), tmp_path / "none")
 
 
 def test_rows(

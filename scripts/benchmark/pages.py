@@ -119,7 +119,8 @@ def transcribe() -> str:
     lines = [
         [
             row["machine"].partition(" (")[0],
-            f"{row['parameters'] / 1e6:.0f} M",
+            f"{row['parameters'] / 1e6:.0f} M, {row.get('model', 'random')}",
+            row.get("audio", "noise"),
             " ".join(row["settings"]) or "defaults",
             row["method"],
             row.get("format", "text"),
@@ -130,7 +131,7 @@ def transcribe() -> str:
         ]
         for row in rows
     ]
-    header = ["machine", "parameters", "settings", "search", "transcripts", "files"]
+    header = ["machine", "parameters", "audio", "settings", "search", "transcripts", "files"]
     header += ["first pass", "later passes", "reading alone"]
     return markdown(header, lines) + provenance(rows)
 
