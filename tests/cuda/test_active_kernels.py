@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.joiner.active_rows import ROWS_OF_BLOCK
-from tests.cuda.test_kernels import check
-from tests.ops.active_cases import active_calls, list_workspace
+from tests.cuda.test_kernels import check, on_cuda
+from tests.ops.active_cases import active_calls, gradient_calls, list_workspace
 from tests.ops.native_batches import SHAPES, Call, batch_of
 
 pytestmark = [
@@ -51,3 +52,32 @@ def test_lists_of_several_blocks(extra: int, left_out: float) -> None:
     shapes = [(count,), (count + 1,), *[(chunks + 1,)] * 3, (chunks, 5)]
     outputs = tuple(torch.full(shape, -7, dtype=torch.int32) for shape in shapes)
     check(Call("list_active_rows", inputs, outputs), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
+    reason="torch has no grouped products for this GPU",
+)
+@pytest.mark.parametrize("layer_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [8, 24, 512])
+@pytest.mark.parametrize("shape", [*SHAPES, LONGER, WIDE], ids=lambda shape: shape[0])
+def test_gradients_equal_their_fallback(shape, width: int, layer_dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    _, frames, symbols, vocabulary = shape
+    batch = batch_of(frames, symbols, vocabulary)
+    for call in gradient_calls(batch, vocabulary, torch.bfloat16, width, layer_dtype):
+        expected = call.fresh_outputs()
+        FALLBACKS[call.op](*call.inputs, *expected)
+        device_call = on_cuda(call)
+        found = []
+        for _ in range(2):
+            outputs = [None if x is None else x.clone() for x in device_call.outputs]
+            torch.ops.pruned_rnnt.active_gradients(*device_call.inputs, *outputs)
+            found.append(outputs)
+        for got, again, want in zip(*found, expected, strict=True):
+            if got is None or again is None or want is None:
+                continue
+            assert torch.equal(got, again)
+            error = float((got.cpu().double() - want.double()).norm())
+            # Logits are rounded to bfloat16, in different orders of their sums.
+            assert error <= 0.02 * float(want.double().norm()) + 1e-6

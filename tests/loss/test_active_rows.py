@@ -11,7 +11,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner import active_joiner, active_rows, fused_joiner
+from pruned_rnnt.ops.joiner import active_gradients, active_joiner, active_rows, fused_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOGITS, RowStatistics
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
@@ -122,7 +122,7 @@ def test_rows_left_out_are_a_small_part_of_every_frame_and_symbol(
         seen.append((statistics, rows, found))
         return found
 
-    monkeypatch.setattr(active_joiner, "active_rows", remember)
+    monkeypatch.setattr(active_gradients, "active_rows", remember)
     batch = make_batch([300, 211], [60, 17], 13, 0)
     tensors = inputs(batch)
     options = OPTIONS["plain"]
@@ -153,7 +153,8 @@ def test_chunks_begin_at_frames() -> None:
     occupancy = (torch.rand(total) > 0.4).double()
     zeros = torch.zeros(total, dtype=torch.float64)
     statistics = RowStatistics(zeros, occupancy, zeros)
-    found, block_ends = active_rows.active_rows(statistics, rows, 0.0, chunk_rows=5, blocks=3)
+    options = {"left_out": 2.0**-11, "chunk_rows": 5, "blocks": 3}
+    found, block_ends = active_rows.active_rows(statistics, rows, 0.0, **options)
     count = int(occupancy.sum())
     assert found.listed[:count].tolist() == occupancy.nonzero()[:, 0].tolist()
     assert found.begins[0] == 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from pruned_rnnt.ops.common.library import REGULAR
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
-from pruned_rnnt.ops.joiner.active_rows import ROWS_OF_BLOCK, active_rows
+from pruned_rnnt.ops.joiner.active_gradients import ActiveChunks
+from pruned_rnnt.ops.joiner.active_rows import LEFT_OUT, ROWS_OF_BLOCK, active_rows
+from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, RowStatistics
-from tests.ops.native_batches import Batch, Call
+from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from tests.ops.native_batches import Batch, Call, poison
 
 
 def list_workspace(rows: LatticeRows, count: int) -> tuple[Tensor, Tensor]:
@@ -37,7 +42,7 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
         gx, gy = torch.rand(2, total, dtype=acc) * (torch.rand(total) < active_share)
         statistics = RowStatistics(torch.randn(total, dtype=acc), gx, gy)
         chunk_rows = max(3, total // 2)
-        active, block_ends = active_rows(statistics, rows, 0.3, chunk_rows, blocks=5)
+        active, block_ends = active_rows(statistics, rows, 0.3, LEFT_OUT, chunk_rows, blocks=5)
         inputs = (gx, gy, *rows, 0.3, 0.4, chunk_rows, *list_workspace(rows, total))
         # The list is shorter than its room.
         lists = tuple(torch.full_like(x, -7) for x in (*active, block_ends))
@@ -60,3 +65,34 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
                     logits = torch.randn(room, columns).to(dtype)
                     sums = torch.randn(1, columns, dtype=acc)
                     yield Call("active_log_probs_backward", inputs, (logits, sums))
+
+
+def gradient_calls(
+    batch: Batch, vocabulary: int, dtype: torch.dtype, width: int, layer_dtype: torch.dtype
+) -> Iterator[Call]:
+    """All gradients of a packed lattice, half of whose rows are active, in several chunks; and
+    those of am and lm alone."""
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    splits = packed_splits(*lengths, None)
+    columns = vocabulary + -vocabulary % 8
+    sizes = (batch.size, batch.frames, width), (batch.size, batch.symbols + 1, width)
+    shapes = (*sizes, (columns, width), (columns,))
+    scales = (1.0, 1.0, 2 * width**-0.5, 1.0)
+    factors = [
+        (torch.randn(shape) * scale).to(dtype) for shape, scale in zip(shapes, scales, strict=True)
+    ]
+    inputs = JoinerInputs(*factors, batch.targets, *lengths, None, splits)
+    # More room than rows, as for lengths on the device.
+    total = int(splits[-1]) + 5
+    options = LossOptions(0, LOGITS, REGULAR, 0.0, 0.3, 0.0)
+    activation = ACTIVATIONS["tanh"]
+    frames, symbols = batch.frames, batch.symbols
+    plan = JoinerPlan(frames, symbols + 1, [0, total], total, vocabulary, activation, options)
+    gx, gy = torch.rand(2, total) * (torch.rand(total) < 0.5)
+    statistics = RowStatistics(torch.full((total,), math.log(vocabulary) + 2), gx, gy)
+    chunks = ActiveChunks(max(3, total // 4), 5, 64)
+    arguments = (torch.rand(batch.size) + 0.5, *inputs, *plan[:-1], *options, *statistics, *chunks)
+    grads = [poison(*x.shape, dtype=x.dtype) for x in factors[:2]]
+    of_layer = [poison(*x.shape, dtype=layer_dtype) for x in factors[2:]]
+    yield Call("active_gradients", (*arguments, 0.4, 1000), (*grads, *of_layer))
+    yield Call("active_gradients", (*arguments, 0.4, 1000), (*grads, None, None))

@@ -8,7 +8,7 @@
 //
 // Axes: N batch, T frames, S columns, R rows, K chunks, G blocks of the rows of a chunk.
 #include "cuda/common/arithmetic.cuh"
-#include "cuda/common/ops.cuh"
+#include "cuda/joiner/active_ops.cuh"
 #include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
@@ -16,9 +16,10 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Rows of a block are ROWS_OF_BLOCK of active_rows.py; its warps have adjacent groups of 32 rows.
+// Rows of a block are kListedRows; its warps have adjacent groups of 32 rows.
 constexpr int kGroups = 16;
 constexpr int64_t kBlockRows = kWarps * kGroups * 32;
+static_assert(kBlockRows == kListedRows);
 // As _LIMITS of active_rows.py.
 constexpr int kLimits = 16;
 

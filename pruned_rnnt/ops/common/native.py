@@ -34,6 +34,7 @@ COMPOSED = frozenset(
 # Ops that are called where they have CUDA kernels only: their fallbacks state what those compute.
 CUDA_ONLY = frozenset(
     [
+        "active_gradients",
         "active_joiner_rows",
         "active_joiner_rows_backward",
         "active_log_probs_backward",

@@ -35,7 +35,7 @@ from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
 LEFT_OUT = 2.0**-11
 # Limits to choose from.
 _LIMITS = 16
-# Rows that a block of the kernel lists (csrc/cuda/joiner/list_active_rows.cu).
+# Rows that a block of the kernel lists (csrc/cuda/joiner/active_ops.cuh).
 ROWS_OF_BLOCK = 4096
 
 
@@ -113,10 +113,11 @@ def active_rows(
     statistics: RowStatistics,
     rows: LatticeRows,
     fastemit_lambda: float,
+    left_out: float,
     chunk_rows: int,
     blocks: int,
 ) -> tuple[ActiveRows, Tensor]:
-    """The active rows of a whole lattice in chunks of at most chunk_rows + S - 1 rows, and
+    """The active rows of list_active_rows in chunks of at most chunk_rows + S - 1 rows, and
     block_ends (K,blocks)."""
     count = statistics.gx.shape[0]
     chunks = -(-count // chunk_rows)
@@ -131,7 +132,7 @@ def active_rows(
         statistics.gy,
         rows,
         fastemit_lambda,
-        LEFT_OUT,
+        left_out,
         chunk_rows,
         statistics.gx.new_empty(rows.logit_lengths.shape[0], rows.frames + rows.columns),
         numbers(-(-count // ROWS_OF_BLOCK), ROWS_OF_BLOCK // 32 + 1),

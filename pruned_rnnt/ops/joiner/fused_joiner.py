@@ -4,8 +4,7 @@ logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chun
 The hidden rows and logits of one chunk are in a reused workspace, and log_probs keeps three numbers
 a row. The backward pass computes each chunk again, from the last, which the workspace still holds,
 to the first; it turns the logits into gradients in place and sums the gradients of weight, bias, am
-and lm. V' is V rounded up to a multiple of 8: 16-bit matrix products of other widths take more
-than twice the time.
+and lm.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
@@ -33,6 +31,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
     fused_log_probs_backward,
 )
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
+from pruned_rnnt.ops.joiner.output_layer import padded_output, padded_width
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
@@ -43,7 +42,6 @@ ACTIVE_WORKSPACE_BYTES = 112 << 20
 _LARGE_GRADIENT_BYTES = 64 << 20
 # The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
-_WIDTH_MULTIPLE = 8
 
 
 def _workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
@@ -164,18 +162,9 @@ def ragged_chunk_offsets(
     return offsets if offsets[-1] == row else [*offsets, row]
 
 
-def _padded_output(weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor]:
-    """weight and bias (zeros if None) with rows of zeros up to V' (differentiable)."""
-    missing = -weight_VD.shape[0] % _WIDTH_MULTIPLE
-    if bias_V is None:
-        bias_V = weight_VD.new_zeros(weight_VD.shape[0])
-    if missing:
-        weight_VD, bias_V = pad(weight_VD, (0, 0, 0, missing)), pad(bias_V, (0, missing))
-    return weight_VD.contiguous(), bias_V.contiguous()
-
-
 class PlannedJoiner(NamedTuple):
-    """The arguments of joiner_loss. active: None if the backward pass computes all rows."""
+    """The arguments of joiner_loss. active: None if the backward pass computes all rows; otherwise
+    weight and bias are those of ActiveLoss."""
 
     inputs: JoinerInputs
     plan: JoinerPlan
@@ -217,14 +206,14 @@ def planned_joiner(
     dtype = product_dtype(am, lm, weight)
     batch, frames, hidden = am.shape
     host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
-    am, lm, weight = (x.to(dtype).contiguous() for x in (am, lm, weight))
-    padded = _padded_output(weight, None if bias is None else bias.to(dtype))
+    am, lm = (x.to(dtype).contiguous() for x in (am, lm))
+    width = padded_width(weight.shape[0])
     splits, rows = None, batch * frames * columns
     if host_lengths is not None:
         splits = packed_splits(*host_lengths, None if start is None else columns)
         rows = int(splits[-1])
         splits = splits.to(utterances.targets.device, non_blocking=True)
-    gradient_bytes = padded[0].numel() * accumulator(dtype).itemsize
+    gradient_bytes = width * hidden * accumulator(dtype).itemsize
     is_active = (
         skips_rows
         and start is None
@@ -236,17 +225,20 @@ def planned_joiner(
     chunks = row_chunks(
         rows,
         columns,
-        logit_bytes=padded[0].shape[0] * dtype.itemsize,
+        logit_bytes=width * dtype.itemsize,
         hidden_bytes=hidden * dtype.itemsize,
         gradient_bytes=gradient_bytes,
         host_lengths=host_lengths if start is None else None,
         workspace_bytes=ACTIVE_WORKSPACE_BYTES if is_active else None,
     )
     plan = JoinerPlan(frames, columns, *chunks, vocabulary, activation, options)
-    inputs = JoinerInputs(am, lm, *padded, *utterances.tensors, start, splits)
     active = None
     if is_active:
-        active = ActivePlan.of(plan, hidden, padded[0].shape[0], host_lengths is None)
+        active = ActivePlan.of(plan, hidden, width, host_lengths is None)
+        bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    else:
+        weight, bias = padded_output(weight, bias, dtype)
+    inputs = JoinerInputs(am, lm, weight, bias, *utterances.tensors, start, splits)
     return PlannedJoiner(inputs, plan, active)
 
 

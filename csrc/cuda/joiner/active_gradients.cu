@@ -1,0 +1,228 @@
+// active_gradients: the list of active rows, and the gradients of the joiner over one chunk of them
+// after the other. Contract: pruned_rnnt/ops/joiner/active_gradients.py, whose loop calls the same
+// kernels: from here a launch takes the host a few microseconds.
+//
+// Axes: N batch, T frames, U symbols, S = U + 1 columns, D joiner dim, V' logits, R rows, C rows of
+// a chunk, K chunks, G blocks of its rows, P parts of the rows.
+#include <vector>
+
+#include "cuda/common/vector_access.cuh"
+#include "cuda/joiner/active_ops.cuh"
+#include "cuda/joiner/arriving.cuh"
+#include "cuda/joiner/grouped_products.cuh"
+
+namespace pruned_rnnt::cuda {
+namespace {
+
+using scalar = BFloat16;
+using real = acc_type<scalar>;
+constexpr int kThreads = 256;
+constexpr int kWidth = 16 / sizeof(scalar);
+// Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
+constexpr int64_t kBiasColumns = 8;
+uint32_t blocks_for(int64_t threads) { return uint32_t((threads + kThreads - 1) / kThreads); }
+
+// layer (V',D+8): weight (V',D), bias and zeros, the factors of hidden rows with their 1 and zeros.
+__global__ void __launch_bounds__(kThreads)
+    layer_kernel(const scalar* __restrict__ weight, const scalar* __restrict__ bias, int32_t D,
+                 int32_t vectors, scalar* __restrict__ layer) {
+  const int32_t pitch = D / kWidth + 1, i = int32_t(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= vectors) return;
+  const int32_t row = i / pitch, column = (i - row * pitch) * kWidth;
+  Vector<scalar, kWidth> value{};
+  if (column < D) {
+    value = load_vector<kWidth>(weight + int64_t(row) * D + column);
+  } else {
+    value.x[0] = bias[row];
+  }
+  store_vector<kWidth>(layer + int64_t(i) * kWidth, value);
+}
+
+// sums (n): the sum of the G products (G,n) of a chunk, added to what the chunks before it had.
+__global__ void __launch_bounds__(kThreads)
+    add_products_kernel(const scalar* __restrict__ products, const int32_t* __restrict__ rows,
+                        int32_t G, int64_t n, bool add, real* __restrict__ sums) {
+  if (add && *rows == 0) return;
+  const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
+  if (at >= n) return;
+  constexpr int ahead = 4;
+  real sum[kWidth] = {};
+  for (int32_t first = 0; first < G; first += ahead) {
+    Vector<scalar, kWidth> value[ahead];
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) {
+      value[k] = Vector<scalar, kWidth>{};
+      if (first + k < G) value[k] = load_vector<kWidth>(products + (first + k) * n + at);
+    }
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) {
+#pragma unroll
+      for (int v = 0; v < kWidth; ++v) sum[v] += static_cast<real>(value[k].x[v]);
+    }
+  }
+  constexpr int part = 16 / sizeof(real);
+#pragma unroll
+  for (int begin = 0; begin < kWidth; begin += part) {
+    Vector<real, part> total{};
+    if (add) total = load_vector<part>(static_cast<const real*>(sums + at + begin));
+#pragma unroll
+    for (int v = 0; v < part; ++v) total.x[v] += sum[begin + v];
+    store_vector<part>(sums + at + begin, total);
+  }
+}
+
+// Rounds n elements, a multiple of kWidth.
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const real* __restrict__ x, int64_t n, scalar* __restrict__ out) {
+  const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kWidth;
+  if (at >= n) return;
+  constexpr int part = 16 / sizeof(real);
+  Vector<scalar, kWidth> result;
+#pragma unroll
+  for (int begin = 0; begin < kWidth; begin += part) {
+    const Vector<real, part> value = load_vector<part>(x + at + begin);
+#pragma unroll
+    for (int v = 0; v < part; ++v) result.x[begin + v] = static_cast<scalar>(value.x[v]);
+  }
+  store_vector<kWidth>(out + at, result);
+}
+
+// A gradient of the output layer: `sums` is the gradient itself, or a workspace that is rounded.
+struct LayerGradient {
+  LayerGradient(const Tensor& like, const OptionalTensor& out) : out_(out) {
+    if (!out.has_value()) return;
+    sums_ = out->scalar_type() == ScalarType::Float
+                ? *out
+                : torch::stable::new_empty(like, out->sizes(), ScalarType::Float);
+  }
+  bool wanted() const { return out_.has_value(); }
+  const Tensor& sums() const { return *sums_; }
+  void finish(const Launcher& launch) const {
+    if (!wanted() || out_->scalar_type() == ScalarType::Float) return;
+    STD_TORCH_CHECK(out_->scalar_type() == ScalarType::BFloat16,
+                    "active_gradients has gradients in float32 or bfloat16");
+    const int64_t n = out_->numel();
+    launch(round_kernel, blocks_for(n / kWidth), kThreads, 0, data_of<real>(*sums_), n,
+           mutable_data_of<scalar>(*out_));
+  }
+
+ private:
+  const OptionalTensor& out_;
+  OptionalTensor sums_;
+};
+
+View numbers(const Tensor& memory, int64_t& used, std::array<int64_t, kMostDims> sizes, int dims) {
+  std::array<int64_t, kMostDims> strides{};
+  int64_t count = 1;
+  for (int i = dims - 1; i >= 0; --i) {
+    strides[i] = count;
+    count *= sizes[i];
+  }
+  const View view(mutable_data_of<int32_t>(memory) + used, ScalarType::Int, dims, sizes, strides);
+  used += count;
+  return view;
+}
+
+void zero(const Launcher& launch, const Tensor& x) {
+  check(cudaMemsetAsync(x.data_ptr(), 0, size_t(x.numel() * element_bytes(x.scalar_type())),
+                        launch.stream()),
+        "filling with zeros");
+}
+
+}  // namespace
+
+void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Tensor& am,
+                      const View& lm, const Tensor& weight, const View& bias, const View& targets,
+                      const View& logit_lengths, const View& target_lengths,
+                      const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                      int64_t S, std::vector<int64_t>, int64_t, int64_t vocabulary,
+                      int64_t activation, int64_t blank, int64_t mode, int64_t, double,
+                      double fastemit_lambda, double clamp, const View& lse, const View& gx,
+                      const View& gy, int64_t chunk_rows, int64_t G, int64_t P, double left_out,
+                      int64_t patience, const Tensor& grad_am, const Tensor& grad_lm,
+                      const OptionalTensor& grad_weight, const OptionalTensor& grad_bias) {
+  using torch::stable::new_empty;
+  const int64_t R = gx.numel(), N = am.size(0), D = am.size(2), columns = weight.size(0);
+  const int64_t K = (R + chunk_rows - 1) / chunk_rows, pitch = D + kBiasColumns;
+  STD_TORCH_CHECK(am.scalar_type() == ScalarType::BFloat16 && grad_am.is_contiguous() &&
+                      grad_lm.is_contiguous() && weight.is_contiguous() && D % kWidth == 0 &&
+                      columns % kWidth == 0 && R <= INT_MAX - kListedRows,
+                  "active_gradients takes contiguous bfloat16 of widths that are multiples of 8");
+
+  // --- the list --------------------------------------------------------------------------------
+  const int64_t blocks = (R + kListedRows - 1) / kListedRows, words = kListedRows / 32 + 1;
+  const Tensor memory =
+      new_empty(am, {K * G + 2 * R + 1 + 3 * (K + 1) + blocks * words}, ScalarType::Int);
+  int64_t used = 0;
+  // In front, for the alignment of the products' ends.
+  const View block_ends = numbers(memory, used, {K, G}, 2);
+  const View listed = numbers(memory, used, {R}, 1), places = numbers(memory, used, {R + 1}, 1);
+  const View begins = numbers(memory, used, {K + 1}, 1),
+             utterances = numbers(memory, used, {K + 1}, 1);
+  const View frames = numbers(memory, used, {K + 1}, 1);
+  const View found = numbers(memory, used, {blocks, words}, 2);
+  const Tensor limits = new_empty(am, {N, T + S}, ScalarType::Float);
+  list_active_rows(launch, gx, gy, logit_lengths, target_lengths, start, row_splits, T, S,
+                   fastemit_lambda, left_out, chunk_rows, View(limits), found, listed, places,
+                   begins, utterances, frames, block_ends);
+  Arriving total(launch, view_of<1>(memory, {1}, {1}, K * G + 2 * R));
+
+  // --- what the chunks add to ------------------------------------------------------------------
+  const Tensor layer = new_empty(weight, {columns, pitch});
+  launch(layer_kernel, blocks_for(columns * pitch / kWidth), kThreads, 0, data_of<scalar>(weight),
+         data_of<scalar>(bias), int32_t(D), int32_t(columns * pitch / kWidth),
+         mutable_data_of<scalar>(layer));
+  const Tensor layer_t = view_of<2>(layer, {pitch, columns}, {1, pitch});
+  const Tensor lm_sums = new_empty(am, {N, lm.size(1), D}, ScalarType::Float);
+  const Tensor bias_sums = new_empty(am, {P, columns}, ScalarType::Float);
+  for (const Tensor* sums : {&grad_am, &lm_sums, &bias_sums}) zero(launch, *sums);
+  const LayerGradient weight_gradient(am, grad_weight), bias_gradient(am, grad_bias);
+  // A chunk ends with the frame in which it becomes full.
+  const int64_t C = std::min(chunk_rows + S, R);
+  const Tensor hidden = new_empty(am, {C, pitch});
+  const Tensor hidden_columns = view_of<2>(hidden, {C, D}, {pitch, 1});
+
+  // --- the chunks ------------------------------------------------------------------------------
+  const View am_view(am), grad_loss_view(grad_loss), hidden_view(hidden), bias_sums_view(bias_sums);
+  const View grad_am_view(grad_am), lm_sums_view(lm_sums);
+  for (int64_t k = 0; k < K; ++k) {
+    if (k > 0) {
+      const std::optional<int64_t> rows = total.value(std::chrono::microseconds(patience));
+      if (rows.has_value() && k * chunk_rows >= *rows) break;
+    }
+    const Tensor ends = view_of<1>(memory, {G}, {1}, k * G);
+    const Tensor size = view_of<1>(memory, {1}, {1}, k * G + G - 1);
+    active_joiner_rows(launch, am_view, lm, logit_lengths, target_lengths, start, row_splits, T, S,
+                       listed, places, begins, utterances, frames, k, activation, hidden_view);
+    const Tensor logits = multiply_first_rows(hidden, layer_t, size);
+    active_log_probs_backward(launch, grad_loss_view, lse, gx, gy, targets, logit_lengths,
+                              target_lengths, start, row_splits, T, S, listed, places, begins,
+                              utterances, frames, k, vocabulary, blank, mode, fastemit_lambda,
+                              clamp, View(logits), bias_sums_view);
+    if (weight_gradient.wanted()) {
+      const Tensor products = row_block_products(logits, hidden_columns, ends);
+      const int64_t n = columns * D;
+      launch(add_products_kernel, blocks_for(n / kWidth), kThreads, 0, data_of<scalar>(products),
+             data_of<int32_t>(size), int32_t(G), n, k > 0,
+             mutable_data_of<real>(weight_gradient.sums()));
+    }
+    const Tensor grad_hidden = multiply_first_rows(logits, weight, size);
+    active_joiner_rows_backward(launch, View(grad_hidden), hidden_view, logit_lengths,
+                                target_lengths, start, row_splits, T, S, listed, places, begins,
+                                utterances, frames, k, activation, grad_am_view, lm_sums_view);
+  }
+
+  // --- the results -----------------------------------------------------------------------------
+  launch(round_kernel, blocks_for(lm_sums.numel() / kWidth), kThreads, 0, data_of<real>(lm_sums),
+         lm_sums.numel(), mutable_data_of<scalar>(grad_lm));
+  weight_gradient.finish(launch);
+  if (!bias_gradient.wanted()) return;
+  const int64_t parts = std::max<int64_t>(1, P / 32);
+  const Tensor partial = new_empty(am, {parts, columns}, ScalarType::Float);
+  column_sums(launch, bias_sums_view, false, View(partial), View(bias_gradient.sums()));
+  bias_gradient.finish(launch);
+}
+
+PRUNED_RNNT_CUDA_OP(active_gradients)
+
+}  // namespace pruned_rnnt::cuda

@@ -1,0 +1,45 @@
+// Host functions of the ops over active rows, which active_gradients calls. Contracts:
+// pruned_rnnt/ops/joiner/active_rows.py.
+#pragma once
+
+#include "cuda/common/ops.cuh"
+
+namespace pruned_rnnt::cuda {
+
+void list_active_rows(const Launcher& launch, const View& gx, const View& gy,
+                      const View& logit_lengths, const View& target_lengths,
+                      const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                      int64_t S, double fastemit_lambda, double left_out, int64_t chunk_rows,
+                      const View& limits, const View& found, const View& listed, const View& places,
+                      const View& begins, const View& utterances, const View& frames,
+                      const View& block_ends);
+
+void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
+                        const View& logit_lengths, const View& target_lengths,
+                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                        int64_t S, const View& listed, const View& places, const View& begins,
+                        const View& utterances, const View& frames, int64_t k, int64_t activation,
+                        const View& hidden);
+
+void active_log_probs_backward(const Launcher& launch, const View& grad_loss, const View& lse,
+                               const View& gx, const View& gy, const View& targets,
+                               const View& logit_lengths, const View& target_lengths,
+                               const OptionalView& start, const OptionalView& row_splits, int64_t T,
+                               int64_t S, const View& listed, const View& places,
+                               const View& begins, const View& utterances, const View& frames,
+                               int64_t k, int64_t vocabulary, int64_t blank, int64_t mode,
+                               double fastemit_lambda, double clamp, const View& logits,
+                               const View& sums);
+
+void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden,
+                                 const View& hidden, const View& logit_lengths,
+                                 const View& target_lengths, const OptionalView& start,
+                                 const OptionalView& row_splits, int64_t T, int64_t S,
+                                 const View& listed, const View& places, const View& begins,
+                                 const View& utterances, const View& frames, int64_t k,
+                                 int64_t activation, const View& grad_am, const View& grad_lm);
+
+// Rows that a block of list_active_rows lists: ROWS_OF_BLOCK of active_rows.py.
+constexpr int64_t kListedRows = 4096;
+
+}  // namespace pruned_rnnt::cuda
