@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pruned_rnnt.ops.common import needed_chunks as module
+from pruned_rnnt.host_copy import HostCopy
 from pruned_rnnt.ops.common.needed_chunks import needed_chunks
 
 
@@ -13,10 +13,10 @@ def test_chunks_behind_a_known_total_are_left_out(total: int, expected: int) -> 
 
 
 def test_all_chunks_come_until_the_total_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrives = iter([None, None, 25])
-    monkeypatch.setattr(module._Arriving, "value", lambda _: next(arrives, 25))
+    arrives = iter([False, False])
+    monkeypatch.setattr(HostCopy, "arrived", lambda _: next(arrives, True))
     assert list(needed_chunks(torch.tensor(25), 10, 9)) == [0, 1, 2]
-    arrives = iter([None] * 9)
+    arrives = iter([False] * 9)
     assert list(needed_chunks(torch.tensor(25), 10, 9)) == list(range(9))
 
 
