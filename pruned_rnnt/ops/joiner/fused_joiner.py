@@ -9,6 +9,7 @@ and lm.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -210,8 +211,11 @@ def planned_joiner(
     width = padded_width(weight.shape[0])
     splits, rows = None, batch * frames * columns
     if host_lengths is not None:
-        splits = packed_splits(*host_lengths, None if start is None else columns)
-        rows = int(splits[-1])
+        lengths = zip(*(x.tolist() for x in host_lengths), strict=True)
+        rows_N = [t * (u + 1 if start is None else columns) for t, u in lengths]
+        # In Python: the tensor operations on a few lengths would take longer.
+        splits = torch.tensor([0, *accumulate(rows_N)])
+        rows = sum(rows_N)
         splits = splits.to(utterances.targets.device, non_blocking=True)
     gradient_bytes = width * hidden * accumulator(dtype).itemsize
     is_active = (

@@ -46,9 +46,11 @@ def run_recursion(px: Tensor, py: Tensor, rows: LatticeRows, options: LossOption
     gx, gy = px.new_empty((2, *px.shape)).unbind(0)
     total = px.new_empty(rows.logit_lengths.shape)
     work = split_workspace(px, total.shape[0], rows.columns, rows.frames)
-    flat = LatticeSums(total, gx.view(-1), gy.view(-1))
+    flat = (px, py, gx, gy)
+    if px.dim() > 1:
+        flat = (px.view(-1), py.view(-1), gx.view(-1), gy.view(-1))
     topology = (options.rnnt_type, options.delay_penalty)
-    band_lattice(px.view(-1), py.view(-1), rows, *topology, work, flat)
+    band_lattice(*flat[:2], rows, *topology, work, LatticeSums(total, *flat[2:]))
     return LatticeSums(total, gx, gy)
 
 
