@@ -10,7 +10,7 @@ from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.joiner.active_rows import ROWS_OF_BLOCK
 from tests.cuda.test_kernels import check, on_cuda
-from tests.ops.active_cases import active_calls, gradient_calls, list_workspace
+from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, list_workspace
 from tests.ops.native_batches import SHAPES, Call, batch_of
 
 pytestmark = [
@@ -81,3 +81,11 @@ def test_gradients_equal_their_fallback(shape, width: int, layer_dtype: torch.dt
             error = float((got.cpu().double() - want.double()).norm())
             # Logits are rounded to bfloat16, in different orders of their sums.
             assert error <= 0.02 * float(want.double().norm()) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "layer_dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+def test_output_layers_equal_their_fallback(layer_dtype: torch.dtype) -> None:
+    for call in layer_calls(layer_dtype, torch.bfloat16):
+        check(call, rtol=0, atol=0)

@@ -96,3 +96,11 @@ def gradient_calls(
     of_layer = [poison(*x.shape, dtype=layer_dtype) for x in factors[2:]]
     yield Call("active_gradients", (*arguments, 0.4, 1000), (*grads, *of_layer))
     yield Call("active_gradients", (*arguments, 0.4, 1000), (*grads, None, None))
+
+
+def layer_calls(layer_dtype: torch.dtype, dtype: torch.dtype) -> Iterator[Call]:
+    """Output layers of widths that are multiples of 8 and others, small and large."""
+    for rows, width in ((3, 8), (8, 8), (503, 512), (5000, 24)):
+        layer = torch.randn(rows, width).to(layer_dtype), torch.randn(rows).to(layer_dtype)
+        shapes = (rows + -rows % 8, width), (rows + -rows % 8,)
+        yield Call("output_layer", layer, tuple(poison(*shape, dtype=dtype) for shape in shapes))

@@ -39,6 +39,7 @@ CUDA_ONLY = frozenset(
         "active_joiner_rows_backward",
         "active_log_probs_backward",
         "list_active_rows",
+        "output_layer",
     ]
 )
 

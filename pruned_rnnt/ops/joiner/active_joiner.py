@@ -38,7 +38,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
     fused_log_probs,
 )
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics, log_probs
-from pruned_rnnt.ops.joiner.output_layer import padded_output
+from pruned_rnnt.ops.joiner.output_layer import converted_output
 from pruned_rnnt.ops.joiner.row_loss import run_recursion
 
 # Lattices of fewer rows have so little work that more launches would take longer.
@@ -135,7 +135,7 @@ class ActiveLoss(torch.autograd.Function):
         *tensors, plan, active_plan = arguments
         given = JoinerInputs(*tensors)
         # Here, so that their gradients need not be rounded to the dtype of the products.
-        weight, bias = padded_output(given.weight, given.bias, given.am.dtype)
+        weight, bias = converted_output(given.weight, given.bias, given.am.dtype)
         inputs = given._replace(weight=weight, bias=bias)
         px, py, lse = _scores(inputs, plan, active_plan)
         total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
