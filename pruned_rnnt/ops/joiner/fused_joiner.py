@@ -21,7 +21,12 @@ from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.active_joiner import ActiveLoss, ActivePlan, uses_active_rows
+from pruned_rnnt.ops.joiner.active_joiner import (
+    CHUNK_BYTES,
+    ActiveLoss,
+    ActivePlan,
+    uses_active_rows,
+)
 from pruned_rnnt.ops.joiner.fused_log_probs import (
     DurationRows,
     JoinerGradients,
@@ -36,10 +41,10 @@ from pruned_rnnt.ops.joiner.output_layer import padded_output, padded_width
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
-# of the weight's gradient: where that is large, a chunk is as large as both together. Less before a
-# backward pass over active rows, whose chunks need less.
+# of the weight's gradient: where that is large, a chunk is as large as both together. Before a
+# backward pass over active rows, no more than its own chunks take.
 WORKSPACE_BYTES = 224 << 20
-ACTIVE_WORKSPACE_BYTES = 112 << 20
+ACTIVE_WORKSPACE_BYTES = CHUNK_BYTES
 _LARGE_GRADIENT_BYTES = 64 << 20
 # The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
