@@ -54,6 +54,10 @@ def test_lists_of_several_blocks(extra: int, left_out: float) -> None:
     check(Call("list_active_rows", inputs, outputs), rtol=0, atol=0)
 
 
+def in_float64(x: object) -> object:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
     reason="torch has no grouped products for this GPU",
@@ -61,13 +65,13 @@ def test_lists_of_several_blocks(extra: int, left_out: float) -> None:
 @pytest.mark.parametrize("layer_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [8, 24, 512])
 @pytest.mark.parametrize("shape", [*SHAPES, LONGER, WIDE], ids=lambda shape: shape[0])
-def test_gradients_equal_their_fallback(shape, width: int, layer_dtype: torch.dtype) -> None:
+def test_gradients_are_near_float64(shape, width: int, layer_dtype: torch.dtype) -> None:
     torch.manual_seed(5)
     _, frames, symbols, vocabulary = shape
     batch = batch_of(frames, symbols, vocabulary)
     for call in gradient_calls(batch, vocabulary, torch.bfloat16, width, layer_dtype):
-        expected = call.fresh_outputs()
-        FALLBACKS[call.op](*call.inputs, *expected)
+        expected = [None if x is None else x.double() for x in call.outputs]
+        FALLBACKS[call.op](*map(in_float64, call.inputs), *expected)
         device_call = on_cuda(call)
         found = []
         for _ in range(2):
@@ -78,9 +82,8 @@ def test_gradients_equal_their_fallback(shape, width: int, layer_dtype: torch.dt
             if got is None or again is None or want is None:
                 continue
             assert torch.equal(got, again)
-            error = float((got.cpu().double() - want.double()).norm())
-            # Logits are rounded to bfloat16, in different orders of their sums.
-            assert error <= 0.02 * float(want.double().norm()) + 1e-6
+            # In bfloat16, the fallback on the CPU is wrong by up to 1.1%.
+            assert float((got.cpu() - want).norm()) <= 0.02 * float(want.norm())
 
 
 @pytest.mark.parametrize(
