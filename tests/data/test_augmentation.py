@@ -9,19 +9,26 @@ import pytest
 import torch
 
 from pruned_rnnt.data.audio.features import audio_features
+from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import (
     LOG_ENERGY_PER_DB,
     AugmentationConfig,
     FeatureAugmenter,
     SpecAugmentConfig,
     add_noise,
+    limit_band,
     stretch_time,
     warp_frequency,
 )
 from tests.data.spoken_corpus import noise
 
 EVERYTHING = AugmentationConfig(
-    tempo=0.2, frequency_warp=0.2, tilt_db=6.0, volume_db=6.0, noise_probability=0.7
+    tempo=0.2,
+    frequency_warp=0.2,
+    tilt_db=6.0,
+    volume_db=6.0,
+    noise_probability=0.7,
+    band_limit_probability=0.7,
 )
 NO_SPEC_AUGMENT = SpecAugmentConfig(enabled=False)
 
@@ -107,6 +114,28 @@ def test_noise_has_the_wanted_level(snr_db: float, features_TF: torch.Tensor) ->
     added = (noisy.double().exp() - features_TF.double().exp()).sum()
     ratio_db = (features_TF.double().exp().sum() / added).log() / LOG_ENERGY_PER_DB
     assert ratio_db.item() == pytest.approx(snr_db, abs=0.2)
+
+
+def test_limit_band_is_like_a_recording_at_a_lower_rate() -> None:
+    samples_S = noise(2.0)
+    narrow_S = resample(resample(samples_S, 16000, 8000), 8000, 16000)
+    narrow_S = (np.round(narrow_S * 32768) / 32768).astype(np.float32)
+    wanted_F = audio_features(narrow_S).mean(0)
+    wide_TF = audio_features(samples_S)
+    limited_F = limit_band(wide_TF, 4000.0, np.random.default_rng(1)).mean(0)
+    # The flank of the resampling filter is wider than a bin, and it lets a little pass.
+    assert (limited_F - wanted_F)[:58].abs().max() < 0.2
+    assert limited_F[66:].max() < wanted_F[66:].max() < wide_TF.mean(0)[66:].min() - 5
+
+
+def test_band_limit_is_drawn_per_utterance(features_TF: torch.Tensor) -> None:
+    config = AugmentationConfig(band_limit_probability=0.5, spec_augment=NO_SPEC_AUGMENT)
+    augment = FeatureAugmenter(config, seed=3)
+    changed = [
+        not torch.equal(augment(features_TF, epoch=0, cut_id=str(cut)), features_TF)
+        for cut in range(40)
+    ]
+    assert 10 < sum(changed) < 30
 
 
 def test_volume_is_a_gain(features_TF: torch.Tensor) -> None:

@@ -27,6 +27,11 @@ from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 # A decibel of energy in natural-log units.
 LOG_ENERGY_PER_DB = math.log(10.0) / 10.0
+# How much a band limit weakens what it removes.
+_STOP_BAND_DB = 80.0
+# Range of the log-mel energy that the quantisation of samples to 16 bits leaves; features have a
+# floor of about -16.
+_SAMPLE_NOISE = (-16.5, -14.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,8 @@ class AugmentationConfig:
     tilt_db: largest rise or fall in dB from the lowest to the highest mel bin, which imitates
         other microphones.
     volume_db: largest gain or loss in dB.
+    band_limit_probability, band_limit_hz: probability that the frequencies above a cutoff are lost,
+        as in telephone speech and recordings at 8 kHz, and range of the cutoff in Hz.
     noise_probability, noise_snr_db: probability that stationary coloured noise is added, and range
         of its signal-to-noise ratio in dB.
     noise_cuts: path of a lhotse CutSet (`*.jsonl.gz`) of recorded noises to mix in. They need
@@ -83,6 +90,8 @@ class AugmentationConfig:
     frequency_warp: float = 0.0
     tilt_db: float = 0.0
     volume_db: float = 0.0
+    band_limit_probability: float = 0.0
+    band_limit_hz: tuple[float, float] = (3400.0, 4500.0)
     noise_probability: float = 0.0
     noise_snr_db: tuple[float, float] = (10.0, 30.0)
     noise_cuts: str = ""
@@ -93,6 +102,7 @@ class AugmentationConfig:
         section = "data.augmentation"
         check_fractions(section, self, "tempo", "frequency_warp", below_one=True)
         check_fractions(section, self, "noise_probability", "noise_cuts_probability")
+        check_fractions(section, self, "band_limit_probability")
         check_at_least(section, self, tilt_db=0, volume_db=0)
 
 
@@ -182,7 +192,7 @@ class FeatureAugmenter:
     def _changes_sound(self) -> bool:
         c = self.config
         amounts = (c.tempo, c.frequency_warp, c.noise_probability, c.volume_db, c.tilt_db)
-        return any(amount > 0 for amount in amounts)
+        return any(amount > 0 for amount in (*amounts, c.band_limit_probability))
 
     def _change_sound(self, features_TF: Tensor, rng: np.random.Generator) -> Tensor:
         config = self.config
@@ -198,6 +208,9 @@ class FeatureAugmenter:
         if gain_db != 0 or tilt_db != 0:
             gain_F = gain_db + tilt_db * torch.linspace(-0.5, 0.5, features_TF.shape[1])
             features_TF = features_TF + gain_F * LOG_ENERGY_PER_DB
+        # Drawn only if set, so that the other draws of earlier configurations stay the same.
+        if config.band_limit_probability > 0 and rng.uniform() < config.band_limit_probability:
+            features_TF = limit_band(features_TF, rng.uniform(*config.band_limit_hz), rng)
         return features_TF
 
 
@@ -219,9 +232,7 @@ def warp_frequency(
     (piecewise-linear warp of Lee and Rose 1996, as in vocal tract length perturbation).
     """
     bins = features_TF.shape[1]
-    high_hz = sampling_rate / 2 - 400.0
-    mel_F = np.linspace(_mel(low_hz), _mel(high_hz), bins + 2)[1:-1]
-    hz_F = 700.0 * (np.exp(mel_F / 1127.0) - 1.0)
+    mel_F, hz_F = _bin_centres(bins, sampling_rate, low_hz)
     top_hz = hz_F[-1]
     knee_hz = 0.8 * top_hz * min(1.0, factor)
     # The source frequency of each target bin.
@@ -230,6 +241,30 @@ def warp_frequency(
     left_F = torch.from_numpy(np.minimum(position_F.astype(np.int64), bins - 2))
     weight_F = torch.from_numpy((position_F - left_F.numpy()).astype(np.float32))
     return features_TF[:, left_F] * (1 - weight_F) + features_TF[:, left_F + 1] * weight_F
+
+
+def limit_band(
+    features_TF: Tensor,
+    cutoff_hz: float,
+    rng: np.random.Generator,
+    *,
+    sampling_rate: int = 16000,
+    low_hz: float = 20.0,
+) -> Tensor:
+    """Removes what is above `cutoff_hz` from (T, F); the noise of 16-bit samples is left there."""
+    frames, bins = features_TF.shape
+    _, hz_F = _bin_centres(bins, sampling_rate, low_hz)
+    gain_F = torch.from_numpy(-_STOP_BAND_DB * LOG_ENERGY_PER_DB * (hz_F > cutoff_hz))
+    level = rng.uniform(*_SAMPLE_NOISE)
+    noise_TF = torch.from_numpy(level + np.log(rng.gamma(4.0, 0.25, size=(frames, bins))))
+    return torch.logaddexp(features_TF + gain_F.float(), noise_TF.float())
+
+
+def _bin_centres(bins: int, sampling_rate: int, low_hz: float) -> tuple[np.ndarray, np.ndarray]:
+    """The centres of the mel bins, in mel and in Hz."""
+    high_hz = sampling_rate / 2 - 400.0
+    mel_F = np.linspace(_mel(low_hz), _mel(high_hz), bins + 2)[1:-1]
+    return mel_F, 700.0 * (np.exp(mel_F / 1127.0) - 1.0)
 
 
 def _mel(hz: float | np.ndarray) -> np.ndarray:
