@@ -3,7 +3,8 @@
 Only this module and config_keys use OmegaConf. A configuration class is a frozen, keyword-only
 dataclass beside the code that it configures; nested ones make sections. A YAML file holds
 differences from the defaults only, and may extend another file of the same folder with
-`base: other.yaml`.
+`base: other.yaml`. If it chooses another `kind` of a section, the settings that its base has there
+do not count, because they are those of the other kind.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def load_config(
     """
     layers: list[tuple[str, Any]] = [(base[0], dict(base[1]))] if base is not None else []
     if yaml_path is not None:
-        layers += _read_with_bases(config_file(yaml_path), seen=())
+        files = _read_with_bases(config_file(yaml_path), seen=())
+        _drop_other_kinds(cls, files)
+        layers += files
     layers += [(f"override '{item}'", _parse_override(item)) for item in overrides]
     return _merge(cls, layers)
 
@@ -248,6 +251,25 @@ def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
             for _, node in choices:
                 node["kind"] = last
     return start
+
+
+def _drop_other_kinds(cls: type, files: list[tuple[str, Any]]) -> None:
+    """Removes a base's settings of a section for which a later file chooses another kind."""
+    from omegaconf import OmegaConf
+
+    start = OmegaConf.structured(cls)
+    for key, _ in _sections_with_kinds(cls):
+        kind = OmegaConf.select(start, key)["kind"]
+        earlier: list[Any] = []
+        for _, values in files:
+            node = OmegaConf.select(values, key)
+            if not isinstance(node, MutableMapping):
+                continue
+            if node.get("kind", kind) != kind:
+                for other in earlier:
+                    other.clear()
+                kind, earlier = node["kind"], []
+            earlier.append(node)
 
 
 def _sections_with_kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Mapping[str, type]]]:

@@ -213,6 +213,17 @@ def test_section_of_several_kinds(tmp_path: Path) -> None:
     assert back == Experiment()
 
 
+def test_another_kind_drops_the_settings_of_the_base(tmp_path: Path) -> None:
+    write(tmp_path / "first.yaml", "picture: {shape: {radius: 2.0}}\n")
+    text = "base: first.yaml\npicture: {shape: {kind: polygon, sides: [5]}}\n"
+    second = write(tmp_path / "second.yaml", text)
+    assert load_config(Experiment, second).picture.shape == Polygon(sides=(5,))
+    third = write(tmp_path / "third.yaml", "base: second.yaml\npicture: {shape: {kind: circle}}\n")
+    assert load_config(Experiment, third).picture.shape == Circle()
+    same = write(tmp_path / "same.yaml", "base: first.yaml\npicture: {shape: {kind: circle}}\n")
+    assert load_config(Experiment, same).picture.shape == Circle(radius=2.0)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
