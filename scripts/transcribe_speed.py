@@ -73,7 +73,9 @@ def noise(seconds: float, rng: np.random.Generator) -> FloatArray:
 
 def joined(recordings: Path) -> FloatArray:
     """(S,) at 16 kHz: all wav and flac files below a folder one after the other, shuffled."""
-    paths = sorted(path for path in recordings.rglob("*") if path.suffix in {".wav", ".flac"})
+    paths = sorted(
+        path for path in recordings.rglob("*") if path.suffix.lower() in {".wav", ".flac"}
+    )
     if not paths:
         raise ValueError(f"--recordings needs a folder with wav or flac files, got {recordings}")
     np.random.default_rng(0).shuffle(paths)  # type: ignore[arg-type]
