@@ -60,6 +60,7 @@ from scripts.transcribe_stages import timed_stages
 _SYMBOLS_PER_SECOND = 2.5
 _SECONDS = 20.0
 _VOCABULARY = 500
+_FORMATS = (".flac", ".ogg", ".wav")
 _METHODS = ("greedy", "modified_beam")
 
 
@@ -72,12 +73,12 @@ def noise(seconds: float, rng: np.random.Generator) -> FloatArray:
 
 
 def joined(recordings: Path) -> FloatArray:
-    """(S,) at 16 kHz: all wav and flac files below a folder one after the other, shuffled."""
-    paths = sorted(
-        path for path in recordings.rglob("*") if path.suffix.lower() in {".wav", ".flac"}
-    )
+    """(S,) at 16 kHz: all audio files below a folder one after the other, shuffled."""
+    paths = sorted(path for path in recordings.rglob("*") if path.suffix.lower() in _FORMATS)
     if not paths:
-        raise ValueError(f"--recordings needs a folder with wav or flac files, got {recordings}")
+        raise ValueError(
+            f"--recordings needs a folder with {', '.join(_FORMATS)} files, got {recordings}"
+        )
     np.random.default_rng(0).shuffle(paths)  # type: ignore[arg-type]
     return np.concatenate([read_audio(path) for path in paths])
 
@@ -197,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--methods", nargs="+", default=_METHODS, choices=_METHODS)
     options.add_argument(
-        "--recordings", type=Path, metavar="FOLDER", help="wav or flac files instead of noise"
+        "--recordings", type=Path, metavar="FOLDER", help="speech instead of noise"
     )
     options.add_argument("--files", type=int, default=1024, metavar="N")
     options.add_argument(

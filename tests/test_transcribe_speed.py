@@ -37,7 +37,7 @@ def test_recordings_are_joined_and_cut(tmp_path: Path) -> None:
         assert set(np.unique(soundfile.read(item.path)[0])) == {0.25, 0.5}
     with pytest.raises(ValueError, match=r"has 2\.0 s of speech, needs more than .*, 2\.5 s"):
         transcribe_speed.make_files(made, 2, (1.5, 2.5), recordings)
-    with pytest.raises(ValueError, match="--recordings needs a folder with wav or flac files"):
+    with pytest.raises(ValueError, match=r"--recordings needs a folder with .*[.]wav files"):
         transcribe_speed.make_files(made, 2, (1.5, 2.5), tmp_path / "none")
 
 
