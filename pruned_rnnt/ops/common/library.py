@@ -69,7 +69,7 @@ def op(fallback: Callable[..., None]) -> Callable[..., None]:
         fields: list[Any] = []
         for x in arguments:
             if isinstance(x, tuple):
-                fields += x
+                fields.extend(x)  # torch.compile of torch 2.11 knows no += of named tuples
             else:
                 fields.append(x)
         overload(*fields)
