@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.export.output_layer import output_layer
 from pruned_rnnt.export.streaming_graphs import streaming_graph
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 
 OPSET = 20
 # Range of T that torch.export assumes; ONNX files accept any length of at least one encoder frame.

@@ -100,8 +100,8 @@ class StatelessPredictor(Predictor):
             self.convolution = nn.Conv1d(
                 config.dim, config.dim, config.context_size, groups=config.dim // 4, bias=False
             )
-        # Of `_looked_up`, with the versions of the parameters that they were made of.
-        self._tables: tuple[tuple[tuple[int, int], ...], list[Tensor]] | None = None
+        # Of `context_tables`, with the versions of the parameters that they were made of.
+        self._tables: tuple[tuple[tuple[int, int], ...], Tensor] | None = None
         self._clock = Clock()
         probability = _BALANCER_PROBABILITY if config.balancers else 0.0
         self.embedding_balancer = _balancer(self._clock, probability)
@@ -138,16 +138,11 @@ class StatelessPredictor(Predictor):
         return self(context_RC)[:, 0], (context_RC,)
 
     def _looked_up(self, context_RC: Tensor) -> Tensor:
-        """Output (R, P) after the contexts, from a table for each of their places.
+        """Output (R, P) after the contexts.
 
         A convolution of so few numbers takes the CPU many times as long as its sums.
         """
-        weights = [self.embedding.weight]
-        weights += [] if self.convolution is None else [self.convolution.weight]
-        versions = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
-        if self._tables is None or self._tables[0] != versions:
-            self._tables = (versions, self._make_tables())
-        tables = self._tables[1]
+        tables = self.context_tables()
         if self.convolution is None:
             return tables[0][context_RC[:, 0]]
         summed_RP = tables[0][context_RC[:, 0]]
@@ -155,21 +150,31 @@ class StatelessPredictor(Predictor):
             summed_RP = summed_RP + tables[place][context_RC[:, place]]
         return torch.relu(summed_RP)
 
-    def _make_tables(self) -> list[Tensor]:
-        """For each place of the context, (V + 1, P): what each symbol adds to the output.
+    def context_tables(self) -> Tensor:
+        """(C, V + 1, P): what each symbol at each place of the context adds to the output, which
+        for a context of several symbols goes through a ReLU. The last row, that of -1, is zero.
 
-        The last row, that of -1, is zero.
+        The result is kept until a parameter changes; it has no gradient.
         """
+        weights = [self.embedding.weight]
+        weights += [] if self.convolution is None else [self.convolution.weight]
+        versions = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
+        if self._tables is None or self._tables[0] != versions:
+            self._tables = (versions, self._make_tables())
+        return self._tables[1]
+
+    def _make_tables(self) -> Tensor:
         embedded_VP = nn.functional.pad(self.embedding.weight.detach(), (0, 0, 0, 1))
         if self.convolution is None:
-            return [embedded_VP]
+            return embedded_VP[None]
         # Each group has four channels.
         embedded_GV4 = embedded_VP.unflatten(1, (-1, 4)).transpose(0, 1)
         weight_GO4C = self.convolution.weight.detach().unflatten(0, (-1, 4))
-        return [
+        places = [
             (embedded_GV4 @ weight_GO4C[..., place].mT).transpose(0, 1).flatten(1)
             for place in range(self.context_size)
         ]
+        return torch.stack(places)
 
     def forward_targets(self, targets_NU: Tensor) -> Tensor:
         self._clock.start_batch()

@@ -16,11 +16,12 @@ import torch
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
 from pruned_rnnt.decode.search import frame_graph
-from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
+from pruned_rnnt.decode.search.back_pointers import trace_hypotheses
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, start_predictor
+from pruned_rnnt.ops.search.beam_frames import BeamSteps
 from tests.decode.search_model import VOCAB, encoded, make_model
 
 
@@ -87,8 +88,7 @@ def test_blocks_equal_the_loop(frames: int, max_symbols: int) -> None:
 
 def best_paths(steps: Rows, beam: Rows) -> list[list[Hypothesis]]:
     score_NB, order_NB = beam[0].sort(dim=1, descending=True, stable=True)
-    by_frame = zip(*(step_NTB.unbind(1) for step_NTB in steps), strict=True)
-    return trace_hypotheses(order_NB, score_NB, [BeamStep(*step) for step in by_frame])
+    return trace_hypotheses(order_NB, score_NB, BeamSteps(*steps))
 
 
 @pytest.mark.parametrize("frames", [32, 33, 80])

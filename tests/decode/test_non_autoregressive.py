@@ -10,9 +10,10 @@ from torch import Tensor
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
-from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from tests.decode.search_model import UNKNOWN, encoded, make_model
 
 LENGTHS = [9, 4, 1, 0]

@@ -14,12 +14,14 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.search import beam
+from pruned_rnnt.decode.search import host_beam
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
-from pruned_rnnt.decode.search.hypothesis import joint_log_probs
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.lstm_predictor import LstmPredictor
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from tests.decode.search_model import (
     UNKNOWN,
     VOCAB,
@@ -202,26 +204,58 @@ def test_results_of_other_settings_have_other_names() -> None:
 
 
 @pytest.mark.parametrize("context_size", [1, 2])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scores", ["none", "internal", "all"])
 def test_beams_on_the_host_find_what_beams_on_a_device_find(
-    context_size: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+    context_size: int, scores: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_model(context_size, hat=fused)
+    model = make_model(context_size, hat=scores != "none")
     frames, lengths = encoded([40, 3, 0, 17])
     hotwords = [Hotword(symbols=(3, 4), bonus=2.0), Hotword(symbols=(4, 4, 3), bonus=1.0)]
     options: dict[str, Any] = {"beam_size": 4, "num_best": 4, "silent_symbols": [UNKNOWN]}
-    if fused:
-        options |= {"scorers": [HotwordScorer(hotwords, VOCAB)], "ilm_scale": 0.2}
+    if scores != "none":
+        options["ilm_scale"] = 0.2
+    if scores == "all":
+        options["scorers"] = [HotwordScorer(hotwords, VOCAB)]
     on_host = modified_beam_search(model, frames, lengths, **options)
     # No predictor is one of these, so the other loop runs.
-    monkeypatch.setattr(beam, "StatelessPredictor", LstmPredictor)
+    monkeypatch.setattr(host_beam, "StatelessPredictor", LstmPredictor)
     on_device = modified_beam_search(model, frames, lengths, **options)
     assert [len(found) for found in on_host] == [len(found) for found in on_device]
-    assert len(on_host[0]) == 4
-    for one, other in zip(itertools.chain(*on_host), itertools.chain(*on_device), strict=True):
+    assert len(on_host[0]) >= 3
+    _assert_same(on_host, on_device)
+
+
+def _assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    for one, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
         assert (one.symbols, one.frames) == (other.symbols, other.frames)
         assert one.score == pytest.approx(other.score, abs=1e-4)
         assert one.symbol_scores == pytest.approx(other.symbol_scores, abs=1e-4)
+
+
+def test_joiners_and_dtypes_that_the_op_does_not_take_find_the_same() -> None:
+    model = make_model()
+    frames, lengths = encoded([20, 5])
+    expected = modified_beam_search(model, frames, lengths, num_best=4)
+    calls = []
+    hook = model.joiner.output_linear.register_forward_hook(lambda *_: calls.append(1))
+    _assert_same(modified_beam_search(model, frames, lengths, num_best=4), expected)
+    hook.remove()
+    assert len(calls) == 20
+    doubled = modified_beam_search(model.double(), frames.double(), lengths, num_best=4)
+    _assert_same(doubled, expected)
+
+
+def test_one_search_follows_parameters_that_change() -> None:
+    model, other = make_model(), make_model(seed=9)
+    frames, lengths = encoded([20, 5])
+    search = ModifiedBeamSearch(model)
+    before = search(frames, lengths)
+    with torch.no_grad():
+        for own, new in zip(model.parameters(), other.parameters(), strict=True):
+            own.copy_(new)
+    expected = ModifiedBeamSearch(other)(frames, lengths)
+    _assert_same(search(frames, lengths), expected)
+    assert before[0][0].symbols != expected[0][0].symbols
 
 
 @pytest.mark.parametrize(("context_size", "lstm"), [(1, False), (2, False), (2, True)])

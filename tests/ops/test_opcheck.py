@@ -12,6 +12,7 @@ from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from tests.ops.active_cases import active_calls, gradient_calls, layer_calls
+from tests.ops.beam_cases import beam_frames_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of, poison
 from tests.ops.native_cases import all_calls
 
@@ -55,6 +56,7 @@ def first_calls() -> dict[str, tuple]:
         fused_calls(),
         ctc_calls(),
         scale_calls(),
+        beam_frames_calls([3, 2], 6),
         # Their kernels take bfloat16 only.
         active_calls(batch, 6, torch.bfloat16, width=8),
         gradient_calls(batch, 6, torch.bfloat16, 8, torch.float32),

@@ -3,19 +3,11 @@
 //
 // Axes: N utterances, T frames, U symbols, D joiner dimension.
 #include "cpu/common/fresh_memory.h"
+#include "cpu/common/hidden_row.h"
 #include "cpu/common/rows.h"
-#include "joiner_options.h"
 
 namespace pruned_rnnt {
 namespace {
-
-template <Activation activation, typename real>
-PRUNED_RNNT_INLINE real activate(real x) {
-  if (activation == Activation::kTanh) return tanh_of(x);
-  // Written so that NaN stays NaN.
-  if (activation == Activation::kRelu) return x < 0 ? real(0) : x;
-  return x;
-}
 
 // Derivative of the activation as a function of the activated value.
 template <Activation activation, typename real>
@@ -24,20 +16,6 @@ PRUNED_RNNT_INLINE real slope(real value) {
   if (activation == Activation::kRelu) return value > 0 ? real(1) : real(0);
   return 1;
 }
-
-template <Activation activation>
-struct HiddenRow {
-  template <typename scalar>
-  static PRUNED_RNNT_INLINE void run(const scalar* am, const scalar* lm, int64_t D,
-                                     scalar* hidden) {
-    using real = acc_type<scalar>;
-#pragma omp simd
-    for (int64_t d = 0; d < D; ++d) {
-      const real sum = static_cast<real>(am[d]) + static_cast<real>(lm[d]);
-      hidden[d] = static_cast<scalar>(activate<activation>(sum));
-    }
-  }
-};
 
 template <Activation activation>
 struct GradientRow {

@@ -1,35 +1,13 @@
 // log_probs: log-probabilities of blank and of the next symbol at every lattice node, and the
 // gradient of the loss by the logits. Contract: pruned_rnnt/ops/joiner/log_probs.py.
 #include "cpu/common/fresh_memory.h"
+#include "cpu/common/log_sum_exp.h"
 #include "cpu/common/rows.h"
 #include "joiner_options.h"
 #include "symbol_table.h"
 
 namespace pruned_rnnt {
 namespace {
-
-struct LogSumExp {
-  template <typename scalar>
-  static PRUNED_RNNT_INLINE acc_type<scalar> run(const scalar* x, int64_t size) {
-    using real = acc_type<scalar>;
-    const real shift = finite_or_zero(row_maximum<real>(x, size));
-    return shift + std::log(sum_of_exp<real>(x, size, shift));
-  }
-};
-
-// The log-sum-exp of a row without its blank.
-struct LogSumExpNonBlank {
-  template <typename scalar>
-  static PRUNED_RNNT_INLINE acc_type<scalar> run(const scalar* x, int64_t size, int64_t blank) {
-    using real = acc_type<scalar>;
-    const scalar* above = x + blank + 1;
-    const int64_t size_above = size - blank - 1;
-    const real shift =
-        finite_or_zero(std::max(row_maximum<real>(x, blank), row_maximum<real>(above, size_above)));
-    return shift +
-           std::log(sum_of_exp<real>(x, blank, shift) + sum_of_exp<real>(above, size_above, shift));
-  }
-};
 
 // unit(v) = weight * exp(x(v) - lse), clamped to [-clamp, clamp] if clamp > 0, times scale.
 struct SoftmaxGradient {
@@ -53,11 +31,6 @@ struct SoftmaxGradient {
     }
   }
 };
-
-template <typename real>
-real log_sigmoid(real x) {
-  return std::min(x, real(0)) - std::log1p(std::exp(-std::fabs(x)));
-}
 
 template <typename real>
 real sigmoid(real x) {
@@ -89,11 +62,11 @@ void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_
       const real blank_logit = static_cast<real>(x[blank]);
       real emit_base = 0;
       if (mode == LogitMode::kHat) {
-        normaliser[r] = run_vectorised<LogSumExpNonBlank>(x, V, blank);
+        normaliser[r] = total(run_vectorised<LogSumExpNonBlank>(x, V, blank));
         stay[r] = log_sigmoid(blank_logit);
         emit_base = log_sigmoid(-blank_logit);
       } else {
-        if (mode == LogitMode::kSoftmax) normaliser[r] = run_vectorised<LogSumExp>(x, V);
+        if (mode == LogitMode::kSoftmax) normaliser[r] = total(run_vectorised<LogSumExp>(x, V));
         if (normaliser[r] != minus_infinity<real>) stay[r] = blank_logit - normaliser[r];
       }
       const int32_t symbol = symbols.emitted_from(node);

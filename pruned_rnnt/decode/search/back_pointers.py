@@ -6,47 +6,56 @@ Axes: N batch, B beam, K best, T frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.pending import Pending
+from pruned_rnnt.ops.search.beam_frames import BeamSteps
 
 
-@dataclass(frozen=True)
-class BeamStep:
-    """The origin of each row of the beam in a frame: parent row, symbol (-1: none), added score."""
+def stack_steps(frames: Sequence[BeamSteps], like_NB: Tensor) -> BeamSteps:
+    """The steps of all frames, of those of each frame (N, B); like_NB: int64, for no frames."""
+    if not frames:
+        empty = like_NB[:, None, :][:, :0]
+        return BeamSteps(empty, empty, empty.float())
+    return BeamSteps(*(torch.stack(field, dim=1) for field in zip(*frames, strict=True)))
 
-    parent_NB: Tensor
-    symbol_NB: Tensor
-    added_NB: Tensor
 
-
-def trace_hypotheses(
-    kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]
-) -> list[list[Hypothesis]]:
+def trace_hypotheses(kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps) -> list[list[Hypothesis]]:
     """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
     return pending_trace(kept_NK, score_NK, steps).result()
 
 
 def pending_trace(
-    kept_NK: Tensor, score_NK: Tensor, steps: Sequence[BeamStep]
+    kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps
 ) -> Pending[list[list[Hypothesis]]]:
     """The same, without waiting for the device."""
-    symbols_NKT = torch.full((*kept_NK.shape, 1), -1)
-    added_NKT = torch.zeros(*kept_NK.shape, 1)
-    if steps:
-        rows = [kept_NK]
-        for step in reversed(steps[1:]):
-            rows.append(step.parent_NB.gather(1, rows[-1]))
-        row_NKT = torch.stack(rows[::-1], dim=-1)
-        symbol_NBT = torch.stack([step.symbol_NB for step in steps], dim=-1)
-        added_NBT = torch.stack([step.added_NB for step in steps], dim=-1)
-        symbols_NKT = symbol_NBT.gather(1, row_NKT)
-        added_NKT = added_NBT.gather(1, row_NKT)
+    row_NTB = _rows_of_last(steps.parent)
+    row_NTK = row_NTB.gather(2, kept_NK[:, None].expand(-1, row_NTB.size(1), -1))
+    symbols_NKT = steps.symbol.gather(2, row_NTK).transpose(1, 2)
+    added_NKT = steps.added.gather(2, row_NTK).transpose(1, 2)
     return Pending([score_NK, symbols_NKT, added_NKT], _hypotheses)
+
+
+def _rows_of_last(parent_NTB: Tensor) -> Tensor:
+    """(N, T, B): the row in each frame that each row of the last frame comes from.
+
+    In as many steps as the number of frames has bits: after each one the rows are those of twice as
+    many frames later.
+    """
+    frames = parent_NTB.size(1)
+    own_B = torch.arange(parent_NTB.size(2), device=parent_NTB.device)
+    own_NTB = own_B.expand_as(parent_NTB)
+    # The origin of a row of the next frame; the last frame has none.
+    row_NTB = torch.cat((parent_NTB[:, 1:], own_NTB[:, :1]), dim=1)
+    later = 1
+    while later < frames:
+        further_NTB = row_NTB[:, :-later].gather(2, row_NTB[:, later:])
+        row_NTB = torch.cat((further_NTB, row_NTB[:, -later:]), dim=1)
+        later *= 2
+    return row_NTB
 
 
 def _hypotheses(tensors: Sequence[Tensor]) -> list[list[Hypothesis]]:

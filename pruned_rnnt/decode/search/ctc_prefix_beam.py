@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import BeamStep, trace_hypotheses
-from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after
+from pruned_rnnt.decode.search.back_pointers import stack_steps, trace_hypotheses
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, take_rows
@@ -31,6 +30,8 @@ from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, adva
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_ctc_head, silent_mask
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+from pruned_rnnt.ops.search.beam_frames import BeamSteps
+from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,14 @@ class CtcPrefixBeamSearch:
         log_probs_NTV.masked_fill_(self._silent_V, -torch.inf)
         lengths_N = lengths.to(encoded_NTE.device)
         beam = self._start(len(encoded_NTE), encoded_NTE.device)
-        steps: list[BeamStep] = []
+        steps: list[BeamSteps] = []
         for t in range(log_probs_NTV.size(1)):
             beam, step = self._grow(beam, log_probs_NTV[:, t], (lengths_N > t)[:, None])
             steps.append(step)
         score_NB = beam.total_NB + beam.fusion_NB
         score_NB = add_final_scores(score_NB, self.scorers, beam.scorers)
-        found = trace_hypotheses(*best_rows(score_NB, self.num_best), steps)
+        stacked = stack_steps(steps, beam.hash_NB)
+        found = trace_hypotheses(*best_rows(score_NB, self.num_best), stacked)
         return _with_times(found, log_probs_NTV, lengths_N)
 
     def _start(self, batch: int, device: torch.device) -> _Beam:
@@ -140,7 +142,7 @@ class CtcPrefixBeamSearch:
             tuple(scorer.start(rows, device) for scorer in self.scorers),
         )
 
-    def _grow(self, beam: _Beam, log_probs_NV: Tensor, alive_N1: Tensor) -> tuple[_Beam, BeamStep]:
+    def _grow(self, beam: _Beam, log_probs_NV: Tensor, alive_N1: Tensor) -> tuple[_Beam, BeamSteps]:
         """Keep or extend each hypothesis, and keep the best B; ended utterances do not change."""
         vocab_size = log_probs_NV.size(1)
         stay_blank_NB = beam.total_NB + log_probs_NV[:, BLANK, None]
@@ -157,7 +159,7 @@ class CtcPrefixBeamSearch:
         parent_NB = torch.where(stays_NB, index_NB, place_NB // vocab_size)
         symbol_NB = place_NB % vocab_size
         unmoved_NB = torch.arange(self.beam_size, device=parent_NB.device).expand_as(parent_NB)
-        step = BeamStep(
+        step = BeamSteps(
             torch.where(alive_N1, parent_NB, unmoved_NB),
             torch.where(stays_NB | ~alive_N1, -1, symbol_NB),
             torch.zeros_like(stay_NB),
@@ -181,11 +183,11 @@ class CtcPrefixBeamSearch:
         )
         return grown.where(alive_N1, beam), step
 
-    def _advanced(self, beam: _Beam, step: BeamStep) -> tuple[Rows, ...]:
+    def _advanced(self, beam: _Beam, step: BeamSteps) -> tuple[Rows, ...]:
         """The scorers' states after a frame; those of ended utterances do not change."""
-        batch = len(step.parent_NB)
-        first_N1 = torch.arange(batch, device=step.parent_NB.device)[:, None] * self.beam_size
-        parent_R, symbol_R = (first_N1 + step.parent_NB).flatten(), step.symbol_NB.flatten()
+        batch = len(step.parent)
+        first_N1 = torch.arange(batch, device=step.parent.device)[:, None] * self.beam_size
+        parent_R, symbol_R = (first_N1 + step.parent).flatten(), step.symbol.flatten()
         emits_R = symbol_R >= 0
         symbol_R = symbol_R.masked_fill(~emits_R, BLANK)
         states = [take_rows(rows, parent_R) for rows in beam.scorers]

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import joint_log_probs
 from pruned_rnnt.decode.search.rows import Rows, take_rows
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 
 # Speech has about eight frames per symbol. With many utterances, matrix products are large anyway.
 _SPAN, _SPAN_OF_MANY, _MANY = 8, 4, 16

@@ -1,112 +1,104 @@
-"""Beams on the CPU: sequences and contexts as numbers in Python, to do only what a frame needs.
+"""Beams on the CPU, which a compiled op searches: all frames at once, or with scorers of symbols
+until they are needed again.
 
-In most frames few hypotheses emit a symbol. Contexts of a stateless predictor occur again and
-again, in other hypotheses and later frames; each is computed once per batch.
-
-Axes: R = N * B rows of a beam, C context size, D joiner width.
+Axes: N batch, T encoder frames, D joiner width, B beam, V vocabulary; R = N * B rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.search.beam_frames import BeamModel, BeamState, BeamSteps, beam_frames
+from pruned_rnnt.ops.step.step_plan import plain_parameters
 
-Context = tuple[int, ...]
+
+def host_beam_model(model: TransducerModel, silent_V: Tensor) -> BeamModel | None:
+    """What the op needs of a model; None if it cannot search it: the model must be on the CPU in
+    float32, with a stateless predictor and plain linear layers in the joiner."""
+    joiner, predictor = model.joiner, model.predictor
+    layers = (joiner.decoder_proj, joiner.output_linear)
+    parameters = plain_parameters(layers, torch.device("cpu"))
+    if parameters is None or not isinstance(predictor, StatelessPredictor):
+        return None
+    tables = predictor.context_tables()
+    if any(x.dtype != torch.float32 for x in (tables, *parameters)):
+        return None
+    decoder_weight, decoder_bias, output_weight, output_bias = (
+        x.detach().contiguous() for x in parameters
+    )
+    return BeamModel(
+        tables,
+        decoder_weight,
+        decoder_bias,
+        output_weight,
+        output_bias,
+        silent_V,
+        predictor.blank,
+        ACTIVATIONS[joiner.activation],
+        model.loss_config.hat,
+    )
 
 
 class HostBeam:
-    """The sequences of the rows of a beam.
+    """The beams of a batch, and the frames that they were searched in.
+
+    Args:
+        score_NB, predictor: of the rows at the start: scores, and output and context of the
+            predictor.
 
     Attributes:
-        sequences: for each row, a number that equal sequences of an utterance share.
-        lengths: symbols of each row.
+        state: of the rows after `frame` frames.
+        steps: of these frames.
     """
 
-    def __init__(self, model: TransducerModel, batch: int, beam: int) -> None:
+    def __init__(
+        self, model: BeamModel, am_NTD: Tensor, lengths_N: Tensor, score_NB: Tensor, predictor: Rows
+    ) -> None:
         self._model = model
-        self._beam = beam
-        self._blank = model.predictor.blank
-        self.sequences = [n for n in range(batch) for _ in range(beam)]
-        self.lengths = [0] * (batch * beam)
-        self._after: dict[tuple[int, int], int] = {}
-        output_RP, (context_RC,) = model.predictor.start(1, torch.device("cpu"))
-        start: Context = tuple(context_RC[0].tolist())
-        self._contexts = [start] * (batch * beam)
-        self._places: dict[Context, int] = {start: 0}
-        self._table: Tensor = model.joiner.decoder_proj(output_RP)
-        self._chosen = [0] * (batch * beam)
+        self._am_NTD = am_NTD.contiguous()
+        self._lengths_N = lengths_N.long().contiguous()
+        self._end = torch.zeros(1, dtype=torch.int64)
+        batch, frames, _ = am_NTD.shape
+        shape = (batch, frames, score_NB.size(1))
+        hash_NB, length_NB = torch.zeros((2, *score_NB.shape), dtype=torch.int64).unbind()
+        lm_NBD, context_NBC = (x.unflatten(0, score_NB.shape).clone() for x in predictor)
+        self.state = BeamState(score_NB.clone(), hash_NB, length_NB, lm_NBD, context_NBC)
+        parent_NTB, symbol_NTB = torch.empty((2, *shape), dtype=torch.int64).unbind()
+        self.steps = BeamSteps(parent_NTB, symbol_NTB, score_NB.new_empty(shape))
 
     @property
-    def predicted_RD(self) -> Tensor:
-        """(R, D): the projected output of the predictor after each sequence."""
-        return self._table[torch.tensor(self._chosen)]
+    def frame(self) -> int:
+        return int(self._end)
 
-    def grow(self, parents: Sequence[int], symbols: Sequence[int]) -> bool:
-        """Take these rows and append their symbols; False if all rows stay as they are."""
-        blank, batch = self._blank, len(self.sequences) // self._beam
-        emits = [symbol != blank for symbol in symbols]
-        if not any(emits) and list(parents) == list(range(len(parents))):
-            return False
-        self.lengths = [
-            self.lengths[parent] + emit for parent, emit in zip(parents, emits, strict=True)
-        ]
-        sequences, contexts = [], []
-        for parent, symbol in zip(parents, symbols, strict=True):
-            sequence, context = self.sequences[parent], self._contexts[parent]
-            if symbol != blank:
-                key = (sequence, symbol)
-                sequence = self._after.setdefault(key, batch + len(self._after))
-                context = (*context[1:], symbol)
-            sequences.append(sequence)
-            contexts.append(context)
-        self.sequences, self._contexts = sequences, contexts
-        self._compute([each for each in dict.fromkeys(contexts) if each not in self._places])
-        self._chosen = [self._places[context] for context in contexts]
-        return True
+    @property
+    def has_frames_left(self) -> bool:
+        return self.frame < self._am_NTD.size(1)
 
-    def _compute(self, contexts: Sequence[Context]) -> None:
-        """Add rows for new contexts to the table."""
-        if not contexts:
-            return
-        context_AC = torch.tensor(contexts)
-        # A step drops the first symbol of the old context and appends the new one.
-        before_AC = context_AC.roll(1, dims=1)
-        output_AP, _ = self._model.predictor.step(context_AC[:, -1], (before_AC,))
-        for context in contexts:
-            self._places[context] = len(self._places)
-        self._table = torch.cat((self._table, self._model.joiner.decoder_proj(output_AP)))
+    def search(self, fusion_NBV: Tensor | None) -> None:
+        """Search the next frames: all that are left, or with scores of other models until a
+        sequence or the order of the rows changes."""
+        fusion_NBV = None if fusion_NBV is None else fusion_NBV.contiguous()
+        beam_frames(
+            self._am_NTD,
+            self._lengths_N,
+            self.frame,
+            fusion_NBV,
+            self._model,
+            self.state,
+            self.steps,
+            self._end,
+        )
 
-    def merged(self, scores: Sequence[float]) -> list[float] | None:
-        """As `merge_equal`, of the scores of all rows; None if no sequences are equal."""
-        found: list[float] = []
-        changed = False
-        for row in range(0, len(scores), self._beam):
-            totals: dict[int, list[float]] = {}
-            for sequence, score in zip(
-                self.sequences[row : row + self._beam], scores[row:], strict=False
-            ):
-                if sequence in totals:
-                    totals[sequence].append(score)
-                    found.append(-math.inf)
-                    changed = True
-                else:
-                    totals[sequence] = [score]
-                    found.append(0.0)
-            sums = iter(totals.values())
-            for place in range(row, row + self._beam):
-                if found[place] == 0.0:
-                    found[place] = _log_sum(next(sums))
-        return found if changed else None
-
-
-def _log_sum(scores: Sequence[float]) -> float:
-    """Logarithm of the sum of the exponentials."""
-    highest = max(scores)
-    if len(scores) == 1 or highest == -math.inf:
-        return highest
-    return highest + math.log(math.fsum(math.exp(score - highest) for score in scores))
+    def last_step(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each row, (R,): the row that it comes from, the symbol or blank, and whether it is a
+        symbol."""
+        parent_NB, symbol_NB = (x[:, self.frame - 1] for x in self.steps[:2])
+        first_N1 = torch.arange(len(parent_NB))[:, None] * parent_NB.size(1)
+        emits_NB = symbol_NB >= 0
+        symbol_NB = symbol_NB.masked_fill(~emits_NB, self._model.blank)
+        return (first_N1 + parent_NB).flatten(), symbol_NB.flatten(), emits_NB.flatten()

@@ -1,13 +1,11 @@
-"""The result of a search, and the log-probabilities that searches use."""
+"""The result of a search, and the function that searches call the joiner by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 # Logits of the joiner for projected encoder frames and projected predictor output.
 JoinerFunction = Callable[[Tensor, Tensor], Tensor]
@@ -30,19 +28,3 @@ class Hypothesis:
     score: float
     symbol_scores: tuple[float, ...]
     durations: tuple[int, ...] = ()
-
-
-def joint_log_probs(logits: Tensor, blank: int, hat: bool) -> Tensor:
-    """(..., V) logits -> float32 log-probabilities of blank and symbols.
-
-    With `hat` (arXiv 2003.07705), blank has a sigmoid; a softmax over symbols divides the rest.
-    """
-    if not hat:
-        return logits.float().log_softmax(dim=-1)
-    logits = logits.float()
-    blank_logit = logits[..., blank : blank + 1]
-    is_blank = torch.arange(logits.size(-1), device=logits.device) == blank
-    symbols = logits.masked_fill(is_blank, -torch.inf).log_softmax(dim=-1)
-    return torch.where(
-        is_blank, functional.logsigmoid(blank_logit), functional.logsigmoid(-blank_logit) + symbols
-    )

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, pending_hypotheses
-from pruned_rnnt.decode.search.hypothesis import Hypothesis, joint_log_probs
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.search_arguments import silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 
 
 class NonAutoregressiveSearch(DeviceSearch[list[Hypothesis]]):

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.beam_rows import best_rows, hash_after, merge_equal
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
@@ -28,6 +27,7 @@ from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_sym
 from pruned_rnnt.decode.search.tdt_states import StepStates
 from pruned_rnnt.decode.search.tdt_trace import TraceStep, trace_tdt_hypotheses
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 
 # Default number of rounds per frame; the time of the search is proportional to it.
 DEFAULT_ROUNDS = 3

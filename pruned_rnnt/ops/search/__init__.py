@@ -1,0 +1,1 @@
+"""Ops of searches: the frames of a beam search."""

@@ -1,0 +1,104 @@
+"""Calls of beam_frames on random models.
+
+Axes: N batch, T frames, B beam, C context, P predictor width, D joiner width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.search.beam_frames import BeamModel, BeamState, BeamSteps
+from tests.ops.native_batches import NEG_INF, Call
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamCase:
+    """lengths: frames of each utterance; begin: the first frame; fusion: with scores of another
+    model; blank_logit: added to that of blank."""
+
+    lengths: list[int]
+    vocabulary: int
+    beam: int = 4
+    context: int = 2
+    predictor: int = 12
+    joiner: int = 20
+    blank: int = 0
+    activation: str = "tanh"
+    hat: bool = False
+    fusion: bool = False
+    begin: int = 0
+    silent: tuple[int, ...] = ()
+    blank_logit: float = 2.0
+
+
+def beam_model(case: BeamCase) -> BeamModel:
+    V, P, D = case.vocabulary, case.predictor, case.joiner
+    tables = torch.randn(case.context, V + 1, P)
+    tables[:, -1] = 0
+    output_bias = torch.randn(V)
+    output_bias[case.blank] += case.blank_logit
+    silent = torch.zeros(V, dtype=torch.bool)
+    silent[list(case.silent)] = True
+    return BeamModel(
+        tables,
+        torch.randn(D, P),
+        torch.randn(D),
+        torch.randn(V, D),
+        output_bias,
+        silent,
+        case.blank,
+        ACTIVATIONS[case.activation],
+        case.hat,
+    )
+
+
+def start_state(case: BeamCase, model: BeamModel) -> BeamState:
+    """One empty hypothesis for each utterance."""
+    shape = (len(case.lengths), case.beam)
+    score = torch.full(shape, NEG_INF)
+    score[:, 0] = 0
+    context = torch.full((*shape, case.context), -1)
+    context[..., -1] = case.blank
+    places = [model.tables[place][context[..., place]] for place in range(case.context)]
+    predicted = sum(places[1:], places[0])
+    lm = (
+        torch.nn.functional.linear(
+            predicted.relu() if case.context > 1 else predicted,
+            model.decoder_weight,
+            model.decoder_bias,
+        )
+        .view(*shape, -1)
+        .clone()
+    )
+    hashes, length = torch.zeros((2, *shape), dtype=torch.int64).unbind()
+    return BeamState(score, hashes.clone(), length.clone(), lm, context)
+
+
+def beam_call(case: BeamCase) -> Call:
+    model = beam_model(case)
+    frames, size = max(case.lengths, default=0), len(case.lengths)
+    am = 2 * torch.randn(size, frames, case.joiner)
+    fusion = torch.randn(size, case.beam, case.vocabulary) if case.fusion else None
+    if fusion is not None:
+        fusion[..., case.blank] = 0
+    shape = (size, frames, case.beam)
+    steps = BeamSteps(torch.full(shape, -7), torch.full(shape, -7), torch.full(shape, float("nan")))
+    inputs = (am, torch.tensor(case.lengths, dtype=torch.int64), case.begin, fusion, *model)
+    end = torch.full((1,), -7)
+    return Call("beam_frames", inputs, (*start_state(case, model), *steps, end))
+
+
+def beam_frames_calls(lengths: list[int], vocabulary: int) -> Iterator[Call]:
+    """Beams that always have as many extensions as rows."""
+    beam = min(4, vocabulary)
+    common = {"lengths": lengths, "vocabulary": vocabulary, "beam": beam}
+    yield beam_call(BeamCase(**common))
+    yield beam_call(BeamCase(**common, context=1, activation="relu", predictor=5, joiner=7))
+    yield beam_call(BeamCase(**common, hat=True, activation="none", blank=vocabulary - 1))
+    yield beam_call(BeamCase(**common, fusion=True, begin=max(lengths) // 2, blank_logit=9.0))
+    if vocabulary > beam:
+        yield beam_call(BeamCase(**common, silent=(vocabulary - 1,)))

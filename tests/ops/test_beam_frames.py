@@ -1,0 +1,162 @@
+"""The compiled beam search against its fallback, and against itself in other batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pruned_rnnt.ops.common.library import FALLBACKS, NEG_INF
+from pruned_rnnt.ops.common.native import has_native_kernel
+from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps
+from tests.ops.beam_cases import (
+    BeamCase,
+    beam_call,
+    beam_frames_calls,
+    beam_model,
+    start_state,
+)
+from tests.ops.native_batches import SHAPES, Call
+
+pytestmark = pytest.mark.skipif(
+    not has_native_kernel("beam_frames", "cpu"), reason="the CPU library is not built"
+)
+Found = tuple[BeamState, BeamSteps, int]
+
+
+def run(call: Call, function=None) -> Found:
+    outputs = call.fresh_outputs()
+    (function or torch.ops.pruned_rnnt.beam_frames)(*call.inputs, *outputs)
+    return BeamState(*outputs[:5]), BeamSteps(*outputs[5:8]), int(outputs[8])
+
+
+def fallback(call: Call) -> Found:
+    return run(call, FALLBACKS["beam_frames"])
+
+
+def sequences(found: Found, n: int) -> dict[tuple[tuple[int, int], ...], float]:
+    """The frames and symbols of the live rows of an utterance, with their scores."""
+    state, steps, _ = found
+    results = {}
+    for row, score in enumerate(state.score[n].tolist()):
+        if score == NEG_INF:
+            continue
+        path, place = [], row
+        for t in reversed(range(steps.parent.size(1))):
+            symbol = int(steps.symbol[n, t, place])
+            if symbol >= 0:
+                path.append((t, symbol))
+            place = int(steps.parent[n, t, place])
+        results[tuple(reversed(path))] = score
+    return results
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+def test_kernel_equals_fallback(shape: tuple[str, list[int], list[int], int]) -> None:
+    torch.manual_seed(len(shape[0]))
+    for call in beam_frames_calls(shape[1], shape[3]):
+        (state, steps, end), (expected, expected_steps, expected_end) = run(call), fallback(call)
+        assert end == expected_end
+        first = call.inputs[2]
+        parts = (x[:, first:end] for x in steps), (x[:, first:end] for x in expected_steps)
+        for got, want in zip((*state, *parts[0]), (*expected, *parts[1]), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("context", [1, 2])
+def test_beams_wider_than_the_vocabulary_find_the_same(hat: bool, context: int) -> None:
+    torch.manual_seed(4)
+    case = BeamCase(lengths=[9, 0, 1], vocabulary=3, beam=11, context=context, hat=hat)
+    call = beam_call(case)
+    found, expected = run(call), fallback(call)
+    for n in range(3):
+        got, want = sequences(found, n), sequences(expected, n)
+        assert got == pytest.approx(want, abs=1e-4)
+    assert len(sequences(found, 0)) > 4
+    assert sequences(found, 1) == {(): 0.0}
+    assert len(sequences(found, 2)) == 3
+
+
+def test_only_silent_symbols_leave_the_blank() -> None:
+    torch.manual_seed(4)
+    found = run(beam_call(BeamCase(lengths=[5], vocabulary=3, silent=(1, 2))))
+    assert list(sequences(found, 0)) == [()]
+
+
+def test_a_long_utterance_finds_the_same() -> None:
+    torch.manual_seed(6)
+    call = beam_call(BeamCase(lengths=[5000], vocabulary=400, blank_logit=4.0))
+    (state, steps, end), (expected, expected_steps, _) = run(call), fallback(call)
+    assert end == 5000
+    # More contexts than are kept.
+    assert int(state.length.max()) > 1000
+    # Rounding decides between paths of equal probability, far behind the best one.
+    assert torch.equal(state.length[:, 0], expected.length[:, 0])
+    assert torch.equal(state.hash[:, 0], expected.hash[:, 0])
+    torch.testing.assert_close(state.score[:, 0], expected.score[:, 0], rtol=1e-4, atol=0)
+    agree = (steps.symbol == expected_steps.symbol).float().mean()
+    assert agree > 0.99
+
+
+def test_of_equal_scores_the_first_is_kept() -> None:
+    case = BeamCase(lengths=[3], vocabulary=6, beam=3)
+    call = beam_call(case)
+    model = beam_model(case)
+    flat = model._replace(
+        output_weight=torch.zeros_like(model.output_weight),
+        output_bias=torch.zeros_like(model.output_bias),
+    )
+    inputs = (*call.inputs[:4], *flat)
+    _, steps, _ = run(Call(call.op, inputs, (*start_state(case, flat), *call.outputs[5:])))
+    assert steps.symbol[0, 0].tolist() == [-1, 1, 2]
+    assert steps.parent[0, 1].tolist() == [0, 0, 0]
+    assert steps.symbol[0, 1].tolist() == [-1, 1, 2]
+
+
+def test_nan_stays_visible() -> None:
+    call = beam_call(BeamCase(lengths=[4], vocabulary=5))
+    call.inputs[0][0, 2, 0] = torch.nan
+    state, steps, _ = run(call)
+    assert state.score.isnan().any()
+    assert int(steps.parent.min()) >= 0
+    assert int(steps.parent.max()) < 4
+
+
+def test_an_utterance_does_not_depend_on_the_others_or_on_threads() -> None:
+    torch.manual_seed(5)
+    lengths = [40, 0, 7, 33, 40, 1, 21]
+    call = beam_call(BeamCase(lengths=lengths, vocabulary=37))
+    together = run(call)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with_threads = run(call)
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(together[:2], with_threads[:2], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    for n in range(len(lengths)):
+        am, length, *rest = call.inputs
+        inputs = (am[n : n + 1], length[n : n + 1], *rest)
+        outputs = tuple(x[n : n + 1] for x in call.outputs[:-1])
+        alone = run(Call(call.op, inputs, (*outputs, call.outputs[-1])))
+        for one, other in zip(together[:2], alone[:2], strict=True):
+            assert all(torch.equal(a[n], b[0]) for a, b in zip(one, other, strict=True))
+
+
+def test_it_stops_where_scores_of_other_models_change() -> None:
+    torch.manual_seed(7)
+    case = BeamCase(lengths=[30, 12], vocabulary=9, fusion=True, blank_logit=11.0)
+    call = beam_call(case)
+    outputs = call.fresh_outputs()
+    am, length, _, *rest = call.inputs
+    frame, stops = 0, []
+    while frame < 30:
+        torch.ops.pruned_rnnt.beam_frames(am, length, frame, *rest, *outputs)
+        last, frame = frame, int(outputs[-1])
+        assert last < frame <= 30
+        stops.append(frame)
+        symbol, parent = outputs[6][:, last:frame], outputs[5][:, last:frame]
+        moved = (symbol >= 0) | (parent != torch.arange(4))
+        assert not moved[:, :-1].any()
+    assert 2 < len(stops) < 30
