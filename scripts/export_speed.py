@@ -3,10 +3,11 @@
     pruned-rnnt export RUN --int8
     python -m scripts.export_speed RUN --audio DIRECTORY/*.wav --keep
 
-Transcribes every file by itself with the models in every folder RUN/export/onnx*. A row holds the
-median over the repeats of processing time divided by the audio's duration; loading and, in
-sherpa-onnx, the first file are not counted. `load` is the machine's load average before the row:
-the machine must be idle for valid times.
+Transcribes every file by itself with the models in every folder RUN/export/onnx*. The systems are
+measured in turns, so that a change of the machine's speed affects all of them. A row holds the
+median over the repeats of processing time divided by the audio's duration; loading and the first
+file are not counted. `load` is the machine's load average before the rows: the machine must be idle
+for valid times.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,13 +89,18 @@ def main() -> None:
         settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
         if settings["streaming"] and search != "greedy":
             continue
-        for precision in (*settings["precisions"], None):
-            load = os.getloadavg()[0]
-            job = _Job(options.audio, threads, options.repeats, search)
-            if precision is None:
-                found = _torch(loaded, settings, job)
-            else:
-                found = _sherpa_onnx(folder, precision, job)
+        load = os.getloadavg()[0]
+        job = _Job(options.audio, threads, search)
+        systems: dict[str | None, Callable[[], float]] = {
+            precision: partial(_sherpa_onnx, folder, precision, job)
+            for precision in settings["precisions"]
+        }
+        systems[None] = _torch(loaded, settings, job)
+        found: dict[str | None, list[float]] = {precision: [] for precision in systems}
+        for _ in range(options.repeats):
+            for precision, measure in systems.items():
+                found[precision].append(measure())
+        for precision, factors in found.items():
             row = Row(
                 model=settings["source"],
                 parameters=sum(p.numel() for p in loaded.model.parameters()),
@@ -103,7 +110,7 @@ def main() -> None:
                 system="torch" if precision is None else f"sherpa-onnx {version('sherpa-onnx')}",
                 precision=precision or "fp32",
                 threads=threads,
-                real_time_factor=round(statistics.median(found), 5),
+                real_time_factor=round(statistics.median(factors), 5),
                 files=len(options.audio) - 1,
                 repeats=options.repeats,
                 load=round(load, 1),
@@ -125,27 +132,25 @@ class _Job(NamedTuple):
 
     audio: Sequence[Path]
     threads: int
-    repeats: int
     search: str
 
 
-def _sherpa_onnx(folder: Path, precision: str, job: _Job) -> list[float]:
-    factors = []
-    for _ in range(job.repeats):
-        lines = run_recognise(
-            folder, job.audio, precision, method=_SEARCHES[job.search], threads=job.threads
-        )[1:]
-        elapsed = sum(line["elapsed_seconds"] for line in lines)
-        factors.append(elapsed / sum(line["audio_seconds"] for line in lines))
-    return factors
+def _sherpa_onnx(folder: Path, precision: str, job: _Job) -> float:
+    """The real-time factor of one pass over the files."""
+    lines = run_recognise(
+        folder, job.audio, precision, method=_SEARCHES[job.search], threads=job.threads
+    )[1:]
+    elapsed: float = sum(line["elapsed_seconds"] for line in lines)
+    return elapsed / sum(line["audio_seconds"] for line in lines)
 
 
-def _torch(loaded: LoadedModel, settings: dict[str, Any], job: _Job) -> list[float]:
-    torch.set_num_threads(job.threads)
+def _torch(loaded: LoadedModel, settings: dict[str, Any], job: _Job) -> Callable[[], float]:
+    """A function that passes over the files once and returns the real-time factor."""
     sounds = [read_audio(path) for path in job.audio]
-    factors = []
     recogniser = Recogniser(loaded.model, loaded.tokenizer, decode=DecodeConfig(method=job.search))
-    for _ in range(job.repeats):
+
+    def measure() -> float:
+        torch.set_num_threads(job.threads)
         for index, samples_S in enumerate(sounds):
             if index == 1:
                 begin = time.perf_counter()
@@ -157,8 +162,9 @@ def _torch(loaded: LoadedModel, settings: dict[str, Any], job: _Job) -> list[flo
             else:
                 recogniser.transcribe(samples_S)
         elapsed = time.perf_counter() - begin
-        factors.append(elapsed * SAMPLING_RATE / sum(map(len, sounds[1:])))
-    return factors
+        return elapsed * SAMPLING_RATE / sum(map(len, sounds[1:]))
+
+    return measure
 
 
 if __name__ == "__main__":
