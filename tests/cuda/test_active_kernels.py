@@ -10,7 +10,13 @@ from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.joiner.active_rows import ROWS_OF_BLOCK
 from tests.cuda.test_kernels import check, on_cuda
-from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, list_workspace
+from tests.ops.active_cases import (
+    active_calls,
+    gradient_calls,
+    layer_calls,
+    list_workspace,
+    packed_calls,
+)
 from tests.ops.native_batches import SHAPES, Call, batch_of
 
 pytestmark = [
@@ -54,14 +60,38 @@ def test_lists_of_several_blocks(extra: int, left_out: float) -> None:
     check(Call("list_active_rows", inputs, outputs), rtol=0, atol=0)
 
 
+needs_grouped_products = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
+    reason="torch has no grouped products for this GPU",
+)
+
+
+@needs_grouped_products
+@pytest.mark.parametrize("width", [8, 24, 512])
+@pytest.mark.parametrize("shape", [*SHAPES, LONGER, WIDE], ids=lambda shape: shape[0])
+def test_packed_rows_equal_their_fallbacks(shape, width: int) -> None:
+    torch.manual_seed(6)
+    _, frames, symbols, vocabulary = shape
+    batch = batch_of(frames, symbols, vocabulary)
+    rows = int(packed_splits(batch.logit_lengths, batch.target_lengths, None)[-1])
+    for call in packed_calls(batch, vocabulary, torch.bfloat16, width):
+        if call.op == "fitting_splits":
+            check(call, rtol=0, atol=0)
+            continue
+        expected = call.fresh_outputs()
+        FALLBACKS[call.op](*call.inputs, *expected)
+        device_call = on_cuda(call)
+        torch.ops.pruned_rnnt.packed_log_probs(*device_call.inputs, *device_call.outputs)
+        # Those of the logits, which are rounded to bfloat16.
+        for got, want in zip(device_call.outputs[1:], expected[1:], strict=True):
+            torch.testing.assert_close(got[:rows].cpu(), want[:rows], rtol=2e-2, atol=6e-2)
+
+
 def in_float64(x: object) -> object:
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
-    reason="torch has no grouped products for this GPU",
-)
+@needs_grouped_products
 @pytest.mark.parametrize("layer_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [8, 24, 512])
 @pytest.mark.parametrize("shape", [*SHAPES, LONGER, WIDE], ids=lambda shape: shape[0])

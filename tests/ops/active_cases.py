@@ -94,8 +94,8 @@ def gradient_calls(
     arguments = (torch.rand(batch.size) + 0.5, *inputs, *plan[:-1], *options, *statistics, *chunks)
     grads = [poison(*x.shape, dtype=x.dtype) for x in factors[:2]]
     of_layer = [poison(*x.shape, dtype=layer_dtype) for x in factors[2:]]
-    yield Call("active_gradients", (*arguments, 0.4, 1000), (*grads, *of_layer))
-    yield Call("active_gradients", (*arguments, 0.4, 1000), (*grads, None, None))
+    yield Call("active_gradients", (*arguments, 0.4), (*grads, *of_layer))
+    yield Call("active_gradients", (*arguments, 0.4), (*grads, None, None))
 
 
 def layer_calls(layer_dtype: torch.dtype, dtype: torch.dtype) -> Iterator[Call]:
@@ -104,3 +104,28 @@ def layer_calls(layer_dtype: torch.dtype, dtype: torch.dtype) -> Iterator[Call]:
         layer = torch.randn(rows, width).to(layer_dtype), torch.randn(rows).to(layer_dtype)
         shapes = (rows + -rows % 8, width), (rows + -rows % 8,)
         yield Call("output_layer", layer, tuple(poison(*shape, dtype=dtype) for shape in shapes))
+
+
+def packed_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) -> Iterator[Call]:
+    """Splits of utterances of which some exceed the padding; log-probabilities of all rows in
+    chunks, of which those behind the last row are empty."""
+    lengths = (batch.logit_lengths, batch.target_lengths)
+    frames, columns = batch.frames, batch.symbols + 1
+    for exceeded in ((0, 0), (1, 0), (0, 1), (frames + 1, columns)):
+        most = (frames - exceeded[0], columns - exceeded[1])
+        yield Call("fitting_splits", (*lengths, *most), (torch.full((batch.size + 1,), -7),))
+    splits = packed_splits(*lengths, None)
+    rows = vocabulary + -vocabulary % 8
+    shapes = ((batch.size, frames, width), (batch.size, columns, width), (rows, width), (rows,))
+    scales = (1.0, 1.0, width**-0.5, 1.0)
+    factors = [
+        (torch.randn(shape) * scale).to(dtype) for shape, scale in zip(shapes, scales, strict=True)
+    ]
+    inputs = JoinerInputs(*factors, batch.targets, *lengths, None, splits)
+    for normalization in (LOGITS, LOG_PROBS, HAT):
+        options = LossOptions(0, normalization, REGULAR, 0.0, 0.3, 0.0)
+        for total, chunk_rows in ((int(splits[-1]), 7), (int(splits[-1]) + 50, 24)):
+            plan = (frames, columns, [0, total], total, vocabulary, ACTIVATIONS["tanh"])
+            hidden = torch.full((chunk_rows, width + 8), -7.0).to(dtype)
+            scores = torch.full((3, total), -7.0).unbind(0)
+            yield Call("packed_log_probs", (*inputs, *plan, *options), (hidden, *scores))

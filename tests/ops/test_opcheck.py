@@ -11,7 +11,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from tests.ops.active_cases import active_calls, gradient_calls, layer_calls
+from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, packed_calls
 from tests.ops.beam_cases import beam_frames_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of, poison
 from tests.ops.native_cases import all_calls
@@ -61,6 +61,7 @@ def first_calls() -> dict[str, tuple]:
         active_calls(batch, 6, torch.bfloat16, width=8),
         gradient_calls(batch, 6, torch.bfloat16, 8, torch.float32),
         layer_calls(torch.float32, torch.bfloat16),
+        packed_calls(batch, 6, torch.bfloat16, 8),
     ):
         for call in calls:
             found.setdefault(call.op, (*call.inputs, *call.outputs))

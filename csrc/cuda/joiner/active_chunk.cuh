@@ -38,6 +38,7 @@ struct ActiveChunk {
   RNNT_DEVICE int32_t begin() const { return begins[0]; }
   RNNT_DEVICE int32_t end() const { return begins[1]; }
 
+  // listed: null if every row is active.
   const int32_t* __restrict__ listed, * __restrict__ places;
   // Of the first row of this chunk, and of the next one.
   const int32_t *begins, *utterances, *frames;

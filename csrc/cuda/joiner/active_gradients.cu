@@ -18,25 +18,7 @@ using scalar = BFloat16;
 using real = acc_type<scalar>;
 constexpr int kThreads = 256;
 constexpr int kWidth = 16 / sizeof(scalar);
-// Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
-constexpr int64_t kBiasColumns = 8;
 uint32_t blocks_for(int64_t threads) { return uint32_t((threads + kThreads - 1) / kThreads); }
-
-// layer (V',D+8): weight (V',D), bias and zeros, the factors of hidden rows with their 1 and zeros.
-__global__ void __launch_bounds__(kThreads)
-    layer_kernel(const scalar* __restrict__ weight, const scalar* __restrict__ bias, int32_t D,
-                 int32_t vectors, scalar* __restrict__ layer) {
-  const int32_t pitch = D / kWidth + 1, i = int32_t(blockIdx.x * kThreads + threadIdx.x);
-  if (i >= vectors) return;
-  const int32_t row = i / pitch, column = (i - row * pitch) * kWidth;
-  Vector<scalar, kWidth> value{};
-  if (column < D) {
-    value = load_vector<kWidth>(weight + int64_t(row) * D + column);
-  } else {
-    value.x[0] = bias[row];
-  }
-  store_vector<kWidth>(layer + int64_t(i) * kWidth, value);
-}
 
 // sums (n): the sum of the G products (G,n) of a chunk, added to what the chunks before it had.
 __global__ void __launch_bounds__(kThreads)
@@ -132,14 +114,14 @@ void zero(const Launcher& launch, const Tensor& x) {
 }  // namespace
 
 void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Tensor& am,
-                      const View& lm, const Tensor& weight, const View& bias, const View& targets,
+                      const View& lm, const Tensor& weight, const Tensor& bias, const View& targets,
                       const View& logit_lengths, const View& target_lengths,
                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
                       int64_t S, std::vector<int64_t>, int64_t, int64_t vocabulary,
                       int64_t activation, int64_t blank, int64_t mode, int64_t, double,
                       double fastemit_lambda, double clamp, const View& lse, const View& gx,
                       const View& gy, int64_t chunk_rows, int64_t G, int64_t P, double left_out,
-                      int64_t patience, const Tensor& grad_am, const Tensor& grad_lm,
+                      const Tensor& grad_am, const Tensor& grad_lm,
                       const OptionalTensor& grad_weight, const OptionalTensor& grad_bias) {
   using torch::stable::new_empty;
   const int64_t R = gx.numel(), N = am.size(0), D = am.size(2), columns = weight.size(0);
@@ -168,37 +150,35 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
   Arriving total(launch, view_of<1>(memory, {1}, {1}, K * G + 2 * R));
 
   // --- what the chunks add to ------------------------------------------------------------------
-  const Tensor layer = new_empty(weight, {columns, pitch});
-  launch(layer_kernel, blocks_for(columns * pitch / kWidth), kThreads, 0, data_of<scalar>(weight),
-         data_of<scalar>(bias), int32_t(D), int32_t(columns * pitch / kWidth),
-         mutable_data_of<scalar>(layer));
-  const Tensor layer_t = view_of<2>(layer, {pitch, columns}, {1, pitch});
-  const Tensor lm_sums = new_empty(am, {N, lm.size(1), D}, ScalarType::Float);
-  const Tensor bias_sums = new_empty(am, {P, columns}, ScalarType::Float);
-  for (const Tensor* sums : {&grad_am, &lm_sums, &bias_sums}) zero(launch, *sums);
+  const Tensor layer = weight_and_bias(launch, weight, bias);
+  // One piece of memory, to fill with zeros in one go.
+  const int64_t of_lm = N * lm.size(1) * D;
+  const Tensor sums = new_empty(am, {of_lm + P * columns}, ScalarType::Float);
+  for (const Tensor* x : {&grad_am, &sums}) zero(launch, *x);
+  real* const of_rows = mutable_data_of<real>(sums);
+  const View lm_sums(of_rows, ScalarType::Float, 3, {N, lm.size(1), D}, {lm.size(1) * D, D, 1});
+  const View bias_sums(of_rows + of_lm, ScalarType::Float, 2, {P, columns}, {columns, 1});
   const LayerGradient weight_gradient(am, grad_weight), bias_gradient(am, grad_bias);
   // A chunk ends with the frame in which it becomes full.
   const int64_t C = std::min(chunk_rows + S, R);
   const Tensor hidden = new_empty(am, {C, pitch});
   const Tensor hidden_columns = view_of<2>(hidden, {C, D}, {pitch, 1});
+  const Tensor layer_factor = one_group(view_of<2>(layer, {pitch, columns}, {1, pitch}));
+  const Tensor weight_factor = one_group(weight);
 
   // --- the chunks ------------------------------------------------------------------------------
-  const View am_view(am), grad_loss_view(grad_loss), hidden_view(hidden), bias_sums_view(bias_sums);
-  const View grad_am_view(grad_am), lm_sums_view(lm_sums);
+  const View am_view(am), grad_loss_view(grad_loss), hidden_view(hidden), grad_am_view(grad_am);
   for (int64_t k = 0; k < K; ++k) {
-    if (k > 0) {
-      const std::optional<int64_t> rows = total.value(std::chrono::microseconds(patience));
-      if (rows.has_value() && k * chunk_rows >= *rows) break;
-    }
+    if (k > 0 && total.known_to_end_by(k * chunk_rows)) break;
     const Tensor ends = view_of<1>(memory, {G}, {1}, k * G);
     const Tensor size = view_of<1>(memory, {1}, {1}, k * G + G - 1);
     active_joiner_rows(launch, am_view, lm, logit_lengths, target_lengths, start, row_splits, T, S,
                        listed, places, begins, utterances, frames, k, activation, hidden_view);
-    const Tensor logits = multiply_first_rows(hidden, layer_t, size);
+    const Tensor logits = grouped_product(hidden, layer_factor, size);
     active_log_probs_backward(launch, grad_loss_view, lse, gx, gy, targets, logit_lengths,
                               target_lengths, start, row_splits, T, S, listed, places, begins,
                               utterances, frames, k, vocabulary, blank, mode, fastemit_lambda,
-                              clamp, View(logits), bias_sums_view);
+                              clamp, View(logits), bias_sums);
     if (weight_gradient.wanted()) {
       const Tensor products = row_block_products(logits, hidden_columns, ends);
       const int64_t n = columns * D;
@@ -206,20 +186,20 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
              data_of<int32_t>(size), int32_t(G), n, k > 0,
              mutable_data_of<real>(weight_gradient.sums()));
     }
-    const Tensor grad_hidden = multiply_first_rows(logits, weight, size);
+    const Tensor grad_hidden = grouped_product(logits, weight_factor, size);
     active_joiner_rows_backward(launch, View(grad_hidden), hidden_view, logit_lengths,
                                 target_lengths, start, row_splits, T, S, listed, places, begins,
-                                utterances, frames, k, activation, grad_am_view, lm_sums_view);
+                                utterances, frames, k, activation, grad_am_view, lm_sums);
   }
 
   // --- the results -----------------------------------------------------------------------------
-  launch(round_kernel, blocks_for(lm_sums.numel() / kWidth), kThreads, 0, data_of<real>(lm_sums),
-         lm_sums.numel(), mutable_data_of<scalar>(grad_lm));
+  launch(round_kernel, blocks_for(of_lm / kWidth), kThreads, 0, data_of<real>(lm_sums), of_lm,
+         mutable_data_of<scalar>(grad_lm));
   weight_gradient.finish(launch);
   if (!bias_gradient.wanted()) return;
   const int64_t parts = std::max<int64_t>(1, P / 32);
   const Tensor partial = new_empty(am, {parts, columns}, ScalarType::Float);
-  column_sums(launch, bias_sums_view, false, View(partial), View(bias_gradient.sums()));
+  column_sums(launch, bias_sums, false, View(partial), View(bias_gradient.sums()));
   bias_gradient.finish(launch);
 }
 

@@ -1,5 +1,5 @@
-// Host functions of the ops over active rows, which active_gradients calls. Contracts:
-// pruned_rnnt/ops/joiner/active_rows.py.
+// Host functions of the ops over active rows, which active_gradients and packed_log_probs call.
+// Contracts: pruned_rnnt/ops/joiner/active_rows.py.
 #pragma once
 
 #include "cuda/common/ops.cuh"
@@ -38,6 +38,11 @@ void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden
                                  const View& listed, const View& places, const View& begins,
                                  const View& utterances, const View& frames, int64_t k,
                                  int64_t activation, const View& grad_am, const View& grad_lm);
+
+// (V',D+8): weight (V',D), bias (V') and zeros, the factors of hidden rows with their 1 and zeros.
+Tensor weight_and_bias(const Launcher& launch, const Tensor& weight, const Tensor& bias);
+// Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
+constexpr int64_t kBiasColumns = 8;
 
 // Rows that a block of list_active_rows lists: ROWS_OF_BLOCK of active_rows.py.
 constexpr int64_t kListedRows = 4096;

@@ -29,7 +29,8 @@ struct WarpRows {
   }
   // The row of the lattice that this lane prepares, of those from `first` on.
   RNNT_DEVICE int32_t row_of_lane(const ActiveChunk& chunk, int32_t first) const {
-    return chunk.listed[chunk.begin() + min(first + int32_t(threadIdx.x % 32), end - 1)];
+    const int32_t place = chunk.begin() + min(first + int32_t(threadIdx.x % 32), end - 1);
+    return chunk.listed == nullptr ? place : chunk.listed[place];
   }
 
   int32_t begin, end;
@@ -48,9 +49,12 @@ __global__ void __launch_bounds__(kThreads)
     scalar* target = hidden + int64_t(first) * pitch;
     write_hidden_rows<activation, kWidth>(am, lm, am.row(node.n(), node.t()),
                                           lm.row(node.n(), node.u()), count, D, target, pitch);
-    for (int32_t i = threadIdx.x % 32; i < count * (pitch - D); i += 32) {
-      const int32_t row = i / (pitch - D), column = i - row * (pitch - D);
-      target[int64_t(row) * pitch + D + column] = static_cast<scalar>(column == 0 ? 1.0f : 0.0f);
+    const int32_t vectors = (pitch - D) / kWidth;
+    for (int32_t i = threadIdx.x % 32; i < count * vectors; i += 32) {
+      const int32_t row = i / vectors, column = i - row * vectors;
+      Vector<scalar, kWidth> value{};
+      if (column == 0) value.x[0] = static_cast<scalar>(1.0f);
+      store_vector<kWidth>(target + int64_t(row) * pitch + D + column * kWidth, value);
     }
   }
 }

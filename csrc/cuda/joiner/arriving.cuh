@@ -1,9 +1,8 @@
-// A number on the device on its way to the host.
+// A number of rows on the device on its way to the host: a host that is behind the device saves the
+// launches of chunks without rows, one that is ahead has the time.
 #pragma once
 
-#include <chrono>
 #include <optional>
-#include <thread>
 
 #include "cuda/common/launch.cuh"
 
@@ -30,34 +29,29 @@ class Arriving {
     if (copied_ != nullptr) (void)cudaEventDestroy(copied_);
   }
 
-  // Waits for the number, but not longer than `patience` after the first call.
-  std::optional<int64_t> value(std::chrono::microseconds patience) {
-    using Clock = std::chrono::steady_clock;
-    if (known_.has_value() || copied_ == nullptr) return known_;
-    if (!deadline_.has_value()) deadline_ = Clock::now() + patience;
-    while (!arrived() && Clock::now() < *deadline_) {
-      std::this_thread::sleep_for(std::chrono::microseconds(10));
+  // True if the number has arrived and is at most `count`. Does not wait.
+  bool known_to_end_by(int64_t count) {
+    if (!known_.has_value() && copied_ != nullptr && arrived()) {
+      known_ = *data_of<int32_t>(*copy_);
     }
-    return known_;
+    return known_.has_value() && *known_ <= count;
   }
 
  private:
-  bool arrived() {
+  bool arrived() const {
     const cudaError_t status = cudaEventQuery(copied_);
+    // Not an error; the next launch must not find it.
     if (status == cudaErrorNotReady) {
-      // Not an error; the next launch must not find it.
       (void)cudaGetLastError();
       return false;
     }
     check(status, "copying to the host");
-    known_ = *data_of<int32_t>(*copy_);
     return true;
   }
 
   OptionalTensor copy_;
   cudaEvent_t copied_ = nullptr;
   std::optional<int64_t> known_;
-  std::optional<std::chrono::steady_clock::time_point> deadline_;
 };
 
 }  // namespace pruned_rnnt::cuda

@@ -21,6 +21,7 @@ Tensor view_of(const Tensor& x, const std::array<int64_t, dims>& sizes,
   return Tensor(result);
 }
 
+// ends (G,) int32: the row of a behind each group, on the device.
 inline Tensor grouped_product(const Tensor& a, const Tensor& b, const Tensor& ends) {
   using torch::stable::detail::from;
   std::array<StableIValue, 5> stack{from(a), from(b), from(OptionalTensor(ends)),
@@ -30,10 +31,11 @@ inline Tensor grouped_product(const Tensor& a, const Tensor& b, const Tensor& en
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// (R,n) = a (R,m) times b (m,n) for the first `count` (1,) int32 rows; the others are undefined.
-inline Tensor multiply_first_rows(const Tensor& a, const Tensor& b, const Tensor& count) {
+// b (m,n) as the second factor of a grouped_product of one group: (R,n) = a (R,m) times b for the
+// first ends[0] rows; the others are undefined.
+inline Tensor one_group(const Tensor& b) {
   const int64_t m = b.size(0), n = b.size(1), pitch = b.stride(0), step = b.stride(1);
-  return grouped_product(a, view_of<3>(b, {1, m, n}, {m * pitch, pitch, step}), count);
+  return view_of<3>(b, {1, m, n}, {m * pitch, pitch, step});
 }
 
 // (G,m,n): the product of a (R,m), transposed, and b (R,n) over each block of rows. ends (G,)

@@ -1,10 +1,11 @@
 // output_layer: weight and bias in the dtype of the products, with rows of zeros. Contract:
-// pruned_rnnt/ops/joiner/output_layer.py.
+// pruned_rnnt/ops/joiner/output_layer.py. And both in one matrix, for the ops over active rows.
 //
 // Axes: V vocabulary, V' rows of the result, D joiner dim.
 #include <algorithm>
 
-#include "cuda/common/device_op.cuh"
+#include "cuda/common/vector_access.cuh"
+#include "cuda/joiner/active_ops.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {
@@ -35,6 +36,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    weight_and_bias_kernel(const BFloat16* __restrict__ weight, const BFloat16* __restrict__ bias,
+                           int32_t D, int32_t vectors, BFloat16* __restrict__ layer) {
+  constexpr int width = int(kBiasColumns);
+  const int32_t pitch = D / width + 1, i = int32_t(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= vectors) return;
+  const int32_t row = i / pitch, column = (i - row * pitch) * width;
+  Vector<BFloat16, width> value{};
+  if (column < D) {
+    value = load_vector<width>(weight + int64_t(row) * D + column);
+  } else {
+    value.x[0] = bias[row];
+  }
+  store_vector<width>(layer + int64_t(i) * width, value);
+}
+
 void output_layer(const Launcher& launch, const View& weight, const View& bias,
                   const View& padded_weight, const View& padded_bias) {
   STD_TORCH_CHECK(padded_weight.scalar_type() == ScalarType::BFloat16 &&
@@ -55,4 +72,15 @@ void output_layer(const Launcher& launch, const View& weight, const View& bias,
 PRUNED_RNNT_CUDA_OP(output_layer)
 
 }  // namespace
+
+Tensor weight_and_bias(const Launcher& launch, const Tensor& weight, const Tensor& bias) {
+  const int64_t columns = weight.size(0), D = weight.size(1), pitch = D + kBiasColumns;
+  const Tensor layer = torch::stable::new_empty(weight, {columns, pitch});
+  const int32_t vectors = int32_t(columns * pitch / kBiasColumns);
+  launch(weight_and_bias_kernel, uint32_t((vectors + kThreads - 1) / kThreads), kThreads, 0,
+         data_of<BFloat16>(weight), data_of<BFloat16>(bias), int32_t(D), vectors,
+         mutable_data_of<BFloat16>(layer));
+  return layer;
+}
+
 }  // namespace pruned_rnnt::cuda

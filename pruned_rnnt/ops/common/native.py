@@ -38,8 +38,10 @@ CUDA_ONLY = frozenset(
         "active_joiner_rows",
         "active_joiner_rows_backward",
         "active_log_probs_backward",
+        "fitting_splits",
         "list_active_rows",
         "output_layer",
+        "packed_log_probs",
     ]
 )
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import Out, op
 from pruned_rnnt.ops.common.matrix_products import multiply_first_rows, row_block_products
-from pruned_rnnt.ops.common.needed_chunks import needed_chunks
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.active_rows import (
     ActiveRows,
@@ -61,15 +60,14 @@ def active_gradients(
     statistics: RowStatistics,
     chunks: ActiveChunks,
     left_out: float,
-    patience_us: int,
     grads: Out[JoinerGradients],
 ) -> None:
     """grad_loss (N) acc -> the gradients of am and lm in their dtype, of weight and bias in theirs
     or in acc. Rows are left out as by list_active_rows.
 
-    On CUDA the host waits, for up to patience_us microseconds and with the first chunk in the
-    device's queue, for the number of active rows, so that the device need not compute chunks
-    without rows. CUDA graphs contain all chunks.
+    On CUDA nothing waits for the number of active rows: if it has arrived at the host, chunks
+    without rows are not launched, and otherwise their kernels have nothing to do. CUDA graphs
+    contain all chunks.
     """
     am, lm, weight, bias, *_ = inputs
     rows, (_, _, fastemit_lambda, _) = plan.lattice_rows(inputs), plan.options.of_gradient
@@ -85,7 +83,8 @@ def active_gradients(
     grad_weight = torch.empty_like(weight, dtype=acc)
     bias_sums = torch.zeros((chunks.bias_parts, len(bias)), dtype=acc, device=bias.device)
     scoring = (plan.vocabulary, *plan.options.of_gradient)
-    for chunk in needed_chunks(active.places[-1], chunks.chunk_rows, block_ends_KG.shape[0]):
+    # At least one, which assigns the gradient of the weight.
+    for chunk in range(max(1, -(-int(active.places[-1]) // chunks.chunk_rows))):
         at, ends_G = (rows, active, chunk), block_ends_KG[chunk]
         size = ends_G[-1:]
         logits = chunk_logits(am, lm, layer, *at, size, plan.activation, hidden)
@@ -128,12 +127,8 @@ def chunk_logits(
     return multiply_first_rows(hidden, layer.t(), size)
 
 
-def raise_if_out_of_memory(inputs: JoinerInputs, plan: JoinerPlan, chunks: ActiveChunks) -> None:
-    """torch's OutOfMemoryError if the device has no room for a chunk: errors of torch inside of a
-    kernel reach the caller as plain RuntimeErrors."""
-    am, _, weight, *_ = inputs
-    (columns, width), count = weight.shape, chunks.chunk_rows + plan.columns
-    sizes = [count * (width + BIAS_COLUMNS), count * columns]
-    sizes.append(max(count * width, chunks.blocks * weight.numel()))
-    held = [am.new_empty(size) for size in sizes]
+def raise_if_out_of_memory(like: Tensor, *sizes: int) -> None:
+    """torch's OutOfMemoryError if the device has no room for tensors of these numbers of elements:
+    errors of torch inside of a kernel reach the caller as plain RuntimeErrors."""
+    held = [like.new_empty(size) for size in sizes]
     del held

@@ -19,17 +19,13 @@ from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import can_multiply_first_rows
 from pruned_rnnt.ops.common.native import has_native_kernel
-from pruned_rnnt.ops.common.needed_chunks import needed_chunks
 from pruned_rnnt.ops.joiner import active_rows
 from pruned_rnnt.ops.joiner.active_gradients import (
     BIAS_COLUMNS,
     ActiveChunks,
     active_gradients,
-    chunk_logits,
     raise_if_out_of_memory,
-    weight_and_bias,
 )
-from pruned_rnnt.ops.joiner.active_rows import all_rows
 from pruned_rnnt.ops.joiner.fused_log_probs import (
     JoinerGradients,
     JoinerInputs,
@@ -37,18 +33,15 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
     Workspace,
     fused_log_probs,
 )
-from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics, log_probs
+from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.output_layer import converted_output
+from pruned_rnnt.ops.joiner.packed_log_probs import packed_log_probs
 from pruned_rnnt.ops.joiner.row_loss import run_recursion
 
 # Lattices of fewer rows have so little work that more launches would take longer.
 FEWEST_ROWS = 1 << 16
 # The most that the hidden rows, logits and their gradients of a chunk may take, about.
 CHUNK_BYTES = 160 << 20
-# How long the host waits for the number of active rows: about as long as the forward pass of a
-# usual batch takes the device. A host that is further ahead has no reason to wait, and launches
-# chunks that may have no rows.
-PATIENCE_US = 4000
 
 
 def uses_active_rows(am: Tensor, rows: int) -> bool:
@@ -86,18 +79,12 @@ def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> 
         sizes = ((plan.largest, am.shape[2]), (plan.largest, weight.shape[0]))
         fused_log_probs(inputs, *plan, *Workspace(*map(am.new_empty, sizes)), *scores, None)
         return scores
-    assert inputs.row_splits is not None
-    rows, chunk_rows = plan.lattice_rows(inputs), active_plan.chunk_rows
-    every = all_rows(inputs.row_splits[-1], plan.rows, chunk_rows)
-    sizes_K, layer = every.begins.diff(), weight_and_bias(weight, inputs.bias)
-    hidden = am.new_empty((chunk_rows, am.shape[2] + BIAS_COLUMNS))
-    blank, normalization, *_ = plan.options
-    for chunk in needed_chunks(inputs.row_splits[-1], chunk_rows, sizes_K.shape[0]):
-        begin, size = chunk * chunk_rows, sizes_K[chunk : chunk + 1]
-        at = (rows, every, chunk)
-        padded = chunk_logits(am, inputs.lm, layer, *at, size, plan.activation, hidden)
-        logits = padded[: plan.rows - begin, : plan.vocabulary]
-        log_probs(logits, inputs.targets, rows, begin, blank, normalization, scores)
+    hidden = am.new_empty((plan.largest, am.shape[2] + BIAS_COLUMNS))
+    try:
+        packed_log_probs(inputs, *plan, hidden, scores)
+    except RuntimeError:
+        raise_if_out_of_memory(am, plan.largest * weight.shape[0])
+        raise
     return scores
 
 
@@ -115,10 +102,12 @@ def _gradients(
     grads = JoinerGradients(torch.empty_like(inputs.am), torch.empty_like(inputs.lm), *of_layer)
     chunks = ActiveChunks.of(active_plan.chunk_rows, inputs.weight)
     try:
-        options = (active_rows.LEFT_OUT, PATIENCE_US)
-        active_gradients(grad_loss, inputs, *plan, statistics, chunks, *options, grads)
+        given = (grad_loss, inputs, *plan, statistics, chunks)
+        active_gradients(*given, active_rows.LEFT_OUT, grads)
     except RuntimeError:
-        raise_if_out_of_memory(inputs, plan, chunks)
+        (columns, width), count = inputs.weight.shape, chunks.chunk_rows + plan.columns
+        last = max(count * width, chunks.blocks * columns * width)
+        raise_if_out_of_memory(inputs.am, count * (width + BIAS_COLUMNS), count * columns, last)
         raise
     for i, (grad, to) in enumerate(zip(of_layer, ctx.dtypes, strict=True)):
         if grad is not None and (len(grad) > plan.vocabulary or grad.dtype != to):

@@ -142,14 +142,6 @@ def active_rows(
     return active, block_ends
 
 
-def all_rows(total: Tensor, count: int, chunk_rows: int) -> ActiveRows:
-    """The first `total` (a scalar) of `count` rows, in chunks of chunk_rows, for
-    active_joiner_rows."""
-    numbers = torch.arange(count + 1, dtype=torch.int32, device=total.device)
-    begins = (numbers[: -(-count // chunk_rows) + 1] * chunk_rows).clamp(max=total)
-    return ActiveRows(numbers, numbers, begins, begins, begins)
-
-
 def _chunk(rows: LatticeRows, active: ActiveRows, chunk: int) -> tuple[int, Tensor, Nodes]:
     """Number of the chunk's rows, the rows, and their nodes; waits for the device."""
     begin, end = active.begins[chunk : chunk + 2].tolist()

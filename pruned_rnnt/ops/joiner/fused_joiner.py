@@ -19,7 +19,6 @@ from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
-from pruned_rnnt.ops.common.row_geometry import packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.active_joiner import (
     CHUNK_BYTES,
@@ -38,6 +37,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
 )
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.output_layer import padded_output, padded_width
+from pruned_rnnt.ops.joiner.packed_log_probs import fitting_splits
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
@@ -230,7 +230,9 @@ def planned_joiner(
         and uses_active_rows(am, rows)
     )
     if is_active and splits is None:
-        splits = packed_splits(*_fitting_lengths(utterances, frames, columns), None)
+        _, *lengths_N = utterances.tensors
+        splits = torch.empty(batch + 1, dtype=torch.int64, device=am.device)
+        fitting_splits(*lengths_N, frames, columns, splits)
     chunks = row_chunks(
         rows,
         columns,
@@ -249,10 +251,3 @@ def planned_joiner(
         weight, bias = padded_output(weight, bias, dtype)
     inputs = JoinerInputs(am, lm, weight, bias, *utterances.tensors, start, splits)
     return PlannedJoiner(inputs, plan, active)
-
-
-def _fitting_lengths(utterances: Utterances, frames: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Lengths on the device; no frames for utterances that exceed the padding (loss inf)."""
-    _, frames_N, symbols_N = utterances.tensors
-    fits_N = (frames_N <= frames) & (symbols_N < columns) & (symbols_N >= 0) & (frames_N >= 0)
-    return frames_N * fits_N, symbols_N * fits_N
