@@ -51,6 +51,8 @@ struct RowGeometry {
   PRUNED_RNNT_HOST_DEVICE int64_t first_row_of(int64_t n) const {
     return row_splits != nullptr ? row_splits[n] : n * utterance_rows;
   }
+  // Rows of the batch.
+  PRUNED_RNNT_HOST_DEVICE int64_t rows() const { return first_row_of(N); }
   // Symbol position of a frame's first column.
   PRUNED_RNNT_HOST_DEVICE int32_t first_symbol_of(int64_t n, int64_t t) const {
     return start != nullptr && t < T ? start[n * T + t] : 0;

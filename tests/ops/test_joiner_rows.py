@@ -1,5 +1,7 @@
 """Gradients of the joiner's rows for bands that move slowly, jump or go back, chunk by chunk."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -72,3 +74,35 @@ def test_gradients_of_bands(device, packed, columns, movement) -> None:
             for left, right, repeated in zip(got, want, again, strict=True):
                 torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
                 assert torch.equal(left, repeated)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("out", [torch.float32, torch.float64])
+def test_whole_lattices_cut_within_frames(device, packed, out) -> None:
+    """The same gradients as of one chunk, from chunks that begin anywhere, also behind the rows."""
+    torch.manual_seed(4)
+    frames_N, symbols_N = (torch.tensor(x, dtype=torch.int32) for x in ([7, 9, 1, 6], [5, 2, 0, 8]))
+    splits = torch.tensor([0, *(frames_N * (symbols_N + 1)).tolist()]).cumsum(0) if packed else None
+    room = 4 * 9 * 9
+    grad, hidden = torch.randn(2, room, 40, dtype=out)
+    rows = [frames_N, symbols_N, None, splits, 9, 9]
+    rows = [x.to(device) if isinstance(x, Tensor) else x for x in rows]
+    grad, hidden = grad.to(device), hidden.to(device)
+
+    def sums(function, cuts: list[int]) -> list[Tensor]:
+        grad_am, grad_lm = (torch.zeros(4, 9, 40, dtype=out, device=device) for _ in range(2))
+        for begin, end in pairwise([0, *cuts, room]):
+            chunk = (grad[begin:end], hidden[begin:end], *rows, begin, 1)
+            function(*chunk, grad_am, grad_lm)
+        return [grad_am, grad_lm]
+
+    tolerance = 1e-5 if out == torch.float32 else 1e-12
+    whole = sums(FALLBACKS["joiner_rows_backward"], [])
+    for function in (FALLBACKS["joiner_rows_backward"], joiner_rows_backward):
+        for cuts in ([], [1, 2, 3, 20, 57, 83, 84, 120, 201], [63], [150]):
+            found = sums(function, cuts)
+            torch.testing.assert_close(found, whole, rtol=tolerance, atol=tolerance)
+            again = sums(function, cuts)
+            if function is joiner_rows_backward:
+                assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))

@@ -85,18 +85,25 @@ struct Backward {
     const int64_t size = std::min(kSlice, D - from);
     const int64_t first = geometry.first_row_of(n), width = geometry.width_of(n);
     const int64_t stored = geometry.stored_frames_of(n), valid = geometry.frames_of(n);
-    // The chunk has whole frames.
     const int64_t end = std::min(row_end, first + stored * width);
-    for (int64_t row = std::max(row_begin, first); row < end; row += width) {
-      const int64_t t = (row - first) / width, start = geometry.first_symbol_of(n, t);
-      std::fill(frame_sum, frame_sum + size, acc_type<scalar>(0));
-      for (int64_t j = 0; j < width && t < valid; ++j) {
-        const int64_t u = start + j, offset = (row + j - row_begin) * D + from;
+    for (int64_t row = std::max(row_begin, first), frame_end; row < end; row = frame_end) {
+      const int64_t t = (row - first) / width, frame_begin = first + t * width;
+      const int64_t start = geometry.first_symbol_of(n, t);
+      frame_end = std::min(frame_begin + width, end);
+      am_scalar* const sums = grad_am + (n * frames + t) * D + from;
+      if (frame_end - row == width) {
+        std::fill(frame_sum, frame_sum + size, acc_type<scalar>(0));
+      } else {
+        // A part of a frame, whose other rows are in other chunks.
+        std::copy(sums, sums + size, frame_sum);
+      }
+      for (int64_t i = row; i < frame_end && t < valid; ++i) {
+        const int64_t u = start + i - frame_begin, offset = (i - row_begin) * D + from;
         if (u < 0 || u > geometry.target_lengths[n]) continue;
         run_vectorised<Row>(grad_hidden + offset, hidden + offset, size, frame_sum + 0,
                             grad_lm + (n * positions + u) * D + from);
       }
-      run_vectorised<RoundedRow>(frame_sum + 0, size, grad_am + (n * frames + t) * D + from);
+      run_vectorised<RoundedRow>(frame_sum + 0, size, sums);
     }
   }
 };

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
                        int32_t D, const PitchedInput<scalar> am, const PitchedInput<scalar> lm,
                        scalar* __restrict__ hidden) {
   const int64_t first = (int64_t(blockIdx.x) * kWarps + threadIdx.x / 32) * rows_each;
-  if (first >= rows) return;
+  if (first >= rows || row_begin + first >= geometry.rows()) return;
   const int count = int(min(int64_t(rows_each), rows - first));
   const int lane = min(int(threadIdx.x % 32), count - 1);
   const RowCursor node(geometry, row_begin + first + lane);

@@ -37,17 +37,20 @@ __device__ void frame_gradient(const RowGeometry& geometry, const BackwardSizes&
   if (task >= sizes.frame_tasks || d >= D) return;
   const int64_t row = task * sizes.frame_rows;
   const RowCursor cursor(geometry, sizes.row_begin + row);
-  if (cursor.column() != 0 || cursor.t() >= sizes.frames) return;
+  // Only the chunk's first row may be within a frame.
+  if ((cursor.column() != 0 && row != 0) || cursor.t() >= sizes.frames) return;
+  const int64_t frame = int64_t(cursor.n()) * sizes.frames + cursor.t();
+  const int32_t rows = int32_t(min(int64_t(cursor.width() - cursor.column()), sizes.rows - row));
   acc_type<scalar> sum[width] = {};
+  if (rows < cursor.width()) grad_am.template load<width>(frame * grad_am.pitch + d, sum);
   if (cursor.t() < cursor.frames()) {
     const int32_t begin = max(0, -cursor.u());
-    const int32_t end = min(cursor.width(), cursor.symbols() + 1 - cursor.u());
+    const int32_t end = min(rows, cursor.symbols() + 1 - cursor.u());
 #pragma unroll 4
     for (int32_t j = begin; j < end; ++j) {
       add_row<activation, width>(grad, hidden, (row + j) * D + d, sum);
     }
   }
-  const int64_t frame = int64_t(cursor.n()) * sizes.frames + cursor.t();
   grad_am.template store<width>(frame * grad_am.pitch + d, sum);
 }
 
@@ -66,8 +69,11 @@ __device__ void position_gradient(const RowGeometry& geometry, const BackwardSiz
   // Invalid lengths give no frames.
   const int32_t frames = max(0, min(geometry.frames_of(n), sizes.frames));
   const int64_t W = geometry.width_of(n), first = geometry.first_row_of(n);
-  const int64_t chunk_first = max(int64_t(0), (sizes.row_begin - first + W - 1) / W);
-  const int64_t chunk_end = (sizes.row_begin + sizes.rows - first) / W;
+  // Whole lattices may be cut before any column; chunks of bands have whole frames.
+  const int64_t column = geometry.start == nullptr ? u : 0;
+  const auto frames_before = [&](int64_t row) { return (row - first - column + W - 1) / W; };
+  const int64_t chunk_first = max(int64_t(0), frames_before(sizes.row_begin));
+  const int64_t chunk_end = frames_before(sizes.row_begin + sizes.rows);
   const int32_t t_begin = int32_t(min(chunk_first, int64_t(frames)));
   const int32_t t_end = int32_t(max(int64_t(0), min(chunk_end, int64_t(frames))));
   if (u > geometry.target_lengths[n] || t_begin >= t_end) return;
@@ -146,9 +152,10 @@ void run_two_passes(const Launcher& launch, const RowGeometry& geometry,
                     const scalar* hidden, const FrameGradients<scalar>& grad_am,
                     acc_type<scalar>* grad_lm) {
   BackwardSizes sizes{joiner_sizes};
-  // Only frames of packed whole lattices differ in width.
-  const bool ragged = geometry.row_splits != nullptr && geometry.start == nullptr;
-  sizes.frame_rows = ragged ? 1 : geometry.S;
+  // Whole lattices: frames of packed ones differ in width, and chunks may begin or end within one.
+  const bool whole_frames = geometry.row_splits == nullptr && sizes.row_begin % geometry.S == 0 &&
+                            sizes.rows % geometry.S == 0;
+  sizes.frame_rows = geometry.start != nullptr || whole_frames ? geometry.S : 1;
   sizes.frame_tasks = sizes.rows / sizes.frame_rows;
   sizes.pieces = (sizes.D / width + 31) / 32;
   sizes.frame_blocks = (sizes.frame_tasks * sizes.pieces + kWarps - 1) / kWarps;

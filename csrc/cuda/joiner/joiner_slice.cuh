@@ -18,6 +18,16 @@ struct FrameGradients {
   bool accumulated;
 
   template <int width>
+  RNNT_DEVICE void load(int64_t at, acc_type<scalar> (&sum)[width]) const {
+    using real = acc_type<scalar>;
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      sum[k] = accumulated ? static_cast<const real*>(data)[at + k]
+                           : static_cast<real>(static_cast<const scalar*>(data)[at + k]);
+    }
+  }
+
+  template <int width>
   RNNT_DEVICE void store(int64_t at, const acc_type<scalar> (&sum)[width]) const {
     using real = acc_type<scalar>;
     if (!accumulated) {
