@@ -17,6 +17,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.ops.common.native import COMPOSED
 from tests.cuda.test_kernels import on_cuda
+from tests.ops.counted_cases import counted_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of
 from tests.ops.native_cases import all_calls
 from tests.ops.simple_cases import split_simple_calls
@@ -71,6 +72,11 @@ def main() -> None:
                 getattr(torch.ops.pruned_rnnt, call.op)(*moved.inputs, *moved.outputs)
                 done.add(call.op)
                 count += 1
+    for call in counted_calls():
+        moved = on_cuda(call)
+        getattr(torch.ops.pruned_rnnt, call.op)(*moved.inputs, *moved.outputs)
+        done.add(call.op)
+        count += 1
     torch.cuda.synchronize()
     print(f"{count} calls of {len(done)} ops, 2 steps")
 

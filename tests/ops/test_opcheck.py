@@ -13,6 +13,7 @@ from pruned_rnnt.ops.joiner.log_probs import LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, packed_calls
 from tests.ops.beam_cases import beam_frames_calls
+from tests.ops.counted_cases import counted_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of, poison
 from tests.ops.native_cases import all_calls
 
@@ -24,14 +25,14 @@ def fused_calls() -> Iterator[Call]:
     lengths = (batch.logit_lengths, batch.target_lengths)
     inputs = JoinerInputs(*factors, batch.targets, *lengths, None, None)
     options = LossOptions(0, LOGITS, REGULAR, 0.0, 0.0, 0.0)
-    *sizes, _ = JoinerPlan(3, 3, [0, 12, 18], 6, 6, ACTIVATIONS["tanh"], options)
+    *sizes, _ = JoinerPlan(3, 3, [0, 12, 18], 6, False, 6, ACTIVATIONS["tanh"], options)
     workspace = [poison(12, width, dtype=torch.float32) for width in (5, 8)]
     rows = [poison(18, dtype=torch.float32) for _ in range(3)]
     yield Call("fused_log_probs", (*inputs, *sizes, *options), (*workspace, *rows, None))
     upstream, statistics = torch.randn(2), torch.rand(3, 18).unbind()
     sums = [torch.empty_like(x) for x in factors]
-    has_last_chunk = False
-    arguments = (upstream, *inputs, *sizes, *options, *statistics, None, None, has_last_chunk)
+    has_first_chunk = False
+    arguments = (upstream, *inputs, *sizes, *options, *statistics, None, None, has_first_chunk)
     yield Call("fused_log_probs_backward", arguments, (*workspace, *sums))
 
 
@@ -57,6 +58,7 @@ def first_calls() -> dict[str, tuple]:
         ctc_calls(),
         scale_calls(),
         beam_frames_calls([3, 2], 6),
+        counted_calls(),
         # Their kernels take bfloat16 only.
         active_calls(batch, 6, torch.bfloat16, width=8),
         gradient_calls(batch, 6, torch.bfloat16, 8, torch.float32),

@@ -19,6 +19,27 @@ RNNT_DEVICE void copy_async(scalar* shared, const scalar* global) {
 #endif
 }
 
+// Copies the first `elements` of `width` elements and writes zeros for the others. `global` is not
+// read if there are none.
+template <int width>
+RNNT_DEVICE void copy_async_or_zeros(float* shared, const float* global, int elements) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  static_assert(width == 1 || width == 4);
+  const uint32_t target = uint32_t(__cvta_generic_to_shared(shared));
+  if constexpr (width == 4) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global),
+                 "r"(elements * 4)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(global),
+                 "r"(elements * 4)
+                 : "memory");
+  }
+#else
+  for (int i = 0; i < width; ++i) shared[i] = i < elements ? global[i] : 0.0f;
+#endif
+}
+
 // Ends a group of copies of this thread.
 RNNT_DEVICE void commit_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -96,4 +96,8 @@ void column_sums_of(const Launcher& launch, const ColumnSums* all, int count);
 void column_sums(const Launcher& launch, const View& x, bool add, const View& partial,
                  const View& sums);
 
+void counted_rows_product(const Launcher& launch, const View& a, const View& b,
+                          const OptionalView& bias, const View& total, int64_t begin,
+                          const View& out);
+
 }  // namespace pruned_rnnt::cuda

@@ -38,6 +38,8 @@ CUDA_ONLY = frozenset(
         "active_joiner_rows",
         "active_joiner_rows_backward",
         "active_log_probs_backward",
+        "counted_rows_product",
+        "counted_rows_sums",
         "fitting_splits",
         "list_active_rows",
         "output_layer",
