@@ -285,7 +285,8 @@ class PrunedTransducerLoss(nn.Module):
             logit_bytes=self.vocab_size * dtype.itemsize,
             hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
         )
-        sizes = (frames, self.s_range, *chunks, self.vocab_size)
+        counts_rows = False
+        sizes = (frames, self.s_range, *chunks, counts_rows, self.vocab_size)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),

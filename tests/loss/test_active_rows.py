@@ -57,6 +57,7 @@ def loss_of(
     skips_rows: bool,
     lengths_on_host: bool,
     activation: str = "tanh",
+    is_active: bool | None = None,
 ) -> Tensor:
     lengths = [x.int() for x in batch.lengths("cpu")]
     utterances = Utterances(
@@ -72,7 +73,7 @@ def loss_of(
         options=options,
         skips_rows=skips_rows,
     )
-    assert (planned.active is not None) == skips_rows
+    assert (planned.active is not None) == (skips_rows if is_active is None else is_active)
     return fused_joiner.joiner_loss(*planned)
 
 

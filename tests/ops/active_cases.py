@@ -87,7 +87,8 @@ def gradient_calls(
     options = LossOptions(0, LOGITS, REGULAR, 0.0, 0.3, 0.0)
     activation = ACTIVATIONS["tanh"]
     frames, symbols = batch.frames, batch.symbols
-    plan = JoinerPlan(frames, symbols + 1, [0, total], total, vocabulary, activation, options)
+    chunks_of_rows = ([0, total], total, False)
+    plan = JoinerPlan(frames, symbols + 1, *chunks_of_rows, vocabulary, activation, options)
     gx, gy = torch.rand(2, total) * (torch.rand(total) < 0.5)
     statistics = RowStatistics(torch.full((total,), math.log(vocabulary) + 2), gx, gy)
     chunks = ActiveChunks(max(3, total // 4), 5, 64)

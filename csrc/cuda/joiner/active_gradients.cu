@@ -117,7 +117,7 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
                       const View& lm, const Tensor& weight, const Tensor& bias, const View& targets,
                       const View& logit_lengths, const View& target_lengths,
                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                      int64_t S, std::vector<int64_t>, int64_t, int64_t vocabulary,
+                      int64_t S, std::vector<int64_t>, int64_t, bool, int64_t vocabulary,
                       int64_t activation, int64_t blank, int64_t mode, int64_t, double,
                       double fastemit_lambda, double clamp, const View& lse, const View& gx,
                       const View& gy, int64_t chunk_rows, int64_t G, int64_t P, double left_out,

@@ -1,10 +1,10 @@
 """Joiner and loss in one: the logits of all nodes are never stored together.
 
-logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chunks of whole frames.
+logits(row) = act(am(n,t) + lm(n,u)) weight^T + bias. Rows are divided into chunks.
 The hidden rows and logits of one chunk are in a reused workspace, and log_probs keeps three numbers
-a row. The backward pass computes each chunk again, from the last, which the workspace still holds,
-to the first; it turns the logits into gradients in place and sums the gradients of weight, bias, am
-and lm.
+a row. The forward pass ends with the chunk of the first rows, and the backward pass begins with it,
+while it is in the workspace; it computes the others again, turns the logits into gradients in place
+and sums the gradients of weight, bias, am and lm.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.counted_rows import can_count_rows
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.active_joiner import (
     CHUNK_BYTES,
+    FEWEST_ROWS,
     ActiveLoss,
     ActivePlan,
     uses_active_rows,
@@ -74,8 +76,8 @@ def input_gradients(
     durations: DurationRows,
 ) -> list[Tensor | None]:
     """The gradients of am, lm, weight and bias, in their dtype; None for a weight or bias that is
-    frozen. ctx has the plan, and the workspace with the last chunk, which the first pass takes; a
-    second one, with retain_graph, computes it anew."""
+    frozen. ctx has the plan, and the workspace with a chunk, which the first pass takes; a second
+    one, with retain_graph, computes it anew."""
     plan: JoinerPlan = ctx.plan
     kept, ctx.workspace = ctx.workspace, None
     acc = statistics.lse.dtype
@@ -118,18 +120,22 @@ def row_chunks(
     hidden_bytes: int,
     gradient_bytes: int = 0,
     host_lengths: tuple[Tensor, Tensor] | None = None,
+    rows_on_device: bool = False,
     workspace_bytes: int | None = None,
 ) -> tuple[list[int], int]:
     """chunk_offsets and hidden_rows of a JoinerPlan, by the bytes of a row of logits and of hidden.
 
     gradient_bytes: of the sum of the weight's gradient.
     host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
+    rows_on_device: only the device knows how many rows there are, at most `rows`.
     workspace_bytes: the most that a chunk may take; default WORKSPACE_BYTES.
     """
     row_bytes = logit_bytes + hidden_bytes
     most_bytes = workspace_bytes or WORKSPACE_BYTES
     if gradient_bytes > _LARGE_GRADIENT_BYTES:
         most_bytes = max(most_bytes, 2 * gradient_bytes)
+    if rows_on_device:
+        return chunk_offsets(rows, 1, row_bytes, most_bytes), rows
     if host_lengths is None:
         offsets = chunk_offsets(rows, columns, row_bytes, most_bytes)
         hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
@@ -207,7 +213,8 @@ def planned_joiner(
     Rows are packed where the host knows the lengths, because then their number is known without
     waiting, and where the products can take it from the device; else padded.
 
-    skips_rows: the backward pass may leave out rows with next to no occupancy (active_rows.py).
+    skips_rows: the backward pass may leave out rows with next to no occupancy (active_rows.py), and
+    takes the number of rows from the device; not for durations.
     """
     dtype = product_dtype(am, lm, weight)
     batch, frames, hidden = am.shape
@@ -223,13 +230,11 @@ def planned_joiner(
         rows = sum(rows_N)
         splits = splits.to(utterances.targets.device, non_blocking=True)
     gradient_bytes = width * hidden * accumulator(dtype).itemsize
-    is_active = (
-        skips_rows
-        and start is None
-        and gradient_bytes <= _LARGE_GRADIENT_BYTES
-        and uses_active_rows(am, rows)
-    )
-    if is_active and splits is None:
+    can_skip = skips_rows and start is None and gradient_bytes <= _LARGE_GRADIENT_BYTES
+    is_active = can_skip and uses_active_rows(am, rows)
+    is_counted = can_skip and not is_active and counts_rows(am, rows)
+    rows_on_device = host_lengths is None and (is_active or is_counted)
+    if rows_on_device:
         _, *lengths_N = utterances.tensors
         splits = torch.empty(batch + 1, dtype=torch.int64, device=am.device)
         fitting_splits(*lengths_N, frames, columns, splits)
@@ -240,14 +245,21 @@ def planned_joiner(
         hidden_bytes=hidden * dtype.itemsize,
         gradient_bytes=gradient_bytes,
         host_lengths=host_lengths if start is None else None,
+        rows_on_device=rows_on_device,
         workspace_bytes=ACTIVE_WORKSPACE_BYTES if is_active else None,
     )
-    plan = JoinerPlan(frames, columns, *chunks, vocabulary, activation, options)
+    plan = JoinerPlan(frames, columns, *chunks, is_counted, vocabulary, activation, options)
     active = None
     if is_active:
-        active = ActivePlan.of(plan, hidden, width, host_lengths is None)
+        active = ActivePlan.of(plan, hidden, width, rows_on_device)
         bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
     else:
         weight, bias = padded_output(weight, bias, dtype)
     inputs = JoinerInputs(am, lm, weight, bias, *utterances.tensors, start, splits)
     return PlannedJoiner(inputs, plan, active)
+
+
+def counts_rows(am: Tensor, rows: int) -> bool:
+    """True if the loss of a whole lattice with room for that many rows packs them on the device and
+    computes those that exist; am is in the dtype of the products."""
+    return rows >= FEWEST_ROWS and not torch.compiler.is_compiling() and can_count_rows(am)

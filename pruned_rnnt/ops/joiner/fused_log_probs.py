@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.column_sums import column_sums
+from pruned_rnnt.ops.common.counted_rows import counted_rows_product, counted_rows_weight_sums
 from pruned_rnnt.ops.common.library import Out, op
 from pruned_rnnt.ops.common.matrix_products import multiply_into
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
@@ -48,12 +49,16 @@ class JoinerInputs(NamedTuple):
 
 class JoinerPlan(NamedTuple):
     """T and S of the rows' geometry; the row at which each chunk begins and their end; the rows
-    (whole frames) of a piece of the gradient of hidden; V; and the options of the ops."""
+    (whole frames) of a piece of the gradient of hidden; V; and the options of the ops.
+
+    counts_rows: the products take the number of rows from row_splits (counted_rows.py). If the host
+    does not know it, the end is the most there can be, and chunks begin and end within frames."""
 
     frames: int
     columns: int
     chunk_offsets: list[int]
     hidden_rows: int
+    counts_rows: bool
     vocabulary: int
     activation: int
     options: LossOptions
@@ -74,7 +79,7 @@ class JoinerPlan(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Hidden rows (C,D) and logits (C,V') of a chunk; afterwards it holds the last one."""
+    """Hidden rows (C,D) and logits (C,V') of a chunk; forward leaves those of the first one."""
 
     hidden: Tensor
     logits: Tensor
@@ -107,8 +112,17 @@ def _compute_logits(
     am, lm, weight, bias, *_ = inputs
     hidden, logits = (x[: end - begin] for x in workspace)
     joiner_rows(am, lm, plan.lattice_rows(inputs), begin, plan.activation, hidden)
+    if plan.counts_rows:
+        counted_rows_product(hidden, weight.t(), bias, _row_count(inputs), begin, logits)
+        return
     # With `out`, which autocast leaves alone: the dtype is chosen before.
     torch.addmm(bias, hidden, weight.t(), out=logits)
+
+
+def _row_count(inputs: JoinerInputs) -> Tensor:
+    """Of packed rows, a scalar."""
+    assert inputs.row_splits is not None
+    return inputs.row_splits[-1]
 
 
 @op
@@ -121,7 +135,7 @@ def fused_log_probs(
 ) -> None:
     """px, py, lse (R) acc as of log_probs; duration_logits (R,K) acc for TDT."""
     rows, (blank, normalization, *_) = plan.lattice_rows(inputs), plan.options
-    for begin, end in pairwise(plan.chunk_offsets):
+    for begin, end in reversed(list(pairwise(plan.chunk_offsets))):
         _compute_logits(inputs, plan, workspace, begin, end)
         padded = workspace.logits[: end - begin]
         logits = padded[:, : plan.vocabulary]
@@ -138,11 +152,11 @@ def fused_log_probs_backward(
     plan: JoinerPlan,
     statistics: RowStatistics,
     durations: DurationRows,
-    has_last_chunk: bool,
+    has_first_chunk: bool,
     workspace: Out[Workspace],
     grads: Out[JoinerGradients],
 ) -> None:
-    """has_last_chunk: the workspace still holds the last chunk, as the forward left it."""
+    """has_first_chunk: the workspace still holds the first chunk, as the forward left it."""
     rows, hidden_rows, activation = plan.lattice_rows(inputs), plan.hidden_rows, plan.activation
     scoring = plan.options.of_gradient
     # Frames of padding and positions without frames are in no chunk.
@@ -150,11 +164,10 @@ def fused_log_probs_backward(
     grads.grad_lm.zero_()
     largest, width = workspace.hidden.shape
     grad_hidden = workspace.hidden.new_empty((min(largest, hidden_rows), width))
-    # From the end, where the forward pass has left the last chunk.
-    for begin, end in reversed(list(pairwise(plan.chunk_offsets))):
+    # From the beginning, where the forward pass has ended: the last chunks may have no rows.
+    for begin, end in pairwise(plan.chunk_offsets):
         hidden, padded = (x[: end - begin] for x in workspace)
-        is_last = end == plan.rows
-        if not (has_last_chunk and is_last):
+        if begin > 0 or not has_first_chunk:
             _compute_logits(inputs, plan, workspace, begin, end)
         logits = padded[:, : plan.vocabulary]
         log_probs_backward(
@@ -164,12 +177,25 @@ def fused_log_probs_backward(
             columns = _duration_columns(padded, plan.vocabulary, durations.duration_logits)
             duration_gradient(grad_loss, *durations, rows, begin, plan.options.clamp, columns)
         if grads.grad_weight is not None:
-            multiply_into(grads.grad_weight, padded.t(), hidden, add=not is_last)
+            if plan.counts_rows:
+                sums = grads.grad_weight
+                count = _row_count(inputs)
+                counted_rows_weight_sums(
+                    padded, hidden, count, begin, sums, add=begin > 0, room=grad_hidden
+                )
+            else:
+                multiply_into(grads.grad_weight, padded.t(), hidden, add=begin > 0)
         if grads.grad_bias is not None:
-            column_sums(padded, grads.grad_bias, add=not is_last)
+            # Rows that do not exist have zeros.
+            column_sums(padded, grads.grad_bias, add=begin > 0)
         for first in range(0, end - begin, hidden_rows):
             piece = slice(first, min(first + hidden_rows, end - begin))
             grad_piece = grad_hidden[: piece.stop - first]
-            multiply_into(grad_piece, padded[piece], inputs.weight)
-            at, into = begin + first, (grads.grad_am, grads.grad_lm)
-            joiner_rows_backward(grad_piece, hidden[piece], rows, at, activation, *into)
+            at = begin + first
+            if plan.counts_rows:
+                count = _row_count(inputs)
+                counted_rows_product(padded[piece], inputs.weight, None, count, at, grad_piece)
+            else:
+                multiply_into(grad_piece, padded[piece], inputs.weight)
+            of_joiner = (grads.grad_am, grads.grad_lm)
+            joiner_rows_backward(grad_piece, hidden[piece], rows, at, activation, *of_joiner)
