@@ -14,7 +14,7 @@ from pruned_rnnt.ops.common.native import backend_report, backend_summary, load_
 from pruned_rnnt.ops.joiner import duration_gradient, fused_log_probs  # noqa: F401
 from pruned_rnnt.ops.lattice import band_lattice, ctc, lattice, tdt_lattice  # noqa: F401
 from pruned_rnnt.ops.pruning import band_gather, prune_bounds  # noqa: F401
-from pruned_rnnt.ops.search import beam_frames  # noqa: F401
+from pruned_rnnt.ops.search import beam_frames, greedy_frames  # noqa: F401
 from pruned_rnnt.ops.simple import simple_log_probs, simple_products  # noqa: F401
 
 load_native()

@@ -14,7 +14,7 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.search import host_beam
+from pruned_rnnt.decode.search import host_model
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
@@ -218,7 +218,7 @@ def test_beams_on_the_host_find_what_beams_on_a_device_find(
         options["scorers"] = [HotwordScorer(hotwords, VOCAB)]
     on_host = modified_beam_search(model, frames, lengths, **options)
     # No predictor is one of these, so the other loop runs.
-    monkeypatch.setattr(host_beam, "StatelessPredictor", LstmPredictor)
+    monkeypatch.setattr(host_model, "StatelessPredictor", LstmPredictor)
     on_device = modified_beam_search(model, frames, lengths, **options)
     assert [len(found) for found in on_host] == [len(found) for found in on_device]
     assert len(on_host[0]) >= 3
@@ -260,10 +260,14 @@ def test_one_search_follows_parameters_that_change() -> None:
 
 @pytest.mark.parametrize(("context_size", "lstm"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("max_symbols", [1, 2])
-def test_spans_of_frames_find_what_single_frames_find(
-    context_size: int, lstm: bool, max_symbols: int
+@pytest.mark.parametrize("hooked", [False, True])
+def test_greedy_on_the_host_finds_what_single_frames_find(
+    context_size: int, lstm: bool, max_symbols: int, hooked: bool
 ) -> None:
-    model = make_model(context_size, lstm=lstm)
+    model = make_model(context_size, lstm=lstm, hat=max_symbols == 2)
+    calls: list[int] = []
+    if hooked:  # so that the compiled search does not take it
+        model.joiner.output_linear.register_forward_hook(lambda *_: calls.append(1))
     # More than the utterances from which spans are shorter.
     frames, lengths = encoded([*range(0, 60, 3), 40, 41])
     search = GreedySearch(model, max_symbols_per_frame=max_symbols, silent_symbols=[UNKNOWN])
@@ -271,8 +275,11 @@ def test_spans_of_frames_find_what_single_frames_find(
     with torch.inference_mode():
         am_NTD = model.joiner.encoder_proj(frames)
         start = search.start(len(frames), frames.device)
+        before = [x.clone() for x in start]
+        assert bool(calls) == hooked
         (symbols_NTM, scores_NTM), state = search._loop(am_NTD, lengths, start)
         found = search.frames(frames, lengths, start)
+    assert all(torch.equal(x, y) for x, y in zip(start, before, strict=True))
     assert torch.equal(found.symbols_NTM, symbols_NTM)
     torch.testing.assert_close(found.scores_NTM, scores_NTM, rtol=0, atol=1e-4)
     for one, other in zip(found.state, state, strict=True):
@@ -280,3 +287,23 @@ def test_spans_of_frames_find_what_single_frames_find(
     for n, length in enumerate(lengths.tolist()):
         (alone,) = search(frames[n : n + 1, :length], lengths[n : n + 1])
         assert (alone.symbols, alone.frames) == (together[n].symbols, together[n].frames)
+
+
+def test_greedy_in_parts_finds_what_it_finds_at_once() -> None:
+    model = make_model()
+    frames, lengths = encoded([40, 33, 0])
+    search = GreedySearch(model)
+    with torch.inference_mode():
+        state = search.start(len(frames), frames.device)
+        whole = search.frames(frames, lengths, state)
+        parts = []
+        for begin in range(0, 40, 7):
+            part = frames[:, begin : begin + 7]
+            found = search.frames(part, (lengths - begin).clamp(0, part.size(1)), state)
+            state = found.state
+            parts.append(found)
+    symbols_NTM = torch.cat([part.symbols_NTM for part in parts], dim=1)
+    assert torch.equal(symbols_NTM, whole.symbols_NTM)
+    assert (symbols_NTM >= 0).any()
+    for one, other in zip(state, whole.state, strict=True):
+        torch.testing.assert_close(one, other)

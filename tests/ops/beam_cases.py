@@ -1,6 +1,7 @@
-"""Calls of beam_frames on random models.
+"""Calls of beam_frames and greedy_frames on random models.
 
-Axes: N batch, T frames, B beam, C context, P predictor width, D joiner width, V vocabulary.
+Axes: N batch, T frames, B beam, M symbols of a frame, C context, P predictor width, D joiner width,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.search.beam_frames import BeamModel, BeamState, BeamSteps
+from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps
+from pruned_rnnt.ops.search.search_model import SearchModel, predicted
 from tests.ops.native_batches import NEG_INF, Call
 
 
@@ -35,7 +37,7 @@ class BeamCase:
     blank_logit: float = 2.0
 
 
-def beam_model(case: BeamCase) -> BeamModel:
+def beam_model(case: BeamCase) -> SearchModel:
     V, P, D = case.vocabulary, case.predictor, case.joiner
     tables = torch.randn(case.context, V + 1, P)
     tables[:, -1] = 0
@@ -43,7 +45,7 @@ def beam_model(case: BeamCase) -> BeamModel:
     output_bias[case.blank] += case.blank_logit
     silent = torch.zeros(V, dtype=torch.bool)
     silent[list(case.silent)] = True
-    return BeamModel(
+    return SearchModel(
         tables,
         torch.randn(D, P),
         torch.randn(D),
@@ -56,24 +58,14 @@ def beam_model(case: BeamCase) -> BeamModel:
     )
 
 
-def start_state(case: BeamCase, model: BeamModel) -> BeamState:
+def start_state(case: BeamCase, model: SearchModel) -> BeamState:
     """One empty hypothesis for each utterance."""
     shape = (len(case.lengths), case.beam)
     score = torch.full(shape, NEG_INF)
     score[:, 0] = 0
     context = torch.full((*shape, case.context), -1)
     context[..., -1] = case.blank
-    places = [model.tables[place][context[..., place]] for place in range(case.context)]
-    predicted = sum(places[1:], places[0])
-    lm = (
-        torch.nn.functional.linear(
-            predicted.relu() if case.context > 1 else predicted,
-            model.decoder_weight,
-            model.decoder_bias,
-        )
-        .view(*shape, -1)
-        .clone()
-    )
+    lm = predicted(context, model).clone()
     hashes, length = torch.zeros((2, *shape), dtype=torch.int64).unbind()
     return BeamState(score, hashes.clone(), length.clone(), lm, context)
 
@@ -102,3 +94,25 @@ def beam_frames_calls(lengths: list[int], vocabulary: int) -> Iterator[Call]:
     yield beam_call(BeamCase(**common, fusion=True, begin=max(lengths) // 2, blank_logit=9.0))
     if vocabulary > beam:
         yield beam_call(BeamCase(**common, silent=(vocabulary - 1,)))
+
+
+def greedy_call(case: BeamCase, most: int = 1) -> Call:
+    """most: M."""
+    model = beam_model(case)
+    frames, size = max(case.lengths, default=0), len(case.lengths)
+    am = 2 * torch.randn(size, frames, case.joiner)
+    *_, lm, context = (x[:, 0].contiguous() for x in start_state(case, model))
+    shape = (size, frames, most)
+    steps = torch.full(shape, -7), torch.full(shape, float("nan"))
+    inputs = (am, torch.tensor(case.lengths, dtype=torch.int64), *model)
+    return Call("greedy_frames", inputs, (lm, context, *steps))
+
+
+def greedy_frames_calls(lengths: list[int], vocabulary: int) -> Iterator[Call]:
+    common = {"lengths": lengths, "vocabulary": vocabulary}
+    yield greedy_call(BeamCase(**common))
+    yield greedy_call(BeamCase(**common, context=1, activation="relu", predictor=5, joiner=7), 3)
+    last = vocabulary - 1
+    yield greedy_call(BeamCase(**common, hat=True, activation="none", blank=last), 2)
+    yield greedy_call(BeamCase(**common, hat=True, blank=vocabulary // 2))
+    yield greedy_call(BeamCase(**common, silent=(last,), blank_logit=0.0), 2)

@@ -12,7 +12,7 @@ from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, packed_calls
-from tests.ops.beam_cases import beam_frames_calls
+from tests.ops.beam_cases import beam_frames_calls, greedy_frames_calls
 from tests.ops.counted_cases import counted_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of, poison
 from tests.ops.native_cases import all_calls
@@ -58,6 +58,7 @@ def first_calls() -> dict[str, tuple]:
         ctc_calls(),
         scale_calls(),
         beam_frames_calls([3, 2], 6),
+        greedy_frames_calls([3, 2], 6),
         counted_calls(),
         # Their kernels take bfloat16 only.
         active_calls(batch, 6, torch.bfloat16, width=8),

@@ -1,34 +1,22 @@
 // beam_frames: modified beam search, frame by frame. Contract:
 // pruned_rnnt/ops/search/beam_frames.py.
 //
-// A frame reads little and computes little, so that starting torch's kernels would take most of the
-// time. Rows with the same context share their log-probabilities.
+// Rows with the same context share their log-probabilities.
 //
 // Axes: N utterances, T frames, B rows of a beam, C symbols of a context, P predictor width, D
 // joiner width, V vocabulary.
 #include <cmath>
 #include <vector>
 
-#include "cpu/common/hidden_row.h"
 #include "cpu/common/log_sum_exp.h"
 #include "cpu/search/best_extensions.h"
-#include "cpu/search/context_table.h"
+#include "cpu/search/search_model.h"
 
 namespace pruned_rnnt {
 namespace {
 
 // Of ops/search/beam_rows.py.
 constexpr uint64_t kHashMultiplier = 6364136223846793005u;
-// Contexts that are kept, in all and for each row of the beams: some megabytes.
-constexpr int64_t kMostContexts = 1 << 11, kContextsOfRow = 8;
-
-struct Model {
-  ContextPredictor predictor;
-  const float *output_weight, *output_bias;  // (V,D), (V)
-  std::vector<int64_t> silent;
-  int64_t D, V, blank, activation;
-  bool hat;
-};
 
 // All of a batch; the arrays of the op's contract.
 struct Batch {
@@ -68,7 +56,7 @@ struct SubtractFromRow {
 // Searches utterances first .. last in step, so that the weights are read once for all of them.
 class Search {
  public:
-  Search(const Model& model, const Batch& batch, int64_t first, int64_t last)
+  Search(const SearchModel& model, const Batch& batch, int64_t first, int64_t last)
       : model_(model),
         batch_(batch),
         first_(first),
@@ -78,13 +66,15 @@ class Search {
         grown_(batch.B),
         logits_of_(rows_.size()),
         fused_(batch.fusion == nullptr ? 0 : model.V),
-        best_(batch.B) {}
+        best_(batch.B) {
+    for (int64_t v = 0; v < model.V; ++v) {
+      if (model.silent[v]) silent_.push_back(v);
+    }
+  }
 
   // Returns the frame at which it stopped.
   int64_t run(int64_t t) {
     load();
-    const int64_t most_contexts =
-        std::max<int64_t>(kMostContexts, kContextsOfRow * static_cast<int64_t>(rows_.size()));
     bool stop = false;
     for (; t < batch_.T && !stop; ++t) {
       compute_log_probs(t);
@@ -93,7 +83,7 @@ class Search {
         stop |= changed && batch_.fusion != nullptr;
       }
       contexts_.compute();
-      if (contexts_.size() > most_contexts) forget_contexts();
+      contexts_.trim(&rows_);
     }
     store();
     return t;
@@ -126,14 +116,6 @@ class Search {
     }
   }
 
-  void forget_contexts() {
-    ContextTable kept(model_.predictor);
-    for (Row& row : rows_) {
-      row.entry = kept.add(contexts_.context(row.entry), contexts_.projected(row.entry));
-    }
-    contexts_ = std::move(kept);
-  }
-
   // Fills logits_ with the log-probabilities after all contexts of the beams, and logits_of_ with
   // the row of logits_ for each row of the beams.
   void compute_log_probs(int64_t t) {
@@ -150,17 +132,12 @@ class Search {
         const int64_t same = earlier_with_context(rows, b);
         logits_of[b] = same < b ? logits_of[same] : count;
         if (same < b) continue;
-        dispatch_activation(model_.activation, [&](auto chosen) {
-          run_vectorised<HiddenRow<decltype(chosen)::value>>(am, contexts_.projected(rows[b].entry),
-                                                             D, hidden_.data() + count * D);
-        });
+        model_.compute_hidden(am, contexts_.projected(rows[b].entry), hidden_.data() + count * D);
         ++count;
       }
     }
     logits_.resize(rows_.size() * V);
-    RowProduct{hidden_.data(), model_.output_weight, model_.output_bias, count, D, V,
-               logits_.data()}
-        .run();
+    model_.compute_logits(hidden_.data(), count, logits_.data());
     parallel_tasks(count, rows_per_task(V), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) to_log_probs(logits_.data() + r * V);
     });
@@ -184,7 +161,7 @@ class Search {
     } else {
       run_vectorised<SubtractFromRow>(x, V, run_vectorised<LogSumExp>(x, V));
     }
-    for (const int64_t symbol : model_.silent) x[symbol] = minus_infinity<float>;
+    for (const int64_t symbol : silent_) x[symbol] = minus_infinity<float>;
   }
 
   static bool is_dead(const Row& row) { return row.score == minus_infinity<float>; }
@@ -254,12 +231,12 @@ class Search {
     }
   }
 
-  const Model& model_;
+  const SearchModel& model_;
   const Batch& batch_;
   int64_t first_, last_;
   ContextTable contexts_;
   std::vector<Row> rows_, grown_;
-  std::vector<int64_t> logits_of_;
+  std::vector<int64_t> logits_of_, silent_;
   std::vector<float> hidden_, logits_, fused_;
   BestExtensions best_;
 };
@@ -271,20 +248,9 @@ void beam_frames(const Tensor& am, const Tensor& lengths, int64_t begin,
                  const Tensor& score, const Tensor& hash, const Tensor& length, const Tensor& lm,
                  const Tensor& context, const Tensor& parent, const Tensor& symbol,
                  const Tensor& added, const Tensor& end) {
-  const int64_t N = am.size(0), V = output_weight.size(0);
-  Model model{{data_of<float>(tables), data_of<float>(decoder_weight), data_of<float>(decoder_bias),
-               tables.size(0), V, tables.size(2), am.size(2)},
-              data_of<float>(output_weight),
-              data_of<float>(output_bias),
-              {},
-              am.size(2),
-              V,
-              blank,
-              activation,
-              hat};
-  for (int64_t v = 0; v < V; ++v) {
-    if (data_of<bool>(silent)[v]) model.silent.push_back(v);
-  }
+  const int64_t N = am.size(0);
+  const SearchModel model({tables, decoder_weight, decoder_bias, output_weight, output_bias, silent,
+                           blank, activation, hat});
   const Batch batch{data_of<float>(am),
                     data_of<int64_t>(lengths),
                     data_or_null<float>(fusion),

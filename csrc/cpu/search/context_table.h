@@ -79,7 +79,19 @@ class ContextTable {
     computed_ = size();
   }
 
+  // Drops all contexts but those of the rows, which have an `entry` each, if there are many.
+  template <typename Row>
+  void trim(std::vector<Row>* rows) {
+    if (size() <= std::max<int64_t>(kMost, kMostOfRow * static_cast<int64_t>(rows->size()))) return;
+    ContextTable kept(predictor_);
+    for (Row& row : *rows) row.entry = kept.add(context(row.entry), projected(row.entry));
+    *this = std::move(kept);
+  }
+
  private:
+  // Contexts that are kept, in all and for each row: some megabytes.
+  static constexpr int64_t kMost = 1 << 11, kMostOfRow = 8;
+
   int64_t entry_of(const int64_t* context) {
     int64_t key = 0;
     for (int64_t place = 0; place < predictor_.places; ++place) {

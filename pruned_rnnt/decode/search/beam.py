@@ -20,15 +20,17 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.back_pointers import pending_trace, stack_steps
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
-from pruned_rnnt.decode.search.host_beam import HostBeam, host_beam_model
+from pruned_rnnt.decode.search.host_beam import HostBeam
+from pruned_rnnt.decode.search.host_model import host_model
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.ops.search.beam_frames import BeamModel, BeamSteps
+from pruned_rnnt.ops.search.beam_frames import BeamSteps
 from pruned_rnnt.ops.search.beam_rows import best_rows, extend_beam, joint_log_probs, merge_equal
+from pruned_rnnt.ops.search.search_model import SearchModel
 
 
 class _Beam(NamedTuple):
@@ -137,7 +139,7 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
         """
         start = self._start(am_NTD)
         if am_NTD.device.type == "cpu" and am_NTD.dtype == torch.float32:
-            model = host_beam_model(self.model, self._silent_V)
+            model = host_model(self.model, self._silent_V)
             if model is not None:
                 return self._frames_on_host(start, am_NTD, lengths_N, model)
         loop = partial(self._loop, start)
@@ -164,7 +166,7 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
         return stack_steps(steps, beam.hash_NB), beam.pack()
 
     def _frames_on_host(
-        self, beam: _Beam, am_NTD: Tensor, lengths_N: Tensor, model: BeamModel
+        self, beam: _Beam, am_NTD: Tensor, lengths_N: Tensor, model: SearchModel
     ) -> tuple[_Beam, BeamSteps]:
         """The same by the op for the CPU; scorers are asked again when a hypothesis changes."""
         host = HostBeam(model, am_NTD, lengths_N, beam.score_NB, beam.predictor)

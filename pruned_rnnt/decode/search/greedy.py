@@ -5,8 +5,9 @@ V vocabulary.
 
 The loop over frames has a fixed number of iterations and masks utterances that have ended, so that
 nothing is read from the device until the end. On CUDA, blocks of frames are replayed as a graph,
-because launching the small kernels one by one would take most of the time. On the CPU, where
-reading a result costs nothing, `greedy_spans` computes several frames at once.
+because launching the small kernels one by one would take most of the time. On the CPU a compiled op
+searches the frames, for models that it takes; for others `greedy_spans` computes several frames at
+once, because reading a result costs nothing there.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from pruned_rnnt.decode.search.frame_graph import (
 )
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.greedy_spans import greedy_spans
+from pruned_rnnt.decode.search.host_model import host_model
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
+from pruned_rnnt.ops.search.greedy_frames import PredictorState, greedy_frames
+from pruned_rnnt.ops.search.search_model import SearchModel
 
 
 class GreedySearch(SearchByFrames):
@@ -92,7 +96,7 @@ class GreedySearch(SearchByFrames):
         if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
             loop: FrameLoop = self._graph(am_NTD, predictor)
         else:
-            loop = self._loop if am_NTD.is_cuda else self._spans
+            loop = self._loop if am_NTD.is_cuda else self._on_host
         (symbols_NTM, scores_NTM), state = loop(am_NTD, lengths_N, predictor)
         frames = am_NTD.size(1)
         return GreedyFrames(symbols_NTM[:, :frames], scores_NTM[:, :frames], state)
@@ -103,7 +107,10 @@ class GreedySearch(SearchByFrames):
             self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
         return self._graphs[rows]
 
-    def _spans(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
+    def _on_host(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
+        model = host_model(self.model, self._silent_V) if am_NTD.dtype == torch.float32 else None
+        if model is not None:
+            return self._compiled(model, am_NTD, lengths_N, predictor)
         return greedy_spans(
             self.model,
             am_NTD,
@@ -112,6 +119,16 @@ class GreedySearch(SearchByFrames):
             silent=self._silent,
             most=self.max_symbols_per_frame,
         )
+
+    def _compiled(
+        self, model: SearchModel, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows
+    ) -> tuple[Rows, Rows]:
+        am_NTD, lengths_N = am_NTD.contiguous(), lengths_N.long().contiguous()
+        state = PredictorState(*(x.clone(memory_format=torch.contiguous_format) for x in predictor))
+        shape = (*am_NTD.shape[:2], self.max_symbols_per_frame)
+        outputs = torch.empty(shape, dtype=torch.int64), am_NTD.new_empty(shape)
+        greedy_frames(am_NTD, lengths_N, model, state, *outputs)
+        return outputs, state
 
     def _loop(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
         model, most = self.model, self.max_symbols_per_frame

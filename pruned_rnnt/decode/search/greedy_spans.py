@@ -1,4 +1,5 @@
-"""Greedy search on the CPU: the predictor runs once per symbol, the joiner once per span of frames.
+"""Greedy search on the CPU for models that the compiled one does not take, such as those with an
+LSTM: the predictor runs once per symbol, the joiner once per span of frames.
 
 Until the next symbol, the predictor's output does not change. The joiner therefore computes the
 next few frames at once, in one matrix product, and those after the first symbol are discarded.

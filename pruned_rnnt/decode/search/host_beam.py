@@ -10,38 +10,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.search.beam_frames import BeamModel, BeamState, BeamSteps, beam_frames
-from pruned_rnnt.ops.step.step_plan import plain_parameters
-
-
-def host_beam_model(model: TransducerModel, silent_V: Tensor) -> BeamModel | None:
-    """What the op needs of a model; None if it cannot search it: the model must be on the CPU in
-    float32, with a stateless predictor and plain linear layers in the joiner."""
-    joiner, predictor = model.joiner, model.predictor
-    layers = (joiner.decoder_proj, joiner.output_linear)
-    parameters = plain_parameters(layers, torch.device("cpu"))
-    if parameters is None or not isinstance(predictor, StatelessPredictor):
-        return None
-    tables = predictor.context_tables()
-    if any(x.dtype != torch.float32 for x in (tables, *parameters)):
-        return None
-    decoder_weight, decoder_bias, output_weight, output_bias = (
-        x.detach().contiguous() for x in parameters
-    )
-    return BeamModel(
-        tables,
-        decoder_weight,
-        decoder_bias,
-        output_weight,
-        output_bias,
-        silent_V,
-        predictor.blank,
-        ACTIVATIONS[joiner.activation],
-        model.loss_config.hat,
-    )
+from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps, beam_frames
+from pruned_rnnt.ops.search.search_model import SearchModel
 
 
 class HostBeam:
@@ -57,7 +27,12 @@ class HostBeam:
     """
 
     def __init__(
-        self, model: BeamModel, am_NTD: Tensor, lengths_N: Tensor, score_NB: Tensor, predictor: Rows
+        self,
+        model: SearchModel,
+        am_NTD: Tensor,
+        lengths_N: Tensor,
+        score_NB: Tensor,
+        predictor: Rows,
     ) -> None:
         self._model = model
         self._am_NTD = am_NTD.contiguous()

@@ -19,27 +19,7 @@ from torch.nn import functional
 from pruned_rnnt.ops.common.library import NEG_INF, Out, op
 from pruned_rnnt.ops.joiner.joiner_rows import activated
 from pruned_rnnt.ops.search.beam_rows import extend_beam, joint_log_probs, merge_equal
-
-
-class BeamModel(NamedTuple):
-    """Predictor, joiner and options of a search; all tensors contiguous.
-
-    tables: (C,V+1,P), what each symbol adds to the predictor's output at each place of the context,
-        the last row for -1; with C > 1, a ReLU follows the sum.
-    decoder_weight (D,P), decoder_bias (D), output_weight (V,D), output_bias (V): of the joiner.
-    silent: (V) bool, symbols that are never emitted.
-    activation: a value of ACTIVATIONS; hat: log-probabilities as `joint_log_probs`.
-    """
-
-    tables: Tensor
-    decoder_weight: Tensor
-    decoder_bias: Tensor
-    output_weight: Tensor
-    output_bias: Tensor
-    silent: Tensor
-    blank: int
-    activation: int
-    hat: bool
+from pruned_rnnt.ops.search.search_model import SearchModel, predicted
 
 
 class BeamState(NamedTuple):
@@ -68,7 +48,7 @@ def beam_frames(
     lengths: Tensor,
     begin: int,
     fusion: Tensor | None,
-    model: BeamModel,
+    model: SearchModel,
     state: Out[BeamState],
     steps: Out[BeamSteps],
     end: Out[Tensor],
@@ -96,9 +76,7 @@ def beam_frames(
         context = state.context.gather(1, parent[:, :, None].expand_as(state.context))
         following = torch.cat((context[:, :, 1:], best.symbol[:, :, None]), dim=2)
         lm = state.lm.gather(1, parent[:, :, None].expand_as(state.lm))
-        next_lm = functional.linear(
-            _predicted(following, model.tables), model.decoder_weight, model.decoder_bias
-        )
+        next_lm = predicted(following, model)
         grown = BeamState(
             torch.where(alive, merge_equal(best.score, best.hash), state.score),
             torch.where(alive, best.hash, state.hash),
@@ -116,11 +94,3 @@ def beam_frames(
             frames = t + 1
             break
     end.fill_(frames)
-
-
-def _predicted(context: Tensor, tables: Tensor) -> Tensor:
-    """The output (N,B,P) of the predictor after contexts (N,B,C)."""
-    summed = tables[0][context[:, :, 0]]
-    for place in range(1, tables.shape[0]):
-        summed = summed + tables[place][context[:, :, place]]
-    return summed.relu() if tables.shape[0] > 1 else summed
