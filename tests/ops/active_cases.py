@@ -126,7 +126,7 @@ def packed_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
     for normalization in (LOGITS, LOG_PROBS, HAT):
         options = LossOptions(0, normalization, REGULAR, 0.0, 0.3, 0.0)
         for total, chunk_rows in ((int(splits[-1]), 7), (int(splits[-1]) + 50, 24)):
-            plan = (frames, columns, [0, total], total, vocabulary, ACTIVATIONS["tanh"])
+            plan = (frames, columns, [0, total], total, False, vocabulary, ACTIVATIONS["tanh"])
             hidden = torch.full((chunk_rows, width + 8), -7.0).to(dtype)
             scores = torch.full((3, total), -7.0).unbind(0)
             yield Call("packed_log_probs", (*inputs, *plan, *options), (hidden, *scores))

@@ -66,9 +66,9 @@ void packed_log_probs(const Launcher& launch, const View& am, const View& lm, co
                       const Tensor& bias, const View& targets, const View& logit_lengths,
                       const View& target_lengths, const OptionalView& start,
                       const OptionalView& row_splits, int64_t T, int64_t S, std::vector<int64_t>,
-                      int64_t, int64_t V, int64_t activation, int64_t blank, int64_t mode, int64_t,
-                      double, double, double, const Tensor& hidden, const View& px, const View& py,
-                      const View& lse) {
+                      int64_t, bool, int64_t V, int64_t activation, int64_t blank, int64_t mode,
+                      int64_t, double, double, double, const Tensor& hidden, const View& px,
+                      const View& py, const View& lse) {
   using torch::stable::new_empty;
   const int64_t R = px.size(0), C = hidden.size(0), K = (R + C - 1) / C, pitch = hidden.size(1);
   STD_TORCH_CHECK(am.scalar_type() == ScalarType::BFloat16 && row_splits.has_value() &&
