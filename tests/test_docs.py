@@ -98,6 +98,17 @@ def test_newest_run_has_the_rows_measured_side_by_side() -> None:
     assert pages.newest_run(rows[:1], "c") == {}
 
 
+def test_a_newer_run_without_peers_stands_beside_the_last_with_them() -> None:
+    old, peer, new = (
+        {"case": "c", "system": system, "commit": commit}
+        for system, commit in (("pruned_rnnt", "1"), ("peer", "1"), ("pruned_rnnt", "2"))
+    )
+    both = [{"pruned_rnnt": new}, {"pruned_rnnt": old, "peer": peer}]
+    assert pages.compared_runs([old, peer, new], "c") == both
+    assert pages.compared_runs([new, old, peer], "c") == both[1:]
+    assert pages.compared_runs([old, new], "c") == both[:1]
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/compat.md"])
 def test_links_to_files_lead_somewhere(page: str) -> None:
     """mkdocs checks only links between pages of the site."""

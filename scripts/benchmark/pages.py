@@ -3,13 +3,15 @@
 `python -m scripts.benchmark.pages` writes them; run it after adding rows. In the page each table is
 between `<!-- rows: NAME -->` and `<!-- end -->`, where NAME is a key of TABLES; the text around the
 tables is written by hand and contains no measured number. The tables show the newest run of each
-case: all rows with the commit of pruned_rnnt's last row, which were measured in one run.
+case: all rows with the commit of pruned_rnnt's last row, which were measured in one run. If that
+run had no other system, comparisons also show the last one that had.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,15 +25,27 @@ OURS = "pruned_rnnt"
 _BLOCK = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
-def newest_run(rows: Iterable[Row], case: str) -> dict[str, Row]:
-    """The last row of each system among those with the commit of our last row; ours come first."""
+def runs_of(rows: Iterable[Row], case: str) -> list[dict[str, Row]]:
+    """For each commit with a row of ours, the newest first, the last row of each system; ours come
+    first."""
     of_case = [row for row in rows if row["case"] == case]
-    ours = [row for row in of_case if row["system"] == OURS]
-    if not ours:
-        return {}
-    commit = ours[-1]["commit"]
-    run = {row["system"]: row for row in of_case if row["commit"] == commit}
-    return dict(sorted(run.items(), key=lambda item: not item[0].startswith(OURS)))
+    commits = dict.fromkeys(row["commit"] for row in reversed(of_case) if row["system"] == OURS)
+    runs = [{row["system"]: row for row in of_case if row["commit"] == each} for each in commits]
+    return [
+        dict(sorted(run.items(), key=lambda item: not item[0].startswith(OURS))) for run in runs
+    ]
+
+
+def newest_run(rows: Iterable[Row], case: str) -> dict[str, Row]:
+    """The run of our last row."""
+    return next(iter(runs_of(rows, case)), {})
+
+
+def compared_runs(rows: Iterable[Row], case: str) -> list[dict[str, Row]]:
+    """The newest run; and if it has no other system, the newest one that has."""
+    runs = runs_of(rows, case)
+    with_peers = [run for run in runs if not all(system.startswith(OURS) for system in run)]
+    return runs[:1] if not with_peers or with_peers[0] is runs[0] else [runs[0], with_peers[0]]
 
 
 def cases_of(rows: Iterable[Row], kinds: Sequence[str]) -> list[str]:
@@ -52,16 +66,18 @@ def label(row: Row) -> str:
 
 
 def comparison(table: str, kinds: Sequence[str]) -> str:
-    """A table with a line for each case and a column for each system: milliseconds / MiB."""
+    """A table with a line for each run of a case, a column for each system: milliseconds / MiB."""
     rows = read_rows(table)
-    runs = [run for case in cases_of(rows, kinds) if (run := newest_run(rows, case))]
+    runs = [run for case in cases_of(rows, kinds) for run in compared_runs(rows, case)]
+    lines_of = Counter(run[OURS]["case"] for run in runs)
     systems = list(dict.fromkeys(system for run in runs for system in run))
     systems.sort(key=lambda system: not system.startswith(OURS))
     versions = {s: next(run[s]["version"] for run in runs if s in run) for s in systems}
     header = ["case", *(s if s.startswith(OURS) else f"{s} {versions[s]}" for s in systems)]
     lines = [
         [
-            label(run[OURS]),
+            label(run[OURS])
+            + (f" (commit {run[OURS]['commit']})" if lines_of[run[OURS]["case"]] > 1 else ""),
             *(
                 f"{run[s]['median_ms']:.3g} / {run[s]['peak_mib']:.0f}" if s in run else "-"
                 for s in systems
