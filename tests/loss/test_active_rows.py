@@ -227,35 +227,6 @@ def test_bfloat16_on_cuda_is_near_float64(
 
 
 @pytest.mark.gpu
-def test_lengths_on_the_device_need_no_wait_and_run_in_graphs() -> None:
-    tensors, targets, frames, symbols = large_case([600, 512, 333], [70, 80, 90], 100)
-    leaves = [x.cuda().requires_grad_() for x in tensors]
-    arguments = (targets.cuda(), None, frames.cuda(), symbols.cuda())
-
-    def step() -> tuple[Tensor, ...]:
-        loss = pruned_rnnt.rnnt_loss_fused(*leaves, *arguments, reduction="sum")
-        return loss.detach(), *torch.autograd.grad(loss, leaves)
-
-    expected = step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    # Other lengths in the same graph.
-    arguments[2].copy_(torch.tensor([100, 512, 599]))
-    arguments[3].copy_(torch.tensor([90, 0, 33]))
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, step(), strict=True))
-
-
-@pytest.mark.gpu
 def test_an_utterance_that_exceeds_the_padding_has_infinite_loss() -> None:
     tensors, targets, frames, symbols = large_case([700, 512, 333], [70, 80, 90], 100)
     leaves = [x.cuda().requires_grad_() for x in tensors]

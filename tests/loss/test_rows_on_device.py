@@ -116,9 +116,10 @@ def test_float32_on_cuda_is_as_precise_as_by_cublas(
 
 
 @pytest.mark.gpu
-def test_float32_needs_no_wait_and_follows_the_lengths_in_a_graph() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_needs_no_wait_and_follows_the_lengths_in_a_graph(dtype: torch.dtype) -> None:
     tensors, targets, frames, symbols = large_case([600, 512, 333], [70, 80, 90], 100)
-    leaves = [x.float().cuda().requires_grad_() for x in tensors]
+    leaves = [x.to(dtype).cuda().requires_grad_() for x in tensors]
     arguments = (targets.cuda(), None, frames.cuda(), symbols.cuda())
 
     def step() -> tuple[Tensor, ...]:

@@ -5,6 +5,8 @@ Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -71,3 +73,14 @@ def batch_of(logit_lengths: list[int], target_lengths: list[int], vocabulary: in
     targets = torch.randint(1, vocabulary, (len(logit_lengths), symbols), dtype=torch.int32)
     as_int = [torch.tensor(x, dtype=torch.int32) for x in (logit_lengths, target_lengths)]
     return Batch(frames, symbols, as_int[0], as_int[1], targets)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """That number of threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

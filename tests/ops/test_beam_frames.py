@@ -15,7 +15,7 @@ from tests.ops.beam_cases import (
     beam_model,
     start_state,
 )
-from tests.ops.native_batches import SHAPES, Call
+from tests.ops.native_batches import SHAPES, Call, torch_threads
 
 pytestmark = pytest.mark.skipif(
     not has_native_kernel("beam_frames", "cpu"), reason="the CPU library is not built"
@@ -127,12 +127,8 @@ def test_an_utterance_does_not_depend_on_the_others_or_on_threads() -> None:
     lengths = [40, 0, 7, 33, 40, 1, 21]
     call = beam_call(BeamCase(lengths=lengths, vocabulary=37))
     together = run(call)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with torch_threads(3):
         with_threads = run(call)
-    finally:
-        torch.set_num_threads(threads)
     for one, other in zip(together[:2], with_threads[:2], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     for n in range(len(lengths)):

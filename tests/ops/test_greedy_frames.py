@@ -9,7 +9,7 @@ from torch import Tensor
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
 from tests.ops.beam_cases import BeamCase, beam_model, greedy_call, greedy_frames_calls
-from tests.ops.native_batches import SHAPES, Call
+from tests.ops.native_batches import SHAPES, Call, torch_threads
 
 pytestmark = pytest.mark.skipif(
     not has_native_kernel("greedy_frames", "cpu"), reason="the CPU library is not built"
@@ -114,12 +114,8 @@ def test_an_utterance_does_not_depend_on_the_others_or_on_threads() -> None:
     lengths = [40, 0, 7, 33, 40, 1, 21]
     call = greedy_call(BeamCase(lengths=lengths, vocabulary=37), 2)
     together = run(call)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with torch_threads(3):
         with_threads = run(call)
-    finally:
-        torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(together, with_threads, strict=True))
     for n in range(len(lengths)):
         am, length, *model = call.inputs

@@ -14,7 +14,7 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
-from tests.ops.native_batches import SHAPES, TOLERANCES, Call
+from tests.ops.native_batches import SHAPES, TOLERANCES, Call, torch_threads
 from tests.ops.native_cases import all_calls
 
 pytestmark = pytest.mark.skipif(
@@ -62,14 +62,10 @@ def test_kernel_equals_fallback(shape, dtype, rtol, atol) -> None:
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     torch.manual_seed(0)
     calls = list(all_calls(SHAPES[5], torch.float32))
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
+    for count in (1, 3):
+        with torch_threads(count):
             results.append([outputs_of(call, native(call)) for call in calls])
-    finally:
-        torch.set_num_threads(threads)
     for call, one, three in zip(calls, *results, strict=True):
         for left, right in zip(one, three, strict=True):
             assert torch.equal(left.nan_to_num(7), right.nan_to_num(7)), describe(call)
