@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
-from pruned_rnnt.data.audio.features import audio_features
+from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import resample
 
@@ -44,6 +44,23 @@ def test_resampling_keeps_samples_at_16_khz() -> None:
 
 def test_features_are_a_frame_each_10_ms() -> None:
     assert audio_features(tone(16000)).shape == (50, 80)
+
+
+@pytest.mark.parametrize("level", [1.0, 1e-4])
+def test_features_equal_those_of_lhotse(level: float) -> None:
+    noise_S = np.random.default_rng(0).standard_normal(8000)
+    samples_S = level * (tone(16000) + 0.1 * noise_S).astype(np.float32)
+    wanted_TF = fbank_extractor().extract(torch.from_numpy(samples_S), 16000)
+    torch.testing.assert_close(audio_features(samples_S), wanted_TF, rtol=0, atol=1e-5)
+    (batch_TF,), _ = batch_features([samples_S], torch.device("cpu"))
+    torch.testing.assert_close(batch_TF, wanted_TF, rtol=0, atol=1e-5)
+
+
+def test_features_of_silence_are_lhotses_least() -> None:
+    silence_S = np.zeros(8000, dtype=np.float32)
+    wanted_TF = fbank_extractor().extract(torch.from_numpy(silence_S), 16000)
+    assert wanted_TF.isfinite().all()
+    assert torch.equal(audio_features(silence_S), wanted_TF)
 
 
 def test_files_that_are_not_audio_are_refused(tmp_path: Path) -> None:
