@@ -129,19 +129,20 @@ class StatelessPredictor(Predictor):
 
     def start(self, rows: int, device: torch.device) -> tuple[Tensor, State]:
         context_RC = self.start_context(rows, device)
-        return self(context_RC)[:, 0], (context_RC,)
+        return self._output(context_RC), (context_RC,)
 
     def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
         context_RC = torch.cat((state[0][:, 1:], symbols_R[:, None]), dim=1)
-        if context_RC.device.type == "cpu" and not (self.training or torch.is_grad_enabled()):
-            return self._looked_up(context_RC), (context_RC,)
-        return self(context_RC)[:, 0], (context_RC,)
+        return self._output(context_RC), (context_RC,)
 
-    def _looked_up(self, context_RC: Tensor) -> Tensor:
+    def _output(self, context_RC: Tensor) -> Tensor:
         """Output (R, P) after the contexts.
 
         A convolution of so few numbers takes the CPU many times as long as its sums.
         """
+        if context_RC.device.type != "cpu" or self.training or torch.is_grad_enabled():
+            after_RP: Tensor = self(context_RC)[:, 0]
+            return after_RP
         tables = self.context_tables()
         if self.convolution is None:
             return tables[0][context_RC[:, 0]]

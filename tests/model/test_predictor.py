@@ -33,6 +33,18 @@ def test_steps_equal_forward_targets_of_all_symbols(context_size: int) -> None:
             context = torch.cat((context[:, 1:], targets[:, u : u + 1]), dim=1)
 
 
+@pytest.mark.parametrize("context_size", [1, 2])
+def test_start_in_inference_equals_that_with_gradients(context_size: int) -> None:
+    config = PredictorConfig(dim=8, context_size=context_size)
+    predictor = StatelessPredictor(config, 10).eval()
+    wanted, _ = predictor.start(3, torch.device("cpu"))
+    assert wanted.requires_grad
+    with torch.inference_mode():
+        output, (context,) = predictor.start(3, torch.device("cpu"))
+    torch.testing.assert_close(output, wanted.detach())
+    assert torch.equal(context, predictor.start_context(3, torch.device("cpu")))
+
+
 def test_context_of_one_symbol_is_its_embedding() -> None:
     predictor = StatelessPredictor(PredictorConfig(dim=8, context_size=1), 10)
     expected = predictor.embedding.weight[[0, 3, 9]]
