@@ -45,6 +45,17 @@ def rotate(x_NTGHK: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return torch.addcmul(x_NTGHK * own, x_NTGHK.roll(x_NTGHK.size(-1) // 2, -1), partner)
 
 
+def may_be_padded(x_NTE: Tensor, lengths: Tensor) -> bool:
+    """False in inference on a CPU if all utterances have T frames, so that no mask is needed.
+
+    Elsewhere True: the host would wait for another device, and exported graphs take any lengths.
+    """
+    on_host = x_NTE.device.type == lengths.device.type == "cpu"
+    if not on_host or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return True
+    return bool((lengths < x_NTE.size(1)).any())
+
+
 def attention_mask(
     lengths: Tensor, num_frames: int, chunk_size: int | None, left_chunks: int | None
 ) -> Tensor:
@@ -108,14 +119,15 @@ class RotaryAttention(nn.Module):
     def forward(
         self,
         x_NTE: Tensor,
-        mask_N1TS: Tensor,
+        mask_N1TS: Tensor | None,
         angles: tuple[Tensor, Tensor],
         past_NPE: Tensor | None = None,
     ) -> Tensor:
         """Output for the frames of x, which attend to S = P + T frames: the past and x itself.
 
         Args:
-            mask_N1TS: True where a frame of x may attend to another, or an `attention_bias`.
+            mask_N1TS: True where a frame of x may attend to another, or an `attention_bias`; None:
+                each attends to all.
             angles: of all S frames, in the dtype of the products.
             past_NPE: x of the P frames before; None: no past.
         """

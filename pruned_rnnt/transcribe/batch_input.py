@@ -74,12 +74,13 @@ def batch_input(
         if own < least_frames:
             features_NTF[n, own:least_frames] = features_NTF[n, own - 1]
     lengths_N = to_device(torch.tensor(lengths), device)
-    frame_T = torch.arange(frames, device=device)
-    beyond_NT = frame_T >= lengths_N[:, None]
-    features_NTF = features_NTF.masked_fill(beyond_NT[:, :, None], 0.0)
-    silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view_as(beyond_NT)
+    silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view(-1, frames)
+    if min(lengths) < frames:
+        beyond_NT = torch.arange(frames, device=device) >= lengths_N[:, None]
+        features_NTF = features_NTF.masked_fill(beyond_NT[:, :, None], 0.0)
+        silent_NT = silent_NT | beyond_NT
     is_whole_N = torch.tensor([isinstance(part, WholeRecording) for part in parts])
-    is_silent_N = (silent_NT | beyond_NT).all(dim=1) & to_device(is_whole_N, device)
+    is_silent_N = silent_NT.all(dim=1) & to_device(is_whole_N, device)
     return BatchInput(features_NTF, lengths_N, is_silent_N)
 
 

@@ -45,6 +45,21 @@ def test_batch_equals_single_for_any_padding(changes: dict[str, object], padding
         torch.testing.assert_close(output[n, :frames], alone[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("changes", [{}, {"causal": True, "chunk_size": 3}, {"kernel_size": 1}])
+@pytest.mark.parametrize("lengths", [[40], [40, 40], [40, 21]])
+def test_inference_equals_a_pass_with_gradients(
+    changes: dict[str, object], lengths: list[int]
+) -> None:
+    encoder = small(**changes)
+    features = torch.randn(len(lengths), 40, 20) * 4 - 7
+    wanted, _ = encoder(features, torch.tensor(lengths))
+    assert wanted.requires_grad
+    with torch.inference_mode():
+        output, frames = encoder(features, torch.tensor(lengths))
+    for n, count in enumerate(frames.tolist()):
+        torch.testing.assert_close(output[n, :count], wanted[n, :count].detach())
+
+
 def test_gradient_of_padding_is_zero_and_parameters_get_finite_ones() -> None:
     encoder = small().train()
     features = (torch.randn(2, 40, 20) * 4 - 7).requires_grad_()
