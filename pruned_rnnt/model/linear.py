@@ -34,6 +34,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output
 
 
+def transpose_in_memory(encoder: nn.Module) -> None:
+    """Store the matrices of an encoder on the CPU column by column; shapes and values stay.
+
+    A CPU then multiplies the few rows of a short utterance, or of a chunk of a stream, in down to
+    half the time; many rows take as long as before.
+    """
+    for parameter in encoder.parameters():
+        if parameter.dim() == 2 and parameter.device.type == "cpu":
+            with torch.inference_mode(parameter.is_inference()):  # a parameter keeps its kind
+                parameter.data = parameter.detach().t().contiguous().t()
+
+
 def linear_again(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[], Tensor]:
     """A function that repeats `linear` without gradients, also outside of autocast."""
     dtype = compute_dtype(x, weight)

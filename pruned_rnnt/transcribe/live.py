@@ -18,6 +18,7 @@ from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
 from pruned_rnnt.export.stream_sizes import stream_sizes
+from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.silence import is_digital_silence
 
@@ -50,6 +51,7 @@ class LiveRecogniser:
     ) -> None:
         silent = [UNKNOWN_ID] if model.vocab_size > UNKNOWN_ID else []
         chunk, left = stream_sizes(model, chunk, left)
+        transpose_in_memory(model.encoder)
         self.stream = StreamingGreedySearch(model.eval(), chunk, left, silent)
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device

@@ -13,6 +13,7 @@ from pruned_rnnt.decode.encode import encode_padded
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import launch_head_paths
 from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
@@ -55,6 +56,7 @@ class Recogniser(AudioRecogniser):
     ) -> None:
         super().__init__(tokenizer, p99_duration, calibration, segments)
         self.model = model.eval()
+        transpose_in_memory(model.encoder)
         decode = decode or DecodeConfig()
         self._precision = decode.precision
         if decode.batch_seconds is not None:
