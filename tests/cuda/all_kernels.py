@@ -18,6 +18,7 @@ import pruned_rnnt
 from pruned_rnnt.ops.common.native import COMPOSED
 from tests.cuda.test_kernels import on_cuda
 from tests.ops.counted_cases import counted_calls
+from tests.ops.held_row_cases import held_row_calls
 from tests.ops.native_batches import SHAPES, Call, batch_of
 from tests.ops.native_cases import all_calls
 from tests.ops.simple_cases import split_simple_calls
@@ -72,7 +73,8 @@ def main() -> None:
                 getattr(torch.ops.pruned_rnnt, call.op)(*moved.inputs, *moved.outputs)
                 done.add(call.op)
                 count += 1
-    for call in counted_calls():
+    held = held_row_calls(batch_of(*LONGER[1:]), LONGER[3], torch.bfloat16)
+    for call in (*counted_calls(), *held):
         moved = on_cuda(call)
         getattr(torch.ops.pruned_rnnt, call.op)(*moved.inputs, *moved.outputs)
         done.add(call.op)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.lattice.lattice import split_workspace
+from tests.ops.held_row_cases import held_row_calls
 from tests.ops.native_batches import SHAPES, TOLERANCES, Batch, Call, batch_of, poison
 from tests.ops.native_cases import all_calls, log_probs_calls
 from tests.ops.random_bands import log_softmax_like, random_start, sloping_start
@@ -39,8 +40,8 @@ def on_cuda(call: Call) -> Call:
         # The logits are a view of a wider workspace; .cuda() alone would make them contiguous.
         position = 0 if call.op == "log_probs" else 1
         logits = call.inputs[position]
-        workspace = logits.new_zeros(logits.shape[0], logits.stride(0)).cuda()
-        workspace[:, : logits.shape[1]] = inputs[position]
+        pitch = logits.stride(0)
+        workspace = logits.as_strided((logits.shape[0], pitch), (pitch, 1)).cuda()
         inputs[position] = workspace[:, : logits.shape[1]]
     return replace(call, inputs=tuple(inputs), outputs=moved(call.outputs))
 
@@ -183,3 +184,21 @@ def test_dense_logits(shape, in_place, dtype, rtol, atol) -> None:
         got = moved[1] if in_place else poison(*logits.shape, dtype=dtype).cuda()
         torch.ops.pruned_rnnt.log_probs_backward(*moved, got)
         torch.testing.assert_close(got.cpu(), expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocabulary", [8, 57, 64, 65, 300, 448, 500, 504, 511, 512, 513])
+def test_rows_in_registers(vocabulary, dtype) -> None:
+    """Rows of aligned vectors; up to 512 logits a group of lanes holds a row in registers."""
+    torch.manual_seed(vocabulary)
+    for call in held_row_calls(batch_of([23, 9, 17], [6, 4, 0], vocabulary), vocabulary, dtype):
+        check(call, 2e-5, 1e-4)
+
+
+@pytest.mark.parametrize("frames", [500, 800, 1600], ids=lambda x: f"T{x}")
+def test_several_rows_in_registers_one_after_the_other(frames) -> None:
+    """As many rows as let a group take two, four and eight of them."""
+    torch.manual_seed(frames)
+    lengths = ([frames, frames // 2, frames], [10, 10, 3])
+    for call in held_row_calls(batch_of(*lengths, 70), 70, torch.bfloat16):
+        check(call, 2e-5, 1e-4)

@@ -4,6 +4,7 @@
 // Axes: R rows, V vocabulary.
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
+#include "cuda/joiner/held_row.cuh"
 #include "cuda/joiner/logit_rows.cuh"
 #include "cuda/joiner/short_rows.cuh"
 #include "row_geometry.h"
@@ -128,6 +129,46 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
+// A group of lanes holds a row in registers.
+template <typename scalar, int held>
+__global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
+    held_log_probs_kernel(RowGeometry geometry, SymbolTable symbols, HeldRange range,
+                          LogitMode mode, const scalar* __restrict__ logits, int64_t stride,
+                          Outputs<float> out) {
+  const int lane = threadIdx.x % kSmallGroup;
+  const int64_t first = range.first_row(), row = first + lane;
+  const bool sums = mode != LogitMode::kLogProbs;
+  HeldRow<scalar, held> x(symbols.V, mode == LogitMode::kHat ? symbols.blank : -1, lane);
+  const scalar* address = logits + first * stride;
+  // On its way while the lanes find their nodes.
+  if (sums && first < range.count) x.load(address);
+  const bool exists = lane < range.rows_each && row < range.count;
+  const RowCursor node(geometry, range.begin + (exists ? row : range.count - 1));
+  const bool used = exists && node.valid();
+  NodeLogits<float> of_node{};
+  if (used) of_node = logits_of_node(node, symbols, logits + row * stride);
+  const uint32_t of_warp = __ballot_sync(kAllLanes, used);
+  // Bit i: row i of the group.
+  const uint32_t of_group = of_warp >> (threadIdx.x % 32 - lane) & ((1u << kSmallGroup) - 1);
+  ExpTerms terms;
+  float sum = 0;
+  for (int i = 0; sums && i < range.rows_each; ++i) {
+    address += stride;
+    const bool loads = of_group >> (i + 1) & 1;
+    if ((of_warp >> i & kFirstLanes) == 0) {
+      if (loads) x.load(address);
+      continue;
+    }
+    const ExpTerms terms_of_row = x.terms();
+    const float sum_of_row = x.sum_and_load(terms_of_row, address, loads);
+    if (lane == i) {
+      terms = terms_of_row;
+      sum = sum_of_row;
+    }
+  }
+  if (exists) write_row(out, range.begin + row, used, mode, sums ? terms.log_sum(sum) : 0, of_node);
+}
+
 // A thread computes a row.
 template <typename scalar, int width>
 __global__ void __launch_bounds__(kShortThreads)
@@ -202,9 +243,17 @@ void log_probs(const Launcher& launch, const View& logits, const View& targets,
     dispatch_width<scalar>(widest_vector<scalar>(data, stride), [&](auto width) {
       dispatch_lanes(V, decltype(width)::value, rows, [&](auto lanes_constant) {
         constexpr int lanes = decltype(lanes_constant)::value;
-        const RowRange range = RowRange::of<lanes>(row_begin, rows);
-        launch(log_probs_kernel<scalar, lanes, decltype(width)::value>, range.blocks<lanes>(),
-               kRowThreads, 0, geometry, symbols, range, mode, data, stride, out);
+        if constexpr (kIsHeld<scalar, lanes, decltype(width)::value>) {
+          dispatch_held(V, [&](auto held) {
+            const HeldRange range = HeldRange::of(row_begin, rows);
+            launch(held_log_probs_kernel<scalar, decltype(held)::value>, range.blocks(),
+                   kHeldThreads, 0, geometry, symbols, range, mode, data, stride, out);
+          });
+        } else {
+          const RowRange range = RowRange::of<lanes>(row_begin, rows);
+          launch(log_probs_kernel<scalar, lanes, decltype(width)::value>, range.blocks<lanes>(),
+                 kRowThreads, 0, geometry, symbols, range, mode, data, stride, out);
+        }
       });
     });
   });

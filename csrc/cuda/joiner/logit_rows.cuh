@@ -13,6 +13,8 @@
 namespace pruned_rnnt::cuda {
 
 constexpr int kRowThreads = 256;
+// Lanes of a group that takes a row of at most 64 vectors.
+constexpr int kSmallGroup = 8;
 
 // Rows begin .. begin + count of the geometry, rows_each for every group.
 struct RowRange {
@@ -69,7 +71,7 @@ RNNT_DEVICE void load_vectors(const scalar* row, int32_t begin, int32_t V,
 template <typename Work>
 void dispatch_lanes(int64_t V, int width, int64_t rows, Work&& work) {
   const int64_t vectors = (V + width - 1) / width;
-  if (vectors <= 64) return work(std::integral_constant<int, 8>());
+  if (vectors <= 64) return work(std::integral_constant<int, kSmallGroup>());
   if (vectors <= 1024 || rows > 4096) return work(std::integral_constant<int, 32>());
   return work(std::integral_constant<int, kRowThreads>());
 }
