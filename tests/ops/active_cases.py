@@ -58,10 +58,18 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
                 sums = (torch.zeros_like(am), torch.randn(lm.shape, dtype=acc))
                 yield Call("active_joiner_rows_backward", inputs, sums)
             upstream = torch.randn(batch.size, dtype=acc)
-            for normalization in (LOGITS, LOG_PROBS, HAT):
+            last = vocabulary - 1
+            for normalization, blank in (
+                (LOGITS, 0),
+                (LOG_PROBS, 0),
+                (HAT, 0),
+                (LOGITS, last),
+                (HAT, last),
+            ):
+                targets = torch.where(batch.targets == blank, 0, batch.targets)
                 for clamp in (0.0, 0.1):
-                    options = (vocabulary, 0, normalization, 0.3, clamp)
-                    inputs = (upstream, *statistics, batch.targets, *at, *options)
+                    options = (vocabulary, blank, normalization, 0.3, clamp)
+                    inputs = (upstream, *statistics, targets, *at, *options)
                     logits = torch.randn(room, columns).to(dtype)
                     sums = torch.randn(1, columns, dtype=acc)
                     yield Call("active_log_probs_backward", inputs, (logits, sums))

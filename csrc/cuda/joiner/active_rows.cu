@@ -64,6 +64,21 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kHeld = 2;
 constexpr int32_t kSegment = kHeld * 32 * kWidth;
 
+// The exceptions of the row of this lane, as far as they are in a segment: other segments may have
+// been overwritten by their gradients.
+RNNT_DEVICE KnownExceptions<real> exceptions_in_segment(const RowGradient<real>& row,
+                                                        const scalar* logits, int32_t segment) {
+  KnownExceptions<real> here{};
+  if (!row.used) return here;
+  if (uint32_t(row.target - segment) < kSegment) {
+    here.target = row.at_target(static_cast<real>(logits[row.target]));
+  }
+  if (uint32_t(row.blank - segment) < kSegment) {
+    here.blank = row.at_blank(static_cast<real>(logits[row.blank]));
+  }
+  return here;
+}
+
 // The gradient replaces the logits, and is summed over the rows of this block.
 __global__ void __launch_bounds__(kThreads, 3)
     active_log_probs_backward_kernel(RowGeometry geometry, SymbolTable symbols, ActiveChunk chunk,
@@ -77,8 +92,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   const auto load = [&](int32_t place, Vectors& x) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      if (column(k) < pitch)
-        x[k] = load_vector<kWidth>(logits + int64_t(place) * pitch + column(k));
+      // Lanes without a column load another: a condition would move the elements one by one.
+      const int32_t from = min(column(k), pitch - kWidth);
+      x[k] = load_vector<kWidth>(logits + int64_t(place) * pitch + from);
     }
   };
   const WarpRows rows(chunk);
@@ -88,6 +104,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   for (int32_t first = rows.begin; first < rows.end; first += 32) {
     const int32_t row = rows.row_of_lane(chunk, first);
     const RowGradient<real> of_lane(in, row, RowCursor(geometry, row), symbols);
+    const scalar* of_row = logits + int64_t(min(first + lane, rows.end - 1)) * pitch;
+    const KnownExceptions<real> exceptions = exceptions_in_segment(of_lane, of_row, segment);
     const int count = min(32, rows.end - first);
     for (int i = 0; i < count; ++i) {
       const int32_t place = first + i;
@@ -96,16 +114,19 @@ __global__ void __launch_bounds__(kThreads, 3)
       // The next row is on its way while this one is computed.
       load(min(place + 1, rows.end - 1), next);
       const RowGradient<real> unit = of_lane.from_lane(i);
+      const KnownExceptions<real> known = exceptions.from_lane(i);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         if (column(k) >= pitch) break;
         Vector<scalar, kWidth> result{};
         if (unit.used) {
-          result = unit.plain() ? gradient_of<true>(unit, x[k], column(k), symbols.V)
-                                : gradient_of<false>(unit, x[k], column(k), symbols.V);
+          result = unit.plain() ? gradient_of<true>(unit, x[k], column(k), symbols.V, known)
+                                : gradient_of<false>(unit, x[k], column(k), symbols.V, known);
         }
+        real rounded[kWidth];
+        unpack(result, rounded);
 #pragma unroll
-        for (int v = 0; v < kWidth; ++v) sum[k][v] += static_cast<real>(result.x[v]);
+        for (int v = 0; v < kWidth; ++v) sum[k][v] += rounded[v];
         store_vector<kWidth>(logits + int64_t(place) * pitch + column(k), result);
       }
     }

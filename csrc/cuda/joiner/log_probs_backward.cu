@@ -55,16 +55,20 @@ __global__ void __launch_bounds__(kShortThreads)
   __syncthreads();
   if (exists) {
     scalar* x = shared + threadIdx.x * V;
+    const ExceptionsInVector<acc_type<scalar>> exceptions{unit};
+    const auto store = [&](int32_t v, const Vector<scalar, width>& gradient) {
+      store_vector<width>(x + v, gradient);
+    };
     if (!unit.used) {
       for (int32_t v = 0; v < V; v += width) store_zeros<width>(x + v);
     } else if (unit.plain()) {
 #pragma unroll 2
       for (int32_t v = 0; v < V; v += width) {
-        store_vector<width>(x + v, gradient_of<true>(unit, load_vector<width>(x + v), v, V));
+        store(v, gradient_of<true>(unit, load_vector<width>(x + v), v, V, exceptions));
       }
     } else {
       for (int32_t v = 0; v < V; v += width) {
-        store_vector<width>(x + v, gradient_of<false>(unit, load_vector<width>(x + v), v, V));
+        store(v, gradient_of<false>(unit, load_vector<width>(x + v), v, V, exceptions));
       }
     }
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"
+#include "cuda/common/packed_pair.cuh"
 #include "cuda/common/view.cuh"
 #include "cuda/joiner/logit_rows.cuh"
 #include "row_geometry.h"
@@ -82,33 +83,75 @@ struct RowGradient {
   }
 };
 
+// The elements of a row's gradient at the target and at the blank, which differ from the others:
+// computed from a vector of the row's logits that contains the element at_target(logits, at) or
+// at_blank(logits, at).
+template <typename real>
+struct ExceptionsInVector {
+  template <int width>
+  RNNT_DEVICE real at_target(const real (&logits)[width], uint32_t at) const {
+    return row.at_target(select(logits, at));
+  }
+  template <int width>
+  RNNT_DEVICE real at_blank(const real (&logits)[width], uint32_t at) const {
+    return row.at_blank(select(logits, at));
+  }
+  template <int width>
+  static RNNT_DEVICE real select(const real (&x)[width], uint32_t at) {
+    real selected = 0;
+#pragma unroll
+    for (int i = 0; i < width; ++i) selected = at == i ? x[i] : selected;
+    return selected;
+  }
+
+  const RowGradient<real>& row;
+};
+
+// The same, computed before.
+template <typename real>
+struct KnownExceptions {
+  // Those that another lane has prepared.
+  RNNT_DEVICE KnownExceptions from_lane(int lane) const {
+    return {__shfl_sync(kAllLanes, target, lane), __shfl_sync(kAllLanes, blank, lane)};
+  }
+  template <int width>
+  RNNT_DEVICE real at_target(const real (&)[width], uint32_t) const {
+    return target;
+  }
+  template <int width>
+  RNNT_DEVICE real at_blank(const real (&)[width], uint32_t) const {
+    return blank;
+  }
+
+  real target, blank;
+};
+
 // The gradient of `width` logits from v on; 0 from V on.
-template <bool plain, int width, typename scalar>
+template <bool plain, int width, typename scalar, typename Exceptions>
 RNNT_DEVICE Vector<scalar, width> gradient_of(const RowGradient<acc_type<scalar>>& row,
                                               const Vector<scalar, width>& logits, int32_t v,
-                                              int32_t V) {
+                                              int32_t V, const Exceptions& exceptions) {
   using real = acc_type<scalar>;
   const real factor = row.weight * row.upstream;
-  Vector<scalar, width> result;
+  real x[width], gradient[width];
+  unpack(logits, x);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const real logit = static_cast<real>(logits.x[i]);
-    result.x[i] = static_cast<scalar>(plain ? factor * exp_of(logit - row.lse)
-                                            : row.finish(row.softmax_part(logit)));
+    gradient[i] = plain ? factor * exp_of(x[i] - row.lse) : row.finish(row.softmax_part(x[i]));
   }
-  // The elements of the target and the blank differ.
-  const uint32_t target_at = uint32_t(row.target - v);
-  const uint32_t blank_at = uint32_t(row.blank - v);
-  if (target_at < width || blank_at < width || v + width > V) {
+  const auto replace = [&](uint32_t at, real value) {
 #pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const real logit = static_cast<real>(logits.x[i]);
-      if (target_at == i) result.x[i] = static_cast<scalar>(row.at_target(logit));
-      if (blank_at == i) result.x[i] = static_cast<scalar>(row.at_blank(logit));
-      if (v + i >= V) result.x[i] = static_cast<scalar>(0.0f);
-    }
+    for (int i = 0; i < width; ++i) gradient[i] = at == i ? value : gradient[i];
+  };
+  // Few lanes have one of these elements: each of them is a branch that most warps do not take.
+  const uint32_t target_at = uint32_t(row.target - v), blank_at = uint32_t(row.blank - v);
+  if (target_at < width) replace(target_at, exceptions.at_target(x, target_at));
+  if (blank_at < width) replace(blank_at, exceptions.at_blank(x, blank_at));
+  if (v + width > V) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) gradient[i] = v + i < V ? gradient[i] : real(0);
   }
-  return result;
+  return pack<scalar>(gradient);
 }
 
 // `columns` elements of a gradient row by the lanes of a group; those from V on are 0.
@@ -123,7 +166,8 @@ RNNT_DEVICE void write_gradient(const RowGradient<acc_type<scalar>>& row, const 
     for (int k = 0; k < in_flight; ++k) {
       const int32_t v = begin + k * lanes * width;
       if (v >= columns) break;
-      store_vector<width>(gradient + v, gradient_of<plain>(row, loaded[k], v, V));
+      const ExceptionsInVector<acc_type<scalar>> exceptions{row};
+      store_vector<width>(gradient + v, gradient_of<plain>(row, loaded[k], v, V, exceptions));
     }
   }
 }
