@@ -6,7 +6,7 @@ summed and written in float32, without rounding to 16 bits.
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
@@ -47,12 +47,13 @@ def can_multiply_first_rows(x: Tensor) -> bool:
     """True if multiply_first_rows takes factors of x's dtype on its device without waiting: where
     torch has grouped products whose sizes are on the device (bfloat16, from compute capability 9
     on)."""
-    return (
-        x.is_cuda
-        and x.dtype == torch.bfloat16
-        and hasattr(torch.nn.functional, "grouped_mm")
-        and torch.cuda.get_device_capability(x.device)[0] >= 9
-    )
+    return x.is_cuda and x.dtype == torch.bfloat16 and _has_grouped_products(x.device)
+
+
+@cache
+def _has_grouped_products(device: torch.device) -> bool:
+    has_function = hasattr(torch.nn.functional, "grouped_mm")
+    return has_function and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def multiply_first_rows(a: Tensor, b: Tensor, count: Tensor) -> Tensor:
