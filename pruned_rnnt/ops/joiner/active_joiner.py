@@ -72,18 +72,17 @@ class ActivePlan(NamedTuple):
 
 def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> RowLogProbs:
     """px, py and lse (R) acc of all rows."""
-    am, weight = inputs.am, inputs.weight
-    acc = accumulator(am.dtype)
-    scores = RowLogProbs(*am.new_empty((3, plan.rows), dtype=acc).unbind(0))
+    am, (columns, width), chunk_rows = inputs.am, inputs.weight.shape, plan.largest
+    scores = RowLogProbs(*am.new_empty((3, plan.rows), dtype=accumulator(am.dtype)).unbind(0))
     if not active_plan.rows_on_device:
-        sizes = ((plan.largest, am.shape[2]), (plan.largest, weight.shape[0]))
-        fused_log_probs(inputs, *plan, *Workspace(*map(am.new_empty, sizes)), *scores, None)
+        workspace = Workspace(am.new_empty(chunk_rows, width), am.new_empty(chunk_rows, columns))
+        fused_log_probs(inputs, *plan, workspace, scores, None)
         return scores
-    hidden = am.new_empty((plan.largest, am.shape[2] + BIAS_COLUMNS))
+    hidden = am.new_empty(chunk_rows, width + BIAS_COLUMNS)
     try:
         packed_log_probs(inputs, *plan, hidden, scores)
     except RuntimeError:
-        raise_if_out_of_memory(am, plan.largest * weight.shape[0])
+        raise_if_out_of_memory(am, chunk_rows * columns)
         raise
     return scores
 

@@ -11,6 +11,7 @@ is in fused_joiner.py.
 from __future__ import annotations
 
 from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,8 @@ class JoinerPlan(NamedTuple):
     @property
     def largest(self) -> int:
         """Rows of the largest chunk."""
-        return max(end - begin for begin, end in pairwise(self.chunk_offsets))
+        most: int = max(map(sub, self.chunk_offsets[1:], self.chunk_offsets))
+        return most
 
     def lattice_rows(self, inputs: JoinerInputs) -> LatticeRows:
         *_, logit_lengths, target_lengths, start, row_splits = inputs
