@@ -8,7 +8,7 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
-from pruned_rnnt.ops.common.utterances import Utterances, as_int32, lengths_on
+from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
 
@@ -59,18 +59,19 @@ def prune_bounds(
     kind = checks.check_rnnt_type(rnnt_type)
     checks.check_s_range(s_range, kind)
     sizes = checks.Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
-    lengths = checks.check_lengths(logit_lengths, target_lengths, sizes, kind, validate)
-    if checks.readable(validate, *lengths):
-        check_band_width(lengths, s_range, kind)
+    given = (logit_lengths, target_lengths)
+    lengths, numbers = checks.check_lengths(*given, sizes, kind, validate)
+    if numbers is not None:
+        check_band_width(numbers, s_range, kind)
     emit, blank = (x.detach().contiguous() for x in occupancy)
     nodes = OccupancyAndLengths(emit, blank, *lengths_on(emit.device, lengths))
     return Bounds(choose_bounds(nodes, s_range, kind, exact), s_range)
 
 
-def check_band_width(lengths: tuple[Tensor, Tensor], s_range: int, rnnt_type: int) -> None:
+def check_band_width(lengths: HostLengths, s_range: int, rnnt_type: int) -> None:
     """Every utterance has a band of that width. (Only `regular` needs the check: in other
     topologies every utterance that has a path also has a band.)"""
-    frames_N, symbols_N = (x.tolist() for x in lengths)
+    frames_N, symbols_N = lengths
     # In nearly all batches this one comparison is enough.
     if rnnt_type != REGULAR or (s_range - 1) * min(frames_N) >= max(symbols_N):
         return
@@ -106,7 +107,7 @@ def check_bounds(
     checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     if checks.readable(validate, start):
-        lengths = utterances.lengths
+        lengths = utterances.on_device().lengths
         n = checks.first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
         if n is not None:
             raise ValueError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
-from pruned_rnnt.ops.common.utterances import Utterances, as_int32, lengths_on
+from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 
@@ -56,7 +56,7 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: str) -> None:
     check_tensor(name, x)
-    if tuple(x.shape) != shape:
+    if x.shape != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
 
 
@@ -149,7 +149,7 @@ def readable(validate: bool, *tensors: Tensor | None) -> bool:
     """True if values may be read: on the CPU, or because of validate."""
     if torch.compiler.is_compiling():
         return False
-    return validate or all(x is None or x.device.type == "cpu" for x in tensors)
+    return validate or all(x is None or x.is_cpu for x in tensors)
 
 
 def check_batch(
@@ -160,7 +160,8 @@ def check_batch(
     options: LossOptions,
     validate: bool = False,
 ) -> Utterances:
-    """Targets and lengths that fit the sizes. Lengths stay on the CPU if both are there."""
+    """Targets and lengths that fit the sizes. Lengths stay on the CPU if both are there, except in
+    torch.compile."""
     check_integers("targets", targets)
     if targets.dim() != 2:
         raise ValueError(f"targets has shape {tuple(targets.shape)}; it must be (N, U)")
@@ -172,11 +173,12 @@ def check_batch(
         sizes = sizes._replace(symbols=targets.shape[1])
     shape = (sizes.batch, sizes.symbols)
     check_shape("targets", targets, shape, f"(N, U) by the shape of {sizes.source}")
-    lengths = check_lengths(logit_lengths, target_lengths, sizes, options.rnnt_type, validate)
-    if targets.shape[1] > 0 and readable(validate, *lengths, targets):
+    given = (logit_lengths, target_lengths)
+    lengths, numbers = check_lengths(*given, sizes, options.rnnt_type, validate)
+    if targets.shape[1] > 0 and numbers is not None and readable(validate, targets):
         check_symbols(targets, lengths[1], sizes.vocabulary, options.blank)
-    if all(x.device.type == "cpu" for x in lengths):
-        return Utterances(as_int32(targets), *lengths, lengths)
+    if numbers is not None and lengths[0].is_cpu and lengths[1].is_cpu:
+        return Utterances(as_int32(targets), *lengths, numbers)
     return Utterances(as_int32(targets), *lengths_on(sizes.device, lengths), None)
 
 
@@ -186,15 +188,28 @@ def check_lengths(
     sizes: Sizes,
     rnnt_type: int,
     validate: bool,
-) -> tuple[Tensor, Tensor]:
-    """The lengths, those that are missing on the device; sizes has a batch and symbols."""
+) -> tuple[tuple[Tensor, Tensor], HostLengths | None]:
+    """The lengths, those that are missing on the device, and the same as numbers where they may be
+    read; sizes has a batch and symbols."""
     lengths = (
         _length("logit_lengths", logit_lengths, sizes.frames, sizes),
         _length("target_lengths", target_lengths, sizes.symbols, sizes),
     )
-    if readable(validate, *lengths):
-        _check_paths(lengths, sizes, rnnt_type)
-    return lengths
+    numbers = _numbers(lengths, validate)
+    if numbers is not None:
+        _check_paths(numbers, sizes, rnnt_type)
+    return lengths, numbers
+
+
+def known_lengths(utterances: Utterances, validate: bool) -> HostLengths | None:
+    """The lengths as numbers where they may be read."""
+    return utterances.host_lengths or _numbers(utterances.lengths, validate)
+
+
+def _numbers(lengths: tuple[Tensor, Tensor], validate: bool) -> HostLengths | None:
+    if not readable(validate, *lengths):
+        return None
+    return HostLengths(lengths[0].tolist(), lengths[1].tolist())
 
 
 def _length(name: str, lengths: Tensor | None, full: int | None, sizes: Sizes) -> Tensor:
@@ -205,7 +220,7 @@ def _length(name: str, lengths: Tensor | None, full: int | None, sizes: Sizes) -
         return torch.full((sizes.batch,), full, dtype=torch.int32, device=sizes.device)
     check_integers(name, lengths)
     check_shape(name, lengths, (sizes.batch,), "(N,)")
-    if lengths.device.type != "cpu" and lengths.device != sizes.device:
+    if lengths.device != sizes.device and lengths.device.type != "cpu":
         raise ValueError(f"{name} is on {lengths.device}; it must be on {sizes.device} or the CPU")
     return lengths
 
@@ -215,11 +230,10 @@ def first_bad(bad_N: Tensor) -> int | None:
     return int(bad_N.int().argmax()) if bool(bad_N.any()) else None
 
 
-def _check_paths(lengths: tuple[Tensor, Tensor], sizes: Sizes, rnnt_type: int) -> None:
+def _check_paths(lengths: HostLengths, sizes: Sizes, rnnt_type: int) -> None:
     _, frames, symbols, *_ = sizes
     assert symbols is not None
-    # In Python: a dozen tensor operations on a few lengths take longer than this check.
-    frames_N, symbols_N = (x.tolist() for x in lengths)
+    frames_N, symbols_N = lengths
     most = frames if frames is not None else torch.iinfo(torch.int32).max
     if frames_N and not 1 <= min(frames_N) <= max(frames_N) <= most:
         n = next(n for n, length in enumerate(frames_N) if not 1 <= length <= most)

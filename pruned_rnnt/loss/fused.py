@@ -61,8 +61,8 @@ def rnnt_loss_fused(
     options = checks.check_options(
         blank, sizes.vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat
     )
-    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
-    utterances = checked.on_device()
+    batch = (targets, logit_lengths, target_lengths)
+    utterances = checks.check_batch(*batch, sizes, options, validate)
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
     planned = planned_joiner(

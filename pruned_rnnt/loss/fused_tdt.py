@@ -72,9 +72,9 @@ def rnnt_loss_tdt_fused(
         blank, sizes.vocabulary, "regular", delay_penalty, fastemit_lambda, clamp
     )
     tdt_options = check_tdt_options(options, found, sigma, omega, am.device)
-    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
-    check_tdt_paths(checked.lengths, found, validate)
-    utterances = checked.on_device()
+    batch = (targets, logit_lengths, target_lengths)
+    utterances = checks.check_batch(*batch, sizes, options, validate)
+    check_tdt_paths(checks.known_lengths(utterances, validate), found)
     if bounds is not None:
         bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
     loss = tdt_joiner_loss(

@@ -157,12 +157,10 @@ def rows_of_logits(
             shape = (size, frames, bounds.s_range, vocabulary)
             checks.check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
     checked = checks.check_batch(*batch, sizes, options, validate)
-    utterances = checked.on_device()
     if bounds is not None:
-        bounds = check_bounds(bounds, utterances, sizes.frames, options.rnnt_type, validate)
+        bounds = check_bounds(bounds, checked, sizes.frames, options.rnnt_type, validate)
     if packed:
-        rows = given_packed_rows(utterances, bounds, logits.shape[0], validate)
-    else:
-        start = None if bounds is None else bounds.start
-        rows = LatticeRows(*utterances.lengths, start, None, *logits.shape[1:3])
-    return utterances, rows
+        return given_packed_rows(checked, bounds, logits.shape[0], validate)
+    utterances = checked.on_device()
+    start = None if bounds is None else bounds.start
+    return utterances, LatticeRows(*utterances.lengths, start, None, *logits.shape[1:3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import check_integers, check_tensor, readable
+from pruned_rnnt.loss.checks import check_integers, check_tensor, known_lengths
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
@@ -44,27 +44,30 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
 
 def given_packed_rows(
     utterances: Utterances, bounds: Bounds | None, rows: int, validate: bool
-) -> LatticeRows:
-    """The geometry of packed logits that the caller passes, whose rows must add up.
+) -> tuple[Utterances, LatticeRows]:
+    """The utterances, on the device, and the geometry of packed logits that the caller passes,
+    whose rows must add up.
 
     If the lengths cannot be read, utterances beyond the last row get no frames, and so no path.
     """
-    targets, logit_lengths, target_lengths, _ = utterances
-    lengths = utterances.known_lengths
-    splits = packed_splits(*lengths, None if bounds is None else bounds.s_range)
-    if readable(validate, splits):
-        if int(splits[-1]) != rows:
+    columns = None if bounds is None else bounds.s_range
+    known = known_lengths(utterances, validate)
+    if known is None:
+        splits = packed_splits(*utterances.lengths, columns)
+        reached_N = torch.where(splits[1:] <= rows, utterances.logit_lengths, 0)
+        utterances, frames = utterances._replace(logit_lengths=reached_N), rows
+    else:
+        row_splits, _ = known.packed_rows(columns)
+        if row_splits[-1] != rows:
             formula = "logit_lengths * " + ("(target_lengths + 1)" if bounds is None else "s_range")
             raise ValueError(
-                f"logits has {rows} packed rows, but the sum of {formula} is {int(splits[-1])}"
+                f"logits has {rows} packed rows, but the sum of {formula} is {row_splits[-1]}"
             )
-        frames = int(lengths[0].max())
-        splits = splits.to(targets.device, non_blocking=True)
-    else:
-        logit_lengths = torch.where(splits[1:] <= rows, logit_lengths, 0)
-        frames = rows
+        frames = max(known.logit_lengths)
+        utterances, splits = utterances._replace(host_lengths=known).on_device_with(row_splits)
+    lengths = utterances.lengths
     if bounds is None:
-        shape = (None, splits, frames, targets.shape[1] + 1)
-        return LatticeRows(logit_lengths, target_lengths, *shape)
-    start, s_range = bounds
-    return LatticeRows(logit_lengths, target_lengths, start, splits, start.shape[1], s_range)
+        sizes = (frames, utterances.targets.shape[1] + 1)
+        return utterances, LatticeRows(*lengths, None, splits, *sizes)
+    sizes = (bounds.start.shape[1], bounds.s_range)
+    return utterances, LatticeRows(*lengths, bounds.start, splits, *sizes)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from pruned_rnnt.loss.checks import known_lengths
 from pruned_rnnt.loss.joiner import Joiner, scale_initial
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
 from pruned_rnnt.ops.common.utterances import Utterances
@@ -53,7 +54,7 @@ class TdtHead(nn.Module):
 
     def call_options(self, loss: LossOptions, utterances: Utterances) -> TdtLossOptions:
         """The options of one call, for which omega has been drawn."""
-        check_tdt_paths(utterances.known_lengths, self.durations, validate=False)
+        check_tdt_paths(known_lengths(utterances, validate=False), self.durations)
         omega = self.omega if self.training else 0.0
         device = utterances.targets.device
         return check_tdt_options(loss, self.durations, self.sigma, omega, device)

@@ -174,7 +174,7 @@ class PrunedTransducerLoss(nn.Module):
         owner = (encoder_out.device, "encoder_out and predictor_out")
         sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
         utterances = checks.check_batch(targets, logit_lengths, target_lengths, sizes, self.options)
-        if utterances.host_lengths is not None and checks.readable(False):
+        if utterances.host_lengths is not None:
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
         tdt = None if self.tdt is None else self.tdt.call_options(self.options, utterances)

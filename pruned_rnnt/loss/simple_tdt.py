@@ -70,7 +70,7 @@ def rnnt_loss_tdt_simple(
     tdt_options = check_tdt_options(options, found, sigma, omega, am.device)
     checks.check_reduction(reduction)
     checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
-    check_tdt_paths(checked.lengths, found, validate)
+    check_tdt_paths(checks.known_lengths(checked, validate), found)
     dtype = torch.promote_types(am.dtype, lm.dtype)
     am, lm, duration_am, duration_lm = (
         x.to(dtype).contiguous() for x in (am, lm, duration_am, duration_lm)
@@ -121,10 +121,11 @@ def prune_bounds_tdt(
     checks.check_s_range(s_range, REGULAR)
     size, frames, columns = emit.shape
     sizes = checks.Sizes(size, frames, columns - 1, 0, emit.device, "occupancy")
-    lengths = checks.check_lengths(logit_lengths, target_lengths, sizes, REGULAR, validate)
-    check_tdt_paths(lengths, found, validate)
-    if 0 in found and checks.readable(validate, *lengths):
-        check_band_width(lengths, s_range, REGULAR)
+    given = (logit_lengths, target_lengths)
+    lengths, numbers = checks.check_lengths(*given, sizes, REGULAR, validate)
+    check_tdt_paths(numbers, found)
+    if 0 in found and numbers is not None:
+        check_band_width(numbers, s_range, REGULAR)
     nodes = (emit.detach(), occupancy.blank.detach(), occupancy.stay.detach())
     lengths = lengths_on(emit.device, lengths)
     start = tdt_bounds(nodes, lengths, s_range=s_range, durations=found, exact=exact)

@@ -81,7 +81,7 @@ def rnnt_loss_tdt(
     tdt_options = check_tdt_options(options, found, sigma, omega, logits.device)
     batch = (targets, logit_lengths, target_lengths)
     utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
-    check_tdt_paths(utterances.known_lengths, found, validate)
+    check_tdt_paths(checks.known_lengths(utterances, validate), found)
     flat = logits.contiguous().view(-1, V)
     loss = tdt_row_loss(
         flat, flat_durations, TdtRows(utterances.targets, rows), tdt_options, in_place

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import check_finite, check_floating, check_same, check_shape, readable
+from pruned_rnnt.loss.checks import check_finite, check_floating, check_same, check_shape
+from pruned_rnnt.ops.common.utterances import HostLengths
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
@@ -55,13 +56,12 @@ def _draws_plain(omega: float, device: torch.device) -> bool:
     return bool(torch.rand(()) < omega)
 
 
-def check_tdt_paths(lengths: tuple[Tensor, Tensor], durations: list[int], validate: bool) -> None:
+def check_tdt_paths(lengths: HostLengths | None, durations: list[int]) -> None:
     """ValueError for an utterance whose durations cannot add up to its frames, if lengths are
-    readable."""
-    if not readable(validate, *lengths):
+    known."""
+    if lengths is None:
         return
-    frames_N, symbols_N = (x.tolist() for x in lengths)
-    for n, (frames, symbols) in enumerate(zip(frames_N, symbols_N, strict=True)):
+    for n, (frames, symbols) in enumerate(zip(*lengths, strict=True)):
         if not _has_path(frames, symbols, durations):
             raise ValueError(
                 f"utterance {n} has no path: the durations {durations} of {symbols} symbols and at "

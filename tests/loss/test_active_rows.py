@@ -10,7 +10,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import HostLengths, Utterances
 from pruned_rnnt.ops.joiner import active_gradients, active_joiner, active_rows, fused_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOGITS, RowStatistics
@@ -60,9 +60,8 @@ def loss_of(
     is_active: bool | None = None,
 ) -> Tensor:
     lengths = [x.int() for x in batch.lengths("cpu")]
-    utterances = Utterances(
-        batch.targets.int(), *lengths, tuple(lengths) if lengths_on_host else None
-    )
+    numbers = HostLengths(*(x.tolist() for x in lengths)) if lengths_on_host else None
+    utterances = Utterances(batch.targets.int(), *lengths, numbers)
     planned = fused_joiner.planned_joiner(
         *tensors,
         utterances,

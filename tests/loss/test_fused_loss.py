@@ -9,6 +9,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
+from pruned_rnnt.ops.common.utterances import PackedRows
 from pruned_rnnt.ops.joiner import fused_joiner
 from tests.loss import loss_cases as cases
 
@@ -161,7 +162,8 @@ def test_padding_has_no_effect(device) -> None:
 @pytest.mark.parametrize("limit", [1, 5, 7, 16, 40, 10_000])
 def test_ragged_chunks_are_whole_frames(limit) -> None:
     frames_N, widths_N = [3, 5, 1, 2], [4, 1, 9, 3]
-    offsets = fused_joiner.ragged_chunk_offsets(frames_N, widths_N, 1, limit)
+    packed = PackedRows([0, 12, 17, 26, 32], widths_N)
+    offsets = fused_joiner.ragged_chunk_offsets(packed, 1, limit)
     ends, row = {0}, 0
     for frames, width in zip(frames_N, widths_N, strict=True):
         ends |= {row + t * width for t in range(frames + 1)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -36,34 +39,62 @@ def lengths_on(device: torch.device, lengths: tuple[Tensor, Tensor]) -> tuple[Te
     return frames_N, symbols_N
 
 
+class PackedRows(NamedTuple):
+    """Of packed rows: row_splits (N+1), and for each utterance the rows of one frame (N)."""
+
+    row_splits: list[int]
+    widths: list[int]
+
+
+class HostLengths(NamedTuple):
+    """Lengths (N) as numbers, because tensor operations on so few take the host longer."""
+
+    logit_lengths: list[int]
+    target_lengths: list[int]
+
+    def packed_rows(self, columns: int | None) -> PackedRows:
+        """Of a band of that many columns or the full lattice."""
+        frames_N, symbols_N = self
+        widths = [u + 1 for u in symbols_N] if columns is None else [columns] * len(symbols_N)
+        return PackedRows([0, *accumulate(map(mul, frames_N, widths))], widths)
+
+
 class Utterances(NamedTuple):
     """Checked targets (N,U), int32 and contiguous on the losses' device, and lengths (N,).
 
-    Lengths that came from the CPU are in host_lengths (otherwise None) as integers of either size,
-    and stay on the CPU until on_device; others are int32 and contiguous on the losses' device.
+    Lengths that came from the CPU are also in host_lengths (otherwise None; always None in
+    torch.compile). They stay on the CPU until on_device, as integers of either size; others are
+    int32 and contiguous on the losses' device.
     """
 
     targets: Tensor
     logit_lengths: Tensor
     target_lengths: Tensor
-    host_lengths: tuple[Tensor, Tensor] | None
+    host_lengths: HostLengths | None
 
     def on_device(self) -> Utterances:
         """The same with the lengths on the losses' device."""
-        if self.host_lengths is None:
-            return self
-        frames_N, symbols_N = lengths_on(self.targets.device, self.host_lengths)
-        return self._replace(logit_lengths=frames_N, target_lengths=symbols_N)
+        return self if self.host_lengths is None else self.on_device_with([])[0]
+
+    def on_device_with(self, row_splits: list[int]) -> tuple[Utterances, Tensor]:
+        """on_device and row_splits, int64 on the losses' device; only with host_lengths."""
+        assert self.host_lengths is not None
+        # In one copy: a small copy to a GPU costs the host as much as a kernel. From a buffer:
+        # torch.tensor takes several times as long.
+        frames, symbols = self.host_lengths
+        numbers = array("q", row_splits)
+        numbers.frombytes(array("i", frames + symbols).tobytes())
+        buffer = torch.frombuffer(numbers, dtype=torch.int32)
+        copied = buffer.to(self.targets.device, non_blocking=True)
+        sizes = (2 * len(row_splits), len(frames), len(symbols))
+        splits, frames_N, symbols_N = copied.split_with_sizes(sizes)
+        there = Utterances(self.targets, frames_N, symbols_N, self.host_lengths)
+        return there, splits.view(torch.int64)
 
     @property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Of logits and of targets."""
         return self.logit_lengths, self.target_lengths
-
-    @property
-    def known_lengths(self) -> tuple[Tensor, Tensor]:
-        """The same, on the CPU if they came from there."""
-        return self.host_lengths or self.lengths
 
     @property
     def tensors(self) -> TargetsAndLengths:
@@ -75,4 +106,4 @@ class Utterances(NamedTuple):
         `frames` frames for each utterance."""
         if self.host_lengths is None:
             return len(self.targets) * frames * columns
-        return int(self.host_lengths[0].sum()) * columns
+        return sum(self.host_lengths.logit_lengths) * columns

@@ -9,7 +9,7 @@ and sums the gradients of weight, bias, am and lm.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from pruned_rnnt.ops.common.counted_rows import can_count_rows
 from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
-from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.common.utterances import PackedRows, Utterances
 from pruned_rnnt.ops.joiner.active_joiner import (
     CHUNK_BYTES,
     FEWEST_ROWS,
@@ -119,14 +119,14 @@ def row_chunks(
     logit_bytes: int,
     hidden_bytes: int,
     gradient_bytes: int = 0,
-    host_lengths: tuple[Tensor, Tensor] | None = None,
+    packed: PackedRows | None = None,
     rows_on_device: bool = False,
     workspace_bytes: int | None = None,
 ) -> tuple[list[int], int]:
     """chunk_offsets and hidden_rows of a JoinerPlan, by the bytes of a row of logits and of hidden.
 
     gradient_bytes: of the sum of the weight's gradient.
-    host_lengths: only of a packed whole lattice, whose frames differ in their number of rows.
+    packed: only of a packed whole lattice, whose frames differ in their number of rows.
     rows_on_device: only the device knows how many rows there are, at most `rows`.
     workspace_bytes: the most that a chunk may take; default WORKSPACE_BYTES.
     """
@@ -136,13 +136,11 @@ def row_chunks(
         most_bytes = max(most_bytes, 2 * gradient_bytes)
     if rows_on_device:
         return chunk_offsets(rows, 1, row_bytes, most_bytes), rows
-    if host_lengths is None:
+    if packed is None:
         offsets = chunk_offsets(rows, columns, row_bytes, most_bytes)
         hidden_rows = max(1, _GRADIENT_BYTES // (hidden_bytes * columns)) * columns
     else:
-        frames_N, symbols_N = host_lengths
-        widths_N = (symbols_N + 1).tolist()
-        offsets = ragged_chunk_offsets(frames_N.tolist(), widths_N, row_bytes, most_bytes)
+        offsets = ragged_chunk_offsets(packed, row_bytes, most_bytes)
         hidden_rows = rows
     return offsets, hidden_rows
 
@@ -156,22 +154,19 @@ def chunk_offsets(rows: int, frame_rows: int, row_bytes: int, most_bytes: int) -
     return [*range(0, rows, each * frame_rows), rows]
 
 
-def ragged_chunk_offsets(
-    frames_N: list[int], widths_N: list[int], row_bytes: int, most_bytes: int
-) -> list[int]:
-    """The same for packed rows whose frames are widths_N[n] rows wide."""
-    limit = max(1, most_bytes // row_bytes)
-    offsets, row = [0], 0
-    for frames, width in zip(frames_N, widths_N, strict=True):
-        while frames > 0:
-            fitting = (offsets[-1] + limit - row) // width
-            if fitting < 1 and row > offsets[-1]:
-                offsets.append(row)
-                continue
-            taken = min(max(fitting, 1), frames)
-            row += taken * width
-            frames -= taken
-    return offsets if offsets[-1] == row else [*offsets, row]
+def ragged_chunk_offsets(packed: PackedRows, row_bytes: int, most_bytes: int) -> list[int]:
+    """The same for packed rows whose frames differ in their number of rows."""
+    splits, widths = packed
+    limit, rows = max(1, most_bytes // row_bytes), splits[-1]
+    offsets = [0]
+    while offsets[-1] < rows:
+        begin = offsets[-1]
+        last = min(begin + limit, rows)
+        n = bisect_left(splits, last) - 1
+        end = last - (last - splits[n]) % widths[n]
+        # A frame may have more rows than the limit.
+        offsets.append(end if end > begin else begin + widths[n])
+    return offsets
 
 
 class PlannedJoiner(NamedTuple):
@@ -218,22 +213,18 @@ def planned_joiner(
     """
     dtype = product_dtype(am, lm, weight)
     batch, frames, hidden = am.shape
-    host_lengths = None if torch.compiler.is_compiling() else utterances.host_lengths
-    am, lm = (x.to(dtype).contiguous() for x in (am, lm))
+    am, lm = am.to(dtype).contiguous(), lm.to(dtype).contiguous()
     width = padded_width(weight.shape[0])
-    splits, rows = None, batch * frames * columns
-    if host_lengths is not None:
-        lengths = zip(*(x.tolist() for x in host_lengths), strict=True)
-        rows_N = [t * (u + 1 if start is None else columns) for t, u in lengths]
-        # In Python: the tensor operations on a few lengths would take longer.
-        splits = torch.tensor([0, *accumulate(rows_N)])
-        rows = sum(rows_N)
-        splits = splits.to(utterances.targets.device, non_blocking=True)
+    packed, splits, rows = None, None, batch * frames * columns
+    if utterances.host_lengths is not None:
+        packed = utterances.host_lengths.packed_rows(None if start is None else columns)
+        utterances, splits = utterances.on_device_with(packed.row_splits)
+        rows = packed.row_splits[-1]
     gradient_bytes = width * hidden * accumulator(dtype).itemsize
     can_skip = skips_rows and start is None and gradient_bytes <= _LARGE_GRADIENT_BYTES
     is_active = can_skip and uses_active_rows(am, rows)
     is_counted = can_skip and not is_active and counts_rows(am, rows)
-    rows_on_device = host_lengths is None and (is_active or is_counted)
+    rows_on_device = packed is None and (is_active or is_counted)
     if rows_on_device:
         _, *lengths_N = utterances.tensors
         splits = torch.empty(batch + 1, dtype=torch.int64, device=am.device)
@@ -244,7 +235,7 @@ def planned_joiner(
         logit_bytes=width * dtype.itemsize,
         hidden_bytes=hidden * dtype.itemsize,
         gradient_bytes=gradient_bytes,
-        host_lengths=host_lengths if start is None else None,
+        packed=packed if start is None else None,
         rows_on_device=rows_on_device,
         workspace_bytes=ACTIVE_WORKSPACE_BYTES if is_active else None,
     )
