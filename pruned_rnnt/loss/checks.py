@@ -231,9 +231,8 @@ def first_bad(bad_N: Tensor) -> int | None:
 
 
 def _check_paths(lengths: HostLengths, sizes: Sizes, rnnt_type: int) -> None:
-    _, frames, symbols, *_ = sizes
+    frames, symbols, (frames_N, symbols_N) = sizes.frames, sizes.symbols, lengths
     assert symbols is not None
-    frames_N, symbols_N = lengths
     most = frames if frames is not None else torch.iinfo(torch.int32).max
     if frames_N and not 1 <= min(frames_N) <= max(frames_N) <= most:
         n = next(n for n, length in enumerate(frames_N) if not 1 <= length <= most)

@@ -73,7 +73,7 @@ class ActivePlan(NamedTuple):
 def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> RowLogProbs:
     """px, py and lse (R) acc of all rows."""
     am, (columns, width), chunk_rows = inputs.am, inputs.weight.shape, plan.largest
-    scores = RowLogProbs(*am.new_empty((3, plan.rows), dtype=accumulator(am.dtype)).unbind(0))
+    scores = RowLogProbs(*am.new_empty(3, plan.rows, dtype=accumulator(am.dtype)).unbind())
     if not active_plan.rows_on_device:
         workspace = Workspace(am.new_empty(chunk_rows, width), am.new_empty(chunk_rows, columns))
         fused_log_probs(inputs, *plan, workspace, scores, None)
@@ -120,15 +120,13 @@ class ActiveLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, plan, active_plan = arguments
-        given = JoinerInputs(*tensors)
+        am, lm, weight, bias, *lattice, plan, active_plan = arguments
         # Here, so that their gradients need not be rounded to the dtype of the products.
-        weight, bias = converted_output(given.weight, given.bias, given.am.dtype)
-        inputs = given._replace(weight=weight, bias=bias)
+        inputs = JoinerInputs(am, lm, *converted_output(weight, bias, am.dtype), *lattice)
         px, py, lse = _scores(inputs, plan, active_plan)
         total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
         ctx.save_for_backward(*inputs, lse, gx, gy)
-        ctx.plans, ctx.dtypes = (plan, active_plan), (given.weight.dtype, given.bias.dtype)
+        ctx.plans, ctx.dtypes = (plan, active_plan), (weight.dtype, bias.dtype)
         return -total
 
     @staticmethod

@@ -158,14 +158,14 @@ def ragged_chunk_offsets(packed: PackedRows, row_bytes: int, most_bytes: int) ->
     """The same for packed rows whose frames differ in their number of rows."""
     splits, widths = packed
     limit, rows = max(1, most_bytes // row_bytes), splits[-1]
-    offsets = [0]
-    while offsets[-1] < rows:
-        begin = offsets[-1]
+    offsets, begin = [0], 0
+    while begin < rows:
         last = min(begin + limit, rows)
         n = bisect_left(splits, last) - 1
         end = last - (last - splits[n]) % widths[n]
         # A frame may have more rows than the limit.
-        offsets.append(end if end > begin else begin + widths[n])
+        begin = end if end > begin else begin + widths[n]
+        offsets.append(begin)
     return offsets
 
 

@@ -52,7 +52,7 @@ def converted_output(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[
     # Parameters may begin anywhere in a larger buffer; the products read 16 bytes at a time.
     if rows == weight.shape[0] and weight.dtype == dtype and weight.data_ptr() % 16 == 0:
         return weight, bias
-    padded_weight = weight.new_empty((rows, weight.shape[1]), dtype=dtype)
-    padded_bias = bias.new_empty((rows,), dtype=dtype)
+    padded_weight = weight.new_empty(rows, weight.shape[1], dtype=dtype)
+    padded_bias = bias.new_empty(rows, dtype=dtype)
     output_layer(weight, bias, padded_weight, padded_bias)
     return padded_weight, padded_bias
