@@ -25,24 +25,20 @@ struct RowSums {
   template <typename PlaceOf>
   RNNT_DEVICE void add(int32_t begin, int32_t end, int32_t step, PlaceOf&& place_of) {
     constexpr int ahead = 4;
-    if (d >= D) return;
+    if (d >= D || begin >= end) return;
+    const int32_t last = begin + (end - 1 - begin) / step * step;
     for (int32_t i = begin; i < end; i += ahead * step) {
       Vector<scalar, kWidth> g[ahead], h[ahead];
 #pragma unroll
       for (int k = 0; k < ahead; ++k) {
-        g[k] = h[k] = Vector<scalar, kWidth>{};
-        if (i + k * step >= end) continue;
-        const int64_t place = place_of(i + k * step);
+        // The last one again behind the end: a condition would move the elements one by one.
+        const int64_t place = place_of(min(i + k * step, last));
         g[k] = load_vector<kWidth>(grad + place * grad_pitch + d);
         h[k] = load_vector<kWidth>(hidden + place * hidden_pitch + d);
       }
 #pragma unroll
       for (int k = 0; k < ahead; ++k) {
-#pragma unroll
-        for (int v = 0; v < kWidth; ++v) {
-          sum[v] += through_activation<activation>(static_cast<real>(g[k].x[v]),
-                                                   static_cast<real>(h[k].x[v]));
-        }
+        if (i + k * step < end) add_through<activation>(g[k], h[k], sum);
       }
     }
   }
@@ -122,7 +118,7 @@ __device__ void active_position(const RowGeometry& geometry, const ActiveChunk& 
 
 // Blocks take the tasks of the chunk's utterances in turn.
 template <Activation activation>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 4)
     active_joiner_backward_kernel(RowGeometry geometry, ActiveChunk chunk, ActiveSizes sizes,
                                   const scalar* __restrict__ grad,
                                   const scalar* __restrict__ hidden, FrameGradients<scalar> grad_am,

@@ -34,7 +34,9 @@ RNNT_DEVICE void write_hidden_rows(const PitchedInput<scalar>& am, const Pitched
   constexpr int ahead = 4;
   for (int32_t segment = 0; segment < D; segment += 32 * width) {
     const int32_t d = segment + int32_t(threadIdx.x % 32) * width;
-    Vector<scalar, width> a{};
+    // Lanes without elements load others: a condition would move the elements one by one.
+    const int32_t from = min(d, D - width);
+    real a[width] = {};
     int32_t frame_of_a = -1;
     for (int first = 0; first < count; first += ahead) {
       int32_t frames[ahead];
@@ -43,28 +45,23 @@ RNNT_DEVICE void write_hidden_rows(const PitchedInput<scalar>& am, const Pitched
       for (int i = 0; i < ahead; ++i) {
         const int lane = min(first + i, count - 1);
         frames[i] = __shfl_sync(kAllLanes, frame, lane);
-        const int64_t row = __shfl_sync(kAllLanes, position, lane);
-        b[i] = Vector<scalar, width>{};
-        if (first + i < count && frames[i] >= 0 && d < D) {
-          b[i] = load_vector<width>(lm.data + row * lm.pitch + d);
-        }
+        const int64_t row = max(0, __shfl_sync(kAllLanes, position, lane));
+        b[i] = load_vector<width>(lm.data + row * lm.pitch + from);
       }
 #pragma unroll
       for (int i = 0; i < ahead; ++i) {
         if (first + i >= count || d >= D) break;
         if (frames[i] >= 0 && frames[i] != frame_of_a) {
           frame_of_a = frames[i];
-          a = load_vector<width>(am.data + frame_of_a * am.pitch + d);
+          unpack(load_vector<width>(am.data + frame_of_a * am.pitch + d), a);
         }
-        Vector<scalar, width> result{};
-        if (frames[i] >= 0) {
+        real value[width];
+        unpack(b[i], value);
 #pragma unroll
-          for (int k = 0; k < width; ++k) {
-            const real sum = static_cast<real>(a.x[k]) + static_cast<real>(b[i].x[k]);
-            result.x[k] = static_cast<scalar>(activated<activation, scalar>(sum));
-          }
+        for (int k = 0; k < width; ++k) {
+          value[k] = frames[i] >= 0 ? activated<activation, scalar>(a[k] + value[k]) : real(0);
         }
-        store_vector<width>(hidden + (first + i) * pitch + d, result);
+        store_vector<width>(hidden + (first + i) * pitch + d, pack<scalar>(value));
       }
     }
   }
@@ -74,13 +71,8 @@ RNNT_DEVICE void write_hidden_rows(const PitchedInput<scalar>& am, const Pitched
 template <Activation activation, int width, typename scalar>
 RNNT_DEVICE void add_row(const scalar* grad, const scalar* hidden, int64_t offset,
                          acc_type<scalar> (&sum)[width]) {
-  using real = acc_type<scalar>;
-  const Vector<scalar, width> g = load_vector<width>(grad + offset);
-  const Vector<scalar, width> h = load_vector<width>(hidden + offset);
-#pragma unroll
-  for (int k = 0; k < width; ++k) {
-    sum[k] += through_activation<activation>(static_cast<real>(g.x[k]), static_cast<real>(h.x[k]));
-  }
+  add_through<activation>(load_vector<width>(grad + offset), load_vector<width>(hidden + offset),
+                          sum);
 }
 
 // Adds the sums of all warps of a block, for piece `piece` of 32 vectors of a row of D elements, to

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/common/arithmetic.cuh"
+#include "cuda/common/packed_pair.cuh"
 #include "joiner_options.h"
 
 namespace pruned_rnnt::cuda {
@@ -21,6 +22,18 @@ RNNT_DEVICE real through_activation(real grad, real value) {
   if (activation == Activation::kTanh) return grad * (1 - value * value);
   if (activation == Activation::kRelu) return value > 0 ? grad : real(0);
   return grad;
+}
+
+// Adds the gradients that reach the joiner's input to `sum`: of hidden elements with these
+// gradients and values.
+template <Activation activation, int width, typename scalar>
+RNNT_DEVICE void add_through(const Vector<scalar, width>& grad, const Vector<scalar, width>& value,
+                             acc_type<scalar> (&sum)[width]) {
+  acc_type<scalar> g[width], h[width];
+  unpack(grad, g);
+  unpack(value, h);
+#pragma unroll
+  for (int k = 0; k < width; ++k) sum[k] += through_activation<activation>(g[k], h[k]);
 }
 
 }  // namespace pruned_rnnt::cuda

@@ -118,10 +118,12 @@ struct BandSlice {
 
   RNNT_DEVICE static void through(const Vector<scalar, width>& g, const Vector<scalar, width>& h,
                                   real (&gradient)[width]) {
+    real g_here[width], h_here[width];
+    unpack(g, g_here);
+    unpack(h, h_here);
 #pragma unroll
     for (int k = 0; k < width; ++k) {
-      gradient[k] =
-          through_activation<activation>(static_cast<real>(g.x[k]), static_cast<real>(h.x[k]));
+      gradient[k] = through_activation<activation>(g_here[k], h_here[k]);
     }
   }
 };

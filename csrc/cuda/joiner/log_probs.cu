@@ -240,10 +240,11 @@ void log_probs(const Launcher& launch, const View& logits, const View& targets,
       });
       return;
     }
-    dispatch_width<scalar>(widest_vector<scalar>(data, stride), [&](auto width) {
-      dispatch_lanes(V, decltype(width)::value, rows, [&](auto lanes_constant) {
+    dispatch_width<scalar>(widest_vector<scalar>(data, stride), [&](auto width_constant) {
+      constexpr int width = decltype(width_constant)::value;
+      dispatch_lanes(V, width, rows, [&](auto lanes_constant) {
         constexpr int lanes = decltype(lanes_constant)::value;
-        if constexpr (kIsHeld<scalar, lanes, decltype(width)::value>) {
+        if constexpr (kIsHeld<scalar, lanes, width>) {
           dispatch_held(V, [&](auto held) {
             const HeldRange range = HeldRange::of(row_begin, rows);
             launch(held_log_probs_kernel<scalar, decltype(held)::value>, range.blocks(),
@@ -251,8 +252,8 @@ void log_probs(const Launcher& launch, const View& logits, const View& targets,
           });
         } else {
           const RowRange range = RowRange::of<lanes>(row_begin, rows);
-          launch(log_probs_kernel<scalar, lanes, decltype(width)::value>, range.blocks<lanes>(),
-                 kRowThreads, 0, geometry, symbols, range, mode, data, stride, out);
+          launch(log_probs_kernel<scalar, lanes, width>, range.blocks<lanes>(), kRowThreads, 0,
+                 geometry, symbols, range, mode, data, stride, out);
         }
       });
     });
