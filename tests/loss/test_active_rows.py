@@ -83,7 +83,8 @@ def loss_of(
 def test_equals_the_pass_over_all_rows(
     options: LossOptions, chunk_bytes: int, lengths_on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active_joiner, "CHUNK_BYTES", chunk_bytes)
+    for name in ("CHUNK_BYTES", "DEVICE_CHUNK_BYTES"):
+        monkeypatch.setattr(active_joiner, name, chunk_bytes)
     monkeypatch.setattr(active_rows, "LEFT_OUT", 0.0)
     batch = make_batch([9, 11, 4, 6], [4, 6, 0, 3], 13, options.blank)
     tensors = inputs(batch)

@@ -40,8 +40,10 @@ from pruned_rnnt.ops.joiner.row_loss import run_recursion
 
 # Lattices of fewer rows have so little work that more launches would take longer.
 FEWEST_ROWS = 1 << 16
-# The most that the hidden rows, logits and their gradients of a chunk may take, about.
+# The most that the hidden rows, logits and their gradients of a chunk may take, about; and with
+# lengths on the device, where chunks without rows are launched, too, at least in CUDA graphs.
 CHUNK_BYTES = 160 << 20
+DEVICE_CHUNK_BYTES = 224 << 20
 
 
 def uses_active_rows(am: Tensor, rows: int) -> bool:
@@ -56,6 +58,11 @@ def uses_active_rows(am: Tensor, rows: int) -> bool:
     )
 
 
+def chunk_bytes(rows_on_device: bool) -> int:
+    """The most that a chunk of either pass may take."""
+    return DEVICE_CHUNK_BYTES if rows_on_device else CHUNK_BYTES
+
+
 class ActivePlan(NamedTuple):
     """chunk_rows: of a chunk of active rows. rows_on_device: rows are packed, but only the device
     knows how many there are; the last offset of the JoinerPlan is the most there can be."""
@@ -67,7 +74,7 @@ class ActivePlan(NamedTuple):
     def of(cls, joiner: JoinerPlan, width: int, columns: int, rows_on_device: bool) -> ActivePlan:
         """For hidden rows of `width` elements and V' = `columns` logits, of 2 bytes each."""
         row_bytes = 2 * (2 * width + BIAS_COLUMNS + columns)
-        return cls(max(joiner.columns, CHUNK_BYTES // row_bytes), rows_on_device)
+        return cls(max(joiner.columns, chunk_bytes(rows_on_device) // row_bytes), rows_on_device)
 
 
 def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> RowLogProbs:

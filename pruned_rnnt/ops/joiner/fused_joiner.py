@@ -22,10 +22,10 @@ from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import PackedRows, Utterances
 from pruned_rnnt.ops.joiner.active_joiner import (
-    CHUNK_BYTES,
     FEWEST_ROWS,
     ActiveLoss,
     ActivePlan,
+    chunk_bytes,
     uses_active_rows,
 )
 from pruned_rnnt.ops.joiner.fused_log_probs import (
@@ -44,9 +44,8 @@ from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
 # of the weight's gradient: where that is large, a chunk is as large as both together. Before a
-# backward pass over active rows, no more than its own chunks take.
+# backward pass over active rows, no more than its own chunks take (active_joiner.py).
 WORKSPACE_BYTES = 224 << 20
-ACTIVE_WORKSPACE_BYTES = CHUNK_BYTES
 _LARGE_GRADIENT_BYTES = 64 << 20
 # The most that the gradient of hidden rows may take, which is computed piece by piece of a chunk.
 _GRADIENT_BYTES = 24 << 20
@@ -237,7 +236,7 @@ def planned_joiner(
         gradient_bytes=gradient_bytes,
         packed=packed if start is None else None,
         rows_on_device=rows_on_device,
-        workspace_bytes=ACTIVE_WORKSPACE_BYTES if is_active else None,
+        workspace_bytes=chunk_bytes(rows_on_device) if is_active else None,
     )
     plan = JoinerPlan(frames, columns, *chunks, is_counted, vocabulary, activation, options)
     active = None
