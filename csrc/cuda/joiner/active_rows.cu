@@ -13,10 +13,8 @@ namespace {
 
 using namespace active;
 
-// A warp has four rows or more.
-uint32_t blocks_of(int64_t rows) {
-  return uint32_t(std::clamp<int64_t>(rows / (4 * kWarps), 1, kMostBlocks));
-}
+// A warp has four rows: with more, too few of them are on their way at a time.
+uint32_t blocks_of(int64_t rows) { return uint32_t((rows + 4 * kWarps - 1) / (4 * kWarps)); }
 
 // The rows of the chunk that a warp takes, about as many as every other warp: it prepares 32 at a
 // time, one in each lane, and then computes one after the other.
