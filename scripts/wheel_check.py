@@ -101,10 +101,9 @@ def check_losses(device: str) -> list[str]:
         found.backward()
         assert logits_NTUV.grad is not None
         wrong = (logits_NTUV.grad[0].cpu() - torch.tensor(gradient)).abs().max()
-        print(
-            f"{name}: loss {float(found):.6f}, reference {loss:.6f}, gradients off by {wrong:.1e}"
-        )
-        if not (abs(float(found) - loss) < TOLERANCE and float(wrong) < TOLERANCE):
+        value = float(found.detach())
+        print(f"{name}: loss {value:.6f}, reference {loss:.6f}, gradients off by {wrong:.1e}")
+        if not (abs(value - loss) < TOLERANCE and float(wrong) < TOLERANCE):
             complaints.append(f"the {name} loss or its gradient is not that of the reference")
     return complaints
 
