@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.band_loss import band_loss, projection
 from pruned_rnnt.loss.bounds import check_band_width
+from pruned_rnnt.loss.composed_losses import LossCall, composed_losses, is_streamed
 from pruned_rnnt.loss.joiner import Joiner, check_joiner, scale_initial
 from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
 from pruned_rnnt.loss.results import (
@@ -19,35 +18,18 @@ from pruned_rnnt.loss.results import (
     TdtOccupancy,
     TransducerLosses,
     UtteranceLosses,
-    reduced,
 )
 from pruned_rnnt.loss.simple import check_scales
-from pruned_rnnt.loss.streamed_inputs import exceeds_stored_bytes, streamed_inputs
 from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
-from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
-from pruned_rnnt.ops.simple.simple_loss import simple_loss
-from pruned_rnnt.ops.simple.streamed_loss import streamed_simple_loss
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_ops import has_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
 
 # Of the simple loss's projections, because their sum should begin near the uniform distribution.
 _INITIAL_SCALE = 0.25
-
-
-class _Call(NamedTuple):
-    """Checked inputs of one call, the scales of both losses, and the options of TDT if it is."""
-
-    encoder_out: Tensor
-    predictor_out: Tensor
-    utterances: Utterances
-    scales: tuple[float, float]
-    tdt: TdtLossOptions | None
 
 
 class PrunedTransducerLoss(nn.Module):
@@ -178,10 +160,10 @@ class PrunedTransducerLoss(nn.Module):
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
         tdt = None if self.tdt is None else self.tdt.call_options(self.options, utterances)
-        call = _Call(encoder_out, predictor_out, utterances, scales, tdt)
+        call = LossCall(encoder_out, predictor_out, utterances, scales, tdt)
         losses = self._in_one_step(call)
         if losses is None:
-            losses = self._composed(call._replace(utterances=utterances.on_device()))
+            losses = composed_losses(self, call._replace(utterances=utterances.on_device()))
         total, simple, pruned, emit, blank, start_NT, each_3N, stay, durations = losses
         occupancy: Occupancy | TdtOccupancy = Occupancy(emit, blank)
         if stay is not None and durations is not None:
@@ -198,57 +180,7 @@ class PrunedTransducerLoss(nn.Module):
             utterances=UtteranceLosses(*(x.detach() for x in each)),
         )
 
-    def _composed(self, call: _Call) -> StepLosses:
-        """The losses layer by layer."""
-        encoder_out, predictor_out, utterances, scales, tdt = call
-        layers = (self.simple_am_proj, self.simple_lm_proj)
-        of_tdt: list[Tensor] = []
-        streamed = None
-        # torch.compile must see each layer.
-        if not torch.compiler.is_compiling() and self._is_streamed(encoder_out, predictor_out):
-            streamed = streamed_inputs(encoder_out, predictor_out, *layers)
-        if streamed is None:
-            am = projection(self.simple_am_proj, encoder_out)
-            lm = projection(self.simple_lm_proj, predictor_out)
-            dtype = torch.promote_types(am.dtype, lm.dtype)
-            am, lm = (x.to(dtype).contiguous() for x in (am, lm))
-        if self.tdt is not None:
-            assert isinstance(self.joiner, Joiner)
-            assert tdt is not None
-            parts = (encoder_out, predictor_out, (am, lm), self.joiner, utterances)
-            band = {"s_range": self.s_range, "exact_bounds": self.exact_bounds}
-            simple, start_NT, pruned_N = self.tdt(*parts, self.simple_options, tdt, **band)
-            simple_N, emit, blank, *of_tdt = simple
-        else:
-            batch, options = utterances.tensors, self.simple_options
-            if streamed is None:
-                simple_N, emit, blank = simple_loss(am, lm, batch, options)
-            else:
-                simple_N, emit, blank = streamed_simple_loss(streamed, batch, options)
-            nodes = OccupancyAndLengths(emit, blank, *utterances.lengths)
-            start_NT = choose_bounds(nodes, self.s_range, self.options.rnnt_type, self.exact_bounds)
-            pruned_N = band_loss(
-                self.joiner,
-                encoder_out,
-                predictor_out,
-                utterances,
-                Bounds(start_NT, self.s_range),
-                vocab_size=self.vocab_size,
-                options=self.options,
-            )
-        total_N = scales[0] * simple_N + scales[1] * pruned_N
-        each = (total_N, simple_N, pruned_N)
-        total, of_simple, of_pruned = (reduced(x, self.reduction) for x in each)
-        each_3N = torch.stack(each).detach()
-        return StepLosses(total, of_simple, of_pruned, emit, blank, start_NT, each_3N, *of_tdt)
-
-    def _is_streamed(self, encoder_out: Tensor, predictor_out: Tensor) -> bool:
-        """Whether am and lm of the simple loss are not stored, if their layers are plain."""
-        if self.tdt is not None or self.simple_options.scales.am_only_scale != 0:
-            return False
-        return exceeds_stored_bytes(encoder_out, predictor_out, self.simple_am_proj.weight)
-
-    def _in_one_step(self, call: _Call) -> StepLosses | None:
+    def _in_one_step(self, call: LossCall) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
         each layer, and the step has no prior of the predictor (am_only_scale), does not mix TDT
         with RNN-T (omega), and stores am and lm."""
@@ -261,7 +193,7 @@ class PrunedTransducerLoss(nn.Module):
         if torch.compiler.is_compiling() or has_prior or is_plain:
             return None
         is_empty = min(encoder_out.numel(), predictor_out.numel()) == 0
-        if is_empty or self._is_streamed(encoder_out, predictor_out):
+        if is_empty or is_streamed(self, encoder_out, predictor_out):
             return None
         simple = (self.simple_am_proj, self.simple_lm_proj)
         joined = (joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear)
