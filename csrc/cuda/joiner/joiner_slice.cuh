@@ -110,10 +110,7 @@ struct BandSlice {
   // Adds the gradient through column j of frame t.
   RNNT_DEVICE void add_node(int32_t t, int32_t j, real (&sum)[width]) const {
     const int64_t at = offset + (int64_t(t) * S + j) * D;
-    real gradient[width];
-    through(load_vector<width>(grad + at), load_vector<width>(hidden + at), gradient);
-#pragma unroll
-    for (int k = 0; k < width; ++k) sum[k] += gradient[k];
+    add_through<activation>(load_vector<width>(grad + at), load_vector<width>(hidden + at), sum);
   }
 
   RNNT_DEVICE static void through(const Vector<scalar, width>& g, const Vector<scalar, width>& h,
