@@ -30,7 +30,7 @@ ALLOWED = {
     "data/input": {"data/audio", "data/tokens"},
     "data/prepare": {"data/audio", "data/input", "data/tokens"},
     "model": {"ops", "loss"},
-    "decode/search": {"model", "ops"},
+    "decode/search": {"loss", "model", "ops"},
     "decode/fusion": {"data", "decode/search", "model"},
     "decode/scoring": set(),
     "decode": {"data", "model"},

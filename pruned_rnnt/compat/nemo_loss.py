@@ -66,6 +66,8 @@ class NemoRNNTLoss(torch.nn.Module):
         super().__init__()
         # NeMo overwrites both from outside: SampledRNNTJoint the blank, RNNTLoss the reduction.
         self.blank = blank
+        # Of a loss that NeMo resolved: the column that must be the last one.
+        self.last_column: int | None = None
         self.reduction = reduction
         self.fastemit_lambda = float(fastemit_lambda)
         self.clamp = float(clamp)
@@ -87,8 +89,17 @@ class NemoRNNTLoss(torch.nn.Module):
             (N,) without reduction, else a scalar; float64 for float64 acts, else float32.
 
         Raises:
-            ValueError: as `pruned_rnnt.rnnt_loss`.
+            ValueError: acts have outputs behind the blank (durations of a TDT model, big blanks);
+                and as `pruned_rnnt.rnnt_loss`.
         """
+        extra = 0 if self.last_column is None else acts.shape[-1] - 1 - self.last_column
+        # A joint that samples its vocabulary moves the blank to the first column for a call.
+        if extra > 0 and self.blank == self.last_column:
+            raise ValueError(
+                f"acts has {extra} columns behind the blank, column {self.blank}: durations of a "
+                "TDT model or big blanks, which this RNN-T loss does not take; leave NeMo's own "
+                "loss in place"
+            )
         loss = pruned_rnnt.rnnt_loss(
             acts,
             labels,
@@ -212,4 +223,6 @@ def _loss_of(blank: int, kwargs: dict[str, Any]) -> NemoRNNTLoss:
                 f"pruned_rnnt_kwargs has the unknown key {name!r}; {hint}The keys are "
                 f"{', '.join(known)}"
             )
-    return NemoRNNTLoss(blank, **kwargs)
+    loss = NemoRNNTLoss(blank, **kwargs)
+    loss.last_column = blank
+    return loss

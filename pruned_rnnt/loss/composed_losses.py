@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.band_loss import band_loss, projection
-from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.joiner import Joiner, output_parameters
 from pruned_rnnt.loss.pruned_tdt import TdtHead
 from pruned_rnnt.loss.results import Bounds, reduced
-from pruned_rnnt.loss.streamed_inputs import exceeds_stored_bytes, streamed_inputs
+from pruned_rnnt.loss.streamed_inputs import may_exceed_stored_bytes, streamed_inputs
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
-from pruned_rnnt.ops.simple.streamed_loss import streamed_simple_loss
+from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
 from pruned_rnnt.ops.step.step_plan import StepLosses
 
 
 class LossLayers(Protocol):
-    """Layers and options of a PrunedTransducerLoss."""
+    """Layers and options of a PrunedTransducerLoss. report: see there."""
 
     joiner: Joiner | Callable[[Tensor, Tensor], Tensor]
     tdt: TdtHead | None
@@ -35,6 +35,8 @@ class LossLayers(Protocol):
     s_range: int
     exact_bounds: bool
     reduction: str
+
+    def report(self, message: str) -> None: ...
 
 
 class LossCall(NamedTuple):
@@ -50,26 +52,33 @@ class LossCall(NamedTuple):
 def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
     """The losses of a call whose utterances are on the device."""
     encoder_out, predictor_out, utterances, scales, tdt = call
-    simple_layers = (layers.simple_am_proj, layers.simple_lm_proj)
-    of_tdt: list[Tensor] = []
+    joiner, options = layers.joiner, layers.simple_options
+    output = output_parameters(joiner) if isinstance(joiner, Joiner) else None
+    if isinstance(output, str):
+        layers.report(
+            f"{output}: the loss calls the joiner and stores its logits (N, T, s_range, "
+            "vocab_size), which takes more memory and time"
+        )
+        output = None
     streamed = None
     # torch.compile must see each layer.
-    if not torch.compiler.is_compiling() and is_streamed(layers, encoder_out, predictor_out):
-        streamed = streamed_inputs(encoder_out, predictor_out, *simple_layers)
+    if not torch.compiler.is_compiling():
+        streamed = streamed_of(layers, encoder_out, predictor_out)
     if streamed is None:
         am = projection(layers.simple_am_proj, encoder_out)
         lm = projection(layers.simple_lm_proj, predictor_out)
         dtype = torch.promote_types(am.dtype, lm.dtype)
         am, lm = (x.to(dtype).contiguous() for x in (am, lm))
+    of_tdt: list[Tensor] = []
     if layers.tdt is not None:
-        assert isinstance(layers.joiner, Joiner)
         assert tdt is not None
-        parts = (encoder_out, predictor_out, (am, lm), layers.joiner, utterances)
-        band = {"s_range": layers.s_range, "exact_bounds": layers.exact_bounds}
-        simple, start_NT, pruned_N = layers.tdt(*parts, layers.simple_options, tdt, **band)
+        parts = (encoder_out, predictor_out, (am, lm), utterances, options, tdt)
+        simple, start_NT = layers.tdt(
+            *parts, s_range=layers.s_range, exact_bounds=layers.exact_bounds
+        )
         simple_N, emit, blank, *of_tdt = simple
     else:
-        batch, options = utterances.tensors, layers.simple_options
+        batch = utterances.tensors
         if streamed is None:
             simple_N, emit, blank = simple_loss(am, lm, batch, options)
         else:
@@ -78,15 +87,17 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
         start_NT = choose_bounds(
             nodes, layers.s_range, layers.options.rnnt_type, layers.exact_bounds
         )
-        pruned_N = band_loss(
-            layers.joiner,
-            encoder_out,
-            predictor_out,
-            utterances,
-            Bounds(start_NT, layers.s_range),
-            vocab_size=layers.vocab_size,
-            options=layers.options,
-        )
+    pruned_N = band_loss(
+        joiner,
+        encoder_out,
+        predictor_out,
+        utterances,
+        Bounds(start_NT, layers.s_range),
+        vocab_size=layers.vocab_size,
+        options=layers.options,
+        output=output,
+        tdt=tdt,
+    )
     total_N = scales[0] * simple_N + scales[1] * pruned_N
     each = (total_N, simple_N, pruned_N)
     total, of_simple, of_pruned = (reduced(x, layers.reduction) for x in each)
@@ -94,8 +105,13 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
     return StepLosses(total, of_simple, of_pruned, emit, blank, start_NT, each_3N, *of_tdt)
 
 
-def is_streamed(layers: LossLayers, encoder_out: Tensor, predictor_out: Tensor) -> bool:
-    """Whether am and lm of the simple loss are not stored, if their layers are plain."""
+def streamed_of(
+    layers: LossLayers, encoder_out: Tensor, predictor_out: Tensor
+) -> ProjectedInputs | None:
+    """The inputs of the simple loss if am and lm are not stored; None if they are."""
     if layers.tdt is not None or layers.simple_options.scales.am_only_scale != 0:
-        return False
-    return exceeds_stored_bytes(encoder_out, predictor_out, layers.simple_am_proj.weight)
+        return None
+    rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
+    if not may_exceed_stored_bytes(rows, layers.vocab_size):
+        return None
+    return streamed_inputs(encoder_out, predictor_out, layers.simple_am_proj, layers.simple_lm_proj)

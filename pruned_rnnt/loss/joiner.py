@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_one_of
+from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 # Bound of initial biases at a scale of one, whatever the number of inputs.
@@ -65,8 +67,15 @@ class Joiner(nn.Module):
         return logits
 
     def with_durations(self, am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and duration logits (..., duration_count)."""
-        assert self.duration_linear is not None
+        """The same, and duration logits (..., duration_count).
+
+        Raises:
+            ValueError: the joiner has no layer for durations.
+        """
+        if self.duration_linear is None:
+            raise ValueError(
+                "this Joiner has no durations: build it with duration_count=len(durations)"
+            )
         hidden = self.hidden(am, lm)
         return self.output_linear(hidden), self.duration_linear(hidden)
 
@@ -76,6 +85,63 @@ class Joiner(nn.Module):
         if self.activation == "tanh":
             return torch.tanh(hidden)
         return torch.relu(hidden) if self.activation == "relu" else hidden
+
+
+class OutputParameters(NamedTuple):
+    """tokens: weight (V,D) and bias (V). durations: (K,D) and (K), None without durations."""
+
+    tokens: LayerParameters
+    durations: LayerParameters | None
+
+
+def output_parameters(joiner: Joiner) -> OutputParameters | str:
+    """Parameters of the output layers, for a loss that computes logits in chunks without a call of
+    the joiner; or why the joiner has to be called, for a message: it or a layer was changed."""
+    changed = changed_part(joiner)
+    if changed is not None:
+        return changed
+    tokens = linear_parameters(joiner.output_linear)
+    if isinstance(tokens, str):
+        return f"joiner.output_linear {tokens}"
+    if joiner.duration_linear is None:
+        return OutputParameters(tokens, None)
+    durations = linear_parameters(joiner.duration_linear)
+    if isinstance(durations, str):
+        return f"joiner.duration_linear {durations}"
+    return OutputParameters(tokens, durations)
+
+
+def changed_part(joiner: Joiner) -> str | None:
+    """What of the joiner itself, without its layers, is not Joiner's own, for a message."""
+    kind = type(joiner)
+    for name in ("forward", "hidden", "with_durations"):
+        if getattr(kind, name) is not getattr(Joiner, name) or name in joiner.__dict__:
+            return f"joiner is a {kind.__name__} with a {name} of its own"
+    hook = hook_of(joiner)
+    return None if hook is None else f"joiner {hook}"
+
+
+def durations_of_call(joiner: Joiner, am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
+    """joiner.with_durations(am, lm), of a joiner whose changes that call runs.
+
+    Raises:
+        ValueError: for changes of forward alone, and hooks of the joiner itself.
+    """
+    kind = type(joiner)
+    own = [kind.with_durations is not Joiner.with_durations, "with_durations" in joiner.__dict__]
+    forward = [kind.forward is not Joiner.forward, "forward" in joiner.__dict__]
+    if any(forward) and not any(own):
+        raise ValueError(
+            f"joiner is a {kind.__name__} with a forward of its own, which a loss with durations "
+            "does not call: define with_durations(am, lm) -> (logits, duration logits), too"
+        )
+    hook = hook_of(joiner)
+    if hook is not None and not any(forward):
+        raise ValueError(
+            f"joiner {hook}, and a loss with durations calls joiner.with_durations, which hooks do "
+            "not see: register them on joiner.output_linear and joiner.duration_linear"
+        )
+    return joiner.with_durations(am, lm)
 
 
 def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_size: int) -> None:

@@ -1,6 +1,5 @@
-"""The TDT part of PrunedTransducerLoss: projections of the trivial joiner to durations, and the two
-losses.
-"""
+"""The TDT part of PrunedTransducerLoss: projections of the trivial joiner to durations, its loss,
+and the band."""
 
 from __future__ import annotations
 
@@ -8,12 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from pruned_rnnt.loss.band_loss import projection
 from pruned_rnnt.loss.checks import known_lengths
 from pruned_rnnt.loss.joiner import Joiner, scale_initial
 from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
-from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds, tdt_topology
@@ -44,8 +42,8 @@ class TdtHead(nn.Module):
         self.sigma, self.omega = sigma, omega
         self.simple_am_proj = nn.Linear(encoder_dim, len(self.durations))
         self.simple_lm_proj = nn.Linear(predictor_dim, len(self.durations))
-        for projection in (self.simple_am_proj, self.simple_lm_proj):
-            scale_initial(projection, initial_scale)
+        for layer in (self.simple_am_proj, self.simple_lm_proj):
+            scale_initial(layer, initial_scale)
 
     @property
     def band_topology(self) -> int:
@@ -64,20 +62,22 @@ class TdtHead(nn.Module):
         encoder_out: Tensor,
         predictor_out: Tensor,
         tokens: tuple[Tensor, Tensor],
-        joiner: Joiner,
         utterances: Utterances,
         options: SimpleOptions,
         recursion: TdtLossOptions,
         *,
         s_range: int,
         exact_bounds: bool,
-    ) -> tuple[SimpleTdtResults, Tensor, Tensor]:
-        """The simple loss, the start of the band (N,T), and the pruned loss (N,).
+    ) -> tuple[SimpleTdtResults, Tensor]:
+        """The simple loss and the start of the band (N,T).
 
         tokens: am (N,T,V) and lm (N,U+1,V) of the trivial joiner, contiguous and of one dtype;
         utterances on the device."""
         am, lm = tokens
-        projected = self.simple_am_proj(encoder_out), self.simple_lm_proj(predictor_out)
+        projected = (
+            projection(self.simple_am_proj, encoder_out),
+            projection(self.simple_lm_proj, predictor_out),
+        )
         durations = [x.to(am.dtype).contiguous() for x in projected]
         inputs = SimpleTdtInputs(am, lm, durations[0], durations[1])
         simple = simple_tdt_loss(inputs, utterances.tensors, options, recursion)
@@ -88,21 +88,7 @@ class TdtHead(nn.Module):
             durations=self.durations,
             exact=exact_bounds,
         )
-        tokens_out, durations_out = joiner.output_linear, joiner.duration_linear
-        assert durations_out is not None
-        pruned_N = tdt_joiner_loss(
-            joiner.encoder_proj(encoder_out),
-            joiner.decoder_proj(predictor_out),
-            OutputLayers(
-                tokens_out.weight, tokens_out.bias, durations_out.weight, durations_out.bias
-            ),
-            utterances,
-            start=start_NT,
-            columns=s_range,
-            activation=ACTIVATIONS[joiner.activation],
-            options=recursion,
-        )
-        return simple, start_NT, pruned_N
+        return simple, start_NT
 
 
 def check_tdt_joiner(joiner: object, durations: Sequence[int], rnnt_type: str, hat: bool) -> None:
@@ -112,11 +98,11 @@ def check_tdt_joiner(joiner: object, durations: Sequence[int], rnnt_type: str, h
             f"durations is {tuple(durations)}, but joiner has no layer for them; it must be a "
             "pruned_rnnt.Joiner with duration_count=len(durations)"
         )
-    if joiner.duration_linear.out_features != len(durations):
+    outputs = getattr(joiner.duration_linear, "out_features", len(durations))
+    if outputs != len(durations):
         raise ValueError(
-            f"durations has {len(durations)} elements but joiner.duration_linear "
-            f"{joiner.duration_linear.out_features} outputs; give Joiner duration_count="
-            f"{len(durations)}"
+            f"durations has {len(durations)} elements but joiner.duration_linear {outputs} "
+            f"outputs; give Joiner duration_count={len(durations)}"
         )
     if rnnt_type != "regular" or hat:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_band_width
-from pruned_rnnt.loss.composed_losses import LossCall, composed_losses, is_streamed
-from pruned_rnnt.loss.joiner import Joiner, check_joiner, scale_initial
+from pruned_rnnt.loss.composed_losses import LossCall, composed_losses, streamed_of
+from pruned_rnnt.loss.joiner import Joiner, changed_part, check_joiner, scale_initial
 from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
 from pruned_rnnt.loss.results import (
     Bounds,
@@ -21,12 +22,15 @@ from pruned_rnnt.loss.results import (
 )
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_ops import has_native_step
-from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan, plain_parameters
+from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
+
+logger = logging.getLogger(__name__)
 
 # Of the simple loss's projections, because their sum should begin near the uniform distribution.
 _INITIAL_SCALE = 0.25
@@ -46,7 +50,9 @@ class PrunedTransducerLoss(nn.Module):
     Args:
         joiner: a Joiner, whose logits are then never stored; or any callable from am
             (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
-            logits (N, T, S, V).
+            logits (N, T, S, V). Layers may have hooks and adapters, or be replaced. The loss calls
+            a Joiner whose forward or output layer was changed in such a way, stores its logits, and
+            says so in the log once.
         encoder_dim, predictor_dim, vocab_size: E, P and V.
         blank: column of the blank; negative counts from the end.
         s_range: columns of the band.
@@ -105,6 +111,7 @@ class PrunedTransducerLoss(nn.Module):
         self.warm_up_steps = warm_up_steps
         self.exact_bounds = exact_bounds
         self.reduction = reduction
+        self._reported: set[str] = set()
         self.simple_am_proj = nn.Linear(encoder_dim, vocab_size)
         self.simple_lm_proj = nn.Linear(predictor_dim, vocab_size)
         for layer in (self.simple_am_proj, self.simple_lm_proj):
@@ -180,6 +187,12 @@ class PrunedTransducerLoss(nn.Module):
             utterances=UtteranceLosses(*(x.detach() for x in each)),
         )
 
+    def report(self, message: str) -> None:
+        """Log a message about how this module computes its losses; each message once."""
+        if not torch.compiler.is_compiling() and message not in self._reported:
+            self._reported.add(message)
+            logger.warning("%s", message)
+
     def _in_one_step(self, call: LossCall) -> StepLosses | None:
         """The losses by the compiled step; None where that does not apply. torch.compile must see
         each layer, and the step has no prior of the predictor (am_only_scale), does not mix TDT
@@ -193,15 +206,26 @@ class PrunedTransducerLoss(nn.Module):
         if torch.compiler.is_compiling() or has_prior or is_plain:
             return None
         is_empty = min(encoder_out.numel(), predictor_out.numel()) == 0
-        if is_empty or is_streamed(self, encoder_out, predictor_out):
+        if is_empty or streamed_of(self, encoder_out, predictor_out) is not None:
             return None
-        simple = (self.simple_am_proj, self.simple_lm_proj)
-        joined = (joiner.encoder_proj, joiner.decoder_proj, joiner.output_linear)
-        durations: tuple[nn.Module, ...] = ()
+        if changed_part(joiner) is not None:
+            return None  # composed_losses reports it
+        layers = [
+            ("simple_am_proj", self.simple_am_proj),
+            ("simple_lm_proj", self.simple_lm_proj),
+            ("joiner.encoder_proj", joiner.encoder_proj),
+            ("joiner.decoder_proj", joiner.decoder_proj),
+            ("joiner.output_linear", joiner.output_linear),
+        ]
         if self.tdt is not None and joiner.duration_linear is not None:
-            durations = (self.tdt.simple_am_proj, self.tdt.simple_lm_proj, joiner.duration_linear)
-        parameters = plain_parameters((*simple, *joined, *durations), encoder_out.device)
-        if parameters is None:
+            layers += [
+                ("tdt.simple_am_proj", self.tdt.simple_am_proj),
+                ("tdt.simple_lm_proj", self.tdt.simple_lm_proj),
+                ("joiner.duration_linear", joiner.duration_linear),
+            ]
+        parameters = plain_parameters(layers, encoder_out.device)
+        if isinstance(parameters, str):
+            self.report(f"{parameters}: the loss runs layer by layer, which takes more time")
             return None
         inputs = StepInputs(encoder_out, predictor_out, *parameters)
         dtype = product_dtype(*inputs.given)

@@ -6,27 +6,35 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs
-from pruned_rnnt.ops.step.step_plan import plain_parameters
+
+# Of the narrowest dtype of am and lm.
+_FEWEST_BYTES = 2
 
 
-def exceeds_stored_bytes(encoder_out: Tensor, predictor_out: Tensor, weight: Tensor) -> bool:
-    """Whether am and lm of the simple loss would together take more than MOST_STORED_BYTES, for
-    weight (V,E) of am's layer."""
-    rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
-    itemsize = product_dtype(encoder_out, weight).itemsize
-    return rows * weight.shape[0] * itemsize > streamed_loss.MOST_STORED_BYTES
+def may_exceed_stored_bytes(rows: int, vocabulary: int) -> bool:
+    """Whether am and lm of the simple loss, so many rows together, can take more than
+    MOST_STORED_BYTES."""
+    return rows * vocabulary * _FEWEST_BYTES > streamed_loss.MOST_STORED_BYTES
 
 
 def streamed_inputs(
-    encoder_out: Tensor, predictor_out: Tensor, am_layer: nn.Linear, lm_layer: nn.Linear
+    encoder_out: Tensor, predictor_out: Tensor, am_layer: nn.Module, lm_layer: nn.Module
 ) -> ProjectedInputs | None:
-    """The inputs of the loss in tiles; None for layers that are not plain."""
-    parameters = plain_parameters((am_layer, lm_layer), encoder_out.device)
-    if parameters is None:
+    """The inputs of the loss in tiles; None if am and lm take at most MOST_STORED_BYTES together,
+    and for layers that must be called."""
+    parameters = plain_parameters(
+        (("simple_am_proj", am_layer), ("simple_lm_proj", lm_layer)), encoder_out.device
+    )
+    if isinstance(parameters, str):
         return None
     am_weight, am_bias, lm_weight, lm_bias = parameters
+    rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
+    stored = rows * am_weight.shape[0] * product_dtype(encoder_out, am_weight).itemsize
+    if stored <= streamed_loss.MOST_STORED_BYTES:
+        return None
     if not torch.is_autocast_enabled(encoder_out.device.type):
         encoder_out = encoder_out.to(am_weight.dtype)
         predictor_out = predictor_out.to(lm_weight.dtype)

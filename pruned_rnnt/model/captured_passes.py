@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +108,21 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
             generator.graphsafe_set_state(generator.clone_state())
             raise
     torch.cuda.current_stream().wait_stream(stream)
+
+
+def hooks_inside(encoder: nn.Module) -> list[dict[int, Any]]:
+    """The hooks of all modules inside the encoder, which are empty as long as there are none.
+
+    Those of the encoder itself (adapters) run while its passes are captured.
+    """
+    return [
+        hooks
+        for module in encoder.modules()
+        if module is not encoder
+        for hooks in (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    ]

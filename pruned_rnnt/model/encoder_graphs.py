@@ -26,7 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.captured_passes import CapturedPasses, SharedBuffers, capturing
+from pruned_rnnt.model.captured_passes import (
+    CapturedPasses,
+    SharedBuffers,
+    capturing,
+    hooks_inside,
+)
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.model.zipformer.schedule import Recorder
@@ -70,6 +75,7 @@ class EncoderGraphs:
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._output_dtype: torch.dtype | None = None
         self._failed = False
+        self._hooks = hooks_inside(encoder)
 
     def __call__(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding.
@@ -77,6 +83,8 @@ class EncoderGraphs:
         The output is overwritten by the next call.
         """
         encoder = self._encoder
+        if not self._failed and any(self._hooks):
+            self._stop("a module inside of it has hooks, which a graph would not call")
         if self._failed or features_NTF.size(1) < encoder.receptive_field:
             return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         if self._clock is not None:
@@ -110,6 +118,11 @@ class EncoderGraphs:
         # A pool that lost its last graph cannot be used again.
         self._pool = torch.cuda.graph_pool_handle()
 
+    def _stop(self, reason: str) -> None:
+        self._failed = True
+        self.clear()
+        logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
+
     def start_backward(self) -> None:
         """Make the shared gradient buffers the gradients of the parameters."""
         if self._parameters[0].grad is self._grads[0]:
@@ -131,10 +144,7 @@ class EncoderGraphs:
                     if attempt == 0:
                         continue
                     raise
-                self._failed = True
-                self.clear()
-                reason = str(error).splitlines()[0]
-                logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
+                self._stop(str(error).splitlines()[0])
                 return None
             break
         self._graphs[(key, self._conditions())] = captured

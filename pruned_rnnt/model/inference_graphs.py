@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.captured_passes import SharedBuffers, capturing
+from pruned_rnnt.model.captured_passes import SharedBuffers, capturing, hooks_inside
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.out_of_memory import is_out_of_memory
@@ -62,6 +62,7 @@ class InferenceGraphs:
         # A pool that lost its last graph cannot be used again.
         self._pool: Any = None
         self._address = 0
+        self._hooks: list[dict[int, Any]] = []
 
     def __deepcopy__(self, memo: Any) -> InferenceGraphs:
         """Graphs refer to the parameters of one model, so a copy has none."""
@@ -85,6 +86,9 @@ class InferenceGraphs:
         if address != self._address:  # parameters were moved or replaced
             self.clear()
             self._address = address
+            self._hooks = hooks_inside(encoder)
+        if any(self._hooks):  # a graph would not call them
+            return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, dtype, encoder.chunking)
         if key not in self._graphs and not self._capture(key, encoder):

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
+from pruned_rnnt.loss.joiner import output_parameters
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 # The most elements of the joiner's encoder input, repeated for each sequence, that are scored at
@@ -40,15 +41,22 @@ def sequence_log_probs(
         encoded_NTE, frames_N: as from `model.encode`, the lengths on the CPU.
         targets_HU: int32, all K sequences of the first utterance, then those of the second.
         target_lengths_H: int32, on the CPU. Every sequence must have a path.
+
+    Raises:
+        ValueError: the joiner or its output layers have hooks, adapters or forwards of their own.
     """
     joiner, number = model.joiner, encoded_NTE.size(0)
     width = len(target_lengths_H) // number
     targets_HU = targets_HU.to(encoded_NTE.device, non_blocking=True)
     am_NTD = joiner.encoder_proj(encoded_NTE)
     lm_HUD = joiner.decoder_proj(model.predictor.forward_targets(targets_HU))
-    output = [joiner.output_linear.weight, joiner.output_linear.bias]
-    if joiner.duration_linear is not None:
-        output += [joiner.duration_linear.weight, joiner.duration_linear.bias]
+    parameters = output_parameters(joiner)
+    if isinstance(parameters, str):
+        raise ValueError(
+            f"{parameters}, and the scores of sequences need a joiner with plain output layers: "
+            "remove it, or merge adapters into the weights"
+        )
+    output = [*parameters.tokens, *(parameters.durations or ())]
     each = max(1, _MOST_ELEMENTS // (width * am_NTD[0].numel()))
     log_probs = []
     for begin in range(0, number, each):

@@ -5,13 +5,17 @@ Axes: M utterances of all views, T encoder frames, U symbols, E encoder width, P
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
-from pruned_rnnt.loss.joiner import Joiner
+from pruned_rnnt.loss.joiner import Joiner, durations_of_call, output_parameters
+from pruned_rnnt.loss.logit_losses import rnnt_loss
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
+from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import (
@@ -99,39 +103,36 @@ class TransducerModel(SpeechModel):
 
     def _full_loss(self, batch: EncodedBatch, predicted_MUP: Tensor) -> Tensor:
         config, joiner = self.loss_config, self.joiner
-        inputs = (
-            joiner.encoder_proj(batch.encoded),
-            joiner.decoder_proj(predicted_MUP),
-            joiner.output_linear.weight,
-            joiner.output_linear.bias,
-        )
-        lattice = (batch.targets, None, batch.logit_lengths, batch.target_lengths)
-        if joiner.duration_linear is not None:
-            return rnnt_loss_tdt_fused(
-                *inputs,
-                joiner.duration_linear.weight,
-                joiner.duration_linear.bias,
-                *lattice,
-                durations=config.durations,
-                sigma=config.sigma,
-                omega=config.omega if self.training else 0.0,
-                activation=joiner.activation,
-                blank=BLANK,
-                delay_penalty=config.delay_penalty,
-                fastemit_lambda=config.fastemit_lambda,
-                reduction="none",
-            )
-        return rnnt_loss_fused(
-            *inputs,
-            *lattice,
-            activation=joiner.activation,
-            blank=BLANK,
-            rnnt_type=config.rnnt_type,
-            delay_penalty=config.delay_penalty,
-            fastemit_lambda=config.fastemit_lambda,
-            hat=config.hat,
-            reduction="none",
-        )
+        am = joiner.encoder_proj(batch.encoded)
+        lm = joiner.decoder_proj(predicted_MUP)
+        texts = (batch.targets, batch.logit_lengths, batch.target_lengths)
+        options: dict[str, Any] = {
+            "blank": BLANK,
+            "delay_penalty": config.delay_penalty,
+            "fastemit_lambda": config.fastemit_lambda,
+            "reduction": "none",
+        }
+        if config.durations:
+            options |= {
+                "durations": config.durations,
+                "sigma": config.sigma,
+                "omega": config.omega if self.training else 0.0,
+            }
+        else:
+            options |= {"rnnt_type": config.rnnt_type, "hat": config.hat}
+        output = output_parameters(joiner)
+        if isinstance(output, str):
+            # Only a call runs what was changed, and stores its logits (M, T, U+1, V).
+            nodes = am[:, :, None], lm[:, None]
+            if config.durations:
+                return rnnt_loss_tdt(*durations_of_call(joiner, *nodes), *texts, **options)
+            return rnnt_loss(joiner(*nodes), *texts, **options)
+        options["activation"] = joiner.activation
+        lattice: Any = (batch.targets, None, batch.logit_lengths, batch.target_lengths)
+        if output.durations is not None:
+            inputs = (am, lm, *output.tokens, *output.durations)
+            return rnnt_loss_tdt_fused(*inputs, *lattice, **options)
+        return rnnt_loss_fused(am, lm, *output.tokens, *lattice, **options)
 
 
 def _build_predictor(config: AnyPredictorConfig, vocab_size: int) -> Predictor:

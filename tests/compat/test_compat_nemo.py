@@ -83,20 +83,31 @@ def test_ragged_batch_against_all_paths_as_nemo_calls_it(nemo: Any) -> None:
 def test_nemo_reduces(nemo: Any) -> None:
     nemo_loss.register()
     example = batch()
+    last = example.logits.shape[-1] - 1
+    targets = example.targets - (example.targets > BLANK).long()
     arguments = {
         "log_probs": example.logits,
-        "targets": example.targets,
+        "targets": targets,
         "input_lengths": FRAMES,
         "target_lengths": SYMBOLS,
     }
-    expected = oracle_losses(example.logits, example.targets)
+    expected = oracle_losses(example.logits, targets, blank=last)
     for reduction, value in (
         ("mean_batch", expected.mean()),
         ("mean_volume", expected.sum() / SYMBOLS.sum()),
     ):
-        # BLANK instead of the last column: the batch's labels use all the others.
-        loss = nemo.RNNTLoss(BLANK, reduction=reduction, loss_name="pruned_rnnt")
+        loss = nemo.RNNTLoss(last, reduction=reduction, loss_name="pruned_rnnt")
         torch.testing.assert_close(loss(**arguments), value)
+
+
+def test_outputs_of_durations_are_refused(nemo: Any) -> None:
+    """NeMo gives the joint of a TDT model outputs behind the blank."""
+    nemo_loss.register()
+    example = batch()
+    loss = nemo.RNNTLoss(example.logits.shape[-1] - 1, reduction=None, loss_name="pruned_rnnt")
+    with_durations = torch.nn.functional.pad(example.logits, (0, 5))
+    with pytest.raises(ValueError, match="acts has 5 columns behind the blank"):
+        loss(with_durations, example.targets, FRAMES, SYMBOLS)
 
 
 def test_own_reductions() -> None:
@@ -197,7 +208,8 @@ def test_use_refuses_tdt(nemo: Any) -> None:
 
 def test_half_precision_logits_are_not_copied_to_float32(nemo: Any) -> None:
     nemo_loss.register()
-    loss = nemo.RNNTLoss(0, reduction="mean_batch", loss_name="pruned_rnnt")
+    loss = nemo.RNNTLoss(4, reduction="mean_batch", loss_name="pruned_rnnt")
+    loss.loss.blank = 0  # the numbers' blank
     assert not loss.force_float32
     logits = numbers.SMALL_LOGITS.bfloat16().requires_grad_()
     lengths = full_lengths(logits)

@@ -190,6 +190,25 @@ def test_error_of_capture_is_logged_and_training_goes_on(
     assert caplog.text.count("a kernel that no graph can hold") == 1
 
 
+def test_hooks_inside_the_encoder_run(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    encoder = Zipformer(TINY).cuda().train()
+    graphs = EncoderGraphs(encoder)
+    graphs(*batch([64], TINY.num_mel_bins, 0))
+    called = 0
+
+    def count(*_: object) -> None:
+        nonlocal called
+        called += 1
+
+    layer = next(m for name, m in encoder.named_modules() if name.endswith("feedforward_in1"))
+    layer.register_forward_hook(count)
+    for _ in range(2):
+        graphs(*batch([64], TINY.num_mel_bins, 0))
+    assert called == 2
+    assert caplog.text.count("has hooks") == 1
+
+
 def recorded(clock: Clock) -> Recorder:
     clock.recorder = Recorder(DEVICE)
     return clock.recorder

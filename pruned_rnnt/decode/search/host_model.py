@@ -8,20 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pruned_rnnt.loss.joiner import changed_part
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.search.search_model import SearchModel
-from pruned_rnnt.ops.step.step_plan import plain_parameters
 
 
 def host_model(model: TransducerModel, silent_V: Tensor) -> SearchModel | None:
     """What the ops need of a model; None if they cannot search it: the model must be on the CPU in
     float32, with a stateless predictor and plain linear layers in the joiner."""
     joiner, predictor = model.joiner, model.predictor
-    layers = (joiner.decoder_proj, joiner.output_linear)
+    layers = (("decoder_proj", joiner.decoder_proj), ("output_linear", joiner.output_linear))
     parameters = plain_parameters(layers, torch.device("cpu"))
-    if parameters is None or not isinstance(predictor, StatelessPredictor):
+    if isinstance(parameters, str) or changed_part(joiner) is not None:
+        return None
+    if not isinstance(predictor, StatelessPredictor):
         return None
     tables = predictor.context_tables()
     if any(x.dtype != torch.float32 for x in (tables, *parameters)):

@@ -1,12 +1,11 @@
-"""Inputs, options and results of a pruned step, and the layers that it takes."""
+"""Inputs, options and results of a pruned step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
@@ -83,21 +82,3 @@ class StepLosses(NamedTuple):
     utterance_losses: Tensor | None
     stay_occupancy: Tensor | None = None
     duration_occupancy: Tensor | None = None
-
-
-def plain_parameters(layers: Iterable[nn.Module], device: torch.device) -> list[Tensor] | None:
-    """weight and bias of each layer; None unless all are nn.Linear without wrappers or hooks, with
-    both parameters on that device."""
-    found: list[Tensor] = []
-    for layer in layers:
-        if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
-            return None
-        if layer._backward_hooks or layer._backward_pre_hooks:
-            return None
-        # Not by attribute, which takes the host ten times as long; without a parametrization
-        # both are there.
-        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
-        if weight is None or bias is None or weight.device != device:
-            return None
-        found += (weight, bias)
-    return found
