@@ -32,6 +32,11 @@ using OptionalTensor = std::optional<Tensor>;
 template <typename scalar>
 using acc_type = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
+// acc_type of a type that is known when the op runs.
+inline ScalarType accumulator_of(ScalarType type) {
+  return type == ScalarType::Double ? type : ScalarType::Float;
+}
+
 // Element size of a type that the ops take: floating point, int32 or int64.
 inline int64_t element_bytes(ScalarType type) {
   return type == ScalarType::Double || type == ScalarType::Long ? 8
@@ -39,15 +44,20 @@ inline int64_t element_bytes(ScalarType type) {
                                                                 : 2;
 }
 
-// Data of a tensor or a view whose dtype the Python side has checked.
+// Data of a tensor or a view. The contract of an op has compared its arguments with what its
+// kernels read (arguments.h); here, a pointer of another type is a mistake of this library.
 template <typename scalar, typename Array>
-const scalar* data_of(const Array& array) {
-  return static_cast<const scalar*>(array.data_ptr());
+scalar* mutable_data_of(const Array& array) {
+  constexpr ScalarType type = torch::headeronly::CppTypeToScalarType<scalar>::value;
+  STD_TORCH_CHECK(array.scalar_type() == type, "pruned_rnnt: a kernel reads ",
+                  torch::headeronly::toString(type), ", but a tensor is ",
+                  torch::headeronly::toString(array.scalar_type()));
+  return static_cast<scalar*>(array.data_ptr());
 }
 
 template <typename scalar, typename Array>
-scalar* mutable_data_of(const Array& array) {
-  return static_cast<scalar*>(array.data_ptr());
+const scalar* data_of(const Array& array) {
+  return mutable_data_of<scalar>(array);
 }
 
 template <typename scalar, typename Array>
@@ -85,9 +95,5 @@ void dispatch_accumulator(ScalarType type, const char* op, Work&& work) {
   const bool found = dispatch_type<float, double>(type, work);
   STD_TORCH_CHECK(found, op, " takes float64 or float32");
 }
-
-// Registers the function `op` for the op of the same name on the CPU.
-#define PRUNED_RNNT_CPU_OP(op) \
-  STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CPU, m) { m.impl(#op, TORCH_BOX(&op)); }
 
 }  // namespace pruned_rnnt

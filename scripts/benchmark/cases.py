@@ -119,6 +119,7 @@ CUDA_CASES = [
     Case(name="cuda-full-v5000", kind="full", device="cuda", N=32, T=150, U=20, V=5000),
     Case(name="cuda-full-v28", kind="full", device="cuda", N=128, T=150, U=40, V=28),
     Case(name="cuda-lattice", kind="lattice", device="cuda", N=30, T=437, U=101, V=0),
+    Case(name="cuda-lattice-small", kind="lattice", device="cuda", N=1, T=20, U=5, V=0),
     Case(name="cuda-bounds", kind="bounds", device="cuda", N=30, T=437, U=101, V=0, S=5),
     Case(name="cuda-exact-step-b30-bf16", autocast="bfloat16", **_EXACT_B30),
     Case(name="cuda-exact-step-b30-fp32", **_EXACT_B30),

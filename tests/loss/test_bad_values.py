@@ -197,6 +197,24 @@ def test_too_few_packed_rows_for_an_utterance(device) -> None:
     assert loss.isinf().tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_rows_after_an_utterance_of_negative_length(device) -> None:
+    given = calls.arguments()
+    frames, symbols = given["logit_lengths"], given["target_lengths"]
+    others = [n for n in range(len(frames)) if n != 1]
+    packed = [given["logits"][n, : frames[n], : symbols[n] + 1].flatten(0, 1) for n in others]
+    expected = calls.full(calls.arguments(), reduction="none")
+    given |= {
+        "logits": torch.cat(packed),
+        "logit_lengths": frames.index_fill(0, torch.tensor(1), -4),
+    }
+    given = {key: x.to(device) for key, x in given.items()}
+    with unseen_values(device):
+        loss = calls.full(given, reduction="none").cpu()
+    torch.testing.assert_close(loss[others], expected[others])
+    assert loss[1] == torch.inf
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", [calls.full, calls.simple, calls.pruned, calls.fused, calls.ctc])
 @pytest.mark.parametrize(("name", "value"), SPOILT)

@@ -2,8 +2,10 @@
 // Contract: pruned_rnnt/ops/common/column_sums.py.
 //
 // Axes: R rows, C columns, P parts of the rows.
+#include "contracts/rows.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/vectorise.h"
+#include "op.h"
 #include "stable.h"
 
 namespace pruned_rnnt {
@@ -35,7 +37,7 @@ struct SumRows {
   }
 };
 
-void column_sums(const Tensor& x, bool add, const Tensor& partial, const Tensor& sums) {
+void column_sums(const View& x, bool add, const View& partial, const View& sums) {
   const int64_t R = x.size(0), C = x.size(1), P = partial.size(0), stride = x.stride(0);
   const int64_t slices = (C + kColumns - 1) / kColumns, rows_a_part = (R + P - 1) / P;
   dispatch_floating(x.scalar_type(), "column_sums", [&](auto zero) {

@@ -13,7 +13,7 @@
 namespace pruned_rnnt {
 
 // Asks for huge pages if the tensor is large; the system may ignore this.
-inline void expect_full_write(const Tensor& output, int64_t element_size) {
+inline void expect_full_write(const View& output, int64_t element_size) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t huge_page = uintptr_t{1} << 21;
   const int64_t bytes = output.numel() * element_size;

@@ -2,9 +2,11 @@
 // gradient. Layout: row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, D joiner dimension.
+#include "contracts/rows.h"
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/hidden_row.h"
 #include "cpu/common/rows.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -32,10 +34,10 @@ struct GradientRow {
   }
 };
 
-void joiner_rows(const Tensor& am, const Tensor& lm, const Tensor& logit_lengths,
-                 const Tensor& target_lengths, const OptionalTensor& start,
-                 const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
-                 int64_t activation, const Tensor& hidden) {
+void joiner_rows(const View& am, const View& lm, const View& logit_lengths,
+                 const View& target_lengths, const OptionalView& start,
+                 const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+                 int64_t activation, const View& hidden) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              lm.size(1) - 1);
   const int64_t rows = hidden.size(0), D = hidden.size(1);
@@ -111,11 +113,10 @@ struct Backward {
 // Assigns the frames of this chunk of rows in grad_am, and adds the chunk's share to grad_lm. A
 // task is a slice of D of one utterance and takes its rows in order, so that sums do not depend on
 // the number of threads.
-void joiner_rows_backward(const Tensor& grad_hidden, const Tensor& hidden,
-                          const Tensor& logit_lengths, const Tensor& target_lengths,
-                          const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
-                          int64_t S, int64_t row_begin, int64_t activation, const Tensor& grad_am,
-                          const Tensor& grad_lm) {
+void joiner_rows_backward(const View& grad_hidden, const View& hidden, const View& logit_lengths,
+                          const View& target_lengths, const OptionalView& start,
+                          const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+                          int64_t activation, const View& grad_am, const View& grad_lm) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              grad_lm.size(1) - 1);
   const int64_t row_end = row_begin + hidden.size(0), D = hidden.size(1);

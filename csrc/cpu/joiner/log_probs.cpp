@@ -1,9 +1,11 @@
 // log_probs: log-probabilities of blank and of the next symbol at every lattice node, and the
 // gradient of the loss by the logits. Contract: pruned_rnnt/ops/joiner/log_probs.py.
+#include "contracts/rows.h"
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/log_sum_exp.h"
 #include "cpu/common/rows.h"
 #include "joiner_options.h"
+#include "op.h"
 #include "symbol_table.h"
 
 namespace pruned_rnnt {
@@ -37,11 +39,11 @@ real sigmoid(real x) {
   return 1 / (1 + std::exp(-x));
 }
 
-void log_probs(const Tensor& logits, const Tensor& targets, const Tensor& logit_lengths,
-               const Tensor& target_lengths, const OptionalTensor& start,
-               const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t row_begin,
-               int64_t blank, int64_t mode_number, const Tensor& px, const Tensor& py,
-               const Tensor& lse) {
+void log_probs(const View& logits, const View& targets, const View& logit_lengths,
+               const View& target_lengths, const OptionalView& start,
+               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+               int64_t blank, int64_t mode_number, const View& px, const View& py,
+               const View& lse) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
@@ -110,12 +112,12 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int32_t target, Log
   gradient[blank] = finish(blank_unit);
 }
 
-void log_probs_backward(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse,
-                        const Tensor& gx, const Tensor& gy, const Tensor& targets,
-                        const Tensor& logit_lengths, const Tensor& target_lengths,
-                        const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
-                        int64_t S, int64_t row_begin, int64_t blank, int64_t mode,
-                        double fastemit_lambda, double clamp, const Tensor& grad_logits) {
+void log_probs_backward(const View& grad_loss, const View& logits, const View& lse, const View& gx,
+                        const View& gy, const View& targets, const View& logit_lengths,
+                        const View& target_lengths, const OptionalView& start,
+                        const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+                        int64_t blank, int64_t mode, double fastemit_lambda, double clamp,
+                        const View& grad_logits) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
                              targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1);

@@ -4,9 +4,11 @@
 // Axes: N utterances, T frames, U symbols, W columns of a frame (j), u = start + j.
 #include <vector>
 
+#include "contracts/rows.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/vectorise.h"
 #include "cpu/lattice/band_recursion.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -66,8 +68,9 @@ double run_utterance(const Utterance<real>& lattice, Scratch<real>& scratch) {
   const bool has_path = total != minus_infinity<double>;
   const int64_t end = lattice.row(lattice.geometry.stored_frames_of(lattice.n));
   const int64_t empty = has_path ? lattice.row(lattice.frames) : 0;
-  std::fill(lattice.gx + empty, lattice.gx + end, real(0));
-  std::fill(lattice.gy + empty, lattice.gy + end, real(0));
+  // A length below 0 ends before it begins.
+  std::fill(lattice.gx + empty, lattice.gx + std::max(end, empty), real(0));
+  std::fill(lattice.gy + empty, lattice.gy + std::max(end, empty), real(0));
   return total;
 }
 
@@ -98,11 +101,11 @@ void run_lattices(const RowGeometry& geometry, double delay_penalty, const Array
   });
 }
 
-void band_lattice(const Tensor& px, const Tensor& py, const Tensor& logit_lengths,
-                  const Tensor& target_lengths, const OptionalTensor& start,
-                  const OptionalTensor& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const Tensor&, const Tensor& total, const Tensor& gx,
-                  const Tensor& gy) {
+void band_lattice(const View& px, const View& py, const View& logit_lengths,
+                  const View& target_lengths, const OptionalView& start,
+                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
+                  double delay_penalty, const View&, const View& total, const View& gx,
+                  const View& gy) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);

@@ -3,11 +3,14 @@
 //
 // Axes: N utterances, U symbols, T frames; px and gx (N,U,T+1) or (N,U,T), py and gy (N,U+1,T).
 // Frames are contiguous.
+#include "contracts/lattice.h"
+
 #include <vector>
 
 #include "cpu/common/parallel.h"
 #include "cpu/common/vectorise.h"
 #include "cpu/lattice/wave.h"
+#include "op.h"
 #include "topology.h"
 
 namespace pruned_rnnt {
@@ -128,8 +131,8 @@ void run_lattices(int64_t N, int64_t U, int64_t T, int64_t px_frames, const int3
   });
 }
 
-void lattice(const Tensor& px, const Tensor& py, const OptionalTensor& boundary, int64_t rnnt_type,
-             const Tensor&, const Tensor& total, const Tensor& gx, const Tensor& gy) {
+void lattice(const View& px, const View& py, const OptionalView& boundary, int64_t rnnt_type,
+             const View&, const View& total, const View& gx, const View& gy) {
   const int64_t N = py.size(0), U = py.size(1) - 1, T = py.size(2), px_frames = px.size(2);
   dispatch_accumulator(px.scalar_type(), "lattice", [&](auto zero) {
     using real = decltype(zero);

@@ -2,9 +2,11 @@
 // cases are stated in pruned_rnnt/ops/lattice/tdt_lattice.py; layout in row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, K durations.
+#include "contracts/rows.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/vectorise.h"
 #include "cpu/lattice/tdt_recursion.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -39,12 +41,12 @@ double run_utterance(const TdtUtterance<real>& lattice, TdtScratch& scratch) {
   return total;
 }
 
-void tdt_lattice(const Tensor& px, const Tensor& py, const Tensor& duration_logits,
-                 const Tensor& logit_lengths, const Tensor& target_lengths,
-                 const OptionalTensor& start, const OptionalTensor& row_splits, int64_t T,
-                 int64_t S, std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 bool multi_blank, int64_t symbols, const Tensor& work, const Tensor& total,
-                 const Tensor& gx, const Tensor& gy, const Tensor& stay, const Tensor& gd) {
+void tdt_lattice(const View& px, const View& py, const View& duration_logits,
+                 const View& logit_lengths, const View& target_lengths, const OptionalView& start,
+                 const OptionalView& row_splits, int64_t T, int64_t S,
+                 std::vector<int64_t> durations, double sigma, double delay_penalty,
+                 bool multi_blank, int64_t symbols, const View& work, const View& total,
+                 const View& gx, const View& gy, const View& stay, const View& gd) {
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
   const int64_t K = static_cast<int64_t>(durations.size());
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {

@@ -3,15 +3,17 @@
 // Axes: N utterances, T frames, U symbols, S columns of the band, D features.
 #include <vector>
 
+#include "contracts/pruning.h"
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
 
 // lm (N,U+1,D), start (N,T) -> out (N,T,S,D); columns outside 0..U are 0.
-void band_gather(const Tensor& lm, const Tensor& start, int64_t s_range, const Tensor& out) {
+void band_gather(const View& lm, const View& start, int64_t s_range, const View& out) {
   const int64_t positions = lm.size(1), D = lm.size(2), T = start.size(1), S = s_range;
   const int32_t* first = data_of<int32_t>(start);
   dispatch_floating(lm.scalar_type(), "band_gather", [&](auto zero) {
@@ -44,7 +46,7 @@ struct AddRow {
 
 // grad (N,T,S,D), start (N,T) -> grad_lm (N,U+1,D). Rows are added in the order of their frames, so
 // the sum does not depend on the number of threads.
-void band_gather_backward(const Tensor& grad, const Tensor& start, const Tensor& grad_lm) {
+void band_gather_backward(const View& grad, const View& start, const View& grad_lm) {
   const int64_t positions = grad_lm.size(1), D = grad_lm.size(2), T = start.size(1);
   const int64_t S = grad.size(2), N = start.size(0);
   const int32_t* first = data_of<int32_t>(start);

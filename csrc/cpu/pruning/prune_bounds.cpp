@@ -5,8 +5,10 @@
 #include <deque>
 #include <vector>
 
+#include "contracts/pruning.h"
 #include "cpu/common/parallel.h"
 #include "log_math.h"
+#include "op.h"
 #include "topology.h"
 
 namespace pruned_rnnt {
@@ -119,8 +121,8 @@ void exact_bounds_of_utterance(const real* gx, const real* gy, int64_t T, int64_
 // exceed the padding belong to an utterance without a path, whose band is not used: they are
 // clamped, so that nothing outside is read.
 template <typename Work>
-void for_utterances(const char* op, const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                    const Tensor& target_lengths, const Work& work) {
+void for_utterances(const char* op, const View& gx, const View& gy, const View& logit_lengths,
+                    const View& target_lengths, const Work& work) {
   const int64_t N = gx.size(0), T = gx.size(1), U = gx.size(2) - 1;
   const int32_t* frames = data_of<int32_t>(logit_lengths);
   const int32_t* symbols = data_of<int32_t>(target_lengths);
@@ -137,9 +139,9 @@ void for_utterances(const char* op, const Tensor& gx, const Tensor& gy, const Te
   });
 }
 
-void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                  const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
-                  bool padded_search, const Tensor& start) {
+void prune_bounds(const View& gx, const View& gy, const View& logit_lengths,
+                  const View& target_lengths, int64_t s_range, int64_t rnnt_type,
+                  bool padded_search, const View& start) {
   const int64_t T = gx.size(1), U = gx.size(2) - 1;
   for_utterances("prune_bounds", gx, gy, logit_lengths, target_lengths,
                  [&](auto emit, auto stay, int64_t n, int64_t frames, int64_t symbols) {
@@ -149,9 +151,9 @@ void prune_bounds(const Tensor& gx, const Tensor& gy, const Tensor& logit_length
                  });
 }
 
-void prune_bounds_exact(const Tensor& gx, const Tensor& gy, const Tensor& logit_lengths,
-                        const Tensor& target_lengths, int64_t s_range, int64_t rnnt_type,
-                        const Tensor& scratch, const Tensor& start) {
+void prune_bounds_exact(const View& gx, const View& gy, const View& logit_lengths,
+                        const View& target_lengths, int64_t s_range, int64_t rnnt_type,
+                        const View& scratch, const View& start) {
   const int64_t T = gx.size(1), U = gx.size(2) - 1;
   for_utterances("prune_bounds_exact", gx, gy, logit_lengths, target_lengths,
                  [&](auto emit, auto stay, int64_t n, int64_t frames, int64_t symbols) {

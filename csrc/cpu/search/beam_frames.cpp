@@ -8,9 +8,11 @@
 #include <cmath>
 #include <vector>
 
+#include "contracts/search.h"
 #include "cpu/common/log_sum_exp.h"
 #include "cpu/search/best_extensions.h"
 #include "cpu/search/search_model.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -241,13 +243,12 @@ class Search {
   BestExtensions best_;
 };
 
-void beam_frames(const Tensor& am, const Tensor& lengths, int64_t begin,
-                 const OptionalTensor& fusion, const Tensor& tables, const Tensor& decoder_weight,
-                 const Tensor& decoder_bias, const Tensor& output_weight, const Tensor& output_bias,
-                 const Tensor& silent, int64_t blank, int64_t activation, bool hat,
-                 const Tensor& score, const Tensor& hash, const Tensor& length, const Tensor& lm,
-                 const Tensor& context, const Tensor& parent, const Tensor& symbol,
-                 const Tensor& added, const Tensor& end) {
+void beam_frames(const View& am, const View& lengths, int64_t begin, const OptionalView& fusion,
+                 const View& tables, const View& decoder_weight, const View& decoder_bias,
+                 const View& output_weight, const View& output_bias, const View& silent,
+                 int64_t blank, int64_t activation, bool hat, const View& score, const View& hash,
+                 const View& length, const View& lm, const View& context, const View& parent,
+                 const View& symbol, const View& added, const View& end) {
   const int64_t N = am.size(0);
   const SearchModel model({tables, decoder_weight, decoder_bias, output_weight, output_bias, silent,
                            blank, activation, hat});

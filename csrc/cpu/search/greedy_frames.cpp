@@ -9,8 +9,10 @@
 #include <cmath>
 #include <vector>
 
+#include "contracts/search.h"
 #include "cpu/common/log_sum_exp.h"
 #include "cpu/search/search_model.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -164,11 +166,11 @@ class Search {
   std::vector<float> hidden_, logits_;
 };
 
-void greedy_frames(const Tensor& am, const Tensor& lengths, const Tensor& tables,
-                   const Tensor& decoder_weight, const Tensor& decoder_bias,
-                   const Tensor& output_weight, const Tensor& output_bias, const Tensor& silent,
-                   int64_t blank, int64_t activation, bool hat, const Tensor& lm,
-                   const Tensor& context, const Tensor& symbols, const Tensor& scores) {
+void greedy_frames(const View& am, const View& lengths, const View& tables,
+                   const View& decoder_weight, const View& decoder_bias, const View& output_weight,
+                   const View& output_bias, const View& silent, int64_t blank, int64_t activation,
+                   bool hat, const View& lm, const View& context, const View& symbols,
+                   const View& scores) {
   const SearchModel model({tables, decoder_weight, decoder_bias, output_weight, output_bias, silent,
                            blank, activation, hat});
   const Batch batch{data_of<float>(am),

@@ -13,7 +13,7 @@ namespace pruned_rnnt {
 
 // The fields as an op gets them.
 struct SearchModelTensors {
-  const Tensor &tables, &decoder_weight, &decoder_bias, &output_weight, &output_bias, &silent;
+  const View &tables, &decoder_weight, &decoder_bias, &output_weight, &output_bias, &silent;
   int64_t blank, activation;
   bool hat;
 };

@@ -2,9 +2,11 @@
 // padding. Contract: pruned_rnnt/ops/simple/simple_products.py.
 #include <cmath>
 
+#include "contracts/simple.h"
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
+#include "op.h"
 
 namespace pruned_rnnt {
 namespace {
@@ -27,11 +29,9 @@ struct ExpRow {
 
 // x (N,L,V) -> row_max, row_lse (N,L), x_exp (N,L,V). Rows from lengths[n] + extra on are not read;
 // their outputs are 0.
-void exp_rows(const Tensor& x, const Tensor& lengths, int64_t extra, const Tensor& row_max,
-              const Tensor& row_lse, const Tensor& x_exp, const OptionalTensor& x_low) {
+void exp_rows(const View& x, const View& lengths, int64_t extra, const View& row_max,
+              const View& row_lse, const View& x_exp, const OptionalView&) {
   const int64_t N = x.size(0), L = x.size(1), V = x.size(2);
-  STD_TORCH_CHECK(!x_low.has_value() && x_exp.size(1) == L && x_exp.size(2) == V,
-                  "exp_rows on the CPU stores exponentials in one part, without padding");
   const int32_t* used = data_of<int32_t>(lengths);
   dispatch_floating(x.scalar_type(), "exp_rows", [&](auto zero) {
     using scalar = decltype(zero);

@@ -5,10 +5,12 @@
 // partner in every row of lm, and the other way round; both gradients are therefore one function.
 #include <vector>
 
+#include "contracts/simple.h"
 #include "cpu/common/fresh_memory.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
 #include "joiner_options.h"
+#include "op.h"
 #include "simple_batch.h"
 #include "symbol_table.h"
 
@@ -91,21 +93,17 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
   }
 }
 
-void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy, const Tensor& am,
-                     const Tensor& lm, const Tensor& am_exp, const OptionalTensor& am_low,
-                     const Tensor& lm_exp, const OptionalTensor& lm_low, const Tensor& product,
-                     const Tensor& logz, const Tensor& am_sum, const Tensor& lm_sum,
-                     const OptionalTensor& lm_lse, const OptionalTensor& am_lse,
-                     const OptionalTensor& log_q, const Tensor& targets,
-                     const Tensor& logit_lengths, const Tensor& target_lengths, int64_t blank,
-                     double lm_only_scale, double am_only_scale, double fastemit_lambda,
-                     const Tensor& grad_am, const Tensor& grad_lm) {
+void simple_backward(const View& grad_loss, const View& gx, const View& gy, const View& am,
+                     const View& lm, const View& am_exp, const OptionalView&, const View& lm_exp,
+                     const OptionalView&, const View& product, const View& logz, const View& am_sum,
+                     const View& lm_sum, const OptionalView& lm_lse, const OptionalView& am_lse,
+                     const OptionalView& log_q, const View& targets, const View& logit_lengths,
+                     const View& target_lengths, int64_t blank, double lm_only_scale,
+                     double am_only_scale, double fastemit_lambda, const View& grad_am,
+                     const View& grad_lm) {
   const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
   const int64_t V = symbols.V, T = batch.T, width = batch.width;
-  STD_TORCH_CHECK(
-      !am_low.has_value() && !lm_low.has_value() && am_exp.size(2) == V && lm_exp.size(1) == width,
-      "simple_backward on the CPU takes exponentials in one part, without padding");
   dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -154,8 +152,7 @@ void simple_backward(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy
     };
     // Rows are computed in the accumulator type and stored once, so that a gradient may overwrite
     // the sums that it is computed from.
-    const auto all_rows = [&](const Tensor& output, int64_t rows, auto&& is_inside,
-                              auto&& compute) {
+    const auto all_rows = [&](const View& output, int64_t rows, auto&& is_inside, auto&& compute) {
       scalar* gradients = mutable_data_of<scalar>(output);
       expect_full_write(output, sizeof(scalar));
       parallel_tasks(rows, rows_per_task(2 * V), [&](int64_t begin, int64_t end) {

@@ -3,9 +3,11 @@
 // pruned_rnnt/ops/simple/simple_log_probs.py.
 //
 // Axes: N batch, T frames, U symbols, V symbols.
+#include "contracts/simple.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/rows.h"
 #include "joiner_options.h"
+#include "op.h"
 #include "simple_batch.h"
 #include "symbol_table.h"
 
@@ -43,13 +45,11 @@ struct SumLogSumExp {
   }
 };
 
-void simple_log_probs(const Tensor& am, const Tensor& lm, const Tensor& am_max,
-                      const Tensor& lm_max, const Tensor& product, const OptionalTensor& lm_lse,
-                      const OptionalTensor& am_lse, const OptionalTensor& log_q,
-                      const Tensor& targets, const Tensor& logit_lengths,
-                      const Tensor& target_lengths, int64_t blank, double lm_only_scale,
-                      double am_only_scale, const Tensor& px, const Tensor& py,
-                      const Tensor& logz) {
+void simple_log_probs(const View& am, const View& lm, const View& am_max, const View& lm_max,
+                      const View& product, const OptionalView& lm_lse, const OptionalView& am_lse,
+                      const OptionalView& log_q, const View& targets, const View& logit_lengths,
+                      const View& target_lengths, int64_t blank, double lm_only_scale,
+                      double am_only_scale, const View& px, const View& py, const View& logz) {
   const SimpleBatch batch(px, product, logit_lengths, target_lengths);
   const SymbolTable symbols(targets, am.size(2), blank);
   const int64_t V = symbols.V, width = batch.width, frames = int64_t{batch.N} * batch.T;
@@ -124,10 +124,9 @@ struct WeightsRow {
   }
 };
 
-void simple_weights(const Tensor& grad_loss, const Tensor& gx, const Tensor& gy,
-                    const Tensor& product, const Tensor& logit_lengths,
-                    const Tensor& target_lengths, double scale, double fastemit_lambda,
-                    const Tensor& weights) {
+void simple_weights(const View& grad_loss, const View& gx, const View& gy, const View& product,
+                    const View& logit_lengths, const View& target_lengths, double scale,
+                    double fastemit_lambda, const View& weights) {
   const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
   const int64_t width = batch.width, frames = int64_t{batch.N} * batch.T;
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {

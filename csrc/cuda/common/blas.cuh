@@ -5,7 +5,7 @@
 #include <climits>
 
 #include "cuda/common/blas_library.cuh"
-#include "cuda/common/view.cuh"
+#include "view.h"
 
 namespace pruned_rnnt::cuda {
 

@@ -2,6 +2,7 @@
 // Contract: pruned_rnnt/ops/common/column_sums.py.
 //
 // Axes: R rows, C columns, P parts of the rows.
+#include "contracts/rows.h"
 #include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "contracts/joiner.h"
 #include "cuda/common/device_op.cuh"
 #include "cuda/common/vector_access.cuh"
 

@@ -6,6 +6,7 @@
 // a chunk, K chunks, G blocks of its rows, P parts of the rows.
 #include <vector>
 
+#include "contracts/joiner.h"
 #include "cuda/common/vector_access.cuh"
 #include "cuda/joiner/active_ops.cuh"
 #include "cuda/joiner/arriving.cuh"

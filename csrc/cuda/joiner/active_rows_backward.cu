@@ -2,6 +2,7 @@
 // Contracts: pruned_rnnt/ops/joiner/active_rows.py; picture: active_chunk.cuh.
 //
 // Axes: N batch, T frames, U symbols, W columns of a frame, D joiner dim, V vocabulary, R rows.
+#include "contracts/joiner.h"
 #include "cuda/joiner/active_chunk.cuh"
 #include "cuda/joiner/active_ops.cuh"
 #include "cuda/joiner/hidden_row.cuh"

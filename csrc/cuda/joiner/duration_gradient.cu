@@ -2,6 +2,7 @@
 // pruned_rnnt/ops/joiner/duration_gradient.py.
 //
 // Axes: R rows, K durations.
+#include "contracts/rows.h"
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/tdt_ops.cuh"
 #include "row_geometry.h"

@@ -3,6 +3,7 @@
 // a launch takes the host a few microseconds, so that chunks may be small enough for the cache.
 #include <vector>
 
+#include "contracts/joiner.h"
 #include "cuda/common/ops.cuh"
 
 namespace pruned_rnnt::cuda {

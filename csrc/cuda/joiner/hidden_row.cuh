@@ -4,8 +4,8 @@
 #pragma once
 
 #include "cuda/common/vector_access.cuh"
-#include "cuda/common/view.cuh"
 #include "cuda/joiner/joiner_activation.cuh"
+#include "view.h"
 
 namespace pruned_rnnt::cuda {
 

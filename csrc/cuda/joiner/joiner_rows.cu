@@ -2,6 +2,7 @@
 // pruned_rnnt/ops/joiner/joiner_rows.py.
 //
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
+#include "contracts/rows.h"
 #include "cuda/common/ops.cuh"
 #include "cuda/joiner/hidden_row.cuh"
 #include "row_geometry.h"

@@ -4,6 +4,7 @@
 // frames.
 //
 // Axes: N batch, T frames, U symbols, D joiner dim, r rows of the chunk.
+#include "contracts/rows.h"
 #include "cuda/common/band_frames.cuh"
 #include "cuda/common/ops.cuh"
 #include "cuda/joiner/hidden_row.cuh"

@@ -7,6 +7,7 @@
 //   launch 4  the beginnings of the chunks, a thread for each
 //
 // Axes: N batch, T frames, S columns, R rows, K chunks, G blocks of the rows of a chunk.
+#include "contracts/joiner.h"
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/joiner/active_ops.cuh"
 #include "row_geometry.h"

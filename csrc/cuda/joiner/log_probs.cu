@@ -2,6 +2,7 @@
 // reading of the logits. Modes, formulas and layout: pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, V vocabulary.
+#include "contracts/rows.h"
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
 #include "cuda/joiner/held_row.cuh"

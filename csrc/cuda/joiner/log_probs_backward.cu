@@ -2,6 +2,7 @@
 // overwrite them. Formulas: pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, V vocabulary.
+#include "contracts/rows.h"
 #include "cuda/common/ops.cuh"
 #include "cuda/joiner/logits_gradient.cuh"
 #include "cuda/joiner/short_rows.cuh"

@@ -5,10 +5,10 @@
 
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/packed_pair.cuh"
-#include "cuda/common/view.cuh"
 #include "cuda/joiner/logit_rows.cuh"
 #include "row_geometry.h"
 #include "symbol_table.h"
+#include "view.h"
 
 namespace pruned_rnnt::cuda {
 

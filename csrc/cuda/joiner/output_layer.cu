@@ -4,6 +4,7 @@
 // Axes: V vocabulary, V' rows of the result, D joiner dim.
 #include <algorithm>
 
+#include "contracts/joiner.h"
 #include "cuda/common/vector_access.cuh"
 #include "cuda/joiner/active_ops.cuh"
 

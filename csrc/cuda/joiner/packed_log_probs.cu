@@ -5,6 +5,7 @@
 // Axes: N batch, T frames, S columns, D joiner dim, V' logits, R rows, C rows of a chunk, K chunks.
 #include <vector>
 
+#include "contracts/joiner.h"
 #include "cuda/joiner/active_ops.cuh"
 #include "cuda/joiner/arriving.cuh"
 #include "cuda/joiner/grouped_products.cuh"

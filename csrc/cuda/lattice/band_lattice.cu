@@ -3,6 +3,7 @@
 // whole lattices as a wave (row_lattice.cu). Contract: pruned_rnnt/ops/lattice/band_lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
+#include "contracts/rows.h"
 #include "cuda/lattice/band_segments.cuh"
 #include "cuda/lattice/row_lattice.cuh"
 

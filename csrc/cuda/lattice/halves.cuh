@@ -17,8 +17,8 @@
 // and the emits inside frame M are part of b.
 #pragma once
 
-#include "cuda/lattice/cut_elements.h"
 #include "cuda/lattice/probability.cuh"
+#include "workspaces.h"
 
 namespace pruned_rnnt::cuda {
 

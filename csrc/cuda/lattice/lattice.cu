@@ -2,6 +2,7 @@
 // lattice_wave.cuh with frames contiguous in memory. Contract: pruned_rnnt/ops/lattice/lattice.py.
 //
 // Axes: N utterances, T frames, U symbols.
+#include "contracts/lattice.h"
 #include "cuda/common/device_op.cuh"
 #include "cuda/lattice/lattice_wave.cuh"
 

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "contracts/rows.h"
 #include "cuda/common/tdt_ops.cuh"
-#include "cuda/lattice/tdt_elements.h"
 #include "cuda/lattice/tdt_walk.cuh"
+#include "workspaces.h"
 
 namespace pruned_rnnt::cuda {
 namespace {

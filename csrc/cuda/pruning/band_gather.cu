@@ -2,6 +2,7 @@
 // pruned_rnnt/ops/pruning/band_gather.py.
 //
 // Axes: N batch, T frames, U symbols, S columns kept a frame, D joiner dim.
+#include "contracts/pruning.h"
 #include "cuda/common/band_frames.cuh"
 #include "cuda/common/device_op.cuh"
 #include "cuda/common/vector_access.cuh"

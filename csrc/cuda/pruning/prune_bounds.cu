@@ -7,6 +7,7 @@
 // Steps and notation: pruned_rnnt/ops/pruning/prune_bounds.py.
 //
 // Axes: N utterances, T frames, U symbols, S columns of the band; s is a first column.
+#include "contracts/pruning.h"
 #include "cuda/common/ops.cuh"
 #include "cuda/pruning/window_scores.cuh"
 

@@ -2,6 +2,7 @@
 // log-sum-exp. Contract and storage: pruned_rnnt/ops/simple/simple_products.py.
 //
 // Axes: N batch, L rows of an utterance, V vocabulary; L' and V' padded for storage.
+#include "contracts/simple.h"
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"

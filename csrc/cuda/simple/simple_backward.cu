@@ -2,6 +2,7 @@
 // pruned_rnnt/ops/simple/simple_log_probs.py.
 //
 // Axes: N batch, T frames, U symbols, V vocabulary.
+#include "contracts/simple.h"
 #include "cuda/common/ops.cuh"
 #include "cuda/simple/simple_rows.cuh"
 

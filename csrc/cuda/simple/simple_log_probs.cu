@@ -3,6 +3,7 @@
 // pruned_rnnt/ops/simple/simple_log_probs.py.
 //
 // Axes: N batch, T frames, U symbols, V vocabulary.
+#include "contracts/simple.h"
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
 #include "joiner_options.h"

@@ -2,6 +2,7 @@
 // parts. Formulas and contracts: pruned_rnnt/ops/simple/simple_products.py.
 //
 // Axes: N batch, T frames, U' and V' padded symbols and vocabulary.
+#include "contracts/simple.h"
 #include "cuda/common/ops.cuh"
 
 namespace pruned_rnnt::cuda {

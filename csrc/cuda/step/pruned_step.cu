@@ -6,15 +6,10 @@
 #include <vector>
 
 #include "cuda/step/step.cuh"
+#include "cuda/step/step_contracts.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {
-
-int64_t number_at(const View& numbers, int64_t i) {
-  const int64_t at = i * numbers.stride(0);
-  return numbers.scalar_type() == ScalarType::Long ? data_of<int64_t>(numbers)[at]
-                                                   : data_of<int32_t>(numbers)[at];
-}
 
 // The lengths of the utterances from `first` on, which are on the CPU if rows are packed, and the
 // gradients of their losses, 1 as long as they are not known.
@@ -86,7 +81,7 @@ void PrunedStep::prologue(const View& encoder, const View& predictor,
   Cleared cleared{};
   if (s.differentiable) {
     const int64_t bytes = saved.lm_sums.numel() * element_bytes(s.acc);
-    cleared = {mutable_data_of<uint4>(saved.lm_sums),
+    cleared = {static_cast<uint4*>(saved.lm_sums.data_ptr()),
                round_up(bytes, sizeof(uint4)) / static_cast<int64_t>(sizeof(uint4))};
   }
   constexpr int64_t kBlockElements = kSegmentThreads * 4;
@@ -233,16 +228,14 @@ void pruned_step_layout(const Tensor& memory) {
   const StepSizes s(fields);
   fields.saved_bytes = SavedBuffers(s, nullptr).bytes;
   fields.work_bytes = WorkBuffers(s, nullptr).bytes;
-  fields.sums_size = s.padded_O * (s.D + 1) + kSides * s.side_outputs();
+  fields.sums_size = s.sum_elements();
 }
 
 std::string pruned_step_fields() { return kStepFields; }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("pruned_step_forward", TORCH_BOX(&DeviceOp<&pruned_step_forward>::call));
-}
+PRUNED_RNNT_CUDA_OP(pruned_step_forward)
 
 // These two compute nothing on a device.
 STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CompositeExplicitAutograd, m) {

@@ -4,6 +4,7 @@
 //
 // Axes: N batch, T frames, W = U+1 lattice columns, V vocabulary, D joiner dim, S band, R rows.
 #include "cuda/step/step.cuh"
+#include "cuda/step/step_contracts.cuh"
 
 namespace pruned_rnnt::cuda {
 
@@ -116,6 +117,8 @@ void pruned_step_layers_backward(const Launcher& launch, const View& encoder, co
                                  const OptionalView& predictor_weights, const View& sums) {
   const StepSizes s(fields_in(fields));
   const SavedBuffers saved(s, saved_memory.data_ptr());
+  STD_TORCH_CHECK(saved.bytes <= saved_memory.numel(), "pruned_rnnt: a pruned step needs ",
+                  saved.bytes, " bytes of `saved`, but has ", saved_memory.numel());
   const SumBuffers sum_buffers(s, sums.data_ptr());
   if (!s.grads_in_forward) scale_simple(launch, s, saved);
   const View* inputs[] = {&encoder, &predictor};
@@ -141,9 +144,7 @@ void pruned_step_layers_backward(const Launcher& launch, const View& encoder, co
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pruned_rnnt, CUDA, m) {
-  m.impl("pruned_step_rows_backward", TORCH_BOX(&DeviceOp<&pruned_step_rows_backward>::call));
-  m.impl("pruned_step_layers_backward", TORCH_BOX(&DeviceOp<&pruned_step_layers_backward>::call));
-}
+PRUNED_RNNT_CUDA_OP(pruned_step_rows_backward)
+PRUNED_RNNT_CUDA_OP(pruned_step_layers_backward)
 
 }  // namespace pruned_rnnt::cuda

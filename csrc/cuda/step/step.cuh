@@ -29,7 +29,12 @@ struct PrunedStep {
         target_lengths(s.packed ? saved.target_lengths : target_lengths),
         row_splits(s.packed ? OptionalView(saved.row_splits) : std::nullopt),
         am(saved.joiner_input[kEncoderSide]),
-        lm(saved.joiner_input[kPredictorSide]) {}
+        lm(saved.joiner_input[kPredictorSide]) {
+    STD_TORCH_CHECK(saved.bytes <= saved_memory.numel() && work.bytes <= work_memory.numel(),
+                    "pruned_rnnt: a pruned step needs ", saved.bytes, " bytes of `saved` and ",
+                    work.bytes, " of `work`, but has ", saved_memory.numel(), " and ",
+                    work_memory.numel());
+  }
 
   // Forward, pruned_step.cu.
   void prologue(const View& encoder, const View& predictor, const std::vector<Tensor>& layers,

@@ -96,6 +96,8 @@ struct StepSizes : StepFields {
   // Outputs of a side's layers.
   int64_t side_outputs() const { return padded_V + D + padded_K; }
   bool is_tdt() const { return K > 0; }
+  // Elements of SumBuffers.
+  int64_t sum_elements() const { return padded_O * (D + 1) + kSides * side_outputs(); }
   // The weight of an utterance's losses in the reduced ones.
   template <typename real>
   real share() const {
@@ -109,9 +111,27 @@ struct StepSizes : StepFields {
 // The fields in the caller's memory: int64 on the CPU.
 template <typename Array>
 StepFields& fields_in(const Array& memory) {
-  STD_TORCH_CHECK(memory.numel() * sizeof(int64_t) == sizeof(StepFields),
+  STD_TORCH_CHECK(memory.scalar_type() == ScalarType::Long && memory.dim() == 1 &&
+                      memory.numel() * sizeof(int64_t) == sizeof(StepFields),
                   "pruned_rnnt: the fields of a pruned step are not those of the compiled library");
-  return *mutable_data_of<StepFields>(memory);
+  auto& fields = *static_cast<StepFields*>(memory.data_ptr());
+  constexpr int64_t kMostTypes = 4;
+  bool fits = true;
+  for (const int64_t choice : {fields.dtype, fields.exp_dtype, fields.sum_dtype}) {
+    fits &= choice >= 0 && choice < kMostTypes;
+  }
+  for (const int64_t size :
+       {fields.N, fields.T, fields.W, fields.E, fields.P, fields.D, fields.V, fields.S,
+        fields.padded_V, fields.K, fields.padded_K, fields.padded_O, fields.longest}) {
+    fits &= size >= 0 && size <= std::numeric_limits<int32_t>::max();
+  }
+  fits &= fields.V <= fields.padded_V && fields.K <= fields.padded_K &&
+          fields.V + fields.K <= fields.padded_O && fields.blank >= 0 && fields.blank < fields.V &&
+          fields.S > 0 && fields.W > 0 && fields.rows >= 0 && fields.hidden_rows >= 0 &&
+          (fields.rows == 0 || fields.least_chunk_rows > 0) && fields.exp_multiple > 0 &&
+          (fields.weight_parts == 1 || fields.weight_parts == 3);
+  STD_TORCH_CHECK(fits, "pruned_rnnt: the fields of a pruned step are no sizes of one");
+  return fields;
 }
 
 }  // namespace pruned_rnnt::cuda

@@ -9,10 +9,9 @@
 #include <initializer_list>
 #include <vector>
 
-#include "cuda/common/view.cuh"
-#include "cuda/lattice/cut_elements.h"
-#include "cuda/lattice/tdt_elements.h"
 #include "cuda/step/step_fields.cuh"
+#include "view.h"
+#include "workspaces.h"
 
 namespace pruned_rnnt::cuda {
 

@@ -72,6 +72,8 @@ class LatticeRows(NamedTuple):
 
 
 def packed_splits(logit_lengths: Tensor, target_lengths: Tensor, columns: int | None) -> Tensor:
-    """row_splits (N+1) int64 of packed rows, of a band of that many columns or the full lattice."""
-    rows_N = logit_lengths.long() * (target_lengths.long() + 1 if columns is None else columns)
+    """row_splits (N+1) int64 of packed rows, of a band of that many columns or the full lattice. A
+    length below 0, which no loss has a path for, counts as 0: splits never decrease."""
+    frames_N, symbols_N = (x.long().clamp_min(0) for x in (logit_lengths, target_lengths))
+    rows_N = frames_N * (symbols_N + 1 if columns is None else columns)
     return pad(rows_N.cumsum(0), (1, 0))

@@ -1,13 +1,20 @@
-// A tensor's data pointer, type, sizes and strides, without ownership. torch's handles hold the
-// same, but creating one costs as much as a launch, and a pruned step has a hundred buffers inside
-// a few allocations.
+// A tensor's data pointer, type, device, sizes and strides, without ownership. torch's handles hold
+// the same, but creating one costs as much as a launch, and a pruned step has a hundred buffers
+// inside a few allocations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "stable.h"
 
-namespace pruned_rnnt::cuda {
+namespace pruned_rnnt {
+
+struct Device {
+  int32_t type = -1, index = -1;  // of a view of a part of memory: unknown
+
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+};
 
 constexpr int kMostDims = 4;
 
@@ -17,19 +24,21 @@ class View {
   View(void* data, ScalarType type, int dims, const std::array<int64_t, kMostDims>& sizes,
        const std::array<int64_t, kMostDims>& strides)
       : data_(data), type_(type), dims_(dims), sizes_(sizes), strides_(strides) {}
-  explicit View(const Tensor& tensor)
-      : data_(tensor.data_ptr()),
-        type_(tensor.scalar_type()),
-        dims_(static_cast<int>(tensor.dim())) {
-    STD_TORCH_CHECK(dims_ <= kMostDims, "pruned_rnnt: a tensor has ", dims_, " dimensions");
-    for (int i = 0; i < dims_; ++i) {
-      sizes_[i] = tensor.size(i);
-      strides_[i] = tensor.stride(i);
+  explicit View(const Tensor& tensor) : data_(tensor.data_ptr()), type_(tensor.scalar_type()) {
+    const auto sizes = tensor.sizes(), strides = tensor.strides();
+    dims_ = static_cast<int>(sizes.size());
+    // Contracts refuse tensors of more dimensions.
+    for (int i = 0; i < std::min(dims_, kMostDims); ++i) {
+      sizes_[i] = sizes[i];
+      strides_[i] = strides[i];
     }
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_.type));
+    device_.index = tensor.get_device_index();
   }
 
   void* data_ptr() const { return data_; }
   ScalarType scalar_type() const { return type_; }
+  const Device& device() const { return device_; }
   int dim() const { return dims_; }
   int64_t size(int i) const { return sizes_[i]; }
   int64_t stride(int i) const { return strides_[i]; }
@@ -42,6 +51,7 @@ class View {
  private:
   void* data_ = nullptr;
   ScalarType type_ = ScalarType::Float;
+  Device device_;
   int dims_ = 0;
   std::array<int64_t, kMostDims> sizes_{}, strides_{};
 };
@@ -54,4 +64,4 @@ inline int64_t row_pitch(const View& view) {
   return view.size(0) > 1 ? view.stride(0) : view.size(2);
 }
 
-}  // namespace pruned_rnnt::cuda
+}  // namespace pruned_rnnt
