@@ -2,26 +2,28 @@
 
 SwooshL(x) = log(1 + exp(x - 4)) - 0.08 x - 0.035
 SwooshR(x) = log(1 + exp(x - 1)) - 0.08 x - 0.313261687
+
+With a dropout_prob above 0, dropout follows the activation if x requires a gradient, as in k2.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import dropout, softplus
 
 _SLOPE = 0.08
 _L = (4.0, 0.035)
 _R = (1.0, 0.313261687)
 
 
-def swoosh_l(x: Tensor) -> Tensor:
+def swoosh_l(x: Tensor, dropout_prob: float = 0.0) -> Tensor:
     """SwooshL, elementwise, differentiable."""
-    return _swoosh(x, *_L)
+    return dropout(_swoosh(x, *_L), dropout_prob, x.requires_grad)
 
 
-def swoosh_r(x: Tensor) -> Tensor:
+def swoosh_r(x: Tensor, dropout_prob: float = 0.0) -> Tensor:
     """SwooshR, elementwise, differentiable."""
-    return _swoosh(x, *_R)
+    return dropout(_swoosh(x, *_R), dropout_prob, x.requires_grad)
 
 
 def swoosh_l_forward_and_deriv(x: Tensor) -> tuple[Tensor, Tensor]:

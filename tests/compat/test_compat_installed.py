@@ -97,3 +97,17 @@ def test_swoosh_without_k2(side: str, shift: float, offset: float) -> None:
     torch.testing.assert_close(value, y.detach())
     torch.testing.assert_close(derivative, slope, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(getattr(k2, f"swoosh_{side}_forward")(x), y)
+
+
+@pytest.mark.usefixtures("no_k2")
+@pytest.mark.parametrize("name", ["swoosh_l", "swoosh_r"])
+def test_dropout_of_swoosh_without_k2(name: str) -> None:
+    swoosh = getattr(k2, name)
+    x = torch.linspace(-3, 3, 4000, requires_grad=True)
+    torch.manual_seed(0)
+    dropped, kept = swoosh(x, dropout_prob=0.25), swoosh(x)
+    is_kept = dropped != 0
+    assert 0.2 < 1 - is_kept.float().mean() < 0.3
+    torch.testing.assert_close(dropped[is_kept], kept[is_kept] / 0.75)
+    # k2's dropout is that of training: without a gradient there is none.
+    assert torch.equal(swoosh(x.detach(), dropout_prob=0.25), kept.detach())
