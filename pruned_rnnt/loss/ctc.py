@@ -38,7 +38,9 @@ def ctc_loss(
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: names the argument that does not fit.
+        ValueError: names the argument that does not fit. Values of lengths and targets are checked
+            on the CPU or with validate; otherwise the loss of such an utterance is +inf and its
+            gradient 0.
     """
     checks.check_floating("logits", logits, "(N, T, V)", 3)
     checks.check_reduction(reduction)
@@ -46,10 +48,25 @@ def ctc_loss(
     options = checks.check_options(blank, vocabulary)
     sizes = checks.Sizes(size, frames, None, vocabulary, logits.device, "logits")
     checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
-    utterances = checked.on_device()
-    # torch's op reads padding, which may have any values.
+    symbols, (frames_N, symbols_N) = checked.targets, checked.lengths
+    # torch's kernels read all symbols as columns of logits, also those of padding.
     u = torch.arange(targets.shape[1], device=targets.device)
+    is_used = u < checked.on_device().target_lengths[:, None]
+    unusable = (symbols < 0) | (symbols >= vocabulary) | (symbols == options.blank)
     unused = 0 if options.blank else vocabulary - 1
-    symbols = utterances.targets.long().masked_fill(u >= utterances.target_lengths[:, None], unused)
-    texts = TargetsAndLengths(symbols, *(x.long() for x in checked.lengths))
-    return reduced(ctc_losses(logits, texts, options.blank), reduction)
+    if checks.readable(validate, targets, *checked.lengths):
+        # All that is used has been checked.
+        misfits_N = None
+        symbols = symbols.masked_fill(~is_used, unused)
+    else:
+        misfits_N = (is_used & unusable).any(1)
+        symbols = symbols.masked_fill(~is_used | unusable, unused)
+        if checked.host_lengths is None:
+            misfits_N |= (frames_N < 1) | (frames_N > frames)
+            misfits_N |= (symbols_N < 0) | (symbols_N > targets.shape[1])
+            frames_N, symbols_N = frames_N.clamp(1, frames), symbols_N.clamp(0, targets.shape[1])
+    texts = TargetsAndLengths(symbols.long(), frames_N.long(), symbols_N.long())
+    loss_N = ctc_losses(logits, texts, options.blank)
+    if misfits_N is not None:
+        loss_N = loss_N.masked_fill(misfits_N, torch.inf)
+    return reduced(loss_N, reduction)

@@ -91,6 +91,23 @@ def module(a: dict, **options):
     return criterion(a["am"], a["lm"], a["targets"], *lengths, 0).loss
 
 
+# Values of utterance 1 that have no path or do not exist.
+SPOILT = [
+    ("logit_lengths", torch.tensor([6, 7, 4])),
+    ("logit_lengths", torch.tensor([6, 0, 4])),
+    ("logit_lengths", torch.tensor([6, -3, 4])),
+    ("logit_lengths", torch.tensor([6, 2**31 - 1, 4])),
+    ("target_lengths", torch.tensor([3, 4, 0])),
+    ("target_lengths", torch.tensor([3, -1, 0])),
+    ("target_lengths", torch.tensor([3, 2**31 - 1, 0])),
+    ("targets", torch.tensor([[1, 2, 3], [4, 0, 6], [1, 1, 1]])),
+    ("targets", torch.tensor([[1, 2, 3], [4, V, 6], [1, 1, 1]])),
+    ("targets", torch.tensor([[1, 2, 3], [4, -(2**31), 6], [1, 1, 1]])),
+    # As int32 these would be 5, 2 and 5.
+    ("logit_lengths", torch.tensor([6, 2**32 + 5, 4])),
+    ("target_lengths", torch.tensor([3, 2**32 + 2, 0])),
+    ("targets", torch.tensor([[1, 2, 3], [4, 2**32 + 5, 6], [1, 1, 1]])),
+]
 LOSSES = [full, simple, pruned, fused, ctc]
 
 

@@ -9,6 +9,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.ops.common.native import has_native_kernel
 from tests.loss import bad_input_calls as calls
+from tests.loss.bad_input_calls import SPOILT
 from tests.loss.loss_cases import DEVICES
 
 # --- values: on the CPU the error names the utterance --------------------------------------------
@@ -110,24 +111,6 @@ def test_boundary(boundary) -> None:
 
 
 # --- values that are not read: +inf and zero gradient, without synchronization -------------------
-SPOILT = [
-    ("logit_lengths", torch.tensor([6, 7, 4])),
-    ("logit_lengths", torch.tensor([6, 0, 4])),
-    ("logit_lengths", torch.tensor([6, -3, 4])),
-    ("logit_lengths", torch.tensor([6, 2**31 - 1, 4])),
-    ("target_lengths", torch.tensor([3, 4, 0])),
-    ("target_lengths", torch.tensor([3, -1, 0])),
-    ("target_lengths", torch.tensor([3, 2**31 - 1, 0])),
-    ("targets", torch.tensor([[1, 2, 3], [4, 0, 6], [1, 1, 1]])),
-    ("targets", torch.tensor([[1, 2, 3], [4, calls.V, 6], [1, 1, 1]])),
-    ("targets", torch.tensor([[1, 2, 3], [4, -(2**31), 6], [1, 1, 1]])),
-    # As int32 these would be 5, 2 and 5.
-    ("logit_lengths", torch.tensor([6, 2**32 + 5, 4])),
-    ("target_lengths", torch.tensor([3, 2**32 + 2, 0])),
-    ("targets", torch.tensor([[1, 2, 3], [4, 2**32 + 5, 6], [1, 1, 1]])),
-]
-
-
 @contextmanager
 def unseen_values(device: str) -> Iterator[None]:
     """Values are not read: on CUDA, where any synchronization is an error; on the CPU as inside

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import pruned_rnnt
+from tests.loss import bad_input_calls as calls
+from tests.loss.bad_input_calls import SPOILT
 from tests.loss.loss_cases import DEVICES, gradients, make_batch
 
 
@@ -55,3 +57,23 @@ def test_dtypes(dtype, device) -> None:
     torch.testing.assert_close(loss, pruned_rnnt.ctc_loss(logits.float(), targets))
     loss.backward()
     assert logits.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_values_that_are_not_read(name, value, device) -> None:
+    losses, grads = [], []
+    # On the CPU, values are not read in torch.compile.
+    compiled = torch.compile(pruned_rnnt.ctc_loss, backend="eager")
+    loss_of = compiled if device == "cpu" else pruned_rnnt.ctc_loss
+    for spoilt in (calls.arguments(), calls.changed(name, value)):
+        given = {key: x.to(device) for key, x in spoilt.items()}
+        logits = given["am"].requires_grad_()
+        batch = (given["targets"], given["logit_lengths"], given["target_lengths"])
+        losses.append(loss_of(logits, *batch, reduction="none"))
+        grads.append(torch.autograd.grad(losses[-1].sum(), logits)[0])
+    assert losses[1][1] == torch.inf
+    assert not grads[1][1].any()
+    others = [0, 2]
+    torch.testing.assert_close(losses[1][others], losses[0][others])
+    torch.testing.assert_close(grads[1][others], grads[0][others])
