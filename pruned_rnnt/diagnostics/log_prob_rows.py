@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.results import Occupancy
 from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, log_probs
+from pruned_rnnt.ops.common.utterances import as_int32
+from pruned_rnnt.ops.joiner.log_probs import log_probs
 
 if TYPE_CHECKING:
     from pruned_rnnt.loss.results import Bounds
@@ -42,7 +44,7 @@ def log_prob_rows(
     """Log-probabilities of the next symbol and of blank in every node.
 
     Args:
-        logits: (N, T, S, V), of any floating type.
+        logits: (N, T, S, V), of any floating dtype.
         targets: (N, U) integers; logit_lengths, target_lengths: (N,).
         bounds: the band whose columns are given; None for a full lattice, S = U + 1.
         blank, from_log_probs, hat: as in `pruned_rnnt.rnnt_loss`.
@@ -51,30 +53,42 @@ def log_prob_rows(
         LogProbRows, in float64 for float64 logits, else in float32.
 
     Raises:
-        ValueError: the shape of logits is not (N, T, S, V) for these targets or this band.
+        TypeError, ValueError: name the argument that does not fit, for instance logits that are not
+            (N, T, S, V) for these targets or this band.
     """
+    checks.check_integers("targets", targets)
     columns = targets.shape[1] + 1 if bounds is None else bounds.s_range
     if logits.ndim != 4 or logits.shape[2] != columns:
         raise ValueError(
             f"logits has shape {tuple(logits.shape)}; it must be (N, T, S, V) with S = {columns}"
         )
+    checks.check_floating("logits", logits, "(N, T, S, V)", 4)
     batch, frame_count, _, size = logits.shape
+    options = checks.check_options(blank, size, hat=hat, from_log_probs=from_log_probs)
+    checks.check_shape("targets", targets, (batch, *targets.shape[1:2]), "(N, U)")
+    lengths = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
+    for name, x in lengths.items():
+        checks.check_integers(name, x)
+        checks.check_shape(name, x, (batch,), "(N,)")
     shape = (batch, frame_count, columns)
     emit, blanks, scratch = (
         torch.empty(shape, dtype=accumulator(logits.dtype), device=logits.device) for _ in range(3)
     )
-    start = None if bounds is None else bounds.start.contiguous()
+    start = None
+    if bounds is not None:
+        checks.check_integers("bounds.start", bounds.start)
+        checks.check_shape("bounds.start", bounds.start, (batch, frame_count), "(N, T)")
+        start = as_int32(bounds.start).to(logits.device)
     log_probs(
         logits.reshape(-1, size).contiguous(),
-        *(x.to(logits.device, torch.int32).contiguous() for x in (targets, logit_lengths)),
-        target_lengths.to(logits.device, torch.int32).contiguous(),
+        *(as_int32(x).to(logits.device) for x in (targets, *lengths.values())),
         start,
         None,
         frame_count,
         columns,
         0,
-        blank,
-        HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
+        options.blank,
+        options.normalization,
         emit.view(-1),
         blanks.view(-1),
         scratch.view(-1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_shape
@@ -12,6 +11,7 @@ from pruned_rnnt.loss.joiner import Joiner, OutputParameters, durations_of_call
 from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits, rows_of_logits
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.loss.tdt_checks import check_duration_logits
+from pruned_rnnt.ops.common.matrix_products import is_autocast_enabled
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
@@ -23,7 +23,7 @@ from pruned_rnnt.ops.pruning.band_gather import gathered_band
 
 def projection(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x), with x in the dtype of the layer's parameters unless autocast chooses one."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if not is_autocast_enabled(x):
         floating = (p.dtype for p in layer.parameters() if p.is_floating_point())
         x = x.to(next(floating, x.dtype))
     projected: Tensor = layer(x)
@@ -92,7 +92,7 @@ def band_loss(
     logits, durations = durations_of_call(joiner, am_NTSD, lm_NTSD)
     check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
     check_logits(logits, "S", in_place=False)
-    flat_durations = check_duration_logits(durations, logits, tdt.lattice.durations)
+    logits, flat_durations = check_duration_logits(durations, logits, tdt.lattice.durations)
     on_device, rows = rows_of_logits(logits, batch, bounds, options, validate=False)
     flat = logits.contiguous().view(-1, vocab_size)
     return tdt_row_loss(flat, flat_durations, TdtRows(on_device.targets, rows), tdt, False)

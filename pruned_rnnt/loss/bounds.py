@@ -29,7 +29,7 @@ def prune_bounds(
     (`regular`; else 1) and ends at the last column, so that it always has a path.
 
     Args:
-        occupancy: of the simple loss; emit and blank (N, T, U+1).
+        occupancy: of the simple loss; emit and blank (N, T, U+1), of any floating dtypes.
         logit_lengths, target_lengths: (N,) integers; default T and U.
         s_range: columns kept, at least 2 (`regular`) or 1. More than U+1 keeps everything.
         rnnt_type: that of the losses.
@@ -50,20 +50,15 @@ def prune_bounds(
             f"occupancy is a {type(occupancy).__name__}; it must be the occupancy that "
             "rnnt_loss_simple returns, two tensors emit and blank"
         )
-    emit, blank = occupancy
-    checks.check_floating("occupancy.emit", emit, "(N, T, U+1)", 3)
-    checks.check_floating("occupancy.blank", blank, "(N, T, U+1)", 3)
-    checks.check_same("occupancy.blank", blank, "occupancy.emit", emit)
-    checks.check_shape("occupancy.blank", blank, tuple(emit.shape), "the shape of occupancy.emit")
+    emit, blank = checks.check_occupancies(emit=occupancy[0], blank=occupancy[1])
     batch, frames, columns = emit.shape
     kind = checks.check_rnnt_type(rnnt_type)
-    checks.check_s_range(s_range, kind)
+    s_range = checks.check_s_range(s_range, kind)
     sizes = checks.Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
     given = (logit_lengths, target_lengths)
     lengths, numbers = checks.check_lengths(*given, sizes, kind, validate)
     if numbers is not None:
         check_band_width(numbers, s_range, kind)
-    emit, blank = (x.detach().contiguous() for x in occupancy)
     nodes = OccupancyAndLengths(emit, blank, *lengths_on(emit.device, lengths))
     return Bounds(choose_bounds(nodes, s_range, kind, exact), s_range)
 
@@ -84,12 +79,14 @@ def check_band_width(lengths: HostLengths, s_range: int, rnnt_type: int) -> None
 
 
 def check_bounds_type(bounds: Bounds) -> None:
-    """TypeError unless bounds is a Bounds, for instance for k2's ranges."""
+    """TypeError unless bounds is a Bounds, for instance for k2's ranges, of a tensor and an
+    integer."""
     if not isinstance(bounds, Bounds):
         raise TypeError(
             f"bounds is a {type(bounds).__name__}; it must be the Bounds that prune_bounds returns"
         )
     checks.check_tensor("bounds.start", bounds.start)
+    checks.check_integer("s_range", bounds.s_range)
 
 
 def check_bounds(
@@ -104,7 +101,7 @@ def check_bounds(
     frames = start.shape[1] if frames is None else frames
     checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
     checks.check_same("bounds.start", start, "targets", utterances.targets)
-    checks.check_s_range(s_range, rnnt_type)
+    s_range = checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     if checks.readable(validate, start):
         lengths = utterances.on_device().lengths
@@ -164,13 +161,13 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
     checks.check_floating("lm", lm, "(N, U+1, D)", 3)
     checks.check_same("lm", lm, "am", am)
     check_bounds_type(bounds)
+    checks.check_integers("bounds.start", bounds.start)
     shape = tuple(am.shape[:2])
     checks.check_shape("bounds.start", bounds.start, shape, "(N, T) by the shape of am")
     checks.check_same("bounds.start", bounds.start, "am", am)
     if lm.shape[0] != am.shape[0]:
         raise ValueError(f"lm has {lm.shape[0]} utterances but am {am.shape[0]}")
-    if bounds.s_range < 1:
-        raise ValueError(f"s_range is {bounds.s_range}; it must be at least 1")
+    s_range = checks.check_s_range(bounds.s_range, MODIFIED)
     start = as_int32(bounds.start)
-    am_NTSD = am[:, :, None, :].expand(-1, -1, bounds.s_range, -1)
-    return PrunedInputs(am_NTSD, gathered_band(lm.contiguous(), start, bounds.s_range))
+    am_NTSD = am[:, :, None, :].expand(-1, -1, s_range, -1)
+    return PrunedInputs(am_NTSD, gathered_band(lm.contiguous(), start, s_range))

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES
+from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES, accumulator
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
@@ -26,9 +27,15 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def check_tensor(name: str, x: object) -> None:
-    """TypeError for a list, an array or anything else that is not a tensor."""
+    """TypeError for a list, an array or anything else that is not a tensor; ValueError for a sparse
+    or nested one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+    if x.layout != torch.strided or x.is_nested:
+        kind, dense = f"of layout {x.layout}", "to_dense()"
+        if x.is_nested:
+            kind, dense = "nested", "to_padded_tensor(0)"
+        raise ValueError(f"{name} is {kind}; it must be a dense tensor; {name}.{dense} is one")
 
 
 def check_integers(name: str, x: Tensor) -> None:
@@ -40,6 +47,10 @@ def check_integers(name: str, x: Tensor) -> None:
 def check_floating(name: str, x: Tensor, shape: str, dims: int) -> None:
     """A floating tensor of `dims` dimensions, `shape` in words."""
     check_tensor(name, x)
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise RuntimeError(
+            f"torch.jit.trace cannot record the loss of {name}; use torch.compile or torch.export"
+        )
     if x.dtype not in FLOATS:
         raise ValueError(f"{name} is {x.dtype}; it must be float64, float32, float16 or bfloat16")
     if x.dim() != dims:
@@ -58,6 +69,28 @@ def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: st
     check_tensor(name, x)
     if x.shape != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {meaning} = {shape}")
+
+
+def in_one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Floating-point inputs of one computation: as they are if all of them are float64 or none is,
+    else in float64, to which torch promotes them. Kernels sum all in one accumulator."""
+    if len({accumulator(x.dtype) for x in tensors}) == 1:
+        return tensors
+    return tuple(x.double() for x in tensors)
+
+
+def check_occupancies(**given: Tensor) -> list[Tensor]:
+    """Parts of an occupancy by name, (N, T, U+1) each: without gradient, contiguous and in one
+    accumulator's dtype."""
+    first_name, first = next(iter(given.items()))
+    for name, x in given.items():
+        check_floating(f"occupancy.{name}", x, "(N, T, U+1)", 3)
+        check_same(f"occupancy.{name}", x, f"occupancy.{first_name}", first)
+        meaning = f"the shape of occupancy.{first_name}"
+        check_shape(f"occupancy.{name}", x, tuple(first.shape), meaning)
+    return [
+        x.detach().to(accumulator(x.dtype)).contiguous() for x in in_one_precision(*given.values())
+    ]
 
 
 class Sizes(NamedTuple):
@@ -102,14 +135,26 @@ def check_reduction(reduction: str) -> None:
     check_one_of("reduction", reduction, REDUCTIONS)
 
 
-def check_s_range(s_range: int, rnnt_type: int) -> None:
+def check_integer(name: str, value: int) -> int:
+    """An integer of Python, NumPy or torch.compile; no bool, and no float even if it is whole."""
+    if isinstance(value, bool) or not isinstance(value, (int, Integral, torch.SymInt)):
+        raise TypeError(f"{name} is {value!r}; it must be an integer")
+    return value if isinstance(value, (int, torch.SymInt)) else int(value)
+
+
+def check_s_range(s_range: int, rnnt_type: int) -> int:
+    s_range = check_integer("s_range", s_range)
     # A symbol of these types needs two columns of one frame.
     least = 2 if rnnt_type in (REGULAR, CONSTRAINED) else 1
     if s_range < least:
         raise ValueError(f"s_range is {s_range}; it must be at least {least} for this rnnt_type")
+    return s_range
 
 
 def check_finite(name: str, value: float) -> float:
+    """A number, which is no tensor and no bool."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real, torch.SymFloat)):
+        raise TypeError(f"{name} is {value!r}; it must be a number")
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value}; it must be finite")
     return float(value)
@@ -128,12 +173,13 @@ def check_options(
     """The scalar arguments that the losses of logits share."""
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
+    blank = check_integer("blank", blank)
     if not -vocabulary <= blank < vocabulary:
         raise ValueError(
             f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
             f"end, for a vocabulary of {vocabulary}"
         )
-    if clamp is not None and not clamp > 0:
+    if clamp is not None and not check_finite("clamp", clamp) > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
     return LossOptions(
         blank=blank % vocabulary,
@@ -141,7 +187,7 @@ def check_options(
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),
         fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
-        clamp=0.0 if clamp is None else check_finite("clamp", clamp),
+        clamp=0.0 if clamp is None else float(clamp),
     )
 
 

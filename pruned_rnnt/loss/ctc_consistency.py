@@ -30,6 +30,7 @@ def ctc_consistency_loss(
     logit_lengths: Tensor | None = None,
     *,
     reduction: str = "mean",
+    validate: bool = False,
 ) -> Tensor:
     """Half the symmetric Kullback-Leibler divergence of two views, summed over frames.
 
@@ -39,15 +40,17 @@ def ctc_consistency_loss(
     Args:
         logits, other_logits: (N, T, V), unnormalised; log-probabilities give the same result.
             Padding may have any values. A frame needs at least one finite logit.
-        logit_lengths: (N,) integers; default T.
+        logit_lengths: (N,) integers; default T. An utterance without frames has a loss of 0.
         reduction: `none`, `mean` (over utterances) or `sum`.
+        validate: on other devices than the CPU, synchronize and check lengths as on the CPU.
 
     Returns:
-        (N,) or a scalar; float64 for float64 logits, else float32.
+        (N,) or a scalar; float64 if logits or other_logits are, else float32.
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: names the argument that does not fit.
+        ValueError: names the argument that does not fit. Lengths outside 0..T are found on the CPU
+            or with validate; otherwise the loss of such an utterance is +inf and its gradient 0.
     """
     checks.check_floating("logits", logits, "(N, T, V)", 3)
     checks.check_floating("other_logits", other_logits, "(N, T, V)", 3)
@@ -55,13 +58,25 @@ def ctc_consistency_loss(
     checks.check_same("other_logits", other_logits, "logits", logits)
     checks.check_reduction(reduction)
     size, frames, _ = logits.shape
-    padding_NT = None
-    if logit_lengths is not None:
-        checks.check_integers("logit_lengths", logit_lengths)
-        checks.check_shape("logit_lengths", logit_lengths, (size,), "(N,)")
-        lengths_N = as_int32(logit_lengths).to(logits.device, non_blocking=True)
-        padding_NT = torch.arange(frames, device=logits.device) >= lengths_N[:, None]
-    return reduced(_consistency(logits, other_logits, padding_NT), reduction)
+    if logit_lengths is None:
+        return reduced(_consistency(logits, other_logits, None), reduction)
+    checks.check_integers("logit_lengths", logit_lengths)
+    checks.check_shape("logit_lengths", logit_lengths, (size,), "(N,)")
+    if logit_lengths.device.type != "cpu":
+        checks.check_same("logit_lengths", logit_lengths, "logits", logits)
+    misfits_N = (logit_lengths < 0) | (logit_lengths > frames)
+    is_checked = checks.readable(validate, logit_lengths)
+    if is_checked and (n := checks.first_bad(misfits_N)) is not None:
+        raise ValueError(
+            f"logit_lengths[{n}] is {int(logit_lengths[n])}; it must be in 0..{frames}, the frames "
+            "of logits"
+        )
+    lengths_N = as_int32(logit_lengths).to(logits.device, non_blocking=True)
+    padding_NT = torch.arange(frames, device=logits.device) >= lengths_N[:, None]
+    loss_N = _consistency(logits, other_logits, padding_NT)
+    if not is_checked:
+        loss_N = loss_N.masked_fill(misfits_N.to(logits.device), torch.inf)
+    return reduced(loss_N, reduction)
 
 
 class _Consistency(torch.autograd.Function):

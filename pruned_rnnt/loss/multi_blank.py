@@ -62,35 +62,47 @@ def rnnt_loss_multi_blank(
     options = checks.check_options(
         blank, vocabulary, "regular", delay_penalty, fastemit_lambda, clamp
     )
-    _check_big_blanks(big_blanks, options.blank, vocabulary)
-    durations = [0, 1, *big_blanks.values()]
-    lattice = TdtOptions(durations, checks.check_finite("sigma", sigma), delay_penalty, True)
-    tdt_options = TdtLossOptions(options, lattice, blanks=(options.blank, *big_blanks))
+    found = _check_big_blanks(big_blanks, options.blank, vocabulary)
+    sigma = checks.check_finite("sigma", sigma)
+    lattice = TdtOptions([0, 1, *found.values()], sigma, options.delay_penalty, True)
+    tdt_options = TdtLossOptions(options, lattice, blanks=(options.blank, *found))
     batch = (targets, logit_lengths, target_lengths)
     utterances, geometry = rows_of_logits(logits, batch, None, options, validate)
-    for column in big_blanks:
+    for column in found:
         utterances = _without(utterances, column, vocabulary, options.blank, validate)
     rows = TdtRows(utterances.targets, geometry)
     flat = logits.contiguous().view(-1, vocabulary)
     return reduced(tdt_row_loss(flat, None, rows, tdt_options, in_place), reduction)
 
 
-def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int) -> None:
-    for column, duration in big_blanks.items():
+def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int) -> dict[int, int]:
+    if not isinstance(big_blanks, Mapping):
+        raise TypeError(
+            f"big_blanks is a {type(big_blanks).__name__}; it must be a mapping of columns to "
+            "durations, for example {1: 2, 2: 4}"
+        )
+    found = {
+        checks.check_integer("a column of big_blanks", column): checks.check_integer(
+            f"big_blanks[{column}]", duration
+        )
+        for column, duration in big_blanks.items()
+    }
+    for column, duration in found.items():
         if not 0 <= column < vocabulary or column == blank:
             raise ValueError(
                 f"big_blanks has the column {column}; it must be in 0..{vocabulary - 1} and not "
                 f"that of blank, {blank}"
             )
-        if not isinstance(duration, int) or duration < 2:
+        if duration < 2:
             raise ValueError(
                 f"big_blanks[{column}] is {duration}; a big blank advances 2 frames or more"
             )
-    if len(set(big_blanks.values())) < len(big_blanks):
+    if len(set(found.values())) < len(found):
         raise ValueError(f"big_blanks is {big_blanks}; each blank needs a duration of its own")
     most = MOST_DURATIONS - 2
-    if len(big_blanks) > most:
-        raise ValueError(f"big_blanks has {len(big_blanks)} elements; it can have {most} at most")
+    if len(found) > most:
+        raise ValueError(f"big_blanks has {len(found)} elements; it can have {most} at most")
+    return found
 
 
 def _without(

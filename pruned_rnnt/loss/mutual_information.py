@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.results import LatticeOccupancy, MutualInformation
-from pruned_rnnt.ops.common.library import REGULAR
+from pruned_rnnt.ops.common.library import REGULAR, accumulator
 from pruned_rnnt.ops.common.utterances import as_int32
 from pruned_rnnt.ops.lattice.lattice import mutual_information_sums
 
@@ -56,8 +55,7 @@ def mutual_information(
         if checks.readable(validate, boundary):
             _check_boundary(boundary, rows - 1, frames)
         boundary = as_int32(boundary).to(px.device, non_blocking=True)
-    dtype = torch.promote_types(torch.promote_types(px.dtype, py.dtype), torch.float32)
-    px, py = (x.to(dtype).contiguous() for x in (px, py))
+    px, py = (x.to(accumulator(x.dtype)).contiguous() for x in checks.in_one_precision(px, py))
     total, gx, gy = mutual_information_sums(px, py, boundary, kind)
     return MutualInformation(total, LatticeOccupancy(gx, gy))
 

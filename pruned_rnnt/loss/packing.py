@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import check_integers, check_tensor, known_lengths
+from pruned_rnnt.loss.checks import (
+    check_integers,
+    check_same,
+    check_shape,
+    first_bad,
+    known_lengths,
+    readable,
+)
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.common.utterances import Utterances
@@ -15,13 +22,23 @@ def packed_row_splits(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
     """Where each utterance's rows begin in packed logits (sum T_n (U_n+1), V).
 
     Args:
-        logit_lengths, target_lengths: (N,) integers, on one device.
+        logit_lengths, target_lengths: (N,) integers, on one device. Lengths below 0 are an error on
+            the CPU, and count as 0 on other devices and in torch.compile.
 
     Returns:
         (N+1,) int64 on that device; the last element is the number of rows.
+
+    Raises:
+        TypeError: an argument that is not a tensor.
+        ValueError: names the argument that does not fit.
     """
-    check_tensor("logit_lengths", logit_lengths)
-    check_tensor("target_lengths", target_lengths)
+    given = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
+    for name, lengths in given.items():
+        check_integers(name, lengths)
+        check_shape(name, lengths, (logit_lengths.numel(),), "(N,)")
+        check_same(name, lengths, "logit_lengths", logit_lengths)
+        if readable(False, lengths) and (n := first_bad(lengths < 0)) is not None:
+            raise ValueError(f"{name}[{n}] is {int(lengths[n])}; it must be at least 0")
     return packed_splits(logit_lengths, target_lengths, None)
 
 
@@ -38,6 +55,8 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
     check_integers("row_splits", row_splits)
     if row_splits.dim() != 1 or row_splits.numel() < 1:
         raise ValueError(f"row_splits has shape {tuple(row_splits.shape)}; it must be (N+1,)")
+    if readable(False, row_splits) and (row_splits.diff() < 0).any():
+        raise ValueError(f"row_splits is {row_splits.tolist()}; it must not decrease")
     utterances = torch.arange(row_splits.numel() - 1).to(row_splits)
     return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
 

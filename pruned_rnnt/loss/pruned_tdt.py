@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.band_loss import projection
-from pruned_rnnt.loss.checks import known_lengths
+from pruned_rnnt.loss.checks import check_finite, known_lengths
 from pruned_rnnt.loss.joiner import Joiner, scale_initial
-from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options, check_tdt_paths
+from pruned_rnnt.loss.tdt_checks import (
+    check_durations,
+    check_omega,
+    check_tdt_options,
+    check_tdt_paths,
+)
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
@@ -39,7 +44,7 @@ class TdtHead(nn.Module):
     ):
         super().__init__()
         self.durations = check_durations(durations)
-        self.sigma, self.omega = sigma, omega
+        self.sigma, self.omega = check_finite("sigma", sigma), check_omega(omega)
         self.simple_am_proj = nn.Linear(encoder_dim, len(self.durations))
         self.simple_lm_proj = nn.Linear(predictor_dim, len(self.durations))
         for layer in (self.simple_am_proj, self.simple_lm_proj):

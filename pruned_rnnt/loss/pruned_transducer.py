@@ -98,17 +98,18 @@ class PrunedTransducerLoss(nn.Module):
             blank, vocab_size, rnnt_type, delay_penalty, fastemit_lambda, hat=hat
         )
         self.simple_options = check_scales(self.options, lm_only_scale, am_only_scale)
-        checks.check_s_range(s_range, self.options.rnnt_type)
+        self.s_range = checks.check_s_range(s_range, self.options.rnnt_type)
         if isinstance(joiner, Joiner):
             check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
         self.joiner = joiner
         self.encoder_dim = encoder_dim
         self.predictor_dim = predictor_dim
         self.vocab_size = vocab_size
-        self.s_range = s_range
-        self.simple_scale = simple_scale
-        self.pruned_scale_start = pruned_scale_start
-        self.warm_up_steps = warm_up_steps
+        self.simple_scale = checks.check_finite("simple_scale", simple_scale)
+        self.pruned_scale_start = checks.check_finite("pruned_scale_start", pruned_scale_start)
+        self.warm_up_steps = checks.check_integer("warm_up_steps", warm_up_steps)
+        if warm_up_steps < 0:
+            raise ValueError(f"warm_up_steps is {warm_up_steps}; it must be at least 0")
         self.exact_bounds = exact_bounds
         self.reduction = reduction
         self._reported: set[str] = set()
@@ -125,6 +126,7 @@ class PrunedTransducerLoss(nn.Module):
 
     def scales(self, step: int) -> tuple[float, float]:
         """Scales of the simple and of the pruned loss after that many optimiser steps."""
+        step = checks.check_integer("step", step)
         done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
         simple = 1.0 + done * (self.simple_scale - 1.0)
         pruned = self.pruned_scale_start + done * (1.0 - self.pruned_scale_start)

@@ -61,9 +61,11 @@ def rnnt_loss_simple(
 
 def check_scales(options: LossOptions, lm_only_scale: float, am_only_scale: float) -> SimpleOptions:
     """The options of the simple loss, with its scales of smoothing."""
+    lm_only_scale = checks.check_finite("lm_only_scale", lm_only_scale)
+    am_only_scale = checks.check_finite("am_only_scale", am_only_scale)
     if not (lm_only_scale >= 0 and am_only_scale >= 0 and lm_only_scale + am_only_scale <= 1):
         raise ValueError(
             f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
             "least 0 and together at most 1"
         )
-    return SimpleOptions(options, Scales(options.blank, float(lm_only_scale), float(am_only_scale)))
+    return SimpleOptions(options, Scales(options.blank, lm_only_scale, am_only_scale))

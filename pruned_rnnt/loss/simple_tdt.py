@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ def rnnt_loss_tdt_simple(
     Args:
         am: (N, T, V) and lm: (N, U+1, V), as of rnnt_loss_simple.
         duration_am: (N, T, K) and duration_lm: (N, U+1, K), floating, unnormalised.
+            Tensors of several dtypes are promoted as by torch.
         durations, sigma, omega: as of rnnt_loss_tdt.
         others: as of rnnt_loss_simple.
 
@@ -71,10 +73,9 @@ def rnnt_loss_tdt_simple(
     checks.check_reduction(reduction)
     checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
     check_tdt_paths(checks.known_lengths(checked, validate), found)
-    dtype = torch.promote_types(am.dtype, lm.dtype)
-    am, lm, duration_am, duration_lm = (
-        x.to(dtype).contiguous() for x in (am, lm, duration_am, duration_lm)
-    )
+    given = (am, lm, duration_am, duration_lm)
+    dtype = reduce(torch.promote_types, [x.dtype for x in given])
+    am, lm, duration_am, duration_lm = (x.to(dtype).contiguous() for x in given)
     inputs = SimpleTdtInputs(am, lm, duration_am, duration_lm)
     batch = checked.on_device().tensors
     results = simple_tdt_loss(inputs, batch, simple_options, tdt_options)
@@ -115,10 +116,11 @@ def prune_bounds_tdt(
             f"occupancy is a {type(occupancy).__name__}; it must be the TdtOccupancy that "
             "rnnt_loss_tdt_simple returns"
         )
-    emit, *_ = occupancy
-    checks.check_floating("occupancy.emit", emit, "(N, T, U+1)", 3)
+    emit, blank, stay = checks.check_occupancies(
+        emit=occupancy.emit, blank=occupancy.blank, stay=occupancy.stay
+    )
     found = check_durations(durations)
-    checks.check_s_range(s_range, REGULAR)
+    s_range = checks.check_s_range(s_range, REGULAR)
     size, frames, columns = emit.shape
     sizes = checks.Sizes(size, frames, columns - 1, 0, emit.device, "occupancy")
     given = (logit_lengths, target_lengths)
@@ -126,7 +128,6 @@ def prune_bounds_tdt(
     check_tdt_paths(numbers, found)
     if 0 in found and numbers is not None:
         check_band_width(numbers, s_range, REGULAR)
-    nodes = (emit.detach(), occupancy.blank.detach(), occupancy.stay.detach())
     lengths = lengths_on(emit.device, lengths)
-    start = tdt_bounds(nodes, lengths, s_range=s_range, durations=found, exact=exact)
+    start = tdt_bounds((emit, blank, stay), lengths, s_range=s_range, durations=found, exact=exact)
     return Bounds(start, s_range)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.ops.common.matrix_products import product_dtype
+from pruned_rnnt.ops.common.matrix_products import is_autocast_enabled, product_dtype
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs
@@ -35,7 +34,7 @@ def streamed_inputs(
     stored = rows * am_weight.shape[0] * product_dtype(encoder_out, am_weight).itemsize
     if stored <= streamed_loss.MOST_STORED_BYTES:
         return None
-    if not torch.is_autocast_enabled(encoder_out.device.type):
+    if not is_autocast_enabled(encoder_out):
         encoder_out = encoder_out.to(am_weight.dtype)
         predictor_out = predictor_out.to(lm_weight.dtype)
     return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)

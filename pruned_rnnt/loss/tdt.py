@@ -65,7 +65,8 @@ def rnnt_loss_tdt(
         others: as of rnnt_loss.
 
     Returns:
-        (N,) or a scalar; float64 for float64 logits, else float32.
+        (N,) or a scalar; float64 if logits or duration_logits are, to which the others are then
+        promoted; else float32.
 
     Raises:
         TypeError, ValueError: as rnnt_loss; also durations that cannot add up to the frames of an
@@ -76,7 +77,13 @@ def rnnt_loss_tdt(
         check_bounds_type(bounds)
     checks.check_reduction(reduction)
     found = check_durations(durations)
-    flat_durations = check_duration_logits(duration_logits, logits, found)
+    dtype = logits.dtype
+    logits, flat_durations = check_duration_logits(duration_logits, logits, found)
+    if in_place and logits.dtype != dtype:
+        raise ValueError(
+            f"in_place=True needs duration_logits of the precision of logits, {dtype}; they are "
+            f"{duration_logits.dtype}"
+        )
     options = checks.check_options(blank, V, "regular", delay_penalty, fastemit_lambda, clamp)
     tdt_options = check_tdt_options(options, found, sigma, omega, logits.device)
     batch = (targets, logit_lengths, target_lengths)

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.checks import check_finite, check_floating, check_same, check_shape
+from pruned_rnnt.loss.checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_same,
+    check_shape,
+    in_one_precision,
+)
 from pruned_rnnt.ops.common.utterances import HostLengths
 from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
@@ -17,9 +24,11 @@ from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
 
 def check_durations(durations: Sequence[int]) -> list[int]:
     """Different integers from 0 on, one above 0, at most MOST_DURATIONS."""
-    found = list(durations)
-    are_integers = all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in found)
-    if not are_integers or len(set(found)) < len(found) or not any(found):
+    try:
+        found = [check_integer("durations", x) for x in durations]
+    except TypeError:
+        found = []
+    if min(found, default=-1) < 0 or len(set(found)) < len(found) or not any(found):
         raise ValueError(
             f"durations is {durations}; it must be different integers from 0 on, one of them above "
             "0, for example (0, 1, 2, 3, 4)"
@@ -38,9 +47,13 @@ def check_tdt_options(
     lattice = TdtOptions(
         check_durations(durations), check_finite("sigma", sigma), loss.delay_penalty
     )
-    if not 0 <= omega <= 1:
+    return TdtLossOptions(loss, lattice, check_omega(omega) > 0 and _draws_plain(omega, device))
+
+
+def check_omega(omega: float) -> float:
+    if not 0 <= check_finite("omega", omega) <= 1:
         raise ValueError(f"omega is {omega}; it must be a probability, in 0..1")
-    return TdtLossOptions(loss, lattice, omega > 0 and _draws_plain(omega, device))
+    return omega
 
 
 def _draws_plain(omega: float, device: torch.device) -> bool:
@@ -95,11 +108,13 @@ def _moved(reached: int, durations: list[int]) -> int:
 
 def check_duration_logits(
     duration_logits: Tensor, logits: Tensor, durations: Sequence[int]
-) -> Tensor:
-    """duration_logits of the shape of logits with K instead of V, contiguous rows (R,K)."""
+) -> tuple[Tensor, Tensor]:
+    """logits, and duration_logits of their shape with K instead of V as contiguous rows (R,K); both
+    in one precision."""
     shape = (*logits.shape[:-1], len(durations))
     check_floating("duration_logits", duration_logits, "that of logits", len(shape))
     meaning = "that of logits with one column for each of durations"
     check_shape("duration_logits", duration_logits, shape, meaning)
     check_same("duration_logits", duration_logits, "logits", logits)
-    return duration_logits.contiguous().view(-1, len(durations))
+    logits, duration_logits = in_one_precision(logits, duration_logits)
+    return logits, duration_logits.contiguous().view(-1, len(durations))

@@ -162,5 +162,5 @@ def test_log_prob_rows_of_logits_and_of_a_band(hat: bool) -> None:
 def test_log_prob_rows_of_wrong_width_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"shape \(1, 2, 3, 5\); it must be .* with S = 5"):
         log_prob_rows(
-            torch.zeros(1, 2, 3, 5), torch.ones(1, 4), torch.tensor([2]), torch.tensor([4])
+            torch.zeros(1, 2, 3, 5), torch.ones(1, 4).int(), torch.tensor([2]), torch.tensor([4])
         )

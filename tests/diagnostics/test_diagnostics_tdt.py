@@ -63,7 +63,7 @@ def test_no_path_has_no_frames() -> None:
     rows = tdt_log_prob_rows(
         torch.randn(1, 2, 3, 4),
         torch.randn(1, 2, 3, 2),
-        torch.ones(1, 2),
+        torch.ones(1, 2, dtype=torch.int32),
         *torch.tensor([[2], [2]]),
     )
     found = tdt_viterbi_alignment(rows, *torch.tensor([[2], [2]]), durations=(1, 2))
@@ -72,7 +72,8 @@ def test_no_path_has_no_frames() -> None:
 
 
 def test_lattice_occupancy_takes_both_kinds_of_rows() -> None:
-    logits, targets, lengths = torch.randn(1, 3, 2, 4), torch.ones(1, 1), torch.tensor([[3], [1]])
+    logits, targets = torch.randn(1, 3, 2, 4), torch.ones(1, 1, dtype=torch.int32)
+    lengths = torch.tensor([[3], [1]])
     plain = log_prob_rows(logits, targets, *lengths)
     wanted = occupancy_of_rows(plain, *lengths, rnnt_type="modified")
     found = lattice_occupancy(plain, *lengths, rnnt_type="modified")

@@ -35,11 +35,15 @@ def multiply_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Te
     return multiply_into(out, a.to(out.dtype), b.to(out.dtype), add=add)
 
 
+def is_autocast_enabled(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x, which may be meta."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
 def product_dtype(*factors: Tensor) -> torch.dtype:
     """The dtype of products of these: autocast's, or the widest of theirs."""
-    device = factors[0].device.type
-    if torch.is_autocast_enabled(device) and factors[0].dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
+    if is_autocast_enabled(factors[0]) and factors[0].dtype != torch.float64:
+        return torch.get_autocast_dtype(factors[0].device.type)
     return reduce(torch.promote_types, [x.dtype for x in factors])
 
 

@@ -1,0 +1,234 @@
+"""Numbers and tensors that are almost right: accepted with the right result, or named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import pruned_rnnt
+from pruned_rnnt import Bounds
+from tests.loss import bad_input_calls as calls
+from tests.loss.bad_input_calls import N, T, U, V
+
+NAN = float("nan")
+
+
+def tdt(a: dict, **options):
+    durations = torch.zeros(N, T, U + 1, len(options.get("durations", range(5))))
+    lengths = (a["logit_lengths"], a["target_lengths"])
+    return pruned_rnnt.rnnt_loss_tdt(a["logits"], durations, a["targets"], *lengths, **options)
+
+
+def multi_blank(a: dict, **options):
+    lengths = (a["logit_lengths"], a["target_lengths"])
+    targets = a["targets"].clamp(max=4)
+    return pruned_rnnt.rnnt_loss_multi_blank(a["logits"], targets, *lengths, **options)
+
+
+def module(a: dict, *, step: object = 3, **options):
+    joiner = pruned_rnnt.Joiner(V, V, V, V, duration_count=2 if "durations" in options else 0)
+    losses = pruned_rnnt.PrunedTransducerLoss(joiner, V, V, V, **{"s_range": 3, **options})
+    lengths = (a["logit_lengths"], a["target_lengths"])
+    return losses(a["am"], a["lm"], a["targets"], *lengths, step).loss
+
+
+LOSSES = [calls.full, calls.simple, calls.pruned, calls.fused]
+INTEGERS = [
+    *((call, "blank") for call in (*LOSSES, calls.ctc, tdt, module)),
+    *((call, "s_range") for call in (calls.pruned, calls.fused, calls.bounds, module)),
+    (module, "warm_up_steps"),
+    (module, "step"),
+]
+
+
+@pytest.mark.parametrize(("call", "name"), INTEGERS)
+@pytest.mark.parametrize("value", [3.0, True, "3", None, NAN])
+def test_what_is_no_integer(call, name, value) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} is .*; it must be an integer"):
+        call(calls.arguments(), **{name: value})
+
+
+@pytest.mark.parametrize(("call", "name"), INTEGERS)
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_integers_of_numpy(call, name, kind) -> None:
+    number = 0 if name == "blank" else 3
+    torch.manual_seed(0)
+    found = call(calls.arguments(), **{name: kind(number)})
+    torch.manual_seed(0)
+    assert torch.equal(found, call(calls.arguments(), **{name: number}))
+
+
+NUMBERS = [
+    *((call, "delay_penalty") for call in (*LOSSES, tdt, module)),
+    *((call, "fastemit_lambda") for call in (*LOSSES, tdt, module)),
+    *((call, "clamp") for call in (calls.full, calls.pruned, calls.fused, tdt)),
+    *(
+        (call, name)
+        for call in (calls.simple, module)
+        for name in ("lm_only_scale", "am_only_scale")
+    ),
+    *((module, name) for name in ("simple_scale", "pruned_scale_start")),
+    *((tdt, name) for name in ("sigma", "omega")),
+]
+
+
+@pytest.mark.parametrize(("call", "name"), NUMBERS)
+@pytest.mark.parametrize("value", [True, "0.1", torch.tensor(0.1), 1j])
+def test_what_is_no_number(call, name, value) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} is .*; it must be a number"):
+        call(calls.arguments(), **{name: value})
+
+
+@pytest.mark.parametrize(("call", "name"), NUMBERS)
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf"), np.float32("nan")])
+def test_numbers_that_are_not_finite(call, name, value) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is .*; it must be finite"):
+        call(calls.arguments(), **{name: value})
+
+
+@pytest.mark.parametrize("options", [{"sigma": NAN}, {"omega": 2.0}, {"omega": NAN}])
+def test_numbers_of_a_module_with_durations(options) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"^{name} is"):
+        module(calls.arguments(), durations=(0, 1), **options)
+
+
+def test_a_warm_up_before_the_first_step() -> None:
+    with pytest.raises(ValueError, match="warm_up_steps is -1; it must be at least 0"):
+        module(calls.arguments(), warm_up_steps=-1)
+
+
+@pytest.mark.parametrize("durations", [np.arange(5), [np.int64(x) for x in range(5)], range(5)])
+def test_durations_of_numpy(durations) -> None:
+    found = tdt(calls.arguments(), durations=durations)
+    assert torch.equal(found, tdt(calls.arguments(), durations=(0, 1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize("durations", [[0.0, 1.0], [False, True], ["0", "1"], torch.arange(2)])
+def test_durations_that_are_no_integers(durations) -> None:
+    with pytest.raises(ValueError, match=r"durations is .*; it must be different integers"):
+        tdt(calls.arguments(), durations=durations)
+
+
+def test_big_blanks() -> None:
+    right = multi_blank(calls.arguments(), big_blanks={5: 2, 6: 4})
+    numbers = {np.int64(5): np.int32(2), np.int64(6): np.int32(4)}
+    assert torch.equal(multi_blank(calls.arguments(), big_blanks=numbers), right)
+    for wrong, words in (
+        ([2], "big_blanks is a list; it must be a mapping"),
+        ({5.0: 2}, "a column of big_blanks is 5.0; it must be an integer"),
+        ({5: 2.0}, r"big_blanks\[5\] is 2.0; it must be an integer"),
+        ({5: True}, r"big_blanks\[5\] is True; it must be an integer"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            multi_blank(calls.arguments(), big_blanks=wrong)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("call", [*LOSSES, calls.ctc, tdt, calls.information])
+def test_layouts_without_strides(call) -> None:
+    inputs = {"logits", "band", "am", "px"}
+    name = next(name for name in inputs if _takes(call, name))
+    for change in (torch.Tensor.to_sparse, lambda x: torch.nested.nested_tensor(list(x))):
+        given = calls.arguments()
+        given[name] = change(given[name])
+        with pytest.raises(ValueError, match=r"is (of layout|nested).*must be a dense tensor"):
+            call(given)
+
+
+def _takes(call, name: str) -> bool:
+    given = calls.arguments()
+    given[name] = None
+    try:
+        call(given)
+    except (TypeError, AttributeError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["targets", "logit_lengths", "target_lengths"])
+def test_sparse_integers(name) -> None:
+    calls.refused(calls.full, calls.changed(name, calls.arguments()[name].to_sparse()), name)
+
+
+@pytest.mark.parametrize("call", [*LOSSES, calls.ctc, calls.bounds, tdt])
+@pytest.mark.parametrize("lengths", ["meta", "cpu"])
+def test_meta_tensors_have_the_shapes_of_results(call, lengths) -> None:
+    given = calls.arguments()
+    expected = call(given)
+    for name, x in given.items():
+        if "length" not in name or lengths == "meta":
+            given[name] = x.to("meta")
+    if call is tdt:
+        with torch.device("meta"):
+            found = call(given)
+    else:
+        found = call(given)
+    assert found.is_meta
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+def test_a_module_on_meta() -> None:
+    given = {name: x.to("meta") for name, x in calls.arguments().items()}
+    with torch.device("meta"):
+        loss = module(given)
+    loss.backward()
+    assert loss.is_meta
+    assert loss.shape == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+@pytest.mark.parametrize("call", [*LOSSES, calls.ctc, tdt])
+def test_torch_jit_trace_is_refused(call) -> None:
+    given = calls.arguments()
+
+    def traced(logits, band, am):
+        return call({**given, "logits": logits, "band": band, "am": am})
+
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot record .* torch\.compile"):
+        torch.jit.trace(traced, (given["logits"], given["band"], given["am"]))
+
+
+def test_starts_that_are_no_integers() -> None:
+    given = calls.arguments()
+    with pytest.raises(ValueError, match=r"bounds\.start is torch\.float32"):
+        pruned_rnnt.prune(given["am"], given["lm"], Bounds(given["start"].float(), 3))
+    with pytest.raises(TypeError, match=r"s_range is 3\.0; it must be an integer"):
+        pruned_rnnt.prune(given["am"], given["lm"], Bounds(given["start"], 3.0))
+
+
+# --- lengths of packed rows and of two views ------------------------------------------------------
+WRONG_LENGTHS = [
+    ([6.0, 5.0], [3, 2], ValueError, "logit_lengths is torch.float32; it must be int32 or int64"),
+    ([6, 5], [3.0, 2.0], ValueError, "target_lengths is torch.float32"),
+    ([6, -5], [3, 2], ValueError, r"logit_lengths\[1\] is -5; it must be at least 0"),
+    ([6, 5], [-1, 2], ValueError, r"target_lengths\[0\] is -1; it must be at least 0"),
+    ([6, 5], [3], ValueError, "target_lengths has shape"),
+    ([[6, 5]], [[3, 2]], ValueError, "logit_lengths has shape"),
+]
+
+
+@pytest.mark.parametrize(("frames", "symbols", "kind", "words"), WRONG_LENGTHS)
+def test_packed_row_splits(frames, symbols, kind, words) -> None:
+    with pytest.raises(kind, match=words):
+        pruned_rnnt.packed_row_splits(torch.tensor(frames), torch.tensor(symbols))
+
+
+def test_row_splits_that_decrease() -> None:
+    with pytest.raises(ValueError, match=r"row_splits is \[0, 4, 2\]; it must not decrease"):
+        pruned_rnnt.row_splits_to_row_ids(torch.tensor([0, 4, 2]))
+
+
+@pytest.mark.parametrize("length", [T + 9, -3])
+def test_lengths_of_two_views(length) -> None:
+    x, lengths = torch.randn(N, T, U), torch.tensor([T, length, 1])
+    with pytest.raises(ValueError, match=rf"logit_lengths\[1\] is {length}; it must be in 0\.\.6"):
+        pruned_rnnt.ctc_consistency_loss(x, x + 1, lengths)
+    leaf = x.clone().requires_grad_()
+    compiled = torch.compile(pruned_rnnt.ctc_consistency_loss, backend="eager")
+    loss = compiled(leaf, x.roll(1, 2), lengths, reduction="none")
+    assert loss.isinf().tolist() == [False, True, False]
+    loss.sum().backward()
+    assert leaf.grad[0].any()
+    assert not leaf.grad[1].any()
