@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
+from tests.loss import step_cases
 from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, packed_calls
 from tests.ops.beam_cases import beam_frames_calls, greedy_frames_calls
 from tests.ops.counted_cases import counted_calls
@@ -68,6 +70,8 @@ FREE_ON_CUDA = FREE | {
     ("simple_backward", "product", 2),
     ("simple_weights", "product", 2),
     ("simple_weights", "weights", 3),
+    ("pruned_step_forward", "targets", 1),
+    ("pruned_step_rows_backward", "targets", 1),
 }
 
 
@@ -145,6 +149,33 @@ def changes(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "on the CPU", x.cpu()
 
 
+class Recorded(TorchDispatchMode):
+    """The calls of the ops of the pruned step, with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, list[Call]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("pruned_rnnt::")
+        if name.startswith("pruned_step_") and name != "pruned_step_layout":
+            self.calls.setdefault(name, []).append(Call(name, args, ()))
+        return func(*args, **(kwargs or {}))
+
+
+def step_calls(device: str) -> dict[str, list[Call]]:
+    """Of a step without durations and of one with them, with lengths on the device, of which all
+    losses get a gradient."""
+    recorded = Recorded()
+    for options in ({"reduction": "none"}, {"durations": step_cases.DURATIONS}):
+        module, _ = step_cases.modules(device, 16, torch.float32, **options)
+        batch = [x.to(device) for x in step_cases.inputs(device, 16, torch.float32)]
+        with recorded:
+            losses = module(*batch, step=4)
+            (losses.loss + losses.simple_loss - losses.pruned_loss).sum().backward()
+    return recorded.calls
+
+
 def refusals(call: Call, device: str) -> Iterator[tuple[str, str, Callable[[], object]]]:
     """(argument, change, call) for all tensor arguments, also those in lists."""
     op = getattr(torch.ops.pruned_rnnt, call.op)
@@ -152,7 +183,7 @@ def refusals(call: Call, device: str) -> Iterator[tuple[str, str, Callable[[], o
     free = FREE if device == "cpu" else FREE_ON_CUDA
     names = [argument.name for argument in op.default._schema.arguments]
     for place, (name, x) in enumerate(zip(names, given, strict=True)):
-        is_list = isinstance(x, list) and isinstance(x[0], Tensor)
+        is_list = isinstance(x, list) and isinstance(next(iter(x), None), Tensor)
         if not (is_list or isinstance(x, Tensor)):
             continue
         for change, wrong in changes(x[-1] if is_list else x):
@@ -175,6 +206,8 @@ def error_of(run: Callable[[], object]) -> str:
 @pytest.mark.parametrize("device", DEVICES)
 def test_wrong_tensors_are_refused(device) -> None:
     calls = valid_calls(device)
+    if device == "cuda":
+        calls |= step_calls(device)
     if not calls:
         pytest.skip(f"no compiled kernels for {device}")
     errors = {
@@ -185,12 +218,20 @@ def test_wrong_tensors_are_refused(device) -> None:
     }
     if device == "cuda":
         torch.cuda.synchronize()
-    assert [key for key, error in errors.items() if key[0] not in error] == []
+    assert [key for key, error in errors.items() if not error] == []
+    # Of this library, not of the dispatcher or a kernel.
+    assert all("pruned_rnnt" in x or key[0] in x for key, x in errors.items())
     assert len(errors) > 1000
 
 
 # Numbers that say nothing about memory.
-FREE_NUMBERS = {"extra", "hidden_rows", "padded_search"}
+FREE_NUMBERS = {
+    ("active_gradients", "hidden_rows"),
+    ("counted_rows_product", "begin"),
+    ("counted_rows_sums", "begin"),
+    ("fused_log_probs", "hidden_rows"),
+    ("packed_log_probs", "hidden_rows"),
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -200,7 +241,7 @@ def test_wrong_numbers_are_refused(device) -> None:
         arguments = getattr(torch.ops.pruned_rnnt, op).default._schema.arguments
         given = [moved(x, device) for x in (*ends[-1].inputs, *ends[-1].outputs)]
         for place, argument in enumerate(arguments):
-            if str(argument.type) != "int" or argument.name in FREE_NUMBERS:
+            if str(argument.type) != "int" or (op, argument.name) in FREE_NUMBERS:
                 continue
             for number in (-2, 2**31, 2**62):
                 changed = [*given[:place], number, *given[place + 1 :]]

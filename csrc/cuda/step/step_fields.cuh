@@ -112,6 +112,7 @@ struct StepSizes : StepFields {
 template <typename Array>
 StepFields& fields_in(const Array& memory) {
   STD_TORCH_CHECK(memory.scalar_type() == ScalarType::Long && memory.dim() == 1 &&
+                      memory.stride(0) == 1 &&
                       memory.numel() * sizeof(int64_t) == sizeof(StepFields),
                   "pruned_rnnt: the fields of a pruned step are not those of the compiled library");
   auto& fields = *static_cast<StepFields*>(memory.data_ptr());
