@@ -2,6 +2,7 @@
 
 import ast
 import functools
+from collections.abc import Collection, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from tests.torch_forks import run_with_torch
 
 PACKAGE = Path(__file__).parent.parent / "pruned_rnnt"
 
-# The parts of the package that each part may import. If sub-folders of a part are listed, the
-# table holds between them, too.
+# The parts that each part may import. A part with sub-folders stands for all of them when it is
+# imported; as a row it stands for the modules directly in its folder.
 ALLOWED = {
+    "base": set(),
+    "pruned_rnnt": {"loss", "ops", "pretrained", "transcribe"},
     "ops/common": set(),
     "ops/lattice": {"ops/common"},
     "ops/joiner": {"ops/common", "ops/lattice"},
@@ -21,10 +24,17 @@ ALLOWED = {
     "ops/pruning": {"ops/common"},
     "ops/search": {"ops/common", "ops/joiner"},
     "ops/step": {"ops/common", "ops/joiner", "ops/pruning", "ops/simple"},
+    "ops": {
+        "ops/common",
+        "ops/joiner",
+        "ops/lattice",
+        "ops/pruning",
+        "ops/search",
+        "ops/simple",
+    },
     "loss": {"ops"},
     "diagnostics": {"ops", "loss"},
     "compat": {"ops", "loss"},
-    "config": set(),
     "data/audio": set(),
     "data/tokens": set(),
     "data/input": {"data/audio", "data/tokens"},
@@ -33,68 +43,202 @@ ALLOWED = {
     "decode/search": {"loss", "model", "ops"},
     "decode/fusion": {"data", "decode/search", "model"},
     "decode/scoring": set(),
-    "decode": {"data", "model"},
-    "train/optim": {"model"},
-    "train/engine": {"config", "data", "model", "train/optim"},
-    "train/tasks": {
-        "config",
+    "decode/timing": {"decode/search", "model"},
+    "decode": {
         "data",
-        "decode",
-        "diagnostics",
+        "decode/fusion",
+        "decode/scoring",
+        "decode/search",
+        "decode/timing",
         "model",
-        "train/engine",
-        "train/optim",
     },
-    "train": {"config", "data", "decode", "model"},
-    "export": {"config", "data", "decode", "interop", "model", "ops"},
+    "train/optim": {"model"},
+    "train/engine": {"data", "model", "train/optim"},
+    "train/tasks": {"data", "decode", "diagnostics", "model", "train", "train/engine"},
+    "train": {"data", "decode", "model", "train/engine", "train/optim", "train/tasks"},
+    "export": {"data", "decode", "interop", "model", "ops"},
     "transcribe": {"data", "decode", "export", "model"},
     "align": {"data", "decode", "diagnostics", "model", "transcribe"},
-    "pretrained": {"config", "data", "decode", "export", "interop", "model", "train", "transcribe"},
-    "finetune": {"config", "data", "decode", "export", "interop", "model", "pretrained", "train"},
-    "interop": {"config", "data", "loss", "model", "train"},
-    "report": {"align", "config", "data", "decode", "diagnostics", "model", "train"},
+    "pretrained": {"data", "decode", "export", "interop", "model", "train", "transcribe"},
+    "finetune": {"data", "decode", "export", "interop", "model", "pretrained", "train"},
+    "interop": {"data", "loss", "model", "train"},
+    "report": {"align", "data", "decode", "diagnostics", "model", "train"},
 }
+# The modules directly in the package: those of `base`, and those that may import every part.
+BASE = {
+    "allocator",
+    "code_version",
+    "config",
+    "config_keys",
+    "console",
+    "folder_lock",
+    "host_copy",
+    "optional_packages",
+    "out_of_memory",
+    "progress",
+    "setting_checks",
+    "usage_errors",
+}
+TOP = {"__main__", "cli", "commands", "recipes", "settings_help"}
 
 
 def _row(module: str) -> str | None:
-    """The row of the table for a module: that of its sub-folder if there is one, or of its part."""
-    names = module.split(".")[1:]
-    return next((row for row in ("/".join(names[:2]), names[0]) if row in ALLOWED), None)
+    """The row of the table for a module; None for those that may import every part."""
+    names = [name for name in module.split(".")[1:] if name != "__init__"]
+    if not names:
+        return "pruned_rnnt"
+    if names[0] in BASE:
+        return "base"
+    if names[0] in TOP:
+        return None
+    rows = (row for row in ("/".join(names[:2]), names[0]) if row in ALLOWED)
+    return next(rows, names[0])
+
+
+def _rows_of(part: str) -> set[str]:
+    """The rows that a part of the table stands for."""
+    return {row for row in ALLOWED if row == part or row.startswith(f"{part}/")}
+
+
+def _may_import(row: str) -> set[str]:
+    """The rows that the modules of a row may name in their imports."""
+    named = {other for part in ALLOWED[row] for other in _rows_of(part)}
+    return named | {row, "base", "pruned_rnnt"}
+
+
+def _may_load(row: str) -> set[str]:
+    """The rows whose modules an import of this row may load, directly or through others.
+
+    Every import runs `pruned_rnnt/__init__.py`, which loads the losses and their operators.
+    """
+    found = {row, "base", "pruned_rnnt"} | _rows_of("loss") | _rows_of("ops")
+    waiting = [row]
+    while waiting:
+        new = {other for part in ALLOWED[waiting.pop()] for other in _rows_of(part)} - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _sources() -> dict[str, Path]:
+    """The modules of the package; the name of a package ends in `.__init__`."""
+    return {
+        ".".join((PACKAGE.name, *source.relative_to(PACKAGE).with_suffix("").parts)): source
+        for source in PACKAGE.rglob("*.py")
+    }
+
+
+def _named_by(node: ast.AST) -> list[str]:
+    """The modules and attributes that an import statement names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module is not None:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def _loaded_by(name: str, sources: Collection[str]) -> set[str]:
+    """The modules that importing a name loads by itself: its module and all parents of it."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return {each for prefix in prefixes for each in (prefix, f"{prefix}.__init__")} & {*sources}
 
 
 @functools.cache
 def _imports() -> dict[str, set[str]]:
     """For every module of the package, the modules of the package that it imports anywhere."""
-    sources = {
-        ".".join((PACKAGE.name, *source.relative_to(PACKAGE).with_suffix("").parts)): source
-        for source in PACKAGE.rglob("*.py")
-    }
+    sources = _sources()
     imports: dict[str, set[str]] = {module: set() for module in sources}
     for module, source in sources.items():
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module is not None:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                continue
-            for name in names:
+            for name in _named_by(node):
                 parent = name.rpartition(".")[0]
                 imports[module].update({name, parent, f"{parent}.__init__"} & sources.keys())
     return imports
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: not those of functions or type checkers."""
+    for child in ast.iter_child_nodes(node):
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if not is_function and not is_typing:
+            yield child
+            yield from _statements(child)
+
+
+@functools.cache
+def _runs() -> dict[str, set[str]]:
+    """For every module, the modules that importing it runs directly, parents included."""
+    sources = _sources()
+    return {
+        module: _loaded_by(module, sources).union(
+            *(
+                _loaded_by(name, sources)
+                for node in _statements(ast.parse(source.read_text(encoding="utf-8")))
+                for name in _named_by(node)
+            )
+        )
+        for module, source in sources.items()
+    }
+
+
+def test_every_module_has_a_row() -> None:
+    modules = {module for module in _sources() if not module.endswith("__init__")}
+    assert {_row(module) for module in modules} - {None} <= ALLOWED.keys()
+
+
 @pytest.mark.parametrize("row", sorted(ALLOWED))
 def test_imports_point_one_way(row: str) -> None:
-    allowed = ALLOWED[row]
+    allowed = _may_import(row)
+    empty = {module for module, imported in _imports().items() if not imported}
     for module, imported in _imports().items():
-        if _row(module) != row:
-            continue
-        for other in imported:
-            part = _row(other)
-            # Modules directly in a part may import its sub-folders, and the reverse.
-            own = part in (None, row, row.partition("/")[0]) or part.startswith(f"{row}/")
-            assert own or {part, part.partition("/")[0]} & allowed, f"{module} imports {other}"
+        for other in imported if _row(module) == row else ():
+            # An empty __init__ belongs to the folder below it.
+            is_empty_parent = other.endswith("__init__") and other in empty
+            assert is_empty_parent or _row(other) in allowed, f"{module} imports {other}"
+
+
+@pytest.mark.parametrize("row", sorted(ALLOWED))
+def test_the_table_is_what_runs(row: str) -> None:
+    allowed, runs = _may_load(row), _runs()
+    loaded = {module for module in runs if _row(module) == row}
+    waiting = list(loaded)
+    while waiting:
+        module = waiting.pop()
+        for other in runs[module] - loaded:
+            is_empty_parent = other.endswith("__init__") and runs[other] <= _loaded_by(other, runs)
+            assert is_empty_parent or _row(other) in allowed, f"{module} loads {other}"
+            loaded.add(other)
+            waiting.append(other)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row, marks=[] if row in ("train/engine", "decode/search") else pytest.mark.slow
+        )
+        for row in sorted(ALLOWED)
+    ],
+)
+def test_modules_of_a_fresh_process(row: str) -> None:
+    modules = [m for m in _sources() if _row(m) == row and not m.endswith("__init__")]
+    code = f"""
+import importlib, sys
+for module in {modules}:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:  # Triton, or a package that `compat` supports
+        assert not error.name.startswith("pruned_rnnt"), error
+print(*(name for name in sys.modules if name.startswith("pruned_rnnt.")))
+"""
+    out = run_with_torch(code)
+    assert out.stdout, out.stderr
+    packages = {m.removesuffix(".__init__") for m in _sources() if m.endswith("__init__")}
+    loaded = {name for name in out.stdout.split() if name not in packages}
+    outside = {name for name in loaded if _row(name) not in _may_load(row)}
+    assert not outside
 
 
 def test_no_module_imports_itself_through_others() -> None:

@@ -17,7 +17,7 @@ from pruned_rnnt.export import model_file
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
 from pruned_rnnt.train.engine import checkpoint
-from pruned_rnnt.train.experiment import CONFIG_NAME
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from pruned_rnnt.usage_errors import UsageError
 
 TOKEN_FILES = ("bpe.model", "tokens.txt")

@@ -20,7 +20,8 @@ from pruned_rnnt.train.engine.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, pick_device
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME, pick_device
+from pruned_rnnt.train.experiment import ExperimentConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
-from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig, TrainConfig
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME, TrainConfig
+from pruned_rnnt.train.experiment import ExperimentConfig
 from tests.tiny_models import tiny_model, zipformer_of_icefall
 
 

@@ -14,7 +14,7 @@ from pruned_rnnt.config import to_yaml
 from pruned_rnnt.decode.scoring.result_files import write_results
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.report.report_command import ReportOptions
-from pruned_rnnt.train.experiment import CONFIG_NAME
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from tests.tiny_corpus import tiny_experiment
 
 VALIDATION = {"total": 0.5, "wer": 0.25, "retained_mass": 0.99, "band_edge_mass": 0.1}

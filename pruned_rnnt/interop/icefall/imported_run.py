@@ -22,7 +22,8 @@ from pruned_rnnt.interop.icefall.zipformer_import import (
 )
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
-from pruned_rnnt.train.experiment import CONFIG_NAME, ExperimentConfig
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME
+from pruned_rnnt.train.experiment import ExperimentConfig
 
 _ENCODER = "model.encoder."
 # Parts of our model that decoding needs.

@@ -36,7 +36,7 @@ from pruned_rnnt.train.engine.log import PER_UTTERANCE
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
 from pruned_rnnt.train.engine.step_report import LaunchedStep, StepReport
 from pruned_rnnt.train.engine.task import Task, Utterance, total_size
-from pruned_rnnt.train.experiment import TrainConfig
+from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

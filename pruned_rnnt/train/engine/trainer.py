@@ -30,9 +30,9 @@ from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.engine.step_recorder import StepRecorder
 from pruned_rnnt.train.engine.stop_signals import StopSignals
 from pruned_rnnt.train.engine.task import Task
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME, pick_device
 from pruned_rnnt.train.engine.train_step import Stepper
 from pruned_rnnt.train.engine.training_log import TrainingLog
-from pruned_rnnt.train.experiment import CONFIG_NAME, pick_device
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.optim.schedule import learning_rate_scale
 

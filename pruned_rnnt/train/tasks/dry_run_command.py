@@ -54,7 +54,7 @@ def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: 
     Raises:
         ValueError: a search on a CPU without a limit, or several processes of torchrun.
     """
-    from pruned_rnnt.train.experiment import pick_device
+    from pruned_rnnt.train.engine.train_config import pick_device
     from pruned_rnnt.train.tasks.dry_run import DryRun
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -30,7 +30,7 @@ from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
-from pruned_rnnt.train.experiment import TrainConfig
+from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.optim.schedule import ScheduleConfig

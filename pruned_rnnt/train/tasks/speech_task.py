@@ -29,8 +29,9 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
 from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
 from pruned_rnnt.train.engine.task import BatchSize, Utterance
+from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
-from pruned_rnnt.train.experiment import ExperimentConfig, TrainConfig
+from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
 from pruned_rnnt.train.tasks.pictures import (

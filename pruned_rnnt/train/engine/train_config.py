@@ -1,0 +1,97 @@
+"""The settings of the section `train`: the training loop, and the device that it selects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
+from pruned_rnnt.train.engine.loggers import LOGGERS
+
+# The configuration in the folder of a run.
+CONFIG_NAME = "config.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The training loop: length, precision, checkpoints, logs.
+
+    folder: folder of the run, with its checkpoints, logs and results.
+    init: trained model to start from: a run, a file that `pruned-rnnt export --format torch` wrote,
+        or an icefall checkpoint. Empty starts from random parameters.
+    steps: total number of optimiser steps.
+    seed: for the initial parameters and dropout.
+    accumulate: batches whose gradients are summed for one step.
+    device: `auto` uses a CUDA device if there is one.
+    precision: dtype of matrix products; float16 scales the loss to avoid underflow.
+    compile_encoder: compile the encoder (a Conformer) with torch.compile, for any length; the
+        first steps then take minutes. Checkpoints are the same with and without it.
+    fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
+        compile them for the device; `off` with plain torch.
+    cuda_graphs: `auto` launches the encoder's passes as CUDA graphs, which frees the GPU from
+        waiting for the host; a graph is captured when a batch has a new shape. `off` launches each
+        kernel by itself.
+    average_decay: decay of the running average of parameters; 0 switches it off.
+    log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
+        (log_every: at least 1). A run also ends with a validation. Each validation saves a
+        checkpoint.
+    loggers: programs that show metrics, pictures and samples, any of tensorboard (events in the
+        run's folder), mlflow (MLFLOW_TRACKING_URI, or the folder mlruns beside the run) and wandb
+        (Weights & Biases; offline with WANDB_MODE=offline). A continued run continues there, too.
+    picture_every: steps between pictures and decoded samples for the loggers, in addition to those
+        of each validation; 0 for none in addition.
+    keep_last, keep_best: number of checkpoints kept, the newest and those of lowest validation WER.
+    early_stopping_patience: training stops after this many consecutive validations without a new
+        lowest WER (of language models: perplexity); 0 never stops early. decode.checkpoint=best is
+        then the model to use.
+    max_bad_steps: training stops after this many consecutive steps were skipped because of
+        infinite or NaN values or lack of memory.
+    threads: CPU threads of the training process; 0 leaves the choice to torch.
+    """
+
+    folder: str = "exp/synthetic"
+    init: str = ""
+    steps: int = 1000
+    seed: int = 42
+    accumulate: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile_encoder: bool = False
+    fused_kernels: Literal["auto", "off"] = "auto"
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    average_decay: float = 0.99
+    log_every: int = 20
+    loggers: tuple[str, ...] = ("tensorboard",)
+    validate_every: int = 0
+    save_every: int = 0
+    picture_every: int = 0
+    keep_last: int = 3
+    keep_best: int = 1
+    early_stopping_patience: int = 0
+    max_bad_steps: int = 10
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        positive = ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps")
+        check_at_least("train", self, **dict.fromkeys(positive, 1))
+        others = ("validate_every", "save_every", "picture_every", "keep_best", "threads")
+        check_at_least("train", self, **dict.fromkeys((*others, "early_stopping_patience"), 0))
+        check_fractions("train", self, "average_decay", below_one=True)
+        for name in self.loggers:
+            if name not in LOGGERS:
+                raise ValueError(f"train.loggers has {name!r}, needs some of {', '.join(LOGGERS)}")
+
+
+def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
+    """The device of this process.
+
+    Raises:
+        ValueError: the device is `cuda` and there is none.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train.device is 'cuda', but torch sees no CUDA device")
+    if config.device != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
