@@ -55,7 +55,10 @@ def unknown_key(start: Any, source: str, full_key: str) -> str:
 def wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
     """The message about a wrong value, with its key, which OmegaConf's own error may lack."""
     key = error.full_key or _first_bad_key(start, values) or "(unknown key)"
-    return f"{source}: '{key}': {first_line(error)}"
+    reason = first_line(error)
+    if "ListConfig" in reason:  # OmegaConf's own type
+        reason = "takes one value, not a list"
+    return f"{source}: '{key}': {reason}"
 
 
 def first_line(error: BaseException) -> str:

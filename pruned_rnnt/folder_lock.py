@@ -26,7 +26,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
-def exclusive_folder_lock(folder: Path, state: str) -> Iterator[None]:
+def exclusive_folder_lock(
+    folder: Path, state: str = "is in use", *, wait: bool = False
+) -> Iterator[None]:
     """Hold an exclusive lock on an existing folder for the length of the context.
 
     The operating system locks the folder itself, so that no file is left behind, and releases the
@@ -34,15 +36,16 @@ def exclusive_folder_lock(folder: Path, state: str) -> Iterator[None]:
 
     Args:
         state: for the error message, which is "FOLDER {state} by another process".
+        wait: until the other process releases it, for locks that are held for moments.
 
     Raises:
-        ValueError: another process holds the lock.
+        ValueError: another process holds the lock, without `wait`.
     """
     handle = os.open(folder, os.O_RDONLY)
     _handles.add(handle)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise ValueError(
                 f"{folder} {state} by another process: wait for it, end it, or choose "

@@ -37,12 +37,15 @@ def test_decode_writes_results(run: Path, method: str, capsys: pytest.CaptureFix
     assert "WER" in shown
     assert "95% interval" in shown
     assert "real-time factor" in shown
-    suffix = f"test-{method}-step-00000006.txt"
-    recogs = (run / f"results/recogs-{suffix}").read_text().splitlines()
+    texts = {}
+    for name in ("recogs", "errs", "wer-summary"):
+        (path,) = (run / "results").glob(f"{name}-test-{method}-step-00000006-????????.txt")
+        texts[name] = path.read_text()
+    recogs = texts["recogs"].splitlines()
     assert len(recogs) == 12
     assert recogs[0].startswith("test-0:\tref=['")
-    assert (run / f"results/errs-{suffix}").read_text().startswith("%WER = ")
-    assert (run / f"results/wer-summary-{suffix}").read_text().startswith("settings\tWER\n")
+    assert texts["errs"].startswith("%WER = ")
+    assert texts["wer-summary"].startswith("settings\tWER\n")
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
@@ -114,7 +117,11 @@ def test_progress_bars_are_for_terminals(
     monkeypatch.setattr("pruned_rnnt.cli.start_logging", lambda: console)
     noise_S = 0.1 * np.random.default_rng(0).standard_normal(32000)
     soundfile.write(tmp_path / "a.wav", noise_S, 16000)
-    done = (("decoding, utterances", "6/6"), ("aligning, utterances", "6/6"), ("1/1 a.wav", "2/2"))
+    done = (
+        ("decoding test, utterances", "6/6"),
+        ("aligning, utterances", "6/6"),
+        ("1/1 a.wav", "2/2"),
+    )
     commands = (
         ["decode", str(run)],
         ["align", str(run), "--output", str(tmp_path / "times")],

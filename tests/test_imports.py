@@ -52,17 +52,18 @@ ALLOWED = {
         "decode/timing",
         "model",
     },
+    "run": {"data", "decode"},
     "train/optim": {"model"},
     "train/engine": {"data", "model", "train/optim"},
     "train/tasks": {"data", "decode", "diagnostics", "model", "train", "train/engine"},
-    "train": {"data", "decode", "model", "train/engine", "train/optim", "train/tasks"},
+    "train": {"data", "decode", "model", "run", "train/engine", "train/optim", "train/tasks"},
     "export": {"data", "decode", "interop", "model", "ops"},
     "transcribe": {"data", "decode", "export", "model"},
-    "align": {"data", "decode", "diagnostics", "model", "transcribe"},
-    "pretrained": {"data", "decode", "export", "interop", "model", "train", "transcribe"},
+    "align": {"data", "decode", "diagnostics", "model", "run", "transcribe"},
+    "pretrained": {"data", "decode", "export", "interop", "model", "run", "train", "transcribe"},
     "finetune": {"data", "decode", "export", "interop", "model", "pretrained", "train"},
     "interop": {"data", "loss", "model", "train"},
-    "report": {"align", "data", "decode", "diagnostics", "model", "train"},
+    "report": {"align", "data", "decode", "diagnostics", "model", "run", "train"},
 }
 # The modules directly in the package: those of `base`, and those that may import every part.
 BASE = {

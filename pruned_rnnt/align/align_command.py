@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.align.manifest import cut_of_file
-from pruned_rnnt.align.output import AlignmentWriter
+from pruned_rnnt.align.output import AlignmentWriter, location
 from pruned_rnnt.align.sources import align_file, align_set
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
+from pruned_rnnt.data.input.batch_identity import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.progress import progress_bar
+from pruned_rnnt.run.alignments import AlignmentPlace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +39,7 @@ def run_align(
     model: SpeechModel,
     tokenizer: Tokenizer,
     source: tuple[DataModule, str] | tuple[Path, str],
-    folder: Path,
+    place: AlignmentPlace,
     kind: str,
     *,
     p99_duration: float | None = None,
@@ -47,67 +50,81 @@ def run_align(
 
     Args:
         source: data and name of a split, or an audio file and its text.
-        folder, kind: as for `AlignmentWriter`.
+        place: where the files go.
+        kind: as for `AlignmentWriter`.
         p99_duration: as for `align_file`.
         calibration: of the model.
         console: shows a progress bar over a split.
 
     Raises:
         FileNotFoundError, ValueError: as `align_set` and `align_file`.
+        UsageError: as `AlignmentPlace`.
     """
+    place.check()
     data, split = source
+    identity = BatchIdentity()
     if isinstance(data, Path):
         path, text = data, split
         results = align_file(model, tokenizer, path, text, p99_duration, calibration)
         cuts = {path.stem: cut_of_file(path, path.stem, text)} if kind == "lhotse" else {}
-        return write_alignments(results, folder, kind, path.stem, cuts)
+        return write_alignments(results, place, kind, cuts, lambda: _digest(path, text))
     loader = data.test_loader(split)
-    results = align_set(model, tokenizer, data, loader, calibration)
+    results = align_set(model, tokenizer, data, identity.over(loader), calibration)
     cuts = {cut.id: cut for cut in data.folder.cuts(split)} if kind == "lhotse" else {}
     with progress_bar(console, "aligning, utterances", loader.utterances) as bar:
         counted = bar.over(results, size=lambda _: 1)
-        return write_alignments(counted, folder, kind, split, cuts)
+        return write_alignments(counted, place, kind, cuts, lambda: identity.digest)
+
+
+def _digest(path: Path, text: str) -> str:
+    return hashlib.sha256(path.read_bytes() + text.encode()).hexdigest()
 
 
 def write_alignments(
     results: Iterable[AlignedUtterance | NotAligned],
-    folder: Path,
+    place: AlignmentPlace,
     kind: str,
-    name: str,
     cuts: Mapping[str, Any],
+    utterances: Callable[[], str],
 ) -> bool:
     """Write alignments and log the utterances without one; False if there are any.
 
-    FOLDER/NAME-not-aligned.txt lists them too, one `id<tab>reason` per line. Texts with a low score
-    are written like the others, and named in a warning. Arguments as for `AlignmentWriter`.
+    NAME-not-aligned.txt lists them too, one `id<tab>reason` per line. Texts with a low score are
+    written like the others, and named in a warning.
+
+    Args:
+        place: where the files go; its split is the NAME in theirs.
+        kind, cuts: as for `AlignmentWriter`.
+        utterances: called at the end: the digest of the aligned utterances.
     """
+    name = place.inputs.split
     failures: list[NotAligned] = []
     doubtful: list[AlignedUtterance] = []
     aligned = unknown = words = 0
     seconds = score = 0.0
-    with AlignmentWriter(folder, kind, name, cuts) as writer:
-        for result in results:
-            if isinstance(result, NotAligned):
-                failures.append(result)
-                continue
-            writer.add(result)
-            aligned += 1
-            words += len(result.words)
-            seconds += result.seconds
-            score += result.word_score
-            if result.word_score < _DOUBTFUL_SCORE:
-                doubtful.append(result)
-            unknown += result.has_unknown
-        location = writer.location
+    with place.unfinished() as unfinished:
+        with AlignmentWriter(unfinished, kind, name, cuts) as writer:
+            for result in results:
+                if isinstance(result, NotAligned):
+                    failures.append(result)
+                    continue
+                writer.add(result)
+                aligned += 1
+                words += len(result.words)
+                seconds += result.seconds
+                score += result.word_score
+                if result.word_score < _DOUBTFUL_SCORE:
+                    doubtful.append(result)
+                unknown += result.has_unknown
+        if failures:
+            lines = (f"{failure.id}\t{failure.reason}\n" for failure in failures)
+            list_name = f"{name}-not-aligned.txt"
+            (unfinished / list_name).write_text("".join(lines), encoding="utf-8")
+        folder = place.keep(unfinished, utterances())
     for failure in failures[:_MAX_NAMED]:
         logger.warning("not aligned: %s: %s", failure.id, failure.reason)
     if len(failures) > _MAX_NAMED:
         logger.warning("and %d more", len(failures) - _MAX_NAMED)
-    list_path = folder / f"{name}-not-aligned.txt"
-    list_path.unlink(missing_ok=True)
-    if failures:
-        lines = (f"{failure.id}\t{failure.reason}\n" for failure in failures)
-        list_path.write_text("".join(lines), encoding="utf-8")
     for utterance in doubtful[:_MAX_NAMED]:
         logger.warning(
             "%s: the text may not match the audio: score per word %.2f, below %g",
@@ -122,12 +139,13 @@ def write_alignments(
             "%d texts have characters without a token, which were aligned as <unk>", unknown
         )
     mean = f", score per word {score / aligned:.2f}" if aligned else ""
-    print(f"aligned {aligned} utterances, {words} words, {seconds:.1f} s{mean}: {location}")
+    paths = location(folder, kind, name)
+    print(f"aligned {aligned} utterances, {words} words, {seconds:.1f} s{mean}: {paths}")
     if doubtful:
         print(
             f"doubtful: {len(doubtful)}, with a score per word below {_DOUBTFUL_SCORE:g} in "
             f"{folder / f'{name}-scores.tsv'}"
         )
     if failures:
-        print(f"not aligned: {len(failures)}, listed with reasons in {list_path}")
+        print(f"not aligned: {len(failures)}, listed with reasons in {folder / list_name}")
     return not failures

@@ -10,7 +10,8 @@ ALIGN_HELP = """\
   pruned-rnnt align RUN talk.wav --text "the words of the talk"
 Times are those of the CTC head, corrected by RUN/calibration.json if there is one
 (pruned-rnnt decode RUN decode.split=dev --calibrate). Utterances without an alignment
-are listed with the reason; the exit code is then 1.
+are listed with the reason; the exit code is then 1. Without --output, each set and model gets a
+folder in RUN/alignments; --output refuses a folder with alignments of another model or other data.
 
 """
 
@@ -34,4 +35,6 @@ def add_align_arguments(parser: argparse.ArgumentParser) -> None:
         default="textgrid",
         help="TextGrid for Praat, CTM for scoring tools, cuts for lhotse (default: textgrid)",
     )
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: RUN/alignments")
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="default: a folder in RUN/alignments"
+    )

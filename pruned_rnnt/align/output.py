@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -88,16 +89,22 @@ class AlignmentWriter:
         else:
             self._manifest.write(cut_with_alignment(self.cuts[utterance.id], utterance))
 
-    @property
-    def location(self) -> str:
-        """The paths of the results, for messages."""
-        if self.kind == "textgrid":
-            return f"{self.folder / self.name}/*.TextGrid"
-        if self.kind == "ctm":
-            return f"{self.folder}/{self.name}-{{words,tokens}}.ctm"
-        return str(self.folder / f"{self.name}_cuts.jsonl.gz")
+
+def location(folder: Path, kind: str, name: str) -> str:
+    """The paths of the results of an `AlignmentWriter`, for messages."""
+    if kind == "textgrid":
+        return f"{folder / name}/*.TextGrid"
+    if kind == "ctm":
+        return f"{folder}/{name}-{{words,tokens}}.ctm"
+    return str(folder / f"{name}_cuts.jsonl.gz")
 
 
 def file_name(utterance: str) -> str:
-    """An utterance id as a file name: other than word characters and .+=@- become underscores."""
-    return _NOT_IN_FILE_NAMES.sub("_", utterance)
+    """An utterance id as a file name, different for each id.
+
+    Other than word characters and .+=@- become underscores; some digits of a hash then follow.
+    """
+    name = _NOT_IN_FILE_NAMES.sub("_", utterance)
+    if name == utterance:
+        return name
+    return f"{name}-{hashlib.sha256(utterance.encode()).hexdigest()[:8]}"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lhotse import CutSet
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
-from pruned_rnnt.align.output import file_name
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
@@ -41,15 +39,22 @@ if TYPE_CHECKING:
 _MAX_SIMILAR = 5
 
 
-def plot_utterances(
+class DrawnUtterance(NamedTuple):
+    """The picture of an utterance, and the batch with its features."""
+
+    id: str
+    batch: Batch
+    figure: Figure
+
+
+def draw_utterances(
     loaded: tuple[TransducerModel, Tokenizer],
     data: DataModule,
     ids: Sequence[str],
     config: DecodeConfig,
-    folder: Path,
     language_model: LanguageModel | None = None,
-) -> Iterator[Path]:
-    """Decode and draw utterances of `config.split`; yields the paths FOLDER/ID.png.
+) -> Iterator[DrawnUtterance]:
+    """Decode and draw utterances of the split `config.split`.
 
     Args:
         language_model: the model that `config.fusion.lm` names.
@@ -60,18 +65,15 @@ def plot_utterances(
     model, tokenizer = loaded
     cuts = find_cuts(data.folder.cuts(config.split, lazy=True), ids, config.split)
     to_batch = SpeechDataset(tokenizer, stored=data.config.features == "stored", augmenter=None)
-    folder.mkdir(parents=True, exist_ok=True)
     for cut in cuts:
         batch = to_batch[0, CutSet.from_cuts([cut])]
         (decoded,) = decode_set(model, [batch], tokenizer, config, language_model).utterances
         best = decoded.hypotheses[0] if decoded.hypotheses else None
-        path = folder / f"{file_name(cut.id)}.png"
-        draw_utterance(model, tokenizer, batch, best).savefig(path)
-        yield path
+        yield DrawnUtterance(cut.id, batch, draw_utterance(model, tokenizer, batch, best))
 
 
 def find_cuts(cuts: Iterable[Any], wanted: Sequence[str], split: str) -> list[Any]:
-    """The cuts with these ids, in the order of `wanted`; raises as `plot_utterances` does."""
+    """The cuts with these ids, in the order of `wanted`; raises as `draw_utterances` does."""
     found: dict[str, Any] = {}
     names = []
     for cut in cuts:

@@ -41,7 +41,8 @@ def align_set(
     if data.tokenizer.symbols != tokenizer.symbols:
         raise ValueError(
             f"the tokens of {data.config.path} differ from those of the model: "
-            "align data that were prepared with the model's tokenizer"
+            "prepare these data again with the run's tokens, by `pruned-rnnt prepare ... "
+            "--tokenizer-from RUN`"
         )
     return align_batches(model, batches, tokenizer, calibration)
 

@@ -43,20 +43,15 @@ def add_decode(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
-    from pruned_rnnt.align.calibrate import calibrate, word_confidences
-    from pruned_rnnt.decode.decode_set import decode_set
+    from pruned_rnnt.commands.decoding import Decoding
     from pruned_rnnt.decode.encoder_passes import choose_passes
-    from pruned_rnnt.decode.nbest import write_hypotheses
-    from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
-    from pruned_rnnt.decode.scoring.measured import ErrorRate, save_measurement
-    from pruned_rnnt.decode.scoring.result_files import write_results
-    from pruned_rnnt.decode.timing.calibration import read_calibration, save_calibration
     from pruned_rnnt.pretrained.load import fusion_language_model
-    from pruned_rnnt.pretrained.run_card import measurement_of_run
-    from pruned_rnnt.progress import progress_bar
     from pruned_rnnt.train.run import load_model
 
     config = config_of_run(options)
+    splits = config.decode.splits
+    if options.calibrate and len(splits) > 1:
+        raise UsageError(f"--calibrate needs one split, got decode.split={config.decode.split}")
     loaded = load_model(config)
     choose_passes(config.decode, loaded.model)
     _prepare_process(loaded.model)
@@ -64,53 +59,22 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     if data.tokenizer.symbols != loaded.tokenizer.symbols:
         raise UsageError(
             f"the tokens of {config.data.path} differ from those of the run {config.folder}: "
-            "decode data prepared with the run's tokenizer"
+            "prepare these data again with the run's tokens, by `pruned-rnnt prepare ... "
+            f"--tokenizer-from {config.folder}`"
         )
     language_model = fusion_language_model(config.decode, loaded.model, loaded.tokenizer)
-    if options.plot is not None:
-        from pruned_rnnt.align.picture import plot_utterances
-        from pruned_rnnt.model.build_model import as_transducer
-
-        parts = as_transducer(loaded.model, "--plot"), loaded.tokenizer
-        plots = config.folder / "results/plots"
-        ids = options.plot.split(",")
-        for path in plot_utterances(parts, data, ids, config.decode, plots, language_model):
-            print(f"drawn: {path}")
-        return 0
-    split, label = config.decode.split, config.decode.label
-    loader = data.test_loader(split)
-    with progress_bar(console, "decoding, utterances", loader.utterances) as bar:
-        batches = bar.over(loader, size=len)
-        decoded = decode_set(loaded.model, batches, loaded.tokenizer, config.decode, language_model)
-    words = [utterance.transcript for utterance in decoded.utterances]
-    characters = [transcript.characters() for transcript in words]
-    transcripts = words if config.decode.metric == "wer" else characters
-    suffix = f"{label}-{loaded.name}"
-    folder = config.folder / "results"
-    metric = config.decode.metric.upper()
-    write_results(folder, split, suffix, label, transcripts, metric)
-    calibration = read_calibration(config.folder, loaded.model.vocab_size)
-    if options.calibrate:
-        calibration = calibrate(
-            loaded.model, loaded.tokenizer, loader, decoded.utterances, f"{split}, {loaded.name}"
-        )
-    nbest = folder / f"nbest-{split}-{suffix}.jsonl"
-    write_hypotheses(nbest, decoded.utterances, loaded.tokenizer, calibration)
-    by_word, by_character = ErrorRate.of(words), ErrorRate.of(characters)
-    save_measurement(folder, measurement_of_run(config, loaded, len(words), by_word, by_character))
-    chosen = by_word if config.decode.metric == "wer" else by_character
-    print(
-        f"{split} {label} {loaded.name}: WER {by_word.counts}, CER {by_character.counts}, "
-        f"95% interval of the {metric} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
-        f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
+    for split in splits:
+        data.folder.manifests(split)  # before any is decoded
+    decoding = Decoding(
+        config=config, loaded=loaded, data=data, language_model=language_model, console=console
     )
-    confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
-    entropy = normalised_cross_entropy(*confidences)
-    print(f"confidences of words: normalised cross entropy {entropy:.3f}")
-    print(f"results: {folder}/*-{split}-{suffix}.*")
-    print(f"web page of curves and errors: pruned-rnnt report {config.folder}")
-    if options.calibrate and calibration is not None:
-        print(f"calibration: {save_calibration(config.folder, calibration)}")
+    for split in splits:
+        if options.plot is not None:
+            decoding.plot(split, options.plot.split(","))
+        else:
+            decoding.decode(split, calibrating=options.calibrate)
+    if options.plot is None:
+        print(f"web page of curves and errors: pruned-rnnt report {config.folder}")
     return 0
 
 
@@ -134,10 +98,14 @@ def add_align(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def align(options: argparse.Namespace, console: Console) -> int:
     """Find the times of the words of a known text."""
+    from dataclasses import replace
+
     from pruned_rnnt.align.align_command import run_align
+    from pruned_rnnt.commands.run_inputs import run_inputs
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.encoder_passes import choose_passes
     from pruned_rnnt.decode.timing.calibration import read_calibration
+    from pruned_rnnt.run.alignments import AlignmentPlace
     from pruned_rnnt.train.run import load_model, run_config
 
     settings, audio = split_arguments(options.arguments)
@@ -150,21 +118,33 @@ def align(options: argparse.Namespace, console: Console) -> int:
         raise UsageError(
             "--split, which names a set of the run's data, cannot be combined with an audio file"
         )
+    split = options.split or config.decode.split
+    if not audio and len(config.decode.splits) > 1 and options.split is None:
+        raise UsageError(f"align needs one split, got decode.split={split}")
     loaded = load_model(config)
     choose_passes(config.decode, loaded.model)
     _prepare_process(loaded.model)
-    folder = options.output or config.folder / "alignments"
-    split = options.split or config.decode.split
+    calibration = read_calibration(options.run, loaded.model.vocab_size)
+    inputs = run_inputs(config, loaded, calibration)
+    place = AlignmentPlace(
+        run=config.folder,
+        inputs=(
+            replace(inputs, split=Path(audio[0]).stem, own_data=True)
+            if audio
+            else replace(inputs, split=split)
+        ),
+        output=options.output,
+    )
     tokenizer = loaded.tokenizer
     longest = read_p99_duration(options.run)
     done = run_align(
         loaded.model,
         tokenizer,
         (Path(audio[0]), options.text) if audio else (_data_of(config, tokenizer), split),
-        folder,
+        place,
         options.format,
         p99_duration=longest,
-        calibration=read_calibration(options.run, loaded.model.vocab_size),
+        calibration=calibration,
         console=console,
     )
     return 0 if done else EXIT_FAILED

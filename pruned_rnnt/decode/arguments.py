@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-DECODE_HELP = "Writes recogs-, errs- and wer-summary- files to RUN/results.\n\n"
+DECODE_HELP = """\
+Writes recogs-, errs-, wer-summary-, nbest- and scores- files to RUN/results. Their names end in
+digits that stand for all inputs, so results with other inputs are never overwritten.
+
+"""
 
 
 def add_decode_arguments(parser: argparse.ArgumentParser) -> None:

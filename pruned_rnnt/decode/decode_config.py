@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pruned_rnnt.decode.encode import Precision
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search.fast_beam import FastBeamConfig
 from pruned_rnnt.setting_checks import check_at_least
 
-_BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
-_NEEDS_BEAM = f"decode.method={' or '.join(_BEAM_METHODS)}"
+BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
+_NEEDS_BEAM = f"decode.method={' or '.join(BEAM_METHODS)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DecodeConfig:
     batch_seconds: of audio that transcription decodes together, with padding: segments of long
         audio and of several recordings. null: 600 to 3840 on a GPU, by its memory, and on a CPU
         each segment by itself.
-    split: split of the prepared data.
+    split: split of the prepared data, or several: `dev,test` or `[dev, test]`.
     checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
         three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
         path of a checkpoint.
@@ -63,7 +63,8 @@ class DecodeConfig:
     fused_kernels: Literal["auto", "off"] = "auto"
     cuda_graphs: Literal["auto", "off"] = "auto"
     batch_seconds: float | None = None
-    split: str = "test"
+    # A text or a list, which `__post_init__` joins.
+    split: Any = "test"
     checkpoint: str = "last"
     use_average: bool = True
     max_symbols_per_frame: int = 0
@@ -79,48 +80,28 @@ class DecodeConfig:
     fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
 
     def __post_init__(self) -> None:
+        splits = self.split if isinstance(self.split, list | tuple) else str(self.split).split(",")
+        if not splits or not all(str(split).strip() for split in splits):
+            raise ValueError(f"decode.split is {self.split!r}, needs names of splits")
+        object.__setattr__(self, "split", ",".join(str(split).strip() for split in splits))
         check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
         check_at_least("decode", self, chunk=0, left=0, refinements=0)
         if self.batch_seconds is not None and not self.batch_seconds >= 0:
             raise ValueError(f"decode.batch_seconds is {self.batch_seconds}, needs >= 0 or null")
-        if self.fusion.enabled and self.method not in _BEAM_METHODS:
+        if self.fusion.enabled and self.method not in BEAM_METHODS:
             raise ValueError(f"decode.fusion needs {_NEEDS_BEAM}, got {self.method}")
         if self.fusion.ilm_scale and self.method == "ctc_prefix_beam":
             raise ValueError(
                 f"decode.fusion.ilm_scale is {self.fusion.ilm_scale}, which needs "
                 "decode.method=modified_beam: a CTC head has no internal language model"
             )
-        if self.num_best > 1 and self.method not in _BEAM_METHODS:
+        if self.num_best > 1 and self.method not in BEAM_METHODS:
             raise ValueError(
                 f"decode.num_best is {self.num_best}, which needs {_NEEDS_BEAM}: {self.method} "
                 "finds one hypothesis"
             )
 
     @property
-    def label(self) -> str:
-        """Method, fusion scales and sizes that are not defaults, for the names of result files."""
-        fusion = self.fusion
-        parts: list[str] = [self.method]
-        for name, used, scale in (
-            ("ngram", fusion.ngram, fusion.ngram_scale),
-            ("words", fusion.word_ngram or fusion.word_texts, fusion.word_scale),
-            ("lm", fusion.lm, fusion.lm_scale),
-            ("ilm", fusion.ilm_scale, fusion.ilm_scale),
-            ("hotwords", fusion.hotwords, fusion.hotword_bonus),
-            ("bonus", fusion.symbol_bonus, fusion.symbol_bonus),
-        ):
-            parts += [f"{name}{scale:g}"] * bool(used)
-        for name, field_name, methods in (
-            ("symbols", "max_symbols_per_frame", ("greedy", "modified_beam")),
-            ("beam", "beam_size", _BEAM_METHODS),
-            ("refinements", "refinements", ("non_autoregressive",)),
-            ("chunk", "chunk", (self.method,)),
-            ("left", "left", (self.method,)),
-        ):
-            size = getattr(self, field_name)
-            if self.method in methods and size != getattr(DecodeConfig, field_name):
-                parts.append(f"{name}{size}")
-        for name, default in (("precision", "float32"), ("metric", "wer")):
-            if getattr(self, name) != default:
-                parts.append(getattr(self, name))
-        return "-".join(parts)
+    def splits(self) -> list[str]:
+        """The names of `split`, once each."""
+        return list(dict.fromkeys(self.split.split(",")))

@@ -2,21 +2,20 @@
 
 One line per utterance:
 
-    {"id": ..., "reference": ..., "hypotheses": [
+    {"id": ..., "reference": ..., "audio": {"frames", "mean"}, "hypotheses": [
         {"text": ..., "score": ..., "tokens": [{"token", "start", "end", "score"}, ...],
          "words": [{"word", "start", "end", "confidence"}, ...]}, ...]}
 
-Times are seconds from the start of the utterance. Scores are natural log-probabilities, including
-fusion. The best hypothesis comes first.
+`audio` identifies the audio (`Audio`). Times are seconds from the start of the utterance. Scores
+are natural log-probabilities, including fusion. The best hypothesis comes first.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
@@ -25,27 +24,32 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words
 
 
-def write_hypotheses(
-    path: Path,
+def hypothesis_lines(
     utterances: Iterable[Decoded],
     tokenizer: Tokenizer,
     calibration: Calibration | None = None,
-) -> None:
-    """Write one line for each utterance, in their order; calibration: of the model."""
+    audio: Mapping[str, Audio] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The line of each utterance, in their order.
+
+    Args:
+        calibration: of the model.
+        audio: of the utterances, by id.
+    """
     names = tokenizer.symbols
-    with path.open("w", encoding="utf-8") as file:
-        for utterance in utterances:
-            line = {
-                "id": utterance.id,
-                "reference": utterance.reference,
-                "hypotheses": [
-                    {"text": text, **_details(hypothesis, head, names, tokenizer, calibration)}
-                    for text, hypothesis, head in zip(
-                        utterance.texts, utterance.hypotheses, utterance.heads, strict=True
-                    )
-                ],
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    for utterance in utterances:
+        found = (audio or {}).get(utterance.id)
+        yield {
+            "id": utterance.id,
+            "reference": utterance.reference,
+            **({"audio": found._asdict()} if found is not None else {}),
+            "hypotheses": [
+                {"text": text, **_details(hypothesis, head, names, tokenizer, calibration)}
+                for text, hypothesis, head in zip(
+                    utterance.texts, utterance.hypotheses, utterance.heads, strict=True
+                )
+            ],
+        }
 
 
 def _details(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 
 import torch
-
-from pruned_rnnt.model.speech_model import SpeechModel
+from torch import nn
 
 _DIGITS = 16
 
 
-def fingerprint(model: SpeechModel) -> str:
+def fingerprint(model: nn.Module) -> str:
     """16 hexadecimal digits, equal for equal names, shapes and values on any device.
 
     Only parameters count: buffers such as counters of training do not change what a model outputs.

@@ -13,7 +13,7 @@ from typing import Any
 
 from pruned_rnnt.config import plain_yaml
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.decode.scoring.measured import ErrorRate, Measurement
+from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.train.card_config import UNKNOWN, CardConfig
 
 FILE_NAME = "README.md"

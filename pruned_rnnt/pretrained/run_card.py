@@ -1,4 +1,4 @@
-"""The model card of a run, and the measurements that `decode` stores for it."""
+"""The model card of a run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.code_version import code_version
 from pruned_rnnt.config import to_dict
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.decode.scoring.measured import ErrorRate, Measurement, read_measurements
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.pretrained.model_card import ModelCard
+from pruned_rnnt.run.measured import read_measurements
+from pruned_rnnt.run.results import results_folder
 from pruned_rnnt.train.engine.run_versions import versions
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import LoadedModel
@@ -22,27 +22,6 @@ from pruned_rnnt.train.run import LoadedModel
 _PATHS = {"data": ("path", "old_path"), "train": ("folder", "init"), "finetune": ("tokens",)}
 # Sections that do not say how the model was trained.
 _LEFT_OUT = ("card", "decode")
-
-
-def measurement_of_run(
-    config: ExperimentConfig,
-    loaded: LoadedModel,
-    utterances: int,
-    words: ErrorRate,
-    characters: ErrorRate,
-) -> Measurement:
-    """The measurement of `decode` on the split that the configuration names."""
-    return Measurement(
-        data=_data_name(config),
-        split=config.decode.split,
-        setting=config.decode.label,
-        model=fingerprint(loaded.model),
-        checkpoint=loaded.name,
-        utterances=utterances,
-        words=words,
-        characters=characters,
-        code=str(code_version()),
-    )
 
 
 def card_of_run(config: ExperimentConfig, loaded: LoadedModel) -> ModelCard:
@@ -62,7 +41,7 @@ def card_of_run(config: ExperimentConfig, loaded: LoadedModel) -> ModelCard:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         symbols=model.vocab_size,
         data=_data_sentence(config),
-        results=tuple(read_measurements(config.folder / "results", fingerprint(model))),
+        results=tuple(read_measurements(results_folder(config.folder), fingerprint(model))),
         settings=_settings(config),
         code=_training_code(config.folder),
     )

@@ -6,7 +6,6 @@ the page sorts, filters and divides into pages.
 | module | content |
 | --- | --- |
 | `report_run` | reads a run's folder: configuration, metrics, result files |
-| `result_files` | reads the files that `pruned-rnnt decode` wrote |
 | `cut_details` | durations and speakers of the utterances, from the prepared data |
 | `scored_set` | a result with its errors: by utterance, duration, speaker and word |
 | `comparison` | two results of the same set, with the significance of the difference |

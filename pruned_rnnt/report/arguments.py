@@ -24,7 +24,8 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
             default="*",
             metavar="PATTERN",
             help=f"which results of {whose} to show, by search and checkpoint as in the names of "
-            "result files, such as 'greedy-step-00001200' (default: the newest of each set)",
+            "result files, with or without the digits at their end, such as 'greedy-step-00001200' "
+            "(default: the newest of each set; of the other run, the newest with equal settings)",
         )
     parser.add_argument("--output", type=Path, metavar="FILE.html", help="default: RUN/report.html")
     parser.add_argument(

@@ -25,8 +25,8 @@ from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
-from pruned_rnnt.report.result_files import ResultFile, TimedWord
 from pruned_rnnt.report.scored_set import ScoredUtterance
+from pruned_rnnt.run.result_file import ResultFile, TimedWord
 from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -54,7 +54,7 @@ class UtterancePictures:
                 f"The lattices are those of the checkpoint {checkpoint!r}, because that of the "
                 f"result {result.setting} no longer exists."
             )
-        decode = dataclasses.replace(config.decode, checkpoint=checkpoint)
+        decode = dataclasses.replace(config.decode, checkpoint=checkpoint, **_of_model(result))
         try:
             loaded = load_model(dataclasses.replace(config, decode=decode))
             self.model = as_transducer(loaded.model, "a picture of the lattice")
@@ -114,12 +114,19 @@ def spectrogram_figure(features_TF: Tensor, words: Sequence[TimedWord]) -> Figur
 def _checkpoint_of(config: ExperimentConfig, result: ResultFile) -> str | None:
     """The value of decode.checkpoint that made a result; None if it no longer exists."""
     paths = CheckpointFolder(config.folder / "checkpoints").paths()
-    if paths and result.setting.endswith(
+    if paths and result.short_setting.endswith(
         f"-{paths[-1].stem}-average-last-{min(AVERAGED_CHECKPOINTS, len(paths))}"
     ):
         return "average"
     candidates = [*paths, *sorted(config.folder.glob("*.pt"))]
-    return next((str(p) for p in candidates if result.setting.endswith(f"-{p.stem}")), None)
+    return next((str(p) for p in candidates if result.short_setting.endswith(f"-{p.stem}")), None)
+
+
+def _of_model(result: ResultFile) -> dict[str, Any]:
+    """The settings of a result that change the model."""
+    settings = {} if result.inputs is None else result.inputs.settings
+    names = ("use_average", "chunk", "left")
+    return {name: settings[name] for name in names if name in settings}
 
 
 def _hypothesis(utterance: ScoredUtterance, tokenizer: Tokenizer) -> Hypothesis | None:

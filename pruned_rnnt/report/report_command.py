@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.report.clips import ByteBudget
-from pruned_rnnt.report.comparison import Comparison, compare
+from pruned_rnnt.report.comparison import Comparison, compare, partner
 from pruned_rnnt.report.cut_details import CutDetails, read_cut_details
 from pruned_rnnt.report.page import Page, render_page
 from pruned_rnnt.report.pictures import UtterancePictures
 from pruned_rnnt.report.report_run import ReportRun, read_run
-from pruned_rnnt.report.result_files import ResultFile
 from pruned_rnnt.report.scored_set import ScoredSet, score_result
 from pruned_rnnt.report.set_section import SetSection, set_section
 from pruned_rnnt.report.training_charts import training_charts
 from pruned_rnnt.report.worst import worst_utterances
+from pruned_rnnt.run.result_file import ResultFile
 from pruned_rnnt.usage_errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,15 +79,10 @@ def make_report(
     other = None
     if other_folder is not None:
         other = read_run(other_folder, pattern=options.other_result)
-    names = _names(run, other)
-    scored = {split: _score(run, result) for split, result in run.newest_results().items()}
-    second: dict[str, ScoredSet] = {}
-    if other is not None:
-        for split, result in other.newest_results().items():
-            # The other run has the same utterances, or none of them are compared.
-            details = scored[split].details if split in scored else None
-            second[split] = _score(other, result, details)
-    comparisons = {split: compare(scored[split], second[split]) for split in scored.keys() & second}
+    scored = {name: _score(run, result) for name, result in run.newest_results().items()}
+    second = {} if other is None else _score_other(other, scored)
+    names = _names(run, other, scored, second)
+    comparisons = {name: compare(scored[name], second[name]) for name in scored.keys() & second}
     sections = _sections(run, scored, comparisons, names, options, console)
     results = [(names[0], each) for each in scored.values()]
     results += [(names[1], each) for each in second.values()]
@@ -104,25 +100,49 @@ def make_report(
     return Report(html=render_page(page), hints=hints)
 
 
-def _names(run: ReportRun, other: ReportRun | None) -> tuple[str, ...]:
-    """Short names of the runs that differ from each other."""
+def _score_other(other: ReportRun, scored: dict[str, ScoredSet]) -> dict[str, ScoredSet]:
+    """The results of the other run, by the set of the first run that each is compared with."""
+    second = {}
+    for name, first in scored.items():
+        found = partner(first.result, other.results)
+        if found is not None:
+            # It has the same utterances, or none of them are compared.
+            second[name] = _score(other, found, first.details)
+    shown = [each.result for each in second.values()]
+    for name, result in other.newest_results().items():
+        if name not in scored and result not in shown:
+            second[name] = _score(other, result)
+    return second
+
+
+def _names(
+    run: ReportRun,
+    other: ReportRun | None,
+    scored: dict[str, ScoredSet],
+    second: dict[str, ScoredSet],
+) -> tuple[str, ...]:
+    """Short names of the runs, or of the results of one run, that differ from each other."""
     if other is None:
         return (run.name,)
     if run.name != other.name:
         return (run.name, other.name)
     if run.folder.resolve() != other.folder.resolve():
         return (str(run.folder), str(other.folder))
-    settings = [
-        next((result.setting for result in each.results), "no result") for each in (run, other)
-    ]
-    return (settings[0], settings[1] if settings[1] != settings[0] else f"{settings[1]} (again)")
+    results = [next((each.result for each in sets.values()), None) for sets in (scored, second)]
+    names = ["no result" if each is None else each.short_setting for each in results]
+    if names[0] == names[1]:
+        names = ["no result" if each is None else each.setting for each in results]
+    return (names[0], names[1] if names[1] != names[0] else f"{names[1]} (again)")
 
 
 def _score(run: ReportRun, result: ResultFile, details: CutDetails | None = None) -> ScoredSet:
     decoded, damaged = result.read()
     if details is None and run.config is not None:
         names = [each.transcript.id for each in decoded]
-        details = read_cut_details(run.config.data, result.split, names)
+        data = run.config.data
+        if result.data_path:
+            data = dataclasses.replace(data, path=result.data_path)
+        details = read_cut_details(data, result.split, names)
     scored = score_result(result, details or CutDetails(), decoded)
     return (
         scored

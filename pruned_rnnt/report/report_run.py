@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.report.result_files import ErrorSummary, ResultFile, find_results
+from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import config_path
@@ -44,10 +44,10 @@ class ReportRun:
         return [line for line in self.metrics if line["group"] == name]
 
     def newest_results(self) -> dict[str, ResultFile]:
-        """The newest result of each split, by its name; test sets first."""
+        """The newest result of each set, by its name; test sets first."""
         newest: dict[str, ResultFile] = {}
         for result in self.results:
-            newest.setdefault(result.split, result)
+            newest.setdefault(result.set_name, result)
         # Test sets before dev sets.
         return dict(sorted(newest.items(), key=lambda item: ("test" not in item[0], item[0])))
 

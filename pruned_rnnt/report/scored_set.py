@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.decode.scoring.error_statistics import ErrorStatistics, WordPair, align_words
 from pruned_rnnt.decode.scoring.significance import rate_interval
 from pruned_rnnt.decode.scoring.wer import (
@@ -17,7 +18,7 @@ from pruned_rnnt.decode.scoring.wer import (
     count_errors,
 )
 from pruned_rnnt.report.cut_details import CutDetails
-from pruned_rnnt.report.result_files import Decoded, ResultFile, TimedWord, Token
+from pruned_rnnt.run.result_file import Decoded, ResultFile, TimedWord, Token
 
 # Widths of the groups of durations in seconds; the smallest with few enough groups is used. The
 # longest utterances, one in 50, are one group.
@@ -34,6 +35,7 @@ class ScoredUtterance:
 
     seconds: duration; None if unknown. speaker: empty if unknown.
     words, tokens: of the hypothesis, empty if unknown.
+    audio: None if unknown.
     """
 
     transcript: Transcript
@@ -43,6 +45,7 @@ class ScoredUtterance:
     speaker: str
     words: tuple[TimedWord, ...]
     tokens: tuple[Token, ...]
+    audio: Audio | None = None
 
     @property
     def id(self) -> str:
@@ -179,6 +182,7 @@ def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Deco
                 speaker=details.speaker(transcript.id),
                 words=each.words,
                 tokens=each.tokens,
+                audio=each.audio,
             )
         )
     problems = [details.problem] if details.problem else []

@@ -78,7 +78,7 @@ def utterance_table(scored: ScoredSet, name: str) -> Table:
     columns.append(Column(label="Reference and errors", kind="aligned", values=texts))
     return Table(
         name=name,
-        caption=f"All {len(rows):,} utterances of {scored.result.split}",
+        caption=f"All {len(rows):,} utterances of {scored.result.set_name}",
         columns=columns,
         sort=1,
         separator=separator,

@@ -16,6 +16,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.split_summary import show_split, show_texts
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -65,8 +66,9 @@ def inspect_run(folder: Path, console: Console) -> Path:
     best = checkpoints.best()
     for path in checkpoints.paths():
         console.print(f"checkpoint {path}{'  (best validation)' if path == best else ''}")
-    for path in sorted(folder.glob("results/wer-summary-*.txt")):
-        console.print(f"result {path.name}: {path.read_text().splitlines()[-1]}")
+    for result in reversed(find_results(folder)):
+        if (found := result.summary()) is not None:
+            console.print(f"result {result.stem}: {found.metric} {found.percent:.2f}%")
     curves = folder / _CURVES_NAME
     draw_curves(train, valid, curves)
     console.print(f"curves {curves}")

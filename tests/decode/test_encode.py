@@ -10,6 +10,7 @@ import torch
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import Precision, encode_padded
 from pruned_rnnt.decode.encoder_passes import choose_kernels
+from pruned_rnnt.decode.result_settings import label, result_settings
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.kernels.available import set_mode
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
@@ -41,7 +42,8 @@ def test_lower_precision_is_near_float32(
 
 
 def test_results_name_the_precision() -> None:
-    assert DecodeConfig(precision="bfloat16", metric="cer").label == "greedy-bfloat16-cer"
+    config = DecodeConfig(precision="bfloat16", metric="cer")
+    assert label(result_settings(config)) == "greedy-bfloat16-cer"
 
 
 def test_log_says_whether_fused_kernels_run(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
+from pruned_rnnt.decode.result_settings import label, result_settings
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -89,4 +90,4 @@ def test_settings_choose_the_search() -> None:
     config = DecodeConfig(method="non_autoregressive", refinements=1, skip_unknown=False)
     found = build_search(model, config)(*batch)
     assert [[h] for h in NonAutoregressiveSearch(model, refinements=1)(*batch)] == found
-    assert config.label == "non_autoregressive-refinements1"
+    assert label(result_settings(config)) == "non_autoregressive-refinements1-no_skip_unknown"

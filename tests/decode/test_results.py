@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.decode.scoring.result_files import write_results
 from pruned_rnnt.decode.scoring.wer import (
     ErrorCounts,
     Transcript,
     confidence_interval,
     count_errors,
 )
+from pruned_rnnt.run.icefall_files import write_icefall_files
 
 
 def transcript(utterance: str, reference: str, hypothesis: str) -> Transcript:
@@ -89,7 +89,7 @@ c   1 0 1 1
 
 
 def test_files_are_as_icefall_writes_them(tmp_path: Path) -> None:
-    rate = write_results(tmp_path / "new", "test", "greedy", "greedy_search", EXAMPLE)
+    rate = write_icefall_files(tmp_path / "new", "test-greedy", "greedy_search", EXAMPLE)
     assert rate == 60.0
     assert (tmp_path / "new/recogs-test-greedy.txt").read_text() == RECOGS
     assert (tmp_path / "new/errs-test-greedy.txt").read_text() == ERRS
@@ -101,14 +101,14 @@ def test_characters_are_counted_without_spaces(tmp_path: Path) -> None:
     characters = [transcript("a", "你好 世界", "你 世界吗").characters()]
     assert characters[0].reference == ("你", "好", "世", "界")
     assert str(count_errors(characters)) == "50.00% [2 / 4, 1 ins, 1 del, 0 sub]"
-    assert write_results(tmp_path, "test", "x", "greedy", characters, "CER") == 50.0
+    assert write_icefall_files(tmp_path, "test-x", "greedy", characters, "CER") == 50.0
     assert (tmp_path / "errs-test-x.txt").read_text().startswith("%CER = 50.00\n")
     assert (tmp_path / "wer-summary-test-x.txt").read_text() == "settings\tCER\ngreedy\t50.0\n"
 
 
 def test_no_reference_words(tmp_path: Path) -> None:
     only_empty = [transcript("a", "", "word")]
-    assert write_results(tmp_path, "test", "x", "greedy_search", only_empty) == 0.0
+    assert write_icefall_files(tmp_path, "test-x", "greedy_search", only_empty) == 0.0
     assert count_errors(only_empty).rate == math.inf
     assert count_errors([transcript("a", "", "")]).rate == 0.0
     assert all(math.isnan(end) for end in confidence_interval(only_empty))

@@ -14,6 +14,8 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
+from pruned_rnnt.decode.result_settings import label as result_label
+from pruned_rnnt.decode.result_settings import result_settings
 from pruned_rnnt.decode.search import host_model
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
@@ -200,7 +202,7 @@ def test_results_of_other_settings_have_other_names() -> None:
         (DecodeConfig(method="modified_beam", fusion=ngram), "modified_beam-ngram0.45"),
         (DecodeConfig(method="modified_beam", chunk=8, fusion=lm), "modified_beam-lm0.3-chunk8"),
     ):
-        assert config.label == label
+        assert result_label(result_settings(config)) == label
 
 
 @pytest.mark.parametrize("context_size", [1, 2])

@@ -14,9 +14,9 @@ from pruned_rnnt import __version__
 from pruned_rnnt.cli import main
 from pruned_rnnt.code_version import code_version
 from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.decode.scoring.measured import read_measurements
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.model.fingerprint import fingerprint
+from pruned_rnnt.run.measured import read_measurements
 from pruned_rnnt.train.engine.run_versions import versions
 from pruned_rnnt.train.run import load_model, run_config
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_run
@@ -121,7 +121,8 @@ def test_stored_measurement_is_that_of_the_result_files(run: Path) -> None:
     results = run / "results"
     found = read_measurements(results, fingerprint(loaded.model))
     (greedy,) = [each for each in found if each.setting == "greedy"]
-    errors = (results / f"errs-dev-greedy-{greedy.checkpoint}.txt").read_text()
+    (path,) = results.glob(f"errs-dev-greedy-{greedy.checkpoint}-*.txt")
+    errors = path.read_text()
     counts = greedy.words.counts
     assert (
         f"Errors: {counts.insertions} insertions, {counts.deletions} deletions, "

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config import to_yaml
-from pruned_rnnt.decode.scoring.result_files import write_results
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.report.report_command import ReportOptions
+from pruned_rnnt.run.icefall_files import write_icefall_files
+from pruned_rnnt.run.measured import ErrorRate, Measurement
+from pruned_rnnt.run.result_inputs import ResultInputs
+from pruned_rnnt.run.results import results_folder, save_result
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from tests.tiny_corpus import tiny_experiment
 
@@ -59,35 +62,75 @@ def write_run(folder: Path, corpus: Path, steps: int = 4, done: int = 4) -> Path
     return folder
 
 
+def hypothesis_line(each: Transcript, audio: tuple[int, float] | None) -> dict[str, Any]:
+    """The line of an n-best file."""
+    words = [
+        {"word": word, "start": 0.1 * n, "end": 0.1 * n + 0.1, "confidence": 0.9}
+        for n, word in enumerate(each.hypothesis)
+    ]
+    tokens = [
+        {"token": word["word"], "start": word["start"], "end": word["end"], "score": -0.1}
+        for word in words
+    ]
+    best = {"text": " ".join(each.hypothesis), "score": -1.0, "tokens": tokens, "words": words}
+    line = {"id": each.id, "reference": " ".join(each.reference), "hypotheses": [best]}
+    return line if audio is None else {**line, "audio": {"frames": audio[0], "mean": audio[1]}}
+
+
 def write_decoded(
+    run: Path,
+    transcripts: Sequence[Transcript],
+    split: str = "test",
+    label: str = "greedy",
+    *,
+    metric: str = "wer",
+    audio: tuple[int, float] | None = None,
+    **changes: Any,
+) -> str:
+    """The result files of a decoded set; returns their STEM.
+
+    audio: of every utterance. changes: of the inputs; `settings` adds to method and metric.
+    """
+    settings = {"method": label, "metric": metric, **changes.pop("settings", {})}
+    values = {
+        "split": split,
+        "utterances": "data",
+        "checkpoint": "step-00000004",
+        "model": run.name,
+        "label": label,
+        "settings": settings,
+        **changes,
+    }
+    inputs = ResultInputs(**values)
+    measured = Measurement(
+        data="corpus",
+        split=split,
+        setting=label,
+        model=inputs.model,
+        checkpoint=inputs.checkpoint,
+        utterances=len(transcripts),
+        words=ErrorRate.of(transcripts),
+        characters=ErrorRate.of([each.characters() for each in transcripts]),
+        code="0.2",
+        inputs=inputs,
+    )
+    lines = [hypothesis_line(each, audio) for each in transcripts]
+    return save_result(run, measured, transcripts, lines)
+
+
+def write_old_decoded(
     run: Path,
     transcripts: Sequence[Transcript],
     split: str = "test",
     suffix: str = "greedy-step-00000004",
     metric: str = "WER",
 ) -> None:
-    """The result files of a decoded set."""
-    folder = run / "results"
-    label = suffix.partition("-step")[0]
+    """The result files of a decoded set as version 0.1 wrote them, without their inputs."""
+    folder = results_folder(run)
     shown = [t.characters() for t in transcripts] if metric == "CER" else transcripts
-    write_results(folder, split, suffix, label, shown, metric)
-    with (folder / f"nbest-{split}-{suffix}.jsonl").open("w", encoding="utf-8") as file:
-        for each in transcripts:
-            words = [
-                {"word": word, "start": 0.1 * n, "end": 0.1 * n + 0.1, "confidence": 0.9}
-                for n, word in enumerate(each.hypothesis)
-            ]
-            tokens = [
-                {"token": word["word"], "start": word["start"], "end": word["end"], "score": -0.1}
-                for word in words
-            ]
-            best = {"text": " ".join(each.hypothesis), "score": -1.0}
-            line = {
-                "id": each.id,
-                "reference": " ".join(each.reference),
-                "hypotheses": [{**best, "tokens": tokens, "words": words}],
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    write_icefall_files(folder, f"{split}-{suffix}", "greedy", shown, metric)
+    text = "".join(json.dumps(hypothesis_line(each, None)) + "\n" for each in transcripts)
+    (folder / f"nbest-{split}-{suffix}.jsonl").write_text(text, encoding="utf-8")
 
 
 @dataclass

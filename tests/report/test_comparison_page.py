@@ -46,9 +46,7 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
 
 def test_results_of_one_run_are_compared(run: Path) -> None:
     runs.write_decoded(run, runs.random_transcripts(30, 0.3, seed=6))
-    runs.write_decoded(
-        run, runs.random_transcripts(30, 0.2, seed=7), suffix="modified_beam-step-00000004"
-    )
+    runs.write_decoded(run, runs.random_transcripts(30, 0.2, seed=7), label="modified_beam")
     options = ReportOptions(result="greedy*", other_result="modified*", pictures=False)
     page = runs.parse(make_report(run, run, options).html)
     assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"

@@ -216,7 +216,7 @@ def test_older_results_are_listed(run: Path) -> None:
     """Their numbers are those of the errs file."""
     old, new = (runs.random_transcripts(30, rate, seed=11) for rate in (0.5, 0.2))
     runs.write_decoded(run, old)
-    runs.write_decoded(run, new, suffix="modified_beam-step-00000004")
+    runs.write_decoded(run, new, label="modified_beam")
     for path in (run / "results").glob("*modified_beam*"):
         os.utime(path, (2e9, 2e9))
     page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.report.result_files import find_results
-from tests.report.run_folders import transcript, write_decoded
+from pruned_rnnt.run.result_file import find_results
+from tests.report.run_folders import transcript, write_old_decoded
 
 DECODED = [
     transcript("u-1", "über den wolken", "über wolken"),
@@ -19,7 +19,7 @@ DECODED = [
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    write_decoded(tmp_path, DECODED)
+    write_old_decoded(tmp_path, DECODED)
     return tmp_path
 
 
@@ -29,7 +29,7 @@ def test_results_are_named_by_set_and_setting(run: Path) -> None:
         ("dev", "modified_beam-beam8-step-00000004-average-last-3"),
         ("dev", "greedy-best"),
     ):
-        write_decoded(run, DECODED, split, suffix)
+        write_old_decoded(run, DECODED, split, suffix)
     found = {(result.split, result.setting) for result in find_results(run)}
     assert found == {
         ("test", "greedy-step-00000004"),
@@ -41,7 +41,7 @@ def test_results_are_named_by_set_and_setting(run: Path) -> None:
 
 
 def test_newest_result_comes_first(run: Path) -> None:
-    write_decoded(run, DECODED, suffix="modified_beam-step-00000004")
+    write_old_decoded(run, DECODED, suffix="modified_beam-step-00000004")
     for path in (run / "results").glob("*greedy*"):
         os.utime(path, (2e9, 2e9))
     assert next(r.setting for r in find_results(run)) == "greedy-step-00000004"
@@ -77,7 +77,7 @@ def test_file_that_is_being_written(run: Path) -> None:
 
 
 def test_characters_of_a_result_that_counts_them(tmp_path: Path) -> None:
-    write_decoded(tmp_path, DECODED, suffix="greedy-cer-step-00000004", metric="CER")
+    write_old_decoded(tmp_path, DECODED, suffix="greedy-cer-step-00000004", metric="CER")
     (result,) = find_results(tmp_path)
     assert result.counts_characters
     expected = [each.characters() for each in DECODED]

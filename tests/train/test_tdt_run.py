@@ -54,7 +54,7 @@ def test_decoding_writes_times_that_durations_bound(run: Path, method: str) -> N
 
 def test_pictures_and_alignments(run: Path, tmp_path: Path) -> None:
     assert main(["decode", str(run), "--plot", "test-1"]) == 0
-    assert (run / "results/plots/test-1.png").is_file()
+    assert list((run / "results/plots").glob("test-1-greedy-*.png"))
     command = ["align", str(run), "--split", "test", "--format", "ctm", "--output", str(tmp_path)]
     assert main(command) == 0
     words = (tmp_path / "test-words.ctm").read_text(encoding="utf-8").split("\n")

@@ -25,10 +25,16 @@ def read_word_ngram(arpa: str, texts: str) -> WordNgram:
         ValueError: `arpa` is no ARPA file, or `texts` has no text.
     """
     orders = read_orders(Path(arpa)) if arpa else []
-    return WordNgram(orders, _read_texts(Path(texts)) if texts else ())
+    return WordNgram(orders, read_texts(Path(texts)) if texts else ())
 
 
-def _read_texts(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file, one per line, or the training texts of a prepared folder, once each.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: there is no text.
+    """
     if path.is_dir():
         cuts = PreparedFolder(path, allow_commands=True).cuts("train", lazy=True)
         # Copies at other speeds have the same text.

@@ -6,6 +6,7 @@ and confidences of words use it, and an exported model contains it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -62,6 +63,11 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digits, equal for equal times and confidences."""
+        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Calibration:

@@ -1,13 +1,10 @@
-"""Error rates that `pruned-rnnt decode` measured, stored in RUN/results for model cards.
-
-scores-SET-SUFFIX.json      one measurement
-"""
+"""Error rates that `pruned-rnnt decode` measured, with the inputs of each: RUN/results/scores-*."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from pruned_rnnt.decode.scoring.wer import (
     confidence_interval,
     count_errors,
 )
+from pruned_rnnt.run.result_inputs import ResultInputs
 
 _PREFIX = "scores-"
 
@@ -45,6 +43,8 @@ class Measurement:
     model: fingerprint of the parameters.
     checkpoint: name of the checkpoint.
     code: version of the code that decoded the set.
+    inputs: of the computation; None in files of version 0.1.
+    configuration: sections `decode` and `data`, and the paths of files as they were named.
     """
 
     data: str
@@ -56,15 +56,31 @@ class Measurement:
     words: ErrorRate
     characters: ErrorRate
     code: str
+    inputs: ResultInputs | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values for JSON."""
+        own = {} if self.inputs is None else {"fingerprint": self.inputs.fingerprint}
+        return {**asdict(self), **own}
 
 
-def save_measurement(folder: Path, measurement: Measurement) -> Path:
-    """Write a file in a run's folder of results; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = (measurement.split, measurement.setting, measurement.checkpoint)
-    path = folder / f"{_PREFIX}{'-'.join(parts)}.json"
-    path.write_text(json.dumps(asdict(measurement), indent=2) + "\n", encoding="utf-8")
-    return path
+def measurement_path(folder: Path, stem: str) -> Path:
+    return folder / f"{_PREFIX}{stem}.json"
+
+
+def read_measurement(path: Path) -> Measurement:
+    """One file.
+
+    Raises:
+        ValueError: it is damaged; the message names it.
+    """
+    try:
+        return _from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r}): remove it, and run `pruned-rnnt decode` again"
+        ) from error
 
 
 def read_measurements(folder: Path, model: str) -> list[Measurement]:
@@ -73,17 +89,8 @@ def read_measurements(folder: Path, model: str) -> list[Measurement]:
     Raises:
         ValueError: a file is damaged; the message names it.
     """
-    found = []
-    for path in sorted(folder.glob(f"{_PREFIX}*.json")):
-        try:
-            measurement = _from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error!r}): remove it, and run `pruned-rnnt decode` again"
-            ) from error
-        if measurement.model == model:
-            found.append(measurement)
-    return found
+    found = [read_measurement(path) for path in sorted(folder.glob(f"{_PREFIX}*.json"))]
+    return [measurement for measurement in found if measurement.model == model]
 
 
 def _from_dict(values: dict[str, Any]) -> Measurement:
@@ -91,4 +98,6 @@ def _from_dict(values: dict[str, Any]) -> Measurement:
         name: ErrorRate(**{**values[name], "counts": ErrorCounts(**values[name]["counts"])})
         for name in ("words", "characters")
     }
-    return Measurement(**{**values, **rates})
+    inputs = values.get("inputs")
+    others = {name: value for name, value in values.items() if name != "fingerprint"}
+    return Measurement(**{**others, **rates, "inputs": inputs and ResultInputs.from_dict(inputs)})

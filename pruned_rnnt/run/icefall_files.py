@@ -1,14 +1,14 @@
 """Result files in icefall's format, for which its users have tools.
 
-recogs-SET-SUFFIX.txt        `id:<tab>ref=['a', 'b']` and `id:<tab>hyp=[...]`, by utterance
-errs-SET-SUFFIX.txt          %WER (%CER), utterances with errors marked, errors by kind and word
-wer-summary-SET-SUFFIX.txt   `settings<tab>WER` (CER), best setting first
+recogs-STEM.txt        `id:<tab>ref=['a', 'b']` and `id:<tab>hyp=[...]`, by utterance
+errs-STEM.txt          %WER (%CER), utterances with errors marked, errors by kind and word
+wer-summary-STEM.txt   `settings<tab>WER` (CER), best setting first
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from pruned_rnnt.decode.scoring.error_statistics import (
     align_words,
 )
 from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.run.whole_files import write_lines
 
 _KeyT = TypeVar("_KeyT", str, tuple[str, str])
 
@@ -26,35 +27,24 @@ _KeyT = TypeVar("_KeyT", str, tuple[str, str])
 _GAP = "*"
 
 
-def write_results(
-    folder: Path,
-    test_set: str,
-    suffix: str,
-    setting: str,
-    transcripts: Sequence[Transcript],
-    metric: str = "WER",
+def write_icefall_files(
+    folder: Path, stem: str, setting: str, transcripts: Sequence[Transcript], metric: str = "WER"
 ) -> float:
     """Write the three result files; returns the error rate in percent with two decimals.
 
     Args:
         folder: created if it does not exist.
-        test_set: SET in the names of the files.
-        suffix: SUFFIX in the names, for example `greedy-step-1000`.
-        setting: name of the search setting in the summary, for example `greedy_search`.
+        stem: STEM in the names of the files.
+        setting: name of the search setting in the summary, for example `greedy`.
         transcripts: in words, or in characters if metric is `CER`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(transcripts, key=lambda transcript: transcript.id)
-    _write(folder / f"recogs-{test_set}-{suffix}.txt", _recogs_lines(ordered))
     lines, error_rate = _error_lines(ordered, metric)
-    _write(folder / f"errs-{test_set}-{suffix}.txt", lines)
-    summary = folder / f"wer-summary-{test_set}-{suffix}.txt"
-    _write(summary, _summary_lines({setting: error_rate}, metric))
+    write_lines(folder / f"recogs-{stem}.txt", _recogs_lines(ordered))
+    write_lines(folder / f"errs-{stem}.txt", lines)
+    summary = _summary_lines({setting: error_rate}, metric)
+    write_lines(folder / f"wer-summary-{stem}.txt", summary)
     return error_rate
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _recogs_lines(transcripts: Sequence[Transcript]) -> list[str]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
+from pruned_rnnt.run.measured import measurement_path, read_measurement
+from pruned_rnnt.run.result_inputs import ResultInputs
+from pruned_rnnt.run.results import results_folder
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
 # The first lines of an errs file.
@@ -20,7 +24,8 @@ _ERRORS = re.compile(
     r"Errors: (?P<ins>\d+) insertions, (?P<dels>\d+) deletions, (?P<subs>\d+) substitutions, "
     r"over (?P<words>\d+) reference words"
 )
-# The split may contain hyphens; the setting starts with the search method.
+# Of results without a scores file: the split may contain hyphens; the setting starts with the
+# search method.
 _STEM = re.compile(rf"(?P<split>.+?)-(?P<setting>(?:{_METHODS})(?:-.*)?)")
 
 
@@ -55,24 +60,46 @@ class Decoded:
 
     transcript: in words, or in characters if the result counts characters.
     words, tokens: of the hypothesis; empty if only the recogs file exists.
+    audio: identity of the audio; None if it is unknown.
     """
 
     transcript: Transcript
     words: tuple[TimedWord, ...] = ()
     tokens: tuple[Token, ...] = ()
+    audio: Audio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
-    """A decoded set: `split`, and search and checkpoint as `setting`, as in the file names."""
+    """A decoded set.
+
+    stem: of the names of its files.
+    set_name: the split, with its data folder if that is not the run's own.
+    setting: search, checkpoint and fingerprint, as in the names.
+    inputs: None for results of version 0.1, and for those whose scores file is missing.
+    data_path: the data folder, if that is not the run's own; else empty.
+    """
 
     folder: Path
-    split: str
+    stem: str
+    set_name: str
     setting: str
+    inputs: ResultInputs | None = None
+    data_path: str = ""
 
     @property
-    def stem(self) -> str:
-        return f"{self.split}-{self.setting}" if self.setting else self.split
+    def split(self) -> str:
+        return self.set_name if self.inputs is None else self.inputs.split
+
+    @property
+    def short_setting(self) -> str:
+        """The setting without the fingerprint."""
+        return self.setting.rpartition("-")[0] if self.inputs is not None else self.setting
+
+    def matches(self, pattern: str) -> bool:
+        """Whether the setting, with or without its fingerprint, matches a shell pattern."""
+        names = (self.setting, self.short_setting)
+        return any(fnmatchcase(name, pattern) for name in names)
 
     @property
     def nbest_path(self) -> Path:
@@ -91,6 +118,8 @@ class ResultFile:
     @property
     def counts_characters(self) -> bool:
         """True if it was decoded with decode.metric=cer."""
+        if self.inputs is not None:
+            return bool(self.inputs.settings.get("metric") == "cer")
         return "-cer-" in f"-{self.setting}-"
 
     def summary(self) -> ErrorSummary | None:
@@ -123,16 +152,37 @@ class ResultFile:
 
 def find_results(run: Path, pattern: str = "*") -> list[ResultFile]:
     """The results of a run whose settings match the pattern, newest first."""
-    folder = run / "results"
+    folder = results_folder(run)
     stems = {path.stem.removeprefix("nbest-") for path in folder.glob("nbest-*.jsonl")}
     stems |= {path.stem.removeprefix("recogs-") for path in folder.glob("recogs-*.txt")}
-    found = []
-    for stem in sorted(stems):
+    found = [_result_file(folder, stem) for stem in sorted(stems)]
+    matching = [result for result in found if result.matches(pattern)]
+    return sorted(matching, key=lambda result: (-result.modified, result.stem))
+
+
+def _result_file(folder: Path, stem: str) -> ResultFile:
+    try:
+        measured = read_measurement(measurement_path(folder, stem))
+        inputs, named = measured.inputs, measured.configuration
+    except (OSError, ValueError):
+        inputs, named = None, {}  # the utterances can still be read
+    data_path = ""
+    if inputs is not None and not inputs.own_data:
+        data_path = str(named.get("data", {}).get("path", ""))
+    if inputs is not None:
+        set_name = inputs.set_name
+        setting = f"{inputs.label}-{inputs.checkpoint}-{stem.rpartition('-')[2]}"
+    else:
         match = _STEM.fullmatch(stem)
-        split, setting = (match["split"], match["setting"]) if match else (stem, "")
-        if fnmatchcase(setting, pattern):
-            found.append(ResultFile(folder=folder, split=split, setting=setting))
-    return sorted(found, key=lambda result: (-result.modified, result.stem))
+        set_name, setting = (match["split"], match["setting"]) if match else (stem, "")
+    return ResultFile(
+        folder=folder,
+        stem=stem,
+        set_name=set_name,
+        setting=setting,
+        inputs=inputs,
+        data_path=data_path,
+    )
 
 
 def _read_nbest(path: Path) -> tuple[list[Decoded], int]:
@@ -160,13 +210,12 @@ def _decoded(line: Any) -> Decoded:
             TimedWord(w["word"], w["start"], w["end"], w["confidence"]) for w in best["words"]
         ),
         tokens=tuple(Token(t["token"], t["start"], t["score"]) for t in best["tokens"]),
+        audio=Audio(**line["audio"]) if "audio" in line else None,
     )
 
 
 def _in_characters(utterance: Decoded) -> Decoded:
-    return Decoded(
-        transcript=utterance.transcript.characters(), words=utterance.words, tokens=utterance.tokens
-    )
+    return replace(utterance, transcript=utterance.transcript.characters())
 
 
 def _read_recogs(path: Path) -> tuple[list[Decoded], int]:

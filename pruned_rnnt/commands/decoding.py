@@ -1,0 +1,151 @@
+"""`pruned-rnnt decode`, after the model is loaded: decode splits, store and print their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.align.calibrate import calibrate, word_confidences
+from pruned_rnnt.align.picture import draw_utterances
+from pruned_rnnt.code_version import code_version
+from pruned_rnnt.commands.run_inputs import run_inputs
+from pruned_rnnt.config import to_dict
+from pruned_rnnt.data.input.batch_identity import BatchIdentity
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import decode_set
+from pruned_rnnt.decode.nbest import hypothesis_lines
+from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
+from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
+from pruned_rnnt.decode.timing.calibration import (
+    Calibration,
+    read_calibration,
+    save_calibration,
+)
+from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.progress import progress_bar
+from pruned_rnnt.run.measured import ErrorRate, Measurement
+from pruned_rnnt.run.result_inputs import ResultInputs
+from pruned_rnnt.run.results import results_folder, save_result
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.run import LoadedModel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """A run's model, the data to decode, and the search.
+
+    Attributes:
+        config: names one run; `decode.split` may name several splits.
+    """
+
+    config: ExperimentConfig
+    loaded: LoadedModel
+    data: DataModule
+    language_model: LanguageModel | None
+    console: Console | None
+
+    def decode(self, split: str, *, calibrating: bool = False) -> None:
+        """Decode a split, write its results and print its error rates."""
+        folder, loaded, config = self.config.folder, self.loaded, self._of_split(split)
+        inputs = self._inputs  # before decoding: the files may change
+        loader, identity = self.data.test_loader(split), BatchIdentity()
+        with progress_bar(self.console, f"decoding {split}, utterances", loader.utterances) as bar:
+            decoded = decode_set(
+                loaded.model,
+                identity.over(bar.over(loader, size=len)),
+                loaded.tokenizer,
+                config,
+                self.language_model,
+            )
+        calibration = self._calibration()
+        if calibrating:
+            calibration = calibrate(
+                loaded.model,
+                loaded.tokenizer,
+                loader,
+                decoded.utterances,
+                f"{split}, {loaded.name}",
+            )
+        words = [utterance.transcript for utterance in decoded.utterances]
+        by_word = ErrorRate.of(words)
+        by_character = ErrorRate.of([transcript.characters() for transcript in words])
+        times = "" if calibration is None else calibration.digest
+        inputs = replace(
+            inputs,
+            split=split,
+            utterances=identity.digest,
+            computation={**inputs.computation, "calibration": times},
+        )
+        measured = Measurement(
+            data=inputs.data,
+            split=split,
+            setting=inputs.label,
+            model=inputs.model,
+            checkpoint=loaded.name,
+            utterances=len(words),
+            words=by_word,
+            characters=by_character,
+            code=str(code_version()),
+            inputs=inputs,
+            configuration={
+                "decode": to_dict(config),
+                "data": {"path": str(Path(self.config.data.path).resolve())},
+            },
+        )
+        lines = hypothesis_lines(decoded.utterances, loaded.tokenizer, calibration, identity.audio)
+        stem = save_result(folder, measured, words, lines)
+        metric = config.metric.upper()
+        chosen = by_word if config.metric == "wer" else by_character
+        print(
+            f"{inputs.set_name} {inputs.label} {loaded.name}: WER {by_word.counts}, "
+            f"CER {by_character.counts}, "
+            f"95% interval of the {metric} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
+            f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
+        )
+        confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
+        entropy = normalised_cross_entropy(*confidences)
+        print(f"confidences of words: normalised cross entropy {entropy:.3f}")
+        print(f"results: {results_folder(folder)}/*-{stem}.*")
+        if calibrating and calibration is not None:
+            print(f"calibration: {save_calibration(folder, calibration)}")
+
+    def plot(self, split: str, ids: list[str]) -> None:
+        """Draw utterances of a split into results/plots, named as results with ID for SET."""
+        model = as_transducer(self.loaded.model, "--plot")
+        config, folder = self._of_split(split), results_folder(self.config.folder) / "plots"
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in draw_utterances(
+            (model, self.loaded.tokenizer), self.data, ids, config, self.language_model
+        ):
+            identity = BatchIdentity()
+            identity.add(picture.batch)
+            inputs = replace(
+                self._inputs, split=picture.id, own_data=True, utterances=identity.digest
+            )
+            path = folder / f"{inputs.stem()}.png"
+            picture.figure.savefig(path)
+            print(f"drawn: {path}")
+
+    @cached_property
+    def _inputs(self) -> ResultInputs:
+        """The inputs of a result, without its split, utterances and calibration."""
+        settings = result_settings(self.config.decode)
+        return replace(
+            run_inputs(self.config, self.loaded),
+            label=label(settings),
+            settings=settings,
+            files=file_digests(self.config.decode.fusion, self.language_model),
+        )
+
+    def _calibration(self) -> Calibration | None:
+        return read_calibration(self.config.folder, self.loaded.model.vocab_size)
+
+    def _of_split(self, split: str) -> DecodeConfig:
+        return replace(self.config.decode, split=split)
