@@ -149,7 +149,8 @@ class TextLoader:
         for key, own in (("seed", self.seed), ("world_size", self.world_size)):
             if state[key] != own:
                 raise ValueError(
-                    f"cannot resume the texts with {key} {own}; the saved state has {state[key]}"
+                    f"cannot resume the texts with {key} {own}; the saved state has {state[key]}: "
+                    f"keep data.{key}={state[key]}, or choose another train.folder"
                 )
         self.epoch, self._skip = state["epoch"], state["batches"]
 

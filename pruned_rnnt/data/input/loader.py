@@ -129,7 +129,8 @@ class BatchLoader:
         for key, own in (("seed", self.sampler.seed), ("world_size", self.world_size)):
             if state[key] != own:
                 raise ValueError(
-                    f"cannot resume the data with {key} {own}; the saved state has {state[key]}"
+                    f"cannot resume the data with {key} {own}; the saved state has {state[key]}: "
+                    f"keep data.{key}={state[key]}, or choose another train.folder"
                 )
         self.sampler.seek(state["epoch"], state["batches"])
 

@@ -36,6 +36,13 @@ class RunningAverage:
         self._moving = (list(self._average.values()), list(self._live.values()))
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Start again from the model's current parameters."""
+        for key, value in self._live.items():
+            self._average[key].copy_(value)
+        self.updates = 0
+
+    @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the model's current parameters."""
         self.updates += 1

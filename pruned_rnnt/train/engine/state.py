@@ -21,6 +21,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_info
 from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
+from pruned_rnnt.train.optim.optimiser import load_optimiser_state
 
 logger = logging.getLogger(__name__)
 
@@ -213,11 +214,14 @@ class TrainingState:
             logger.warning("configuration changed: %s", line)
         self._load_model(values)
         self._load_optimiser(values["optimiser"])
-        self.scaler.load_state_dict(values["scaler"])
+        if values["scaler"]:  # empty unless the checkpoint was trained in float16
+            self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
         self._restore_position(values["sampler"], len(values["random"]), allow_changes)
         if self.average is not None and values["average"] is not None:
             self.average.load_state_dict(values["average"], values["average_updates"])
+        elif self.average is not None:
+            self.average.restart()  # it was switched off before
         # A process without a saved state keeps its own seed.
         if self.ranks.rank < len(values["random"]):
             self._random = values["random"][self.ranks.rank]
@@ -243,9 +247,12 @@ class TrainingState:
             ) from error
 
     def _load_optimiser(self, values: dict[str, Any]) -> None:
-        """Load the optimiser's state; ConfigError if it is that of another optimiser."""
+        """Load the optimiser's state; ConfigError if it is that of another optimiser.
+
+        The settings are those of this configuration, which may have changed.
+        """
         try:
-            self.optimiser.load_state_dict(values)
+            load_optimiser_state(self.optimiser, values)
         except ValueError as error:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run with another optimiser than this "

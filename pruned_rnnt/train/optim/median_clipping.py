@@ -56,6 +56,21 @@ class MedianClipping:
         return factor
 
 
+def change_clip_scale(options: dict[str, Any], clip_scale: float) -> None:
+    """Change clip_scale in the options of an optimiser; the present limit changes with it.
+
+    If there was no clipping before, there is none until 100 norms are known.
+    """
+    before = options["clip_scale"]
+    if before > 0 and clip_scale > 0:
+        if before != clip_scale:
+            options["clip_limit"].mul_(clip_scale / before)
+    elif clip_scale > 0:
+        options["clip_norms"].fill_(math.inf)
+        options["clip_limit"].fill_(math.inf)
+    options["clip_scale"] = clip_scale
+
+
 def _median(norms: Tensor) -> Tensor:
     """The upper of the two middle values if their number is a multiple of 4, else the lower."""
     return norms.kthvalue(norms.numel() // 4 * 2 + 1).values

@@ -12,6 +12,7 @@ from torch import nn
 
 from pruned_rnnt.setting_checks import check_at_least
 from pruned_rnnt.train.optim.conditional import FusedAdamW
+from pruned_rnnt.train.optim.median_clipping import change_clip_scale
 from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
@@ -23,7 +24,8 @@ class OptimiserConfig:
 
     name: adamw; scaled_adam, as icefall trains Zipformers; or paper_scaled_adam, by the formulas of
         the Zipformer paper (arXiv 2310.11230), whose first steps are longer, for short trainings.
-        The last two need the eden schedule.
+        From random parameters, train the last two with the eden schedule; fine-tuning, whose steps
+        are short, keeps its cosine schedule.
     learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for the others.
     betas: decay per step of the running means of the gradient and of its square.
     eps: added to the root of the latter, against division by zero.
@@ -55,6 +57,25 @@ class OptimiserConfig:
     def norm_limit(self) -> float:
         """The trainer's limit of the norm; 0 for none, as scaled_adam clips by itself."""
         return 0.0 if self.name == "scaled_adam" else self.clip_norm
+
+
+def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load moments and counts of a checkpoint; settings keep the values that they have here.
+
+    Raises:
+        ValueError: the state is that of another optimiser or of other groups of parameters.
+    """
+    # ScaledAdam's count of steps and its norms are entries of its groups, too.
+    names = optimiser.defaults.keys() - {"step"} | {"rate"}
+    own = [
+        {name: value for name, value in group.items() if name in names}
+        for group in optimiser.param_groups
+    ]
+    optimiser.load_state_dict(state)
+    for group, settings in zip(optimiser.param_groups, own, strict=True):
+        if "clip_scale" in settings:
+            change_clip_scale(group, settings["clip_scale"])
+        group.update(settings)
 
 
 def build_optimiser(

@@ -1,0 +1,109 @@
+"""Settings that --allow-changes changes take effect, those of optimiser and scaler included."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pruned_rnnt.train.optim.optimiser import (
+    OptimiserConfig,
+    build_optimiser,
+    load_optimiser_state,
+)
+from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import tiny_experiment
+
+FIRST = OptimiserConfig(weight_decay=0.01, clip_scale=2.0)
+SECOND = OptimiserConfig(
+    learning_rate=1e-4, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.3, clip_scale=1.0
+)
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1))
+
+
+def trained(config: OptimiserConfig, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = small_model()
+    optimiser = build_optimiser(model, config)
+    for step in range(steps):
+        update(model, optimiser, step)
+    return model, optimiser
+
+
+def update(model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
+    optimiser.zero_grad()
+    inputs = torch.randn(3, 6, generator=torch.Generator().manual_seed(step))
+    model(inputs).square().sum().backward()
+    optimiser.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "scaled_adam", "paper_scaled_adam"])
+def test_new_settings_change_the_next_update(name: str) -> None:
+    """As if the settings of the first optimiser were changed in place."""
+    first, second = (
+        OptimiserConfig(**{**vars(config), "name": name}) for config in (FIRST, SECOND)
+    )
+    model, optimiser = trained(first, 12)
+    other = small_model()
+    other.load_state_dict(model.state_dict())
+    continued = build_optimiser(other, second)
+    load_optimiser_state(continued, copy.deepcopy(optimiser.state_dict()))
+    fresh = build_optimiser(small_model(), second)
+    for group, expected in zip(continued.param_groups, fresh.param_groups, strict=True):
+        for key in ("betas", "eps", "weight_decay", "clip_scale"):
+            assert group.get(key) == expected.get(key), key
+    for group, new in zip(optimiser.param_groups, fresh.param_groups, strict=True):
+        group.update(
+            {key: new[key] for key in ("lr", "betas", "eps", "weight_decay") if key in new}
+        )
+        if name == "scaled_adam":
+            group["clip_scale"] = 1.0
+            group["clip_limit"] = group["clip_limit"] / 2
+    for step in range(12, 15):
+        update(model, optimiser, step)
+        update(other, continued, step)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_clipping_that_is_switched_on_later() -> None:
+    """The norms that are unknown then do not count as zeros."""
+    off = OptimiserConfig(name="scaled_adam", clip_scale=0.0)
+    _, optimiser = trained(off, 60)
+    model = small_model()
+    continued = build_optimiser(model, OptimiserConfig(name="scaled_adam", clip_scale=2.0))
+    load_optimiser_state(continued, copy.deepcopy(optimiser.state_dict()))
+    for step in range(60, 210):
+        before = [parameter.clone() for parameter in model.parameters()]
+        update(model, continued, step)
+        moved = zip(before, model.parameters(), strict=True)
+        assert any(not torch.equal(one, two) for one, two in moved)
+    assert 0 < float(continued.param_groups[0]["clip_limit"]) < torch.inf
+
+
+def test_precision_and_average_of_a_continued_run(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = ["train.steps=2", "train.validate_every=100"]
+    plain = speech_trainer(tiny_experiment(corpus, run, *settings, "train.average_decay=0"))
+    plain.run()
+    changes = ["train.precision=float16", "train.steps=3", "train.validate_every=100"]
+    config = tiny_experiment(corpus, run, *changes, "optimiser.weight_decay=0.5")
+    trainer = speech_trainer(config, allow_changes=True)
+    assert trainer.stepper.scaler.is_enabled()
+    assert trainer.optimiser.param_groups[0]["weight_decay"] == 0.5
+    assert trainer.average is not None
+    saved = plain.model.state_dict()
+    average = trainer.average.state_dict()
+    assert all(torch.equal(saved[name], average[name]) for name in saved)
+    trainer.run()
+    assert trainer.state.counters.step == 3
+    again = speech_trainer(
+        tiny_experiment(corpus, run, *changes[1:], "train.steps=4"), allow_changes=True
+    )
+    assert not again.stepper.scaler.is_enabled()
