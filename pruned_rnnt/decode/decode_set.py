@@ -38,6 +38,7 @@ class Decoded:
     """The hypotheses of one utterance, best first.
 
     heads: the path of the CTC head through each; None for one without, empty if not computed.
+    repeated: as in `Batch.repeats`: the utterance does not count.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Decoded:
     texts: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...]
     heads: tuple[HeadPath | None, ...] = ()
+    repeated: bool = False
 
     @property
     def transcript(self) -> Transcript:
@@ -231,6 +233,7 @@ def to_texts(
             reference=reference,
             texts=tuple(tokenizer.decode(hypothesis.symbols) for hypothesis in found),
             hypotheses=tuple(found),
+            repeated=utterance in batch.repeats,
         )
         for utterance, reference, found in zip(batch.ids, batch.texts, hypotheses, strict=True)
     ]

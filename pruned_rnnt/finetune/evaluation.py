@@ -26,7 +26,6 @@ from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model
-from pruned_rnnt.train.tasks.validate import REPEATED_ID
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class Evaluation:
         # Starting workers draws from torch's generator.
         with torch.random.fork_rng(devices=[]):
             decoded = decode_set(model, data.test_loader(each.split), tokenizer, search)
-        utterances = [u for u in decoded.utterances if not REPEATED_ID.search(u.id)]
+        utterances = [u for u in decoded.utterances if not u.repeated]
         counts = count_errors([utterance.transcript for utterance in utterances])
         errors, words = ranks.sum([counts.errors, counts.reference_words])
         return Counts(errors=int(errors), words=int(words))

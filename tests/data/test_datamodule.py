@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lhotse import CutSet
+from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
@@ -284,3 +286,23 @@ def test_filter_allows_for_shorter_features_after_tempo_change(corpus: Path) -> 
     kept = {name for batch in data.train_loader() for name in batch.ids}
     assert kept == {name for name, frames in fastest.items() if frames >= needed[name]}
     assert kept != set(fastest)
+
+
+def test_ids_that_look_like_repeated_ones(tmp_path: Path) -> None:
+    """lhotse marks utterances that it repeats by the end of their ids; a user's id may end so."""
+    folder = PreparedFolder(make_corpus(tmp_path / "corpus", train=2))
+    cuts = CutSet.from_cuts(
+        fastcopy(cut, id=f"u{n}_dup{n}") for n, cut in enumerate(islice(folder.cuts("test"), 3))
+    )
+    cuts.to_file(folder.cuts_path("odd"))
+    names: list[str] = []
+    repeats: set[str] = set()
+    config = DataConfig(path=str(folder.path), num_workers=0)
+    for rank in range(4):
+        for batch in DataModule(config, rank=rank, world_size=4).test_loader("odd"):
+            names += [name for name in batch.ids if name not in batch.repeats]
+            repeats |= batch.repeats
+    assert sorted(names) == sorted(cut.id for cut in cuts)
+    assert len(repeats) == 1
+    (batch,) = DataModule(config).test_loader("odd")
+    assert not batch.repeats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def test_ranks_share_the_mixture(folders: tuple[Path, Path]) -> None:
     first, second = (ids_of(epoch_of(module(folders, (rank, 2)))) for rank in range(2))
     names = {name for name in first + second if "_dup" not in name}
     assert names == set(ids_of(epoch_of(module(folders))))
+
+
+def test_streamed_old_data_log_the_epoch(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("pruned_rnnt").propagate = True
+    data = module(folders, lazy=True, old_share=0.95)
+    with caplog.at_level(logging.INFO):
+        orders = [ids_of(epoch_of(data, epoch)) for epoch in (0, 3)]
+    notes = {message.partition(", left out")[0] for message in caplog.messages}
+    assert {"epoch 0", "epoch 3", "epoch 3, pass 2"} <= notes
+    assert all(int(note.split()[1].rstrip(",")) in (0, 3) for note in notes if "epoch" in note)
+    assert orders[0] != orders[1]
 
 
 def test_bad_settings(folders: tuple[Path, Path], tmp_path: Path) -> None:

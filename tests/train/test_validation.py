@@ -254,3 +254,17 @@ def test_processes_agree_when_all_batches_of_one_fail(corpus: Path, tmp_path: Pa
     assert first.too_large == ()
     assert second.example_batch is None
     assert len(second.too_large) > 1
+
+
+def test_ids_that_look_like_repeated_ones_count(corpus: Path, tmp_path: Path) -> None:
+    task = speech_trainer(tiny_experiment(corpus, tmp_path / "run")).task
+    assert isinstance(task, SpeechTask)
+    batches = list(task.data.valid_loader())
+    renamed = [replace(batch, ids=tuple(f"{name}_dup0" for name in batch.ids)) for batch in batches]
+    plain, found = (
+        validate(task.model, each, task.data.tokenizer, step=0, ranks=Ranks())
+        for each in (batches, renamed)
+    )
+    assert found.errors == plain.errors
+    assert found.losses == plain.losses
+    assert found.errors.reference_words > 0

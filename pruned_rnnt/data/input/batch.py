@@ -35,6 +35,8 @@ class Batch:
         time; empty for an utterance without an alignment.
     left_out: a message for each utterance of the batch that could not be read.
     second_view_NTF: the same utterances with other SpecAugment masks, for CR-CTC; or None.
+    repeats: ids of utterances that only make the numbers of batches of several ranks equal; they
+        do not count.
     """
 
     features_NTF: Tensor
@@ -47,6 +49,7 @@ class Batch:
     words: tuple[tuple[AlignedWord, ...], ...]
     left_out: tuple[str, ...] = ()
     second_view_NTF: Tensor | None = None
+    repeats: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -157,8 +157,8 @@ class DataModule:
         """Batches of any split: every utterance, longest first, neither filtered nor augmented.
 
         With several ranks the last batch may repeat utterances, so that all ranks have the same
-        number of batches; the ids of repeated utterances end in `_dup0`. Utterances that cannot be
-        read are left out as in training.
+        number of batches; `Batch.repeats` has them. Utterances that cannot be read are left out as
+        in training.
         """
         cuts = self.folder.cuts(split).sort_by_duration()
         for cut in islice(cuts, 1):
@@ -176,7 +176,8 @@ class DataModule:
         # Several ranks need the same number of batches. A single rank does not, so it drops a batch
         # that cannot be read.
         substitutes = list(islice(cuts, _MAX_SUBSTITUTES)) if self.world_size > 1 else []
-        return self._loader(sampler, None, substitutes, utterances=len(cuts))
+        own_ids = frozenset(cut.id for cut in cuts) if self.world_size > 1 else None
+        return self._loader(sampler, None, substitutes, utterances=len(cuts), own_ids=own_ids)
 
     def _check_kind(self, cut: Any, folder: PreparedFolder) -> None:
         """Raises ValueError if a cut of the data lacks what `features` needs."""
@@ -195,6 +196,7 @@ class DataModule:
         substitutes: Sequence[Any],
         all_true: Callable[[bool], bool] | None = None,
         utterances: int | None = None,
+        own_ids: frozenset[str] | None = None,
     ) -> BatchLoader:
         config = self.config
         dataset = SpeechDataset(
@@ -214,6 +216,7 @@ class DataModule:
             world_size=self.world_size,
             all_true=all_true,
             utterances=utterances,
+            own_ids=own_ids,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,13 +47,17 @@ class BatchLoader:
         world_size: int,
         all_true: Callable[[bool], bool] | None = None,
         utterances: int | None = None,
+        own_ids: frozenset[str] | None = None,
     ) -> None:
         """sampler: yields the cuts of this process's batches; needs `seek` to load states.
         all_true: a collective operation that returns True if the argument is True in all processes.
             Before each batch the processes check with it that all have one, so that an epoch ends
             in all processes when it ends in one. None if they have the same number of batches.
         utterances: utterances in an epoch, over all processes, if known.
+        own_ids: ids of the data; others are those that the sampler gave to repeated utterances.
+            None if there are none.
         """
+        self._own_ids = own_ids
         self.utterances = utterances
         self.sampler = sampler
         self.dataset = dataset
@@ -94,6 +99,8 @@ class BatchLoader:
             for line in batch.left_out:
                 self.left_out += 1
                 logger.warning("bad audio, left out (number %d): %s", self.left_out, line)
+            if self._own_ids is not None:
+                batch = replace(batch, repeats=frozenset(batch.ids) - self._own_ids)
             if len(batch) > 0:
                 yield batch
 

@@ -17,7 +17,8 @@ class MixedCuts:
     Each epoch has its own choice of the other cuts, which depends on the seed and the epoch alone,
     so training resumes exactly. If they do not suffice, they are used again.
 
-    cuts, others: sources of cuts; `set_epoch` of those that have it is called.
+    cuts, others: sources of cuts; `set_epoch` of the first and `set_pass` of the second are called
+        if they have them.
     share: of the other cuts among all of them, at least 0 and below 1.
     """
 
@@ -60,10 +61,9 @@ class MixedCuts:
             passes += 1
 
     def _pass(self, number: int) -> Iterable[Any]:
-        seed = derived_seed("old data", self.seed, self.epoch, number)
-        if hasattr(self.others, "set_epoch"):  # streamed; the order of the shards is random
-            self.others.set_epoch(seed)
+        if hasattr(self.others, "set_pass"):  # streamed; the order of the shards is random
+            self.others.set_pass(self.epoch, number)
             return self.others
         cuts = list(self.others)
-        Random(seed).shuffle(cuts)
+        Random(derived_seed("old data", self.seed, self.epoch, number)).shuffle(cuts)
         return cuts

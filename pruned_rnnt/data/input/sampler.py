@@ -180,20 +180,27 @@ class ManifestShards:
         self.rank = rank
         self.world_size = world_size
         self.epoch = 0
+        self.passes = 0
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        self.epoch, self.passes = epoch, 0
+
+    def set_pass(self, epoch: int, passes: int) -> None:
+        """For data that are mixed into others: the pass (from 0) over them in an epoch."""
+        self.epoch, self.passes = epoch, passes
 
     def __iter__(self) -> Iterator[Any]:
         self.cut_filter.reset()
         order = list(self.manifests)
-        Random(derived_seed("shards", self.seed, self.epoch)).shuffle(order)
+        again = (self.passes,) if self.passes else ()
+        Random(derived_seed("shards", self.seed, self.epoch, *again)).shuffle(order)
         whole = len(order) // self.world_size * self.world_size
         for manifest in order[self.rank : whole : self.world_size]:
             yield from self._cuts(manifest, 0, 1)
         for manifest in order[whole:]:
             yield from self._cuts(manifest, self.rank, self.world_size)
-        logger.info("epoch %d, left out: %s", self.epoch, self.cut_filter.describe())
+        note = f", pass {self.passes + 1}" if self.passes else ""
+        logger.info("epoch %d%s, left out: %s", self.epoch, note, self.cut_filter.describe())
 
     def from_first_shard(self) -> Iterator[Any]:
         """All cuts from the first shard on, the same in every process and epoch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +22,6 @@ from pruned_rnnt.train.engine.memory import out_of_memory_in
 
 # Greedy search, as in runtimes of exported models.
 _GREEDY = DecodeConfig()
-# The sampler repeats utterances to give each process the same number of batches.
-REPEATED_ID = re.compile(r"_dup\d+$")
 _SAMPLES = 5
 
 
@@ -119,7 +116,7 @@ class _Validation:
             losses = self._losses(measured.to(self.device))
             finite_N = losses.total.isfinite().cpu()
             finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
-            once_N = ~torch.tensor([bool(REPEATED_ID.search(name)) for name in measured.ids])
+            once_N = ~torch.tensor([name in batch.repeats for name in measured.ids])
             masses = band_masses(losses, measured, self.model.loss_config.rnnt_type)
             sums.add_losses(losses, masses, measured, finite_N & once_N)
         found: list[Decoded] = []
@@ -127,7 +124,7 @@ class _Validation:
         if len(searched) > 0:
             hypotheses = search_batch(self.model, searched, self.search)
             found = to_texts(searched, hypotheses, self.tokenizer)
-        unique = [decoded for decoded in found if not REPEATED_ID.search(decoded.id)]
+        unique = [decoded for decoded in found if not decoded.repeated]
         sums.errors = count_errors([utterance.transcript for utterance in unique])
         self.sums.add(sums)
         self.samples += unique[: _SAMPLES - len(self.samples)]
