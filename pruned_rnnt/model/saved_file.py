@@ -56,6 +56,17 @@ def read_saved(path: Path, kind: str) -> Any:
     raise UnusableFileError(f"{path} is damaged: the checksum of {damaged} is wrong")
 
 
+def read_outline(path: Path) -> Any:
+    """The values of a file of torch.save without reading its tensors; None if it is unusable.
+
+    For a look at what a file is; `read_saved` checks its contents and raises errors.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # as for `read_saved`; formats of other programs too
+        return None
+
+
 def objects_in(error: Exception) -> str:
     """The object that torch refused to load; torch's own message suggests loading it anyway."""
     found = _GLOBAL.search(str(error))

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
-from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
+from pruned_rnnt.model.saved_file import read_outline
 from pruned_rnnt.train.engine import checkpoint
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from pruned_rnnt.usage_errors import UsageError
@@ -144,10 +144,7 @@ def _tokens_near(path: Path) -> Path | None:
 
 def _format_of(path: Path) -> str:
     """The format that a file of this package names; empty for other files."""
-    try:
-        values = read_saved(path, "model")
-    except UnusableFileError:
-        return ""  # the reader of icefall's checkpoints raises an error with the reason
+    values = read_outline(path)
     return str(values.get("format", "")) if isinstance(values, dict) else ""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -59,6 +61,57 @@ def test_symbols_never_seen_have_times_by_their_letters() -> None:
     assert found.before[4] == pytest.approx(0.5, abs=0.02)
     assert found.after[4] == pytest.approx(0.3, abs=0.02)
     assert fit_times([], [1, 2]) is None
+
+
+def random_distances(count: int, symbols: int) -> tuple[list[Distance], list[int]]:
+    """Boundaries of words with one symbol each, sums of neighbours, and some outliers."""
+    draw = random.Random(0)
+    letters = [draw.randint(0, 5) for _ in range(symbols)]
+    distances = []
+    for _ in range(count):
+        after, before = draw.randrange(symbols), draw.randrange(symbols)
+        seconds = draw.gauss(0.3, 0.1) + (draw.random() < 0.05)
+        distances.append(
+            draw.choice(
+                [
+                    Distance(after, None, seconds / 2),
+                    Distance(None, before, seconds / 2),
+                    Distance(after, before, seconds),
+                ]
+            )
+        )
+    return distances, letters
+
+
+def test_times_are_those_of_a_dense_solution() -> None:
+    distances, letters = random_distances(400, 7)
+    count = len(letters)
+    matrix = np.zeros((len(distances), 4 + 2 * count))
+    for row, distance in zip(matrix, distances, strict=True):
+        for symbol, base, own in ((distance.before, 0, 4), (distance.after, 2, 4 + count)):
+            if symbol is not None:
+                row[base : base + 2] = 1.0, letters[symbol]
+                row[own + symbol] = 1.0
+    seconds = np.array([distance.seconds for distance in distances])
+    prior, weights = np.diag([1e-3] * 4 + [0.5] * (2 * count)), np.ones(len(distances))
+    for _ in range(5):
+        weighted = matrix * weights[:, None]
+        x = np.linalg.solve(weighted.T @ matrix + prior, weighted.T @ seconds)
+        weights = 1 / np.maximum(1.0, np.abs(seconds - matrix @ x) / 0.08)
+    found = fit_times(distances, letters)
+    assert found is not None
+    of_length = np.array(letters)
+    np.testing.assert_allclose(found.before, x[0] + x[1] * of_length + x[4 : 4 + count], atol=6e-5)
+    np.testing.assert_allclose(found.after, x[2] + x[3] * of_length + x[4 + count :], atol=6e-5)
+
+
+def test_many_symbols_need_little_memory() -> None:
+    distances, letters = random_distances(4000, 3000)  # 190 MB as a dense matrix
+    tracemalloc.start()
+    fit_times(distances, letters)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
 
 
 def test_confidences_become_probabilities() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,25 @@ def test_settings_and_segments_are_used(
     segments = SegmentConfig(window=2.0)
     cut = pruned_rnnt.load(run, segments=segments).transcribe(sound(SECONDS))
     assert cut == Recogniser(model, tokenizer, segments=segments).transcribe(sound(SECONDS))
+
+
+def test_tensors_are_read_when_a_model_is_loaded(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`find_model` only looks what a file is; loading checks and reads it once."""
+    path = save_file(tmp_path / "file", model, tokenizer) / "model.pt"
+    checked: list[str] = []
+    test = zipfile.ZipFile.testzip
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: checked.append("") or test(self))
+    plain: list[bool] = []
+    load = torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *a, **k: plain.append(k.get("mmap", False)) or load(*a, **k)
+    )
+    assert find_model(path).kind == "file"
+    assert (len(checked), plain) == (0, [True])
+    pruned_rnnt.load(path)
+    assert (len(checked), plain) == (1, [True, True, False])
 
 
 def test_fused_kernels_are_chosen(model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
