@@ -80,9 +80,19 @@ class Evaluation:
             self.sets = _test_sets(config, old)
 
     def measure_source(self) -> None:
-        """Decode all sets with the source model; nothing if a run is continued."""
+        """Decode all sets with the source model; nothing if a run is continued.
+
+        Logs a warning first if the training will make the model worse on its old domain.
+        """
         if self.source is None:
             return
+        if self.ranks.is_first and not self._mixes and not self._on_old_data:
+            logger.warning(
+                "training on other data alone makes a model worse on those that it was trained on, "
+                "often much worse: if you still need them, mix them in by data.old_path=%s "
+                "data.old_share=0.25",
+                self.source.data_path or "DIR",
+            )
         model = self.source.model.to(self.device)
         for each in self.sets:
             each.before = self._decode(each, model, self.source.tokenizer)
@@ -120,14 +130,22 @@ class Evaluation:
             )
         console.print(table)
         old = [each for each in self.sets if each.domain == "old" and each.before and each.after]
-        mixes = self.config.data.old_path and self.config.data.old_share > 0
-        if not mixes and any(_is_worse(each) for each in old):
+        if not self._mixes and any(_is_worse(each) for each in old):
             console.print(
                 "The error rate of the old domain has risen. To prevent that, mix in its data: "
                 f"data.old_path={old[0].path} data.old_share=0.25",
                 markup=False,
                 soft_wrap=True,
             )
+
+    @property
+    def _mixes(self) -> bool:
+        return bool(self.config.data.old_path) and self.config.data.old_share > 0
+
+    @property
+    def _on_old_data(self) -> bool:
+        old = "" if self.source is None else self.source.data_path
+        return bool(old) and _same(old, self.config.data.path)
 
     def _decode(self, each: TestSet, model: SpeechModel, tokenizer: Tokenizer) -> Counts:
         """Errors and words, summed over all processes."""
@@ -172,7 +190,7 @@ def _same(path: str, other: str) -> bool:
 def _split(config: ExperimentConfig, path: str) -> str:
     """The split of decode.split, or else of data.valid; empty if the folder has neither."""
     splits = PreparedFolder(Path(path)).splits()
-    return next((s for s in (config.decode.split, config.data.valid) if s in splits), "")
+    return next((s for s in (*config.decode.splits, config.data.valid) if s in splits), "")
 
 
 def _saved(folder: Path) -> list[TestSet]:

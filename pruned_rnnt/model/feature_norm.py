@@ -16,8 +16,8 @@ def check_feature_norm(kind: str, causal: bool) -> None:
     """Raise ValueError if the kind needs whole utterances and the encoder is causal."""
     if causal and kind == "utterance":
         raise ValueError(
-            "model.encoder.feature_norm is 'utterance', which needs the whole utterance; "
-            "a causal encoder needs 'fixed'"
+            "model.encoder.feature_norm is 'utterance', which needs the whole utterance, and "
+            "model.encoder.causal is true: add model.encoder.feature_norm=fixed"
         )
 
 

@@ -86,11 +86,18 @@ def read_measurement(path: Path) -> Measurement:
 def read_measurements(folder: Path, model: str) -> list[Measurement]:
     """The measurements of the model with this fingerprint in a run's folder of results.
 
+    Of those that differ in device, kernels, calibration or version alone, the newest one.
+
     Raises:
         ValueError: a file is damaged; the message names it.
     """
-    found = [read_measurement(path) for path in sorted(folder.glob(f"{_PREFIX}*.json"))]
-    return [measurement for measurement in found if measurement.model == model]
+    newest: dict[str, Measurement] = {}
+    for path in sorted(folder.glob(f"{_PREFIX}*.json"), key=lambda path: path.stat().st_mtime):
+        found = read_measurement(path)
+        key = path.name if found.inputs is None else found.inputs.without_computation
+        newest[key] = found
+    ordered = sorted(newest.items())
+    return [measurement for _, measurement in ordered if measurement.model == model]
 
 
 def _from_dict(values: dict[str, Any]) -> Measurement:

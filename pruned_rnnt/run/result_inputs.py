@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 # Keeps the longest file name, with its prefix and fingerprint, below 255 bytes.
@@ -48,6 +48,11 @@ class ResultInputs:
         """64 hexadecimal digits of all inputs."""
         values = {name: value for name, value in asdict(self).items() if name not in _NAMES}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def without_computation(self) -> str:
+        """A text that is equal for results that differ in `computation` alone."""
+        return f"{replace(self, computation={}).stem(64)} of {self.data}"
 
     @property
     def set_name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.export.model_file import ModelFile, save_model
+from pruned_rnnt.finetune.evaluation import Counts, Evaluation
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
@@ -33,6 +35,36 @@ from tests.train.run_files import checkpoint_of, killed_at, losses_of
 def task_of(*settings: str) -> FinetuneTask:
     config, source = load_finetuning(None, list(settings))
     return FinetuneTask(config, Ranks(), torch.device("cpu"), source=source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ([], True),
+        (["data.old_path={root}/old"], False),
+        (["data.old_path={root}/old", "data.old_share=0"], True),
+        (["data.path={root}/old"], False),
+    ],
+)
+def test_loss_of_the_old_domain_is_announced(
+    root: Path,
+    tmp_path: Path,
+    settings: list[str],
+    warned: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before training, with the setting that prevents it."""
+    monkeypatch.setattr(Evaluation, "_decode", lambda *_: Counts(errors=0, words=1))
+    changes = [setting.format(root=root) for setting in settings]
+    named = [f"train.init={root}/run", f"data.path={root}/new"]
+    task = task_of(*named, *command(root, tmp_path / "run", *changes)[3:])
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("pruned_rnnt").propagate = True
+        task.evaluation.measure_source()
+    shown = [line for line in caplog.messages if "makes a model worse" in line]
+    assert len(shown) == warned
+    assert all(f"data.old_path={root}/old data.old_share=0.25" in line for line in shown)
 
 
 @pytest.mark.slow

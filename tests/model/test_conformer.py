@@ -156,7 +156,7 @@ def test_wrong_features_are_errors(shape: tuple[int, ...], message: str) -> None
     [
         ({"dim": 20, "heads": 4}, "multiple of 2"),
         ({"kernel_size": 4}, "odd"),
-        ({"causal": True, "feature_norm": "utterance"}, "needs 'fixed'"),
+        ({"causal": True, "feature_norm": "utterance"}, "add model.encoder.feature_norm=fixed"),
         ({"chunk_size": 0}, "at least 1"),
     ],
 )

@@ -226,5 +226,5 @@ def test_feature_norm() -> None:
     got = own(garbage, lengths)[0]
     for n, count in enumerate(counts.tolist()):
         torch.testing.assert_close(got[n, :count], expected[n, :count], rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="needs 'fixed'"):
+    with pytest.raises(ValueError, match=r"add model\.encoder\.feature_norm=fixed"):
         dataclasses.replace(CAUSAL, feature_norm="utterance")

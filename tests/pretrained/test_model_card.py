@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pruned_rnnt.run.measured import read_measurements
 from pruned_rnnt.train.engine.run_versions import versions
 from pruned_rnnt.train.run import load_model, run_config
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_run
+from tests.report.run_folders import transcript, write_decoded
 from tests.tiny_corpus import tiny_overrides
 
 
@@ -116,6 +118,21 @@ def test_onnx_folder_has_a_card(run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_repeated_measurement_is_shown_once(tmp_path: Path) -> None:
+    right = [transcript("u", "a", "a")]
+    for number, (computation, words) in enumerate(
+        (({"code": "1"}, [transcript("u", "a", "b")]), ({"code": "2"}, right))
+    ):
+        stem = write_decoded(tmp_path, words, computation=computation)
+        path = tmp_path / f"results/scores-{stem}.json"
+        os.utime(path, (1e9 + number, 1e9 + number))
+    write_decoded(tmp_path, right, label="modified_beam")
+    found = read_measurements(tmp_path / "results", tmp_path.name)
+    assert {m.setting: m.words.counts.errors for m in found} == {"greedy": 0, "modified_beam": 0}
+    assert len(found) == 2
+    assert read_measurements(tmp_path / "results", "other model") == []
+
+
 def test_stored_measurement_is_that_of_the_result_files(run: Path) -> None:
     loaded = load_model(run_config(run, [f"decode.checkpoint={_checkpoint(run, 4)}"]))
     results = run / "results"
