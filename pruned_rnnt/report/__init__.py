@@ -9,6 +9,7 @@ the page sorts, filters and divides into pages.
 | `cut_details` | durations and speakers of the utterances, from the prepared data |
 | `scored_set` | a result with its errors: by utterance, duration, speaker and word |
 | `comparison` | two results of the same set, with the significance of the difference |
+| `partner` | which results are compared: those of the same data with equal settings |
 | `training_charts`, `charts` | curves and bars as SVG |
 | `clips`, `pictures` | audio, and pictures of spectrogram and lattice, up to a size limit |
 | `tables` | the tables of the page as columns |

@@ -69,7 +69,7 @@ def render_page(page: Page) -> str:
             (name, *each)
             for name, run in zip(page.names, (page.run, page.other), strict=False)
             if run is not None and not _is_again(page)
-            for each in run.other_results()
+            for each in run.other_results([scored.result for _, scored in page.results])
         ],
         settings=_settings(page.run),
         differences=_differences(page.run, page.other),

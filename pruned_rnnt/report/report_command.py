@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.report.clips import ByteBudget
-from pruned_rnnt.report.comparison import Comparison, compare, partner
+from pruned_rnnt.report.comparison import Comparison, compare
 from pruned_rnnt.report.cut_details import CutDetails, read_cut_details
 from pruned_rnnt.report.page import Page, render_page
+from pruned_rnnt.report.partner import partner
 from pruned_rnnt.report.pictures import UtterancePictures
 from pruned_rnnt.report.report_run import ReportRun, read_run
 from pruned_rnnt.report.scored_set import ScoredSet, score_result
@@ -79,7 +80,8 @@ def make_report(
     other = None
     if other_folder is not None:
         other = read_run(other_folder, pattern=options.other_result)
-    scored = {name: _score(run, result) for name, result in run.newest_results().items()}
+    chosen = run.newest_results() if other is None else run.results_to_compare(other.results)
+    scored = {name: _score(run, result) for name, result in chosen.items()}
     second = {} if other is None else _score_other(other, scored)
     names = _names(run, other, scored, second)
     comparisons = {name: compare(scored[name], second[name]) for name in scored.keys() & second}

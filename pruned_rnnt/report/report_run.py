@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pruned_rnnt.report.partner import has_equal
 from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -45,17 +46,28 @@ class ReportRun:
 
     def newest_results(self) -> dict[str, ResultFile]:
         """The newest result of each set, by its name; test sets first."""
+        return self._first_of_each_set(self.results)
+
+    def results_to_compare(self, others: Sequence[ResultFile]) -> dict[str, ResultFile]:
+        """The newest result of each set that has one with equal settings among others.
+
+        The newest of all for a set without such a result.
+        """
+        with_partner = [result for result in self.results if has_equal(result, others)]
+        return self._first_of_each_set([*with_partner, *self.results])
+
+    @staticmethod
+    def _first_of_each_set(results: Iterable[ResultFile]) -> dict[str, ResultFile]:
         newest: dict[str, ResultFile] = {}
-        for result in self.results:
+        for result in results:
             newest.setdefault(result.set_name, result)
         # Test sets before dev sets.
         return dict(sorted(newest.items(), key=lambda item: ("test" not in item[0], item[0])))
 
-    def other_results(self) -> list[tuple[ResultFile, ErrorSummary]]:
-        """The results that are older than those in `newest_results`, with their errors."""
-        newest = self.newest_results().values()
-        older = [(result, result.summary()) for result in self.results if result not in newest]
-        return [(result, summary) for result, summary in older if summary is not None]
+    def other_results(self, shown: Collection[ResultFile]) -> list[tuple[ResultFile, ErrorSummary]]:
+        """The results that are not among those shown, with their errors."""
+        others = [(result, result.summary()) for result in self.results if result not in shown]
+        return [(result, summary) for result, summary in others if summary is not None]
 
 
 def read_run(folder: Path, overrides: Sequence[str] = (), pattern: str = "*") -> ReportRun:

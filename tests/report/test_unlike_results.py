@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pruned_rnnt.report.comparison import compare, partner
+from pruned_rnnt.report.comparison import compare
 from pruned_rnnt.report.cut_details import CutDetails
+from pruned_rnnt.report.partner import partner
 from pruned_rnnt.report.report_command import make_report
 from pruned_rnnt.report.scored_set import ScoredSet, score_result
 from pruned_rnnt.run.result_file import ResultFile, find_results
@@ -95,14 +97,20 @@ def test_partners(tmp_path: Path) -> None:
 
 def test_page_of_unlike_results(tmp_path: Path, corpus: Path) -> None:
     first, second = (runs.write_run(tmp_path / name, corpus) for name in NAMES)
-    runs.write_decoded(first, WORSE)
+    stem = runs.write_decoded(first, WORSE)
     runs.write_decoded(second, BETTER, label="modified_beam")
     page = runs.parse(make_report(first, second, runs.NO_MEDIA).html)
     (card,) = page.find("div", class_="comparison")
     assert "decode.method: greedy, modified_beam" in card.text
     assert "p-value" not in card.text
+    os.utime(first / "results" / f"nbest-{stem}.jsonl", (1e9, 1e9))
+    os.utime(first / "results" / f"recogs-{stem}.txt", (1e9, 1e9))
+    runs.write_decoded(first, WORSE, label="greedy-left8", settings={"left": 8})
     runs.write_decoded(second, BETTER)
     page = runs.parse(make_report(first, second, runs.NO_MEDIA).html)
     (card,) = page.find("div", class_="comparison")
     assert "p-value" in card.text
     assert "significant at the 5% level" in card.text
+    older = [row.text for row in page.find("tr", class_="older")]
+    assert len(older) == 2
+    assert any("greedy-left8" in text for text in older)
