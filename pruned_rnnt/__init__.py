@@ -21,41 +21,14 @@ V vocabulary.
 | 14 | export        | export/                              | -> ONNX files for recognisers       |
 | 15 | alignment     | align/                               | text -> times of words and symbols  |
 
-`import pruned_rnnt` imports the losses and needs torch alone. `pruned_rnnt.diagnostics` is imported
-at its first use; other parts need an import of their own.
+`import pruned_rnnt` takes milliseconds: the losses, which need torch alone, and
+`pruned_rnnt.diagnostics` are imported at their first use. Other parts need an import of their own.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from pruned_rnnt.loss.bounds import prune, prune_bounds
-from pruned_rnnt.loss.ctc import ctc_loss
-from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
-from pruned_rnnt.loss.fused import rnnt_loss_fused
-from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
-from pruned_rnnt.loss.joiner import Joiner
-from pruned_rnnt.loss.logit_losses import rnnt_loss, rnnt_loss_pruned
-from pruned_rnnt.loss.multi_blank import rnnt_loss_multi_blank
-from pruned_rnnt.loss.mutual_information import mutual_information
-from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
-from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
-from pruned_rnnt.loss.results import (
-    Bounds,
-    LatticeOccupancy,
-    MutualInformation,
-    Occupancy,
-    PrunedInputs,
-    SimpleLoss,
-    TdtOccupancy,
-    TdtSimpleLoss,
-    TransducerLosses,
-)
-from pruned_rnnt.loss.simple import rnnt_loss_simple
-from pruned_rnnt.loss.simple_tdt import prune_bounds_tdt, rnnt_loss_tdt_simple
-from pruned_rnnt.loss.tdt import rnnt_loss_tdt
-from pruned_rnnt.ops import backend_report, backend_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from pruned_rnnt import diagnostics
+    from pruned_rnnt.public import *
     from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
     from pruned_rnnt.transcribe.segments import SegmentConfig
 
@@ -102,17 +76,26 @@ __all__ = [
     "row_splits_to_row_ids",
 ]
 
+# Parts that need no import of their own.
+_PARTS = ("diagnostics", "loss", "ops")
+
 __version__ = "0.1.0"  # read by pyproject.toml
 
 
 def __getattr__(name: str) -> Any:
-    if name == "diagnostics":
-        return importlib.import_module("pruned_rnnt.diagnostics")
+    """Import what a name needs when it is first used; later uses do not come here."""
+    if name in _PARTS:
+        return importlib.import_module(f"pruned_rnnt.{name}")
+    # Nothing else: Python also asks for submodules here before it imports them.
+    if name in __all__:
+        public = importlib.import_module("pruned_rnnt.public")
+        globals().update({each: getattr(public, each) for each in public.__all__})
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "diagnostics"})
+    return sorted({*globals(), *__all__})
 
 
 def load(

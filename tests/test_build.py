@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import pruned_rnnt
+import pruned_rnnt.public
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import (
     COMPOSED,

@@ -1,8 +1,10 @@
-"""The direction of imports, and the modules that `import pruned_rnnt` loads."""
+"""The direction of imports, and the modules that the package and its commands load."""
 
 import ast
 import functools
 from collections.abc import Collection, Iterator
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -269,11 +271,43 @@ def test_diagnostics_need_no_import_of_their_own() -> None:
     assert out.stdout.strip() == "False retained_mass False", out.stderr
 
 
-def test_import_needs_torch_alone() -> None:
-    """`import pruned_rnnt` loads no data, plotting or configuration library."""
+def run_alone(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new process, where nothing is imported."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_losses_need_no_import_of_their_own() -> None:
+    """Every name of the package is there at its first use, which imports torch."""
+    code = (
+        "import sys, pruned_rnnt; before = 'torch' in sys.modules;"
+        "from pruned_rnnt import public;"
+        "own = {'__version__', 'diagnostics', 'load'};"
+        "print(before, set(pruned_rnnt.__all__) == own | set(public.__all__),"
+        "all(getattr(pruned_rnnt, name) is not None for name in pruned_rnnt.__all__),"
+        "pruned_rnnt.rnnt_loss is public.rnnt_loss)"
+    )
+    out = run_alone(code)
+    assert out.stdout.strip() == "False True True True", out.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["transcribe", "--help"]])
+def test_help_loads_no_library(arguments: list[str]) -> None:
+    """It comes at once, because torch alone takes more than a second to import."""
+    code = (
+        "import sys; from pruned_rnnt.cli import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit as end: print(end.code)\n"
+        "print([m for m in ('torch', 'numpy', 'lhotse', 'rich') if m in sys.modules])"
+    )
+    out = run_alone(code)
+    assert out.stdout.splitlines()[-2:] == ["0", "[]"], out.stderr
+
+
+def test_losses_need_torch_alone() -> None:
+    """The losses load no data, plotting or configuration library."""
     heavy = ["lhotse", "sentencepiece", "omegaconf", "matplotlib", "scipy", "rich", "kaldialign"]
     code = (
-        "import sys; before = set(sys.modules); import pruned_rnnt;"
+        "import sys; before = set(sys.modules); import pruned_rnnt; pruned_rnnt.rnnt_loss;"
         f"print([m for m in {heavy} if m in sys.modules and m not in before])"
     )
     out = run_with_torch(code)
@@ -284,6 +318,7 @@ def test_import_leaves_the_compiler_out() -> None:
     """Dynamo takes as long to import as torch; once imported, it still keeps losses whole."""
     code = """
 import importlib.util, sys, torch, pruned_rnnt
+pruned_rnnt.rnnt_loss
 importlib.util.find_spec("torch._dynamo")  # finds the module without importing it
 before = "torch._dynamo" in sys.modules
 found = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pruned_rnnt.commands import EXIT_FAILED
 from pruned_rnnt.commands.command import OVERRIDES_HELP, Parsers, add_command, split_arguments
 from pruned_rnnt.interop.icefall.arguments import IMPORT_HELP, add_import_arguments
-from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS
+from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.tasks.dry_run_command import add_dry_run_arguments
 from pruned_rnnt.usage_errors import UsageError
 

@@ -27,7 +27,7 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
 from pruned_rnnt.report.scored_set import ScoredUtterance
 from pruned_rnnt.run.result_file import ResultFile, TimedWord
-from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS
+from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model

@@ -13,7 +13,8 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.train.engine.average import AVERAGED_CHECKPOINTS, mean_of_states
+from pruned_rnnt.train.engine.average import mean_of_states
+from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
     CheckpointFolder,

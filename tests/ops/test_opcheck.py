@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+import pruned_rnnt.public  # noqa: F401 (defines all ops)
 from pruned_rnnt.ops.common.library import FALLBACKS, REGULAR
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS

@@ -8,10 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-# Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use:
-# the default of train.keep_last.
-AVERAGED_CHECKPOINTS = 3
-
 
 class RunningAverage:
     """Exponential moving average of a model's parameters; buffers have their current values.
